@@ -3,8 +3,8 @@
     python -m benchmarks.sharing
 
 Runs gpt2-small and minilm of `model_repository` in this process, without a protocol. Each request has one row. The
-figures are medians of ratios; below 1, micro-batches are cheaper. The size limit of micro-batches, `SHARED` in
-`service/engine/planning.py`, is lifted.
+figures are medians of ratios; below 1, micro-batches are cheaper. The size limit of micro-batches, `MAX_BATCHED_VALUES`
+in `service/engine/planning.py`, is lifted.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ async def measure(name: str) -> None:
 
 def main() -> None:
     """Measure both models."""
-    planning.SHARED = 2**30
+    planning.MAX_BATCHED_VALUES = 2**30
     for name in ("gpt2-small", "minilm"):
         uvloop.run(measure(name))
 

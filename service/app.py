@@ -124,7 +124,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     errors.install(app)
     limit = settings.max_body_bytes
     embedding = embed.handler(engine, limit)
-    inference = v2.handler(engine, sequences.loose, limit)
+    inference = v2.handler(engine, sequences.shared_store, limit)
     app.include_router(embed.router(embedding))
     app.include_router(bias.router(engine, limit))
     app.include_router(models.router(engine))

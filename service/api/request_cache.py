@@ -90,7 +90,7 @@ class RequestTemplate:
     async def packets(self, run: FastRun) -> AsyncGenerator[Buffer, None]:
         """Yield the body of a large response, computed chunk by chunk."""
         yield self.prefix
-        chunks = map(raw_bytes, run.pieces())  # map keeps no chunk, so the next chunk can reuse its buffer
+        chunks = map(raw_bytes, run.chunks())  # map keeps no chunk, so the next chunk can reuse its buffer
         for chunk in chunks if self.suffix is None else encode_base64(chunks):
             yield chunk
             del chunk

@@ -1,1 +1,1 @@
-"""From a request to its result: validate, plan, batch, run, decode."""
+"""The engine: validates, plans, batches and runs requests, and keeps decode streams."""

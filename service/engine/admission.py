@@ -12,12 +12,12 @@ from preblock.service.observability.record import RequestRecord
 
 
 class Admission:
-    """Admits requests of all protocols within the limits, and reports each when it ends.
+    """Admits requests of all protocols within the limits, and reports each request at its end.
 
     Args:
-        limits: of concurrent requests and of requests per second.
+        limits: limits of concurrent requests and of requests per second.
         metrics: counts every record.
-        log: writes a line for some of them.
+        log: writes a line for a sample of the records.
 
     """
 
@@ -26,13 +26,13 @@ class Admission:
 
     @contextmanager
     def request(self, protocol: str, limited: bool = True) -> Iterator[RequestRecord]:
-        """Admit a request, or a step of a stream, for as long as the block runs; an exception is its outcome.
+        """Admit a request, or a step of a stream, for the time of the block; an exception becomes its outcome.
 
-        A deferred record ends with its answer, after the block. With `limited` false no limit holds.
+        A deferred record ends with its response, after the block. If `limited` is false, no limit applies.
 
         Raises:
-            RateLimited: the caller asks too often.
-            Unavailable: too many requests are being answered.
+            RateLimited: the caller has sent too many requests in this second.
+            Unavailable: too many requests are in flight.
 
         """
         record = RequestRecord(protocol, CURRENT_REQUEST.get())
@@ -48,7 +48,7 @@ class Admission:
             self.end(record)
 
     def enter(self, record: RequestRecord) -> None:
-        """Admit a request; raises as `request` does. `end` must follow."""
+        """Admit a request, with the errors of `request`; the caller must call `end` later."""
         self.limits.enter()
         record.admitted = True
 
@@ -64,7 +64,7 @@ class Admission:
             context.trace.add(record, isinstance(error, Exception) and not isinstance(error, ClientFault))
         if self.log.sample_rate:
             self.log.write(record)
-        record.context = None  # the context holds the record: without a cycle, both are freed at once
+        record.context = None  # breaks the reference cycle, so that both are freed at once
 
     def _leave(self, record: RequestRecord) -> None:
         if record.admitted:

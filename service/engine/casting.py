@@ -1,4 +1,4 @@
-"""Vectors in a narrower type."""
+"""Casts vectors to the output type."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,10 +8,10 @@ from preblock.service.core.types import DTYPES
 
 
 def cast(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
-    """Return `vectors` in an output type, rounded to nearest, ties to even.
+    """Return `vectors` in the output type `dtype`, rounded to nearest, ties to even.
 
     Raises:
-        Invalid: a value is too large for the type.
+        Invalid: a finite value is too large for the type.
 
     """
     if dtype == "float32":

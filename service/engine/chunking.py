@@ -1,10 +1,10 @@
-"""Large answers, computed piece by piece: they take little memory, and other requests run in between.
+"""Large responses, computed in chunks: they need little memory, and other requests run between the chunks.
 
 Letters: B batch, T tokens of all rows.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -12,84 +12,85 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.types import Int64, TokenRequest, TokenRows
+from preblock.service.core.types import TokenRequest
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
-from preblock.service.engine.planning import BatchItem, rows_of_one, run_members
-from preblock.service.engine.pooling import pool, pool_row
+from preblock.service.engine.planning import BatchItem, Outputs, run_batch, single_token_feeds
+from preblock.service.engine.pooling import mean, pooled_tokens
 from preblock.service.engine.positions import real_tokens
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
-WRITTEN_WHOLE = 2**21
-"""Most values of a text answer that a thread makes at once: several times as fast as piece by piece, for some 30 MB."""
+MAX_BUFFERED_TEXT_VALUES = 2**21
+"""Most values of a text response (JSON) in one run, which is several times as fast as chunks, and takes about 30 MB."""
 
 
-def in_pieces(request: TokenRequest, manifest: Manifest, size: int) -> bool:
-    """Return whether an answer of `size` values is computed in pieces.
+def is_streamed(request: TokenRequest, manifest: Manifest, size: int) -> bool:
+    """Return whether a response of `size` values is computed in chunks.
 
-    An answer with rotary angles never is: their graph computes all other outputs for each piece.
+    Rotary angles are never chunked, because their graph computes all other outputs for each chunk.
     """
-    large = size > (INLINE_MAX_VALUES if request.check is None else WRITTEN_WHOLE)
+    large = size > (INLINE_MAX_VALUES if request.check is None else MAX_BUFFERED_TEXT_VALUES)
     return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
-def divide(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> None:
-    """Turn a call into a call that can be cut into pieces of any output."""
-    least = min(_most(model, name) for name in outputs.values())
-    if model.manifest.counts != "slots" and member.feeds["input_ids"].shape[1] > least:
-        # How many real tokens precede one, only the whole row tells.
-        member.feeds = rows_of_one(member, model.manifest)
+def to_token_rows(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> None:
+    """Turn the feeds of `item` into rows of one token, if chunks would cut rows and the graph counts real tokens."""
+    least = min(_max_chunk_tokens(model, name) for name in names)
+    if model.manifest.counts != "slots" and item.feeds["input_ids"].shape[1] > least:
+        # The graph needs the whole row to count the real tokens before a token.
+        item.feeds = single_token_feeds(item, model.manifest)
 
 
-def check_values(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> None:
-    """Raise Invalid where the type of the answer cannot hold a value of a call.
+def check_values(model: TokenModel, names: tuple[str, ...], item: BatchItem, request: TokenRequest) -> None:
+    """Compute all values once, after `to_token_rows`, and discard them. `stream_chunks` computes them again.
 
-    This is the first half of the run; `computed` is the second. The call was divided.
+    Raises:
+        Invalid: the type of the response cannot hold a value.
+
     """
-    request = member.request
-    assert request is not None
-    for name in dict.fromkeys(outputs.values()):
-        for vectors in _vectors(model, name, member):
+    for name in names:
+        for vectors in _vectors(model, name, item):
             narrow = cast(vectors, request.dtype)
             if request.check is not None:
                 request.check(narrow)
 
 
-def computed(
-    model: TokenModel, outputs: Mapping[str, str], member: BatchItem, admission: Admission
+def stream_chunks(
+    model: TokenModel, outputs: Mapping[str, str], item: BatchItem, request: TokenRequest, admission: Admission
 ) -> dict[str, ChunkedTensor]:
-    """Return the vectors of a request in chunks; its record ends when all are sent, or one is given up.
+    """Return the vectors of a request in chunks. The record ends after the last chunk, or after an error.
 
     Args:
-        model: computes them.
-        outputs: graph output of each wanted output.
-        member: the request, after `divide`.
+        model: computes the vectors.
+        outputs: requested output -> output of the graph.
+        item: feeds and record of the request, after `to_token_rows`.
+        request: the request.
         admission: ends the record.
 
     """
-    request, end = member.request, _End(admission, member.record, len(outputs))
-    assert request is not None
+    closer = _RecordCloser(admission, item.record, len(outputs))
     rows, tensors = request.input_ids, {}
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     for output, name in outputs.items():
-        parts = _computed(model, name, member, end)
-        next(parts)  # begun: it is counted even if its client leaves before the first chunk
+        parts = _stream_output(_vectors(model, name, item), request.dtype, closer)
+        next(parts)  # starts the generator, so that its `except` runs even if the client leaves before the first chunk
         tensors[output] = ChunkedTensor((*shape, model.manifest.widths[output]), request.dtype, parts)
     return tensors
 
 
-class _End:
-    """Ends a record with the last of its outputs."""
+class _RecordCloser:
+    """Ends a record after the last of its outputs."""
 
     def __init__(self, admission: Admission, record: RequestRecord, outputs: int) -> None:
         self._admission, self._record, self._left = admission, record, outputs
         self._error: BaseException | None = None
 
-    def of_one(self, error: BaseException | None) -> None:
-        """Note that one output was sent, or failed with `error`."""
+    def close_output(self, error: BaseException | None) -> None:
+        """Count one output as sent, or as failed with `error`."""
         self._left -= 1
         self._error = self._error or error
         if not self._left:
@@ -98,96 +99,72 @@ class _End:
             self._admission.end(self._record, self._error)
 
 
-def _computed(model: TokenModel, name: str, member: BatchItem, end: _End) -> Iterator[NDArray[np.generic]]:
-    """Yield no value, and then the vectors of one output."""
-    request = member.request
-    assert request is not None
+def _stream_output(chunks: Iterator[Float32], dtype: str, closer: _RecordCloser) -> Iterator[NDArray[np.generic]]:
+    """Yield an empty array, and then the vectors of one output."""
     try:
         yield np.empty(0, np.float32)
-        for vectors in _vectors(model, name, member):
-            yield cast(vectors, request.dtype)
-            del vectors  # the next may lie where these do
+        for vectors in chunks:
+            yield cast(vectors, dtype)
+            del vectors  # lets the next chunk reuse this buffer
     except BaseException as error:
-        end.of_one(error)
+        closer.close_output(error)
         raise
-    end.of_one(None)
+    closer.close_output(None)
 
 
-def _vectors(model: TokenModel, name: str, member: BatchItem) -> Iterator[NDArray[np.float32]]:
-    """Yield the vectors of one output, float32."""
-    return model.run_in_chunks(member.feeds, name, _most(model, name))
+def _vectors(model: TokenModel, name: str, item: BatchItem) -> Iterator[Float32]:
+    """Yield the vectors of one output in chunks, float32."""
+    return model.run_in_chunks(item.feeds, name, _max_chunk_tokens(model, name))
 
 
-def _most(model: TokenModel, name: str) -> int:
-    """Return how many tokens a piece of an output has at most."""
+def _max_chunk_tokens(model: TokenModel, name: str) -> int:
+    """Return the most tokens of a chunk of one output."""
     return max(1, CHUNK_VALUES // model.manifest.widths[name])
 
 
-def whole(model: TokenModel, names: tuple[str, ...], member: BatchItem) -> dict[str, NDArray[np.float32]]:
-    """Return outputs of a call, (B, L, width), put together from pieces where they are large.
+def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> Outputs:
+    """Return outputs in full, (B, L, width). Large outputs are computed in chunks and copied together.
 
-    onnxruntime keeps the memory of its largest run; this is let go of with the answer.
+    onnxruntime keeps the memory of its largest run. The memory of a copy is freed with the response.
     """
-    size = member.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
-    if size <= WRITTEN_WHOLE or model.manifest.rotary_of(names):
-        return run_members(model, names, [member])[0]
-    member.record.dequeued = perf_counter()
-    divide(model, {name: name for name in names}, member)
-    found = {name: _whole(model, name, member) for name in names}
-    member.record.ran, member.record.batch = perf_counter(), member.record.rows
-    return found
+    size = item.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
+    if size <= MAX_BUFFERED_TEXT_VALUES or model.manifest.rotary_of(names):
+        return run_batch(model, names, [item])[0]
+    return _compute(model, names, item, partial(_buffer_output, model, item))
 
 
-def _whole(model: TokenModel, name: str, member: BatchItem) -> NDArray[np.float32]:
-    shape, width = member.feeds["input_ids"].shape, model.manifest.widths[name]
-    vectors, end = np.empty((math.prod(shape), width), np.float32), 0
-    for piece in _vectors(model, name, member):
-        flat = piece.reshape(-1, width)
-        begin, end = end, end + len(flat)
-        vectors[begin:end] = flat
-        del piece, flat  # the next may lie where this one does
-    return vectors.reshape(*shape, width)
-
-
-def pooled(model: TokenModel, outputs: Mapping[str, str], member: BatchItem) -> dict[str, NDArray[np.generic]]:
-    """Return one vector for each row, (B, width), by output; only a few vectors of tokens are there at a time."""
-    request, record = member.request, member.record
-    assert request is not None
-    record.dequeued = perf_counter()
-    divide(model, outputs, member)
-    found = {name: _pooled(model, name, member, request) for name in dict.fromkeys(outputs.values())}
-    record.ran, record.batch = perf_counter(), record.rows
+def compute_pooled(
+    model: TokenModel, outputs: Mapping[str, str], item: BatchItem, request: TokenRequest
+) -> dict[str, NDArray[np.generic]]:
+    """Return the pooled vectors of each output, (B, width). Only one chunk of token vectors is in memory at a time."""
+    names = tuple(dict.fromkeys(outputs.values()))
+    found = _compute(model, names, item, partial(_pool_output, model, item, request))
     return {output: cast(found[name], request.dtype) for output, name in outputs.items()}
 
 
-def _pooled(model: TokenModel, name: str, member: BatchItem, request: TokenRequest) -> NDArray[np.float32]:
-    rows, real = request.input_ids, real_tokens(request, model.manifest)
-    feeds, most = member.feeds, _most(model, name)
-    length = feeds["input_ids"].shape[1]
-    found: list[NDArray[np.float32]] = []
-    for first, last in _groups(rows.lengths, most):
-        begin, end = int(rows.starts[first]), int(rows.starts[last - 1] + rows.lengths[last - 1])
-        part = {key: values[begin // length : end // length] for key, values in feeds.items()}
-        if len(feeds["offset"]) == 1:
-            part["offset"] = feeds["offset"]
-        kept = None if real is None else real[begin:end]
-        pieces = (vectors.reshape(-1, vectors.shape[-1]) for vectors in model.run_in_chunks(part, name, most))
-        if end - begin <= most:
-            (vectors,) = pieces
-            found.append(
-                pool(vectors, TokenRows(rows.values[begin:end], rows.lengths[first:last]), kept, request.pooling)
-            )
-        else:
-            found.append(pool_row(pieces, kept, request.pooling))
-    return np.concatenate(found)
+def _compute(model: TokenModel, names: tuple[str, ...], item: BatchItem, compute: Callable[[str], Float32]) -> Outputs:
+    """Return each output from `compute`, and record the time as one run."""
+    item.record.dequeued = perf_counter()
+    to_token_rows(model, names, item)
+    found = {name: compute(name) for name in names}
+    item.record.ran, item.record.batch = perf_counter(), item.record.rows
+    return found
 
 
-def _groups(lengths: Int64, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of groups of rows: each has at most `most` tokens, or one row."""
-    first, tokens = 0, 0
-    for row, length in enumerate(lengths.tolist()):
-        if row > first and tokens + length > most:
-            yield first, row
-            first, tokens = row, 0
-        tokens += length
-    yield first, len(lengths)
+def _buffer_output(model: TokenModel, item: BatchItem, name: str) -> Float32:
+    vectors = np.empty((*item.feeds["input_ids"].shape, model.manifest.widths[name]), np.float32)
+    rest = vectors.reshape(-1)
+    for chunk in _vectors(model, name, item):
+        rest[: chunk.size] = chunk.reshape(-1)
+        rest = rest[chunk.size :]
+        del chunk  # lets the next chunk reuse this buffer
+    return vectors
+
+
+def _pool_output(model: TokenModel, item: BatchItem, request: TokenRequest, name: str) -> Float32:
+    rows, real, width = request.input_ids, real_tokens(request, model.manifest), model.manifest.widths[name]
+    if request.pooling == "mean":
+        return mean((chunk.reshape(-1, width) for chunk in _vectors(model, name, item)), rows, real)
+    tokens = pooled_tokens(rows, real, request.pooling)
+    feeds = {key: values[tokens] for key, values in single_token_feeds(item, model.manifest).items()}
+    return _buffer_output(model, BatchItem(feeds, item.record), name).reshape(-1, width)

@@ -1,4 +1,4 @@
-"""A decode stream: the running offsets of its rows. Its connection keeps them.
+"""State of a decode stream: the running offsets of its rows. The connection owns the state.
 
 Letters: R rows of the stream, T tokens of a step.
 """
@@ -9,30 +9,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from preblock.service.core.decode_ops import (
-    CloseOp,
-    DecodeMessage,
-    DecodeOptions,
-    StepOp,
-    check_count,
-    check_each,
-    check_stated,
-    offsets_after,
-    per_row,
-)
+from preblock.service.core import decode_ops
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.positions import count_real
-from preblock.service.engine.validation import check_like
+from preblock.service.engine.validation import check_choice, check_same_lengths
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
 
 @dataclass(frozen=True)
-class _Done:
-    """The last numbered message, and the offsets around it: enough to answer it again, since answers are pure."""
+class _LastMessage:
+    """The last numbered message, and the offsets before and after it. A repeated step is computed again from them."""
 
     number: int
     digest: bytes
@@ -41,38 +31,35 @@ class _Done:
 
 
 class DecodeState:
-    """The rows of a stream, fed step by step.
+    """Offsets and options of a decode stream.
 
     Args:
-        engine: answers the steps.
-        model: stays the same for the whole stream.
-        options: offsets, outputs and type.
+        engine: computes the steps.
+        model: model of the whole stream.
+        options: start offsets, outputs and type.
 
     Raises:
         Invalid: an offset, output or type is not allowed.
-        TooLarge: more rows than a step may have tokens.
+        TooLarge: the stream has more rows than a step may have tokens.
 
     """
 
-    def __init__(self, engine: Engine, model: TokenModel, options: DecodeOptions) -> None:
-        check_count("rows", options.rows, engine.max_tokens)
+    def __init__(self, engine: Engine, model: TokenModel, options: decode_ops.DecodeOptions) -> None:
+        decode_ops.check_count("rows", options.rows, engine.max_tokens)
         engine.limits.check_rows("rows", options.rows)
-        offset = per_row("offset", options.offset, options.rows)
-        check_each("offset", offset, np.full(options.rows, model.manifest.limit))
-        if options.dtype not in DTYPES:
-            raise Invalid("dtype", options.dtype, ", ".join(DTYPES))
+        self.offset = decode_ops.per_row("offset", options.offset, options.rows)
+        decode_ops.check_each("offset", self.offset, np.full(options.rows, model.manifest.limit))
+        check_choice("dtype", options.dtype, DTYPES)
         for output in options.outputs:
-            if output not in model.manifest.widths:
-                raise Invalid("output", output, ", ".join(model.manifest.widths))
-        self.offset = offset
+            check_choice("output", output, model.manifest.widths)
         self.model = model
         self.options = options
         self._engine = engine
-        self._last: _Done | None = None
+        self._last: _LastMessage | None = None
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Put everything back where the block fails: a step without an answer was not made."""
+        """Restore the state if the block raises a PreblockError: a step without a response does not count."""
         before = self.offset, self._last
         try:
             yield
@@ -80,82 +67,77 @@ class DecodeState:
             self.offset, self._last = before
             raise
 
-    async def do(self, message: DecodeMessage, record: RequestRecord) -> EmbedResult | None:
-        """Carry out a message and return the vectors of a step; None for another message.
+    async def do(self, message: decode_ops.DecodeMessage, record: RequestRecord) -> EmbedResult | None:
+        """Execute a message, and return the vectors of a step, or None for another operation.
 
-        A numbered message may come again before another changes an offset: the answer is repeated, and nothing changes.
+        A client may repeat the last numbered message until another message changes an offset. The repeated message has
+        the same response, and changes nothing.
 
         Raises:
-            ClientFault: it is not allowed; it changed nothing.
+            ClientFault: the message is not allowed; the state is unchanged.
 
         """
-        operation, before = message.operation, self.offset
-        repeated = self._repeats(message)
-        if repeated is not None:
-            before = repeated.before
+        operation, repeated = message.operation, self._repeats(message)
+        before = self.offset if repeated is None else repeated.before
         answer: EmbedResult | None = None
-        if isinstance(operation, StepOp):
-            answer = await feed(self._engine, self.model, self._request(operation), record, before, operation.offset)
+        if isinstance(operation, decode_ops.StepOp):
+            request = TokenRequest(
+                input_ids=operation.input_ids,
+                position_ids=operation.position_ids,
+                attention_mask=operation.attention_mask,
+                indices=operation.indices,
+                outputs=self.options.outputs,
+                dtype=self.options.dtype,
+            )
+            answer = await run_step(self._engine, self.model, request, record, before, operation.offset)
             after = answer.next_offset
-        elif isinstance(operation, CloseOp):
+        elif isinstance(operation, decode_ops.CloseOp):
             after = before
         else:
-            after = offsets_after(operation, before, self.model.manifest.limit, self._engine.max_tokens)
+            after = decode_ops.offsets_after(operation, before, self.model.manifest.limit, self._engine.max_tokens)
             self._engine.limits.check_rows("rows", len(after))
         if repeated is None:
-            self.offset = after
-            if message.number:
-                self._last = _Done(message.number, message.digest, before, after)
+            self.advance(after, message.number, message.digest)
         return answer
 
     def advance(self, after: Int64, number: int, digest: bytes) -> None:
-        """Go on after a step with a new number that the step lane answered."""
+        """Set the offsets after a new message, and remember the message if it has a number."""
         if number:
-            self._last = _Done(number, digest, self.offset, after)
+            self._last = _LastMessage(number, digest, self.offset, after)
         self.offset = after
 
     def is_new(self, number: int) -> bool:
-        """Return whether no earlier message had this number."""
+        """Return whether a number is higher than all earlier numbers, or 0, for no number."""
         return not number or self._last is None or number > self._last.number
 
-    def _repeats(self, message: DecodeMessage) -> _Done | None:
-        """Return the earlier result if this message repeats the last one."""
+    def _repeats(self, message: decode_ops.DecodeMessage) -> _LastMessage | None:
+        """Return the last message if this message repeats it.
+
+        Raises:
+            Conflict: the number is not new, and the message is no repetition.
+
+        """
         last = self._last
         if not message.number or last is None or message.number > last.number:
             return None
-        # The same array, not an equal one: a change without a number leads elsewhere even where it leads back.
+        # `is`, not `==`: after a message without a number, a repetition is refused even if the offsets are equal.
         if message.number == last.number and message.digest == last.digest and last.after is self.offset:
             return last
         again = f", or {last.number} again with the same content" if last.after is self.offset else ""
         raise Conflict("step", message.number, f"more than {last.number}{again}")
 
-    def _request(self, step: StepOp) -> TokenRequest:
-        return TokenRequest(
-            input_ids=step.input_ids,
-            position_ids=step.position_ids,
-            attention_mask=step.attention_mask,
-            indices=step.indices,
-            outputs=self.options.outputs,
-            dtype=self.options.dtype,
-        )
 
-
-async def feed(
-    engine: Engine,
-    model: TokenModel,
-    request: TokenRequest,
-    record: RequestRecord,
-    offset: Int64,
-    stated: Int64 | None = None,
+async def run_step(
+    engine: Engine, model: TokenModel, request: TokenRequest, record: RequestRecord, offset: Int64, stated: Int64 | None
 ) -> EmbedResult:
-    """Return the vectors of the next tokens of rows at `offset`, int64 (R,), and the offsets after them.
+    """Return the vectors of the next tokens of rows at `offset`, int64 (R,), and the offsets after the tokens.
 
-    Rows may be empty, but not all. `request` has no offset yet; `stated` is the offset that the client expects.
+    Some rows may be empty, but not all. `request` has no offset yet. `stated` is the offset expected by the client.
 
     Raises:
-        Conflict: they are elsewhere.
+        Conflict: `stated` differs from `offset`.
         ClientFault: the step is not allowed.
-        Unavailable: too much work waits.
+        Unavailable: the work queue is full.
 
     """
     ids = request.input_ids
@@ -163,52 +145,46 @@ async def feed(
         allowed = "one row" if len(offset) == 1 else f"{len(offset)} rows"
         raise Invalid("input_ids", f"{len(ids.lengths)} rows", f"{allowed}, as are running")
     if stated is not None:
-        check_stated(stated, offset)
+        decode_ops.check_stated(stated, offset)
     if request.position_ids is None:
         request.offset = offset
-    if ids.lengths.all() or not len(ids.values):
-        answer = await engine.embed(model, request, record)
-        if request.position_ids is None:
-            return answer
-        return replace(answer, next_offset=_after(request, answer, offset, model))
-    kept = np.flatnonzero(ids.lengths)
-    request = _without_empty(request, kept)
+    fed = np.flatnonzero(ids.lengths)
+    some = 0 < len(fed) < len(offset)
+    if some:
+        request = _without_empty(request, fed)
     answer = await engine.embed(model, request, record)
-    after = offset.copy()
-    after[kept] = _after(request, answer, offset[kept], model)
-    flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.arrays.items()}
-    return replace(answer, tensors=flat, lengths=ids.lengths, next_offset=after)
+    if request.position_ids is not None:  # a row with only padding keeps its offset
+        answer.next_offset = np.where(count_real(request, model.manifest), answer.next_offset, offset[fed])
+    if some:
+        after = offset.copy()
+        after[fed] = answer.next_offset
+        flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.arrays.items()}
+        answer.tensors, answer.lengths, answer.next_offset = flat, ids.lengths, after
+    return answer
 
 
-def chunks(step: StepOp, size: int) -> Iterator[StepOp]:
-    """Return the tokens of `step` as one or more steps of at most `size` tokens of each row.
+def split_step(step: decode_ops.StepOp, size: int) -> Iterator[decode_ops.StepOp]:
+    """Split `step` into one or more steps with at most `size` tokens of each row.
 
     Raises:
-        Invalid: another input does not pair with the tokens.
+        Invalid: another input has other lengths than the token ids.
 
     """
     ids = step.input_ids
     parts = {"position_ids": step.position_ids, "attention_mask": step.attention_mask, **step.indices}
     for name, rows in parts.items():
         if rows is not None:
-            check_like(name, rows, ids)
+            check_same_lengths(name, rows, ids)
     longest = max(1, int(ids.lengths.max(initial=0)))
     return (step.columns(begin, begin + size) for begin in range(0, longest, size))
 
 
-def _after(request: TokenRequest, answer: EmbedResult, offset: Int64, model: TokenModel) -> Int64:
-    """Return the offsets after a request: a row of padding alone stays where it is."""
-    if request.position_ids is None:
-        return answer.next_offset
-    return np.where(count_real(request, model.manifest), answer.next_offset, offset)
-
-
 def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
-    """Return the request without its empty rows; messages keep the numbers of the others."""
+    """Return the request with only the rows `kept`, which errors name by their numbers in the stream."""
     ids = request.input_ids
 
     def compact(field: str, rows: TokenRows) -> TokenRows:
-        check_like(field, rows, ids)
+        check_same_lengths(field, rows, ids)
         return TokenRows(rows.values, rows.lengths[kept], numbers=kept)
 
     return replace(

@@ -1,8 +1,8 @@
-"""The one path from request to answer; every protocol uses it.
+"""The engine: turns requests of every protocol into results.
 
-Every front-end is token-wise: a token's vector depends on its id, its position and its segment alone. So rows of
-unequal length, masks and explicit positions all run as T rows of length 1 whose offset is the position: no padding.
-Small requests that are ready together run the same way, with any lengths, offsets and protocols.
+Every front-end is token-wise: the vector of a token depends on its id, its position and its segment alone. So rows of
+unequal length, masks and explicit positions run as T rows of length 1 with the position as offset, without padding.
+Small requests of one event-loop iteration run together in the same way, with any lengths, offsets and protocols.
 
 Letters: B batch, L length, T tokens of all rows, D output width.
 """
@@ -11,21 +11,20 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, EMBEDDINGS, GRAPH, Manifest
+from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest
 from preblock.service.core.errors import Invalid
 from preblock.service.core.limits import Limits
 from preblock.service.core.results import EmbedResult, Result, Tensor
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.types import AnyRequest, Int64, PairwiseBiasRequest, StemRequest, TextRequest, TokenRequest
+from preblock.service.engine import chunking, planning
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
-from preblock.service.engine.chunking import check_values, computed, divide, in_pieces, pooled, whole
-from preblock.service.engine.planning import BatchItem, RunInputs, plan, run_members, shared, sources
+from preblock.service.engine.planning import BatchItem, Outputs
 from preblock.service.engine.pooling import pool
 from preblock.service.engine.positions import real_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
@@ -34,21 +33,22 @@ from preblock.service.engine.validation import check, check_bias, check_stem
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
-from preblock.service.runtime.model import EncoderStem, TokenModel
+from preblock.service.runtime.model import EncoderStem, LoadedModel, TokenModel
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.runner import Feeds
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 
 class Engine:
-    """Answers requests.
+    """Computes the results of requests.
 
     Args:
         repository: the models.
-        scheduler: runs long work.
-        metrics: counts.
-        settings: the limits, and the share of requests in the log.
-        control: loads and unloads models; default: nothing does.
+        scheduler: runs small work inline, and large work in threads.
+        metrics: counts the requests.
+        settings: the limits, and the share of requests in the access log.
+        control: loads and unloads models; default: models stay as they are.
 
     """
 
@@ -70,11 +70,11 @@ class Engine:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of one request."""
+        """Most tokens of a request."""
         return self.settings.current.max_request_tokens
 
     async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord) -> Result:
-        """Return the answer to `request`; raises as the methods for each kind of request."""
+        """Return the result of `embed`, `bias` or `stem`, by the kind of request."""
         match model, request:
             case TokenModel(), TokenRequest():
                 return await self.embed(model, request, record)
@@ -85,49 +85,46 @@ class Engine:
         raise TypeError(f"{type(model).__name__} takes no {type(request).__name__}")
 
     async def embed(self, model: TokenModel, wanted: TokenRequest | TextRequest, record: RequestRecord) -> EmbedResult:
-        """Return the vectors of ids, or of text.
+        """Return the vectors of token ids, or of text.
 
-        A large answer is computed while it is sent: then the record is deferred, and ends with the last chunk.
+        A large response is computed while it is sent. Its record is deferred, and ends after the last chunk.
 
         Raises:
             ClientFault: the request is not allowed.
-            ArtifactError: of text, the tokenizer is broken.
-            Unavailable: too much work waits.
+            ArtifactError: the tokenizer is broken.
+            Unavailable: the work queue is full.
 
         """
         record.select(model.name, model.version)
         sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
         self.admission.log.note_ids(record, sent.input_ids)
         cost = TOKEN_COST * len(sent.input_ids.values)
-        request, call = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
-        outputs, names, width = sources(request.outputs, model.manifest)
+        request, feeds, next_offset = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
+        outputs, names, width = planning.resolve_outputs(request.outputs, model.manifest)
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
         size = record.tokens * width
-        pieces = in_pieces(request, model.manifest, size)
-        if pieces and request.pooling != "none":
-            self.limits.check_buffered("input_ids", record.rows * width)
-        elif request.whole or not pieces:
-            self.limits.check_buffered("input_ids", size)
+        streamed = chunking.is_streamed(request, model.manifest, size)
+        pooled = streamed and request.pooling != "none"
+        if request.whole or pooled or not streamed:
+            self.limits.check_buffered("input_ids", record.rows * width if pooled else size)
         record.checked = perf_counter()
-        member = BatchItem(call.feeds, record, request)
-        run = partial(run_members, model, names)
+        item = BatchItem(feeds, record, request)
+        finish = partial(_finish, request, item, model.manifest, outputs)
         tensors: Mapping[str, Tensor]
-        if size <= shared(model):
-            found = await self.scheduler.share((id(model), names), size, member, run)
-            tensors = _finish(request, member, model.manifest, outputs, found)
-        elif not pieces:
-            tensors = await self.scheduler.run(
-                size, lambda: _finish(request, member, model.manifest, outputs, whole(model, names, member))
-            )
-        elif request.pooling != "none":
-            tensors = await self.scheduler.run(size, lambda: pooled(model, outputs, member))
+        if size <= planning.max_batched_values(model):
+            run = partial(planning.run_batch, model, names)
+            tensors = finish(await self.scheduler.run_batched((id(model), names), size, item, run))
+        elif not streamed:
+            tensors = await self.scheduler.run(size, lambda: finish(chunking.compute_buffered(model, names, item)))
+        elif pooled:
+            tensors = await self.scheduler.run(size, lambda: chunking.compute_pooled(model, outputs, item, request))
         else:
-            await self.scheduler.run(cost, lambda: divide(model, outputs, member))
+            await self.scheduler.run(cost, lambda: chunking.to_token_rows(model, names, item))
             record.dequeued = perf_counter()
-            # Once the answer has begun, it is too late to refuse it.
+            # After the first chunk is sent, the request can no longer be rejected.
             if request.dtype != "float32" or request.check is not None:
-                await self.scheduler.run(size, lambda: check_values(model, outputs, member))
-            tensors = computed(model, outputs, member, self.admission)
+                await self.scheduler.run(size, lambda: chunking.check_values(model, names, item, request))
+            tensors = chunking.stream_chunks(model, outputs, item, request, self.admission)
             record.deferred = True
         return EmbedResult(
             model=model.name,
@@ -135,119 +132,100 @@ class Engine:
             dtype=request.dtype,
             tensors=tensors,
             lengths=request.input_ids.lengths,
-            next_offset=call.next_offset,
+            next_offset=next_offset,
             truncated=sent.input_ids.lengths - request.input_ids.lengths if request.truncate else None,
             input_ids=None if request.spans is None else request.input_ids,
             spans=request.spans,
         )
 
-    def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, RunInputs]:
-        """Check a request, and return its truncated form and its call."""
+    def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, dict[str, Int64], Int64]:
+        """Validate and truncate a request, and return it with its feeds and next offsets."""
         check(sent, manifest, self.max_tokens)
         self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
         request = truncate(sent, manifest)
-        return request, plan(request, manifest)
+        return request, *planning.plan(request, manifest)
 
     async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
-        """Return the token ids of a text request, by the model's tokenizer."""
+        """Tokenize a text request."""
         tokenizer, text = model.tokenizer, request.text
         if tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
         self.limits.check_rows("text", len(text))
         size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else INLINE_MAX_VALUES + 1
         tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
-        segments = {"token_type_ids": tokens.token_type_ids}
-        return TokenRequest(
-            input_ids=tokens.input_ids,
-            indices={name: rows for name, rows in segments.items() if name in model.manifest.indices},
-            special=tokens.special,
-            spans=tokens.spans,
-            offset=request.offset,
-            truncate=request.truncate,
-            pooling=request.pooling,
-            outputs=request.outputs,
-            dtype=request.dtype,
-            in_pieces=request.in_pieces,
-            whole=request.whole,
-            check=request.check,
-        )
+        # All fields of a text request but `text` are fields of a token request.
+        options = {**vars(request), "spans": tokens.spans}
+        del options["text"]
+        segments = {"token_type_ids": tokens.token_type_ids} if "token_type_ids" in model.manifest.indices else {}
+        return TokenRequest(input_ids=tokens.input_ids, indices=segments, special=tokens.special, **options)
 
     async def bias(self, model: TokenModel, request: PairwiseBiasRequest, record: RequestRecord) -> Result:
-        """Return the attention bias of `model` for the distance between a query and a key.
+        """Return the attention bias by the distance between query and key.
 
         Raises:
             ClientFault: the request is not allowed.
-            Unavailable: too much work waits.
+            Unavailable: the work queue is full.
 
         """
         record.select(model.name, model.version)
         shape = check_bias(request, model.manifest, self.max_tokens)
         self.limits.check_buffered("query_length and key_length", math.prod(shape))
-        lengths = (request.query_offset or 0, request.query_length, request.key_length)
-        feeds = dict(zip(("query_offset", "query_length", "key_length"), map(_single, lengths), strict=True))
+        offset = request.query_offset or 0
+        lengths = {"query_offset": offset, "query_length": request.query_length, "key_length": request.key_length}
+        feeds = {name: np.array([length], np.int64) for name, length in lengths.items()}
         record.rows = record.batch = 1
-        record.checked = perf_counter()
-        tensors = await self.scheduler.run(
-            math.prod(shape), lambda: _run_graph(model, BIAS_GRAPH, feeds, request.dtype, record)
-        )
-        return Result(model=model.name, version=model.version, dtype=request.dtype, tensors=tensors)
+        return await self._run_graph(model, BIAS_GRAPH, feeds, request.dtype, record, math.prod(shape))
 
     async def stem(self, stem: EncoderStem, request: StemRequest, record: RequestRecord) -> Result:
-        """Return the vectors that enter block 0 of an encoder of images or spectrograms.
+        """Return the embeddings of images or spectrograms for block 0.
 
         Raises:
             ClientFault: the request is not allowed.
-            Unavailable: too much work waits.
+            Unavailable: the work queue is full.
 
         """
         record.select(stem.name, stem.version)
         vectors = check_stem(request, stem.manifest, self.max_tokens)
         self.limits.check_buffered(request.input, vectors * stem.manifest.width)
         self.limits.check_rows(request.input, len(request.values))
-        feeds = {request.input: request.values}
         record.rows = record.batch = len(request.values)
+        feeds = {request.input: request.values}
+        # Always in a thread, because a convolution is slow at any size.
+        result = await self._run_graph(stem, GRAPH, feeds, request.dtype, record, INLINE_MAX_VALUES + 1)
+        record.tokens = vectors
+        return result
+
+    async def _run_graph(
+        self, model: LoadedModel, graph: str, feeds: Feeds, dtype: str, record: RequestRecord, size: int
+    ) -> Result:
+        """Run a graph, and return all its outputs in the type `dtype`; `size` is their number of values."""
         record.checked = perf_counter()
-        # A convolution is never small.
-        tensors = await self.scheduler.run(
-            INLINE_MAX_VALUES + 1, lambda: _run_graph(stem, GRAPH, feeds, request.dtype, record)
-        )
-        record.tokens = math.prod(tensors[EMBEDDINGS].shape[:2])
-        return Result(model=stem.name, version=stem.version, dtype=request.dtype, tensors=tensors)
 
+        def run() -> dict[str, NDArray[np.generic]]:
+            record.dequeued = perf_counter()
+            found = model.sessions[graph].run(feeds)
+            record.ran = perf_counter()
+            return {name: cast(tensor, dtype) for name, tensor in found.items()}
 
-def _single(value: int) -> Int64:
-    return np.array([value], np.int64)
-
-
-def _run_graph(
-    model: TokenModel | EncoderStem, graph: str, feeds: Mapping[str, NDArray[Any]], dtype: str, record: RequestRecord
-) -> dict[str, NDArray[np.generic]]:
-    """Return every output of a graph, in the type `dtype`."""
-    record.dequeued = perf_counter()
-    found = model.sessions[graph].run(feeds)
-    record.ran = perf_counter()
-    return {name: cast(tensor, dtype) for name, tensor in found.items()}
+        tensors = await self.scheduler.run(size, run)
+        return Result(model=model.name, version=model.version, dtype=dtype, tensors=tensors)
 
 
 def _finish(
-    request: TokenRequest,
-    member: BatchItem,
-    manifest: Manifest,
-    outputs: Mapping[str, str],
-    found: Mapping[str, NDArray[np.float32]],
+    request: TokenRequest, item: BatchItem, manifest: Manifest, outputs: Mapping[str, str], found: Outputs
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the outputs of a request, in its type and shape."""
-    rows, called = request.input_ids, member.feeds["input_ids"].shape
+    """Pool the outputs of a run on request, and return them in the type and shape of the response."""
+    rows, called = request.input_ids, item.feeds["input_ids"].shape
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     tensors: dict[str, NDArray[np.generic]] = {}
     for output, name in outputs.items():
         vectors = found[name]
-        if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows with one offset
-            vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, vectors.shape[-1])))
         width = vectors.shape[-1]
+        if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows with one offset
+            vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, width)))
         if request.pooling == "none":
-            tensors[output] = cast(vectors, request.dtype).reshape(*shape, width)
+            vectors = vectors.reshape(*shape, width)
         else:
-            pooled = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
-            tensors[output] = cast(pooled, request.dtype)
+            vectors = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
+        tensors[output] = cast(vectors, request.dtype)
     return tensors

@@ -1,7 +1,7 @@
-"""The short way of requests with nothing but ids and an offset: nearly all requests.
+"""The fast path: requests with only ids and an offset, which are nearly all requests.
 
-The general way takes several times as long as the run of the model for one token. Here that work is done once for a
-model and an output, and each request only has its numbers checked. The engine answers a request that fails the checks.
+For one token, the general path takes several times as long as the run of the model. The fast path prepares that work
+once for a model and an output, and only validates the numbers of each request. The general path reports the errors.
 
 Letters: B batch, L length, D output width.
 """
@@ -11,27 +11,26 @@ from functools import partial
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.planning import BatchItem, run_members, shared, sources
+from preblock.service.engine.planning import BatchItem, Outputs, max_batched_values, resolve_outputs, run_batch
 from preblock.service.engine.scheduler import MicroBatch
+from preblock.service.engine.validation import has_only_ids, is_in_range
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 ALIGNED = 8
-"""Bytes: integers begin at a multiple, or onnxruntime would read beside them."""
-Float32 = NDArray[np.float32]
-Outputs = dict[str, Float32]
+"""Alignment of integers in bytes; onnxruntime reads wrong values from unaligned memory."""
 
 
 def fast_path_of(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str) -> "FastPath | None":
-    """Return the fast path for simple requests of a model for such outputs, if the model and they allow it."""
+    """Return the fast path of a model for `outputs` in the type `dtype`; None if it supports no fast path for them."""
     manifest = model.manifest
     if (
         dtype != "float32"
@@ -47,57 +46,49 @@ def fast_path_of(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dt
 
 
 def is_simple(request: TokenRequest) -> bool:
-    """Return whether a request says nothing but ids, in rows of one length, and offsets."""
-    return (
-        bool(request.input_ids.length)
-        and not request.indices
-        and request.attention_mask is None
-        and request.position_ids is None
-        and request.truncate is None
-        and request.sequence is None
-        and request.pooling == "none"
-    )
+    """Return whether a request has only ids, in rows of one length, and offsets."""
+    return request.sequence is None and has_only_ids(request)
 
 
 def integers(content: bytes, count: int, start: int) -> Int64:
-    """Return the int64 values (count,) of little-endian bytes."""
+    """Return the int64 values (count,) of little-endian bytes from `start` on."""
     values: Int64 = np.frombuffer(content, "<i8", count, start)
     return values if start % ALIGNED == 0 else values.copy()
 
 
 class FastPath:
-    """One output of a model, as float32, for rows of one length.
+    """Computes one output of a model, as float32, for rows of one length.
 
     Args:
-        engine: its scheduler, metrics and limits apply.
-        model: answers.
+        engine: source of the scheduler, the metrics and the admission.
+        model: the model.
         output: name of the output.
 
     """
 
     def __init__(self, engine: Engine, model: TokenModel, output: str) -> None:
         manifest = model.manifest
-        _, self.names, self.width = sources((output,), manifest)
+        _, self.names, self.width = resolve_outputs((output,), manifest)
         (self.name,) = self.names
         self.model, self.metrics, self.scheduler = model, engine.metrics, engine.scheduler
         self.admission = engine.admission
-        self.run = partial(run_members, model, self.names)
+        self.run = partial(run_batch, model, self.names)
         self.key = (id(model), self.names)
-        self.shared = shared(model)
+        self.max_batched_values = max_batched_values(model)
         self.indices = tuple(manifest.indices)
-        self._vocabulary, self._limit = manifest.vocab_size, manifest.limit
+        self._vocab_size, self._limit = manifest.vocab_size, manifest.limit
 
     def start(
         self, protocol: str, ids: Int64, offset: Int64, context: RequestContext | None, started: float
     ) -> "FastRun | None":
-        """Begin a request after `takes`; None where a limit refuses it. `end` must follow.
+        """Start a request after `accepts`, or return None if a limit rejects it. The caller must call `end` later.
 
         Args:
-            protocol: of the request.
+            protocol: protocol of the request.
             ids: int64 (B, L).
             offset: int64 (1,) or (B,).
-            context: the connection's request, or the stream.
-            started: timestamp of `perf_counter` when all of the request was there.
+            context: context of the request, or of the stream.
+            started: `perf_counter` at the time when the request was complete.
 
         """
         record = RequestRecord(protocol, context, started)
@@ -107,31 +98,23 @@ class FastPath:
             return None
         return FastRun(self, record, ids, offset)
 
-    def takes(self, ids: Int64, offset: Int64) -> bool:
-        """Return whether ids (B, L) at `offset`, (1,) or (B,), are allowed; of how many there are nothing is said."""
-        if ids.size == 1:
-            right = 0 <= ids.item() < self._vocabulary
-        else:
-            right = np.maximum.reduce(ids.view(np.uint64), axis=None) < self._vocabulary
-        room = self._limit - ids.shape[1]
-        if len(offset) == 1:
-            return bool(right) and 0 <= offset.item() <= room
-        return bool(right) and room >= 0 and bool(np.maximum.reduce(offset.view(np.uint64)) <= room)
+    def accepts(self, ids: Int64, offset: Int64) -> bool:
+        """Return whether ids (B, L) and their offset, (1,) or (B,), are legal, except for the number of tokens."""
+        return is_in_range(ids, offset, ids.shape[1], self._vocab_size, self._limit)
 
 
 class FastRun:
-    """The run of one request with legal ids and offset.
+    """The run of one accepted request.
 
     Attributes:
-        shared: whether the request may share a run with others of this iteration of the event loop; then it ends in the
-        next.
-        large: whether the answer is computed chunk by chunk.
-        nbytes: of the vectors.
-        record: of the request.
+        batched: whether the request joins the micro-batch of this event-loop iteration; it then ends in the next.
+        streamed: whether the response is computed in chunks.
+        nbytes: size of the vectors in bytes.
+        record: record of the request.
 
     """
 
-    __slots__ = ("_fast_path", "_group", "_member", "_number", "large", "nbytes", "record", "shared")
+    __slots__ = ("_batch", "_fast_path", "_item", "_number", "batched", "nbytes", "record", "streamed")
 
     def __init__(self, fast_path: FastPath, record: RequestRecord, ids: Int64, offset: Int64) -> None:
         self._fast_path, self.record = fast_path, record
@@ -139,40 +122,36 @@ class FastRun:
         feeds = {"input_ids": ids, "offset": offset}
         for name in fast_path.indices:
             feeds[name] = np.zeros_like(ids)
-        self._member = BatchItem(feeds, record)
+        self._item = BatchItem(feeds, record)
         record.rows, record.tokens = len(ids), ids.size
         size = ids.size * fast_path.width
-        self.shared, self.large = size <= fast_path.shared, size > INLINE_MAX_VALUES
+        self.batched, self.streamed = size <= fast_path.max_batched_values, size > INLINE_MAX_VALUES
         self.nbytes = 4 * size
         record.checked = perf_counter()
-        if self.shared:
-            self._group: MicroBatch[BatchItem, Outputs] = fast_path.scheduler.group(fast_path.key, size, fast_path.run)
-            self._number = self._group.join(size, self._member)
+        if self.batched:
+            self._batch: MicroBatch[BatchItem, Outputs] = fast_path.scheduler.batch(fast_path.key, size, fast_path.run)
+            self._number = self._batch.join(size, self._item)
 
     def leave(self) -> None:
-        """Leave the shared run: nobody waits for the answer."""
-        self._group.leave(self._number)
+        """Leave the micro-batch, because the caller was cancelled."""
+        self._batch.leave(self._number)
 
     def finish(self) -> Float32:
         """Return the vectors, (B, L, width)."""
-        found: Outputs
-        if self.shared:
-            found = self._group.answer(self._number)
-        else:
-            (found,) = self._fast_path.run([self._member])
+        found = self._batch.result(self._number) if self.batched else self._fast_path.run([self._item])[0]
         self.record.ended = perf_counter()
         return found[self._fast_path.name]
 
-    def pieces(self) -> Iterator[Float32]:
-        """Yield the vectors, a few of the B * L after another."""
+    def chunks(self) -> Iterator[Float32]:
+        """Yield the vectors (B * L, width) in chunks."""
         fast_path, record = self._fast_path, self.record
         record.dequeued = perf_counter()
-        yield from fast_path.model.run_in_chunks(self._member.feeds, fast_path.name, CHUNK_VALUES // fast_path.width)
+        yield from fast_path.model.run_in_chunks(self._item.feeds, fast_path.name, CHUNK_VALUES // fast_path.width)
         record.ran, record.batch = perf_counter(), record.rows
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the request, answered or failed with `error`."""
+        """End the request with success, or with `error`."""
         log = self._fast_path.admission.log
         if log.max_token_ids:
-            log.note_ids(self.record, TokenRows.of_array(self._member.feeds["input_ids"]))
+            log.note_ids(self.record, TokenRows.of_array(self._item.feeds["input_ids"]))
         self._fast_path.admission.end(self.record, error)

@@ -1,4 +1,4 @@
-"""Calls of a model: the shape of one request's call, and shared runs of several requests.
+"""Plans runs of a model: the feeds of one request, and the common run of a micro-batch.
 
 Letters: B batch, L length, T tokens of all rows.
 """
@@ -10,7 +10,6 @@ from functools import lru_cache
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
 from preblock.service.core.types import Int64, TokenRequest
@@ -18,26 +17,22 @@ from preblock.service.engine.positions import count_real, graph_counts, position
 from preblock.service.engine.validation import ZERO
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
-SHARED = 2**14
-"""Most values of a request that shares a run on the CPU; a larger request gains nothing by it."""
+MAX_BATCHED_VALUES = 2**14
+"""Most values of a request in a micro-batch on the CPU; a larger request gains nothing from batching."""
+
+Outputs = dict[str, Float32]
+"""Vectors by the name of their output."""
 
 
-# The classes that every request makes are not frozen: a frozen one takes three times as long to make.
-@dataclass(eq=False, slots=True)
-class RunInputs:
-    """The inputs of one run of a graph, and the offset (B,) that continues each row."""
-
-    feeds: dict[str, Int64]
-    next_offset: Int64
-
-
+# Not frozen: every request makes one, and a frozen one takes three times as long.
 @dataclass(eq=False, slots=True)
 class BatchItem:
-    """One request's part of a run.
+    """One request in a run.
 
-    `request` is None where every token is real and follows the one before.
+    `request` is None if all tokens are real and have consecutive positions.
     """
 
     feeds: dict[str, Int64]
@@ -45,94 +40,81 @@ class BatchItem:
     request: TokenRequest | None = None
 
 
-def shared(model: TokenModel) -> int:
-    """Return the most values of a request that may share a run; 0 where none may.
+def max_batched_values(model: TokenModel) -> int:
+    """Return the most values of a request in a micro-batch of this model; 0 if it runs every request alone.
 
-    On a GPU a call takes hardly longer for more of them.
+    The limit is higher on a GPU, because a larger call takes hardly longer there.
     """
     if not model.manifest.exact_rows:
         return 0
-    return INLINE_MAX_VALUES if model.sessions[GRAPH].batches_freely else SHARED
+    return INLINE_MAX_VALUES if model.sessions[GRAPH].batches_freely else MAX_BATCHED_VALUES
 
 
-def plan(request: TokenRequest, manifest: Manifest) -> RunInputs:
-    """Choose the shape and the positions of the call for a checked request."""
+def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], Int64]:
+    """Return the feeds of a validated request, and the offset after it of each row, int64 (B,)."""
     rows = request.input_ids
     offset = ZERO if request.offset is None else request.offset
     next_offset: Int64 = offset + count_real(request, manifest)
-    shape: tuple[int, int]
+    shape, positions = (len(rows.values), 1), offset
     if graph_counts(request, manifest):
-        shape, positions = (len(rows.lengths), len(rows.values) // len(rows.lengths)), offset
+        shape = (len(rows.lengths), len(rows.values) // len(rows.lengths))
+    elif request.position_ids is None:
+        positions = position_index(request, manifest, offset)
     else:
-        shape = (len(rows.values), 1)
-        if request.position_ids is None:
-            positions = position_index(request, manifest, offset)
-        else:
-            positions = request.position_ids.values
-            real = real_tokens(request, manifest)
-            next_offset = np.maximum.reduceat((positions + 1) * (1 if real is None else real), rows.starts)
-    feeds = {"input_ids": rows.values.reshape(shape), "offset": positions}
+        positions = request.position_ids.values
+        real = real_tokens(request, manifest)
+        next_offset = np.maximum.reduceat((positions + 1) * (1 if real is None else real), rows.starts)
+    feeds = {"input_ids": rows.values}
     for name in manifest.indices:
-        feeds[name] = (request.indices[name].values if name in request.indices else np.zeros_like(rows.values)).reshape(
-            shape
-        )
+        feeds[name] = request.indices[name].values if name in request.indices else np.zeros_like(rows.values)
     if manifest.needs_mask:
         mask = request.attention_mask
-        feeds["attention_mask"] = (np.ones_like(rows.values) if mask is None else mask.values).reshape(shape)
-    return RunInputs(feeds, next_offset)
+        feeds["attention_mask"] = np.ones_like(rows.values) if mask is None else mask.values
+    feeds = {name: values.reshape(shape) for name, values in feeds.items()} | {"offset": positions}
+    return feeds, next_offset
 
 
 @lru_cache
-def sources(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
-    """Return the graph output of each wanted output, all graph outputs, and the width of all wanted."""
-    # Where the model's own lookup enters block 0 unchanged, it has no output of its own.
+def resolve_outputs(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
+    """Return the graph output of each requested output, the distinct graph outputs, and the sum of the widths."""
+    # If the token embeddings enter block 0 unchanged, the graph has no separate output for them.
     same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
     sources = {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in outputs}
     return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
 
 
-def run_members(
-    model: TokenModel, outputs: tuple[str, ...], members: list[BatchItem]
-) -> list[dict[str, NDArray[np.float32]]]:
-    """Return the outputs of each member; several share one run, as rows of one token."""
+def run_batch(model: TokenModel, outputs: tuple[str, ...], items: list[BatchItem]) -> list[Outputs]:
+    """Return the outputs of each item. Several items run together, as rows of one token."""
     dequeued = perf_counter()
-    if len(members) == 1:
-        record = members[0].record
-        found = model.run(members[0].feeds, outputs)
+    if len(items) == 1:
+        record = items[0].record
+        found = model.run(items[0].feeds, outputs)
         record.dequeued, record.ran, record.batch = dequeued, perf_counter(), record.rows
         return [found]
-    rows = [rows_of_one(member, model.manifest) for member in members]
-    feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    answers = _parts(model.run(feeds, outputs), members)
-    ran = perf_counter()
-    for member in members:
-        member.record.dequeued, member.record.ran, member.record.batch = dequeued, ran, 0
-    members[0].record.batch = sum(member.record.rows for member in members)
-    return answers
-
-
-def rows_of_one(member: BatchItem, manifest: Manifest) -> dict[str, Int64]:
-    """Return the inputs of a call as rows of one token, each at its position: any of them are a call of their own."""
-    feeds, offset = member.feeds, member.feeds["offset"]
-    batch, length = feeds["input_ids"].shape
-    if length == 1:
-        return feeds if len(offset) == batch else feeds | {"offset": np.repeat(offset, batch)}
-    feeds = {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"}
-    if member.request is not None and manifest.counts != "slots":
-        positions = position_index(member.request, manifest, offset)
-    elif batch == 1:  # as in nearly all shared runs
-        positions = offset + np.arange(length)
-    else:
-        positions = np.broadcast_to(offset.reshape(-1, 1) + np.arange(length), (batch, length)).reshape(-1)
-    return feeds | {"offset": positions}
-
-
-def _parts(found: Mapping[str, NDArray[np.float32]], members: list[BatchItem]) -> list[dict[str, NDArray[np.float32]]]:
-    """Return each member's part of vectors (T, 1, width), in the shape of its call."""
-    parts, begin = [], 0
-    for member in members:
-        shape = member.feeds["input_ids"].shape
+    rows = [single_token_feeds(item, model.manifest) for item in items]
+    found = model.run({name: np.concatenate([row[name] for row in rows]) for name in rows[0]}, outputs)
+    ran, begin, results = perf_counter(), 0, []
+    for item in items:
+        shape = item.feeds["input_ids"].shape
         end = begin + math.prod(shape)
-        parts.append({name: vectors[begin:end].reshape(*shape, -1) for name, vectors in found.items()})
+        results.append({name: vectors[begin:end].reshape(*shape, -1) for name, vectors in found.items()})
         begin = end
-    return parts
+        item.record.dequeued, item.record.ran, item.record.batch = dequeued, ran, 0
+    items[0].record.batch = sum(item.record.rows for item in items)
+    return results
+
+
+def single_token_feeds(item: BatchItem, manifest: Manifest) -> dict[str, Int64]:
+    """Return the feeds of an item as rows of one token, with the position as offset. Any subset of the rows can run."""
+    feeds, offset = item.feeds, item.feeds["offset"]
+    batch, length = feeds["input_ids"].shape
+    if len(offset) < batch:
+        offset = np.repeat(offset, batch)
+        feeds = feeds | {"offset": offset}
+    if length == 1:
+        return feeds
+    if item.request is not None and manifest.counts != "slots":
+        positions = position_index(item.request, manifest, offset)
+    else:
+        positions = (offset.reshape(-1, 1) + np.arange(length)).reshape(-1)
+    return {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"} | {"offset": positions}

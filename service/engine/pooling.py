@@ -1,4 +1,4 @@
-"""One vector for each row.
+"""Pooling: one vector for each row.
 
 Letters: B batch, T tokens of all rows, D width.
 """
@@ -9,49 +9,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.core.types import Int64, TokenRows
+from preblock.service.runtime.runner import Float32
 
 POOLINGS = ("none", "mean", "first", "last")
 
 
-def pool(vectors: NDArray[np.float32], rows: TokenRows, real: Int64 | None, pooling: str) -> NDArray[np.float32]:
-    """Return float32 (B, D): of the real tokens of each row the mean, the first or the last.
-
-    A mean is summed in float64, token after token, divided, and rounded once: its bits depend on its own row alone.
+def pool(vectors: Float32, rows: TokenRows, real: Int64 | None, pooling: str) -> Float32:
+    """Return the mean, the first or the last real vector of each row, float32 (B, D).
 
     Args:
         vectors: float32 (T, D).
-        rows: of the tokens.
-        real: 1 for a real token, at least one in each row; None where all are.
+        rows: the tokens of the vectors.
+        real: int64 (T,), 1 for a real token, at least one in each row; None if all tokens are real.
         pooling: "mean", "first" or "last".
 
     """
+    if pooling == "mean":
+        return mean([vectors], rows, real)
+    return vectors[pooled_tokens(rows, real, pooling)]
+
+
+def pooled_tokens(rows: TokenRows, real: Int64 | None, pooling: str) -> Int64:
+    """Return the index of the "first" or "last" real token of each row: int64 (B,), 0 to T - 1."""
+    index = np.arange(len(rows.values))
     if real is not None:
         keep = real.astype(np.bool_)
-        vectors, rows = vectors[keep], rows.kept(keep)
-    if pooling != "mean":
-        return vectors[rows.starts if pooling == "first" else rows.starts + rows.lengths - 1]
-    means = np.empty((len(rows.lengths), vectors.shape[1]), np.float32)
-    for row, (start, length) in enumerate(zip(rows.starts, rows.lengths, strict=True)):
-        means[row] = np.add.reduce(vectors[start : start + length], axis=0, dtype=np.float64) / length
-    return means
+        index, rows = index[keep], rows.kept(keep)
+    return index[rows.starts if pooling == "first" else rows.starts + rows.lengths - 1]
 
 
-def pool_row(pieces: Iterable[NDArray[np.float32]], real: Int64 | None, pooling: str) -> NDArray[np.float32]:
-    """Return float32 (1, D), D of 2 or more, of one row with vectors (T, D) in pieces; the bits are those of `pool`."""
-    total: NDArray[np.floating] | None = None
+def mean(chunks: Iterable[Float32], rows: TokenRows, real: Int64 | None) -> Float32:
+    """Return the mean of the real vectors of each row, float32 (B, D), from chunks of the vectors (T, D) in order.
+
+    Each mean is summed in float64, token after token, divided, and rounded once. Its bits depend on its own row alone.
+    Several chunks need a D of 2 or more, because NumPy sums a single column in another order.
+    """
+    keep = None if real is None else real.astype(np.bool_)
+    lengths = (rows if keep is None else rows.kept(keep)).lengths.tolist()
+    total: NDArray[np.floating] = np.empty(0)
+    means: list[Float32] = []
     begin = count = 0
-    for piece in pieces:
-        end = begin + len(piece)
-        vectors = piece if real is None else piece[real[begin:end].astype(np.bool_)]
-        begin, count = end, count + len(vectors)
-        if not len(vectors):
-            continue
-        if pooling == "mean":
-            before = vectors[:0] if total is None else total
-            total = np.add.reduce(np.concatenate((before, vectors), dtype=np.float64), axis=0, keepdims=True)
-        else:
-            total = (vectors[-1:] if pooling == "last" else vectors[:1]).copy()
-        if pooling == "first":
-            break
-    assert total is not None
-    return (total / count).astype(np.float32) if pooling == "mean" else total.astype(np.float32)
+    for chunk in chunks:
+        end = begin + len(chunk)
+        vectors = chunk if keep is None else chunk[keep[begin:end]]
+        begin = end
+        while len(vectors):
+            length = lengths[len(means)]
+            part, vectors = vectors[: length - count], vectors[length - count :]
+            summands = np.concatenate((total, part), dtype=np.float64) if count else part
+            total = np.add.reduce(summands, axis=0, dtype=np.float64, keepdims=True)
+            count += len(part)
+            if count == length:
+                means.append((total / length).astype(np.float32))
+                count = 0
+    return np.concatenate(means)

@@ -1,7 +1,7 @@
-"""Counts positions: which tokens are real, and how many real tokens precede each.
+"""Counts positions: the real tokens of a request, and the number of real tokens before each token.
 
-One meaning for every family: the position index of a token is the offset plus the real tokens before it in its row. A
-token is real unless the mask is 0 for it; in families whose positions skip padding ids, padding is never real.
+All families share one definition. The position index of a token is the offset plus the number of real tokens before it
+in its row. A token is real unless its mask is 0. If the positions of a family skip padding ids, padding is never real.
 
 Letters: B batch, T tokens of all rows.
 """
@@ -13,7 +13,7 @@ from preblock.service.core.types import Int64, TokenRequest
 
 
 def real_tokens(request: TokenRequest, manifest: Manifest) -> Int64 | None:
-    """Return 1 for each real token and 0 for padding: int64 (T,); None where all are real."""
+    """Return 1 for each real token and 0 for padding: int64 (T,); None if all tokens are real."""
     mask = None if request.attention_mask is None else request.attention_mask.values
     if manifest.counts == "ids":
         content = (request.input_ids.values != manifest.padding_id).astype(np.int64)
@@ -22,7 +22,7 @@ def real_tokens(request: TokenRequest, manifest: Manifest) -> Int64 | None:
 
 
 def count_real(request: TokenRequest, manifest: Manifest) -> Int64:
-    """Return how many tokens of each row are real: int64 (B,)."""
+    """Return the number of real tokens of each row: int64 (B,)."""
     real = real_tokens(request, manifest)
     if real is None:
         return request.input_ids.lengths
@@ -31,7 +31,7 @@ def count_real(request: TokenRequest, manifest: Manifest) -> Int64:
 
 
 def position_limit(request: TokenRequest, manifest: Manifest) -> int:
-    """Return the largest legal offset + real tokens for the wanted outputs."""
+    """Return the largest legal offset + real tokens for the requested outputs."""
     wanted = manifest.rotary_of(request.outputs)
     return min([manifest.limit, *(rotary.max_len for rotary in wanted if rotary.max_len)])
 
@@ -39,7 +39,7 @@ def position_limit(request: TokenRequest, manifest: Manifest) -> int:
 def position_index(request: TokenRequest, manifest: Manifest, offset: Int64) -> Int64:
     """Return the position index of every token: int64 (T,); 0 for padding.
 
-    `offset` is int64 (1,) or (B,). transformers' `generate()` puts padding at 0 too.
+    `offset` is int64 (1,) or (B,). Padding is at 0 in `generate()` of transformers too.
     """
     rows, real = request.input_ids, real_tokens(request, manifest)
     if real is None:
@@ -50,7 +50,7 @@ def position_index(request: TokenRequest, manifest: Manifest, offset: Int64) -> 
 
 
 def graph_counts(request: TokenRequest, manifest: Manifest) -> bool:
-    """Say whether the graph itself counts the positions of rows of one length as `position_index` does."""
+    """Return whether the graph counts the positions of this request itself, with the result of `position_index`."""
     if request.position_ids is not None or request.input_ids.length is None:
         return False
     if manifest.counts == "mask" or request.attention_mask is None:

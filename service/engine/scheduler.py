@@ -1,76 +1,91 @@
-"""Decides when and where work runs: small pieces in the event loop, the smallest together, large ones in a pool."""
+"""Scheduler: runs small work in the event loop, the smallest requests in micro-batches, and large work in threads."""
 
 import asyncio
 import contextvars
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from preblock.service.core.errors import Unavailable
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
-T = TypeVar("T")
-M = TypeVar("M")
+ResultT = TypeVar("ResultT")
+ItemT = TypeVar("ItemT")
+BatchFunction = Callable[[list[ItemT]], list[ResultT]]
 
 TEXT_COST = 32
-"""Reading a byte of JSON, or writing a number as text, takes as long as this many values."""
+"""Cost of one byte of JSON read, or one number written as text, in values."""
 TOKENIZER_COST = 2**11
-"""Tokenizing a character takes as long as this many values."""
+"""Cost of one character tokenized, in values."""
 
 TOKEN_COST = 32
-"""Checking a token and counting its position takes as long as this many values."""
+"""Cost of one token validated and its position counted, in values."""
 
 
-class MicroBatch(Generic[M, T]):
-    """Members that are ready in one turn of the event loop; they run together when the first asks for its answer.
+class MicroBatch(Generic[ItemT, ResultT]):
+    """Items of one event-loop iteration; they run together when the first result is requested.
 
     Args:
-        run: returns the answer to each of some members.
-        end: called with the group when no more may join.
+        run: returns the results of a list of items.
+        batches: the open batches by key; the batch removes itself when it runs.
+        key: key of this batch.
 
     """
 
-    __slots__ = ("_answers", "_end", "_joined", "_members", "_run", "size")
+    __slots__ = ("_batches", "_items", "_key", "_last_number", "_results", "_run", "size")
 
-    def __init__(self, run: Callable[[list[M]], list[T]], end: Callable[["MicroBatch[M, T]"], object]) -> None:
-        self.size = self._joined = 0
-        self._members: dict[int, M] = {}
-        self._answers: dict[int, T | Exception] | None = None
-        self._run, self._end = run, end
+    def __init__(self, run: BatchFunction[ItemT, ResultT], batches: dict[Hashable, Any], key: Hashable) -> None:
+        self.size = self._last_number = 0
+        self._items: dict[int, ItemT] = {}
+        self._results: dict[int, ResultT | Exception] | None = None
+        self._run, self._batches, self._key = run, batches, key
 
-    def join(self, size: int, member: M) -> int:
-        """Add a member, and return its number."""
+    def join(self, size: int, item: ItemT) -> int:
+        """Add an item, and return its number."""
         self.size += size
-        number = self._joined = self._joined + 1
-        self._members[number] = member
+        number = self._last_number = self._last_number + 1
+        self._items[number] = item
         return number
 
     def leave(self, number: int) -> None:
-        """Forget a member."""
-        del self._members[number]
+        """Remove an item."""
+        del self._items[number]
 
-    def answer(self, number: int) -> T:
-        """Return the answer to a member once the turn is over; the first call runs all members."""
-        if self._answers is None:
-            self._end(self)
-            if len(self._members) == 1:
-                (alone,) = self._run([*self._members.values()])
-                return alone
-            self._answers = _run_all(self._members, self._run)
-        answer = self._answers[number]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def result(self, number: int) -> ResultT:
+        """Return the result of an item, in the next event-loop iteration. The first call runs all items."""
+        if self._results is None:
+            if self._batches.get(self._key) is self:
+                del self._batches[self._key]
+            if len(self._items) == 1:
+                return self._run([*self._items.values()])[0]
+            self._results = self._run_all()
+        result = self._results[number]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _run_all(self) -> dict[int, ResultT | Exception]:
+        """Return the result of each item by its number; if the batch fails, each item runs alone."""
+        try:
+            return dict(zip(self._items, self._run([*self._items.values()]), strict=True))
+        except Exception:
+            pass  # one item may be at fault, so each runs alone
+        results: dict[int, ResultT | Exception] = {}
+        for number, item in self._items.items():
+            try:
+                (results[number],) = self._run([item])
+            except Exception as error:
+                results[number] = error
+        return results
 
 
 class Scheduler:
     """Runs work for the event loop.
 
     Args:
-        threads: of the pool; sessions and encoders release the interpreter while they work.
-        settings: say how many pieces of work may wait for a thread, and for how long.
+        threads: number of threads; sessions and encoders release the GIL while they run.
+        settings: size and timeout of the work queue.
 
     """
 
@@ -79,44 +94,43 @@ class Scheduler:
         self._threads = threads
         self._settings = settings
         self._pending = 0
-        self._groups: dict[Hashable, MicroBatch[Any, Any]] = {}
+        self._batches: dict[Hashable, MicroBatch[Any, Any]] = {}
 
     @staticmethod
-    def is_small(size: int, text: bool = False) -> bool:
-        """Return whether work of such a `size`, as `run` counts it, is not worth a thread."""
+    def is_inline(size: int, text: bool = False) -> bool:
+        """Return whether work of this `size` runs in the event loop, because a thread would cost more; see `run`."""
         return size * (TEXT_COST if text else 1) <= INLINE_MAX_VALUES
 
-    async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
-        """Return the result of `work`; a `size` of at most `INLINE_MAX_VALUES` is not worth a thread.
+    async def run(self, size: int, work: Callable[[], ResultT], text: bool = False) -> ResultT:
+        """Return the result of `work`, from the event loop up to a cost of `INLINE_MAX_VALUES`, else from a thread.
 
-        `size` counts values of arrays or bytes; with `text`, bytes of JSON or numbers as text.
+        `size` counts array values or bytes. If `text` is true, it counts bytes of JSON or numbers written as text.
 
         Raises:
-            Unavailable: too many pieces wait already, or this one has waited too long.
+            Unavailable: the work queue is full, or the work has waited longer than the queue timeout.
 
         """
-        if self.is_small(size, text):
+        if self.is_inline(size, text):
             return work()
         settings = self._settings.current
         if self._pending >= self._threads + settings.max_queue_size:
-            waiting = f"{settings.max_queue_size} waiting"
-            raise Unavailable("queue", f"a request more than {waiting}", f"at most {waiting}; try again later")
+            allowed = f"at most {settings.max_queue_size} waiting; try again later"
+            raise Unavailable("queue", "a full queue", allowed)
         self._pending += 1
         try:
-            # In the context of the request: the thread knows the caller too.
-            return await self._result(
-                self._pool.submit(contextvars.copy_context().run, work), settings.queue_timeout_seconds
-            )
+            # The thread runs in the context of the request, so that it knows the caller.
+            future = self._pool.submit(contextvars.copy_context().run, work)
+            return await self._result(future, settings.queue_timeout_seconds)
         finally:
             self._pending -= 1
 
-    async def _result(self, future: Future[T], timeout: float) -> T:
-        """Return the result of a piece of work that begins in time."""
+    async def _result(self, future: Future[ResultT], timeout: float) -> ResultT:
+        """Return the result of a future, or cancel it if it has not started after `timeout` seconds."""
         loop, expired = asyncio.get_running_loop(), False
 
         def expire() -> None:
             nonlocal expired
-            expired = future.cancel()  # does nothing once the work has begun
+            expired = future.cancel()  # no effect on running work
 
         timer = loop.call_later(timeout, expire)
         try:
@@ -124,56 +138,36 @@ class Scheduler:
         except asyncio.CancelledError:
             if not expired:
                 raise
-            waited = f"{timeout:g} s"
-            raise Unavailable("queue", f"more than {waited} in it", f"at most {waited}; try again later") from None
+            allowed = f"at most {timeout:g} s; try again later"
+            raise Unavailable("queue", f"a wait of more than {timeout:g} s", allowed) from None
         finally:
             timer.cancel()
 
-    def group(self, key: Hashable, size: int, run: Callable[[list[M]], list[T]]) -> MicroBatch[M, T]:
-        """Return the group of this `key` for a member of `size` in this turn of the event loop.
+    def batch(self, key: Hashable, size: int, run: BatchFunction[ItemT, ResultT]) -> MicroBatch[ItemT, ResultT]:
+        """Return the batch of this event-loop iteration with `key`, for an item of `size` array values.
 
-        `size` counts values of arrays; members of more than `INLINE_MAX_VALUES` in all run in several groups, so that
-        no group holds the loop for long.
+        A batch has at most `INLINE_MAX_VALUES` values, so that it does not block the event loop for long.
         """
-        group = self._groups.get(key)
-        if group is None or group.size + size > INLINE_MAX_VALUES:
-            group = self._groups[key] = MicroBatch(run, partial(self._close, key))
-        return group
+        batch = self._batches.get(key)
+        if batch is None or batch.size + size > INLINE_MAX_VALUES:
+            batch = self._batches[key] = MicroBatch(run, self._batches, key)
+        return batch
 
-    async def share(self, key: Hashable, size: int, member: M, run: Callable[[list[M]], list[T]]) -> T:
-        """Return the answer of `run` to `member`; members of this `key` that are ready in the same turn run together.
+    async def run_batched(self, key: Hashable, size: int, item: ItemT, run: BatchFunction[ItemT, ResultT]) -> ResultT:
+        """Run `item` in one batch with all items of this `key` in the same event-loop iteration, and return its result.
 
-        There is no timer: a member waits until everything that is ready has joined, and alone for nothing. Where a run
-        fails, each member runs by itself and meets its own error.
+        No timer delays the batch: an item waits for the end of the iteration only. If the batch fails, each item runs
+        alone, and only the faulty items raise.
         """
-        group: MicroBatch[M, T] = self.group(key, size, run)
-        number = group.join(size, member)
+        batch: MicroBatch[ItemT, ResultT] = self.batch(key, size, run)
+        number = batch.join(size, item)
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            group.leave(number)
+            batch.leave(number)
             raise
-        return group.answer(number)
-
-    def _close(self, key: Hashable, group: MicroBatch[M, T]) -> None:
-        if self._groups.get(key) is group:
-            del self._groups[key]
+        return batch.result(number)
 
     def close(self) -> None:
-        """Finish the work that runs and take no more."""
+        """Finish running work, and accept no further work."""
         self._pool.shutdown()
-
-
-def _run_all(members: dict[int, M], run: Callable[[list[M]], list[T]]) -> dict[int, T | Exception]:
-    """Return the answer to each member, by its number."""
-    try:
-        return dict(zip(members, run([*members.values()]), strict=True))
-    except Exception:
-        pass  # one of them may be at fault: it fails alone
-    answers: dict[int, T | Exception] = {}
-    for number, member in members.items():
-        try:
-            (answers[number],) = run([member])
-        except Exception as error:
-            answers[number] = error
-    return answers

@@ -1,4 +1,4 @@
-"""Sequences: running offsets of rows, fed by request after request, each under an id of the client's choice.
+"""Sequences: running offsets of rows across requests, under an id chosen by the client.
 
 Letters: R rows of a sequence.
 """
@@ -15,17 +15,18 @@ from preblock.service.core.decode_ops import check_each, per_row
 from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailable
 from preblock.service.core.results import Result
 from preblock.service.core.types import AnyRequest, Int64, TokenRequest
-from preblock.service.engine.decode_stream import feed
+from preblock.service.engine.decode_stream import run_step
 from preblock.service.engine.engine import Engine
+from preblock.service.engine.validation import ZERO
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import EncoderStem, TokenModel
 
-ZERO = np.zeros(1, np.int64)
+NO_ROWS = np.empty(0, np.int64)
 ID = "parameters.sequence_id"
 
 
 class SequenceKey(NamedTuple):
-    """The key of a sequence: an id belongs to one artifact."""
+    """Key of a sequence: the id, and the artifact of its requests."""
 
     model: str
     version: int
@@ -35,51 +36,51 @@ class SequenceKey(NamedTuple):
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where the R rows of a sequence are, and since when, in seconds of the event loop."""
+    """Offsets int64 (R,) of an idle sequence, and the time of its last request, in seconds of the event loop."""
 
     offset: Int64
     since: float
 
 
 class Sequences:
-    """The sequences of this process.
+    """All sequences of this process.
 
     Args:
-        engine: answers their requests, and has the settings.
+        engine: computes the requests, and holds the settings.
 
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.settings = engine, engine.settings
         self.rows = 0
-        # For requests outside streams: any worker may get the next one.
-        self.loose = SequenceStore(self, None, engine.settings.current.workers)
+        # For requests outside of streams. With several workers, another worker may get the next request.
+        self.shared_store = SequenceStore(self, None, engine.settings.current.workers)
 
     @contextmanager
     def stream(self) -> Iterator["SequenceStore"]:
-        """Make a room for the sequences of one stream; the end of the block is theirs."""
-        room = SequenceStore(self, self.settings.current.max_stream_sequence_rows)
+        """Create a store for the sequences of one stream, and clear it after the block."""
+        store = SequenceStore(self, self.settings.current.max_stream_sequence_rows)
         try:
-            yield room
+            yield store
         finally:
-            room.clear()
+            store.clear()
 
 
 class SequenceStore:
-    """Sequences by their ids.
+    """Sequences of one stream, or of all requests outside of streams.
 
     Args:
-        sequences: all of the process.
-        most: rows of all sequences in this store.
-        workers: processes that may get the next request; with several, no sequence can run.
+        sequences: all sequences of the process.
+        max_rows: most rows of all sequences in this store; None for no limit.
+        workers: number of processes behind the address; with several, sequences are refused.
 
     """
 
-    def __init__(self, sequences: Sequences, most: int | None, workers: int = 1) -> None:
-        self._all, self._most, self._workers = sequences, most, workers
+    def __init__(self, sequences: Sequences, max_rows: int | None, workers: int = 1) -> None:
+        self._all, self._max_rows, self._workers = sequences, max_rows, workers
         self._rows = 0
-        # In the order of their last requests: the first is the first to be forgotten.
-        self._places: dict[SequenceKey, _Slot] = {}
+        # Ordered by the last request, so that the first sequence times out first.
+        self._slots: dict[SequenceKey, _Slot] = {}
         self._busy: set[SequenceKey] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -87,75 +88,73 @@ class SequenceStore:
     async def answer(
         self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord
     ) -> AsyncIterator[Result]:
-        """Answer a request, as the next of its sequence where it names one.
+        """Yield the result of a request, at the offsets of its sequence if it names one.
 
-        The sequence moves on when the block ends. Where an exception leaves the block, it stays as it was.
+        The offsets advance at the end of the block. If the block raises, the sequence is unchanged.
 
         Raises:
             Invalid: no such sequence runs, or a value is not allowed.
-            Conflict: the rows are elsewhere than the request says, or another request feeds them now.
-            TooLarge: more rows than sequences may have.
-            Unavailable: too many rows run already.
+            Conflict: the stated offset differs, or another request of the sequence is in flight.
+            TooLarge: the request has more rows than all sequences may have.
+            Unavailable: other sequences hold too many rows.
 
         """
         if not isinstance(model, TokenModel) or not isinstance(request, TokenRequest) or request.sequence is None:
             yield await self._all.engine.answer(model, request, record)
             return
-        turn, key = request.sequence, SequenceKey(model.name, model.version, model.identity, request.sequence.id)
-        before = self._find(key, turn.start)
+        reference, key = request.sequence, SequenceKey(model.name, model.version, model.identity, request.sequence.id)
+        before = self._find(key, reference.start)
         offset, stated = before, request.offset
-        if turn.start or offset is None:
+        if reference.start or not len(before):
             rows = len(request.input_ids.lengths)
             offset = per_row("offset", ZERO if stated is None else stated, rows)
             check_each("offset", offset, np.full(rows, model.manifest.limit))
             stated = None
-        held = max(_rows(before), len(offset))
-        self._hold(held - _rows(before))
-        self._places.pop(key, None)
+        held = max(len(before), len(offset))
+        self._hold(held - len(before))
+        self._slots.pop(key, None)
         self._busy.add(key)
         after = before
         try:
-            answer = await feed(self._all.engine, model, replace(request, offset=None), record, offset, stated)
+            answer = await run_step(self._all.engine, model, replace(request, offset=None), record, offset, stated)
             yield answer
-            after = None if turn.end else answer.next_offset
+            after = NO_ROWS if reference.end else answer.next_offset
         finally:
             self._busy.remove(key)
-            self._hold(_rows(after) - held)
-            self._all.engine.metrics.sequences((after is not None) - (before is not None))
-            if after is not None:
+            self._hold(len(after) - held)
+            self._all.engine.metrics.sequences(bool(len(after)) - bool(len(before)))
+            if len(after):
                 self._keep(key, after)
 
     def offsets(self) -> dict[SequenceKey, Int64]:
-        """Return the offsets int64 (R,) of every sequence that waits for its next request."""
-        return {key: place.offset for key, place in self._places.items()}
+        """Return the offsets int64 (R,) of every idle sequence."""
+        return {key: slot.offset for key, slot in self._slots.items()}
 
     def clear(self) -> None:
-        """Release every sequence that waits."""
-        for key in tuple(self._places):
+        """Release every idle sequence."""
+        for key in tuple(self._slots):
             self._release(key)
         if self._timer is not None:
             self._timer.cancel()
 
-    def _find(self, key: SequenceKey, start: bool) -> Int64 | None:
-        """Return the offsets of a sequence; None for a new one."""
+    def _find(self, key: SequenceKey, start: bool) -> Int64:
+        """Return the offsets of a sequence, int64 (R,), or an empty array for a new sequence."""
         name = repr(key.id)
         if self._workers > 1:
             allowed = f"none, since any of {self._workers} workers may get the next request: state its offset instead"
             raise Invalid(ID, name, allowed)
         if key in self._busy:
             raise Conflict(ID, name, "one request of a sequence at a time; another is being answered")
-        place = self._places.get(key)
-        if place is None and not start:
+        slot = self._slots.get(key)
+        if slot is None and not start:
             allowed = f"a sequence that runs on {key.model} version {key.version}: its first request has sequence_start"
             raise Invalid(ID, name, allowed)
-        return None if place is None else place.offset
+        return NO_ROWS if slot is None else slot.offset
 
     def _hold(self, rows: int) -> None:
-        """Count so many rows more."""
-        for running, most in (
-            (self._rows, self._most),
-            (self._all.rows, self._all.settings.current.max_sequence_rows),
-        ):
+        """Add `rows` to the counts of rows, within their limits; negative `rows` release some."""
+        limit = self._all.settings.current.max_sequence_rows
+        for running, most in ((self._rows, self._max_rows), (self._all.rows, limit)):
             if most is not None and 0 < rows > most - running:
                 kind = TooLarge if rows > most else Unavailable
                 raise kind("input_ids", f"{rows} rows beside {running} that run", f"at most {most} rows of sequences")
@@ -163,24 +162,20 @@ class SequenceStore:
         self._all.rows += rows
 
     def _keep(self, key: SequenceKey, offset: Int64) -> None:
-        loop = asyncio.get_running_loop()
-        self._places[key] = _Slot(offset, loop.time())
+        self._slots[key] = _Slot(offset, asyncio.get_running_loop().time())
         if self._timer is None:
-            self._timer = loop.call_later(self._all.settings.current.sequence_idle_timeout_seconds, self._forget)
+            self._release_idle()
 
-    def _forget(self) -> None:
-        """Release the sequences that waited too long, and set the timer for the next."""
+    def _release_idle(self) -> None:
+        """Release timed-out sequences, and set the timer for the next sequence."""
         loop, self._timer = asyncio.get_running_loop(), None
-        for key, place in tuple(self._places.items()):
-            if (end := place.since + self._all.settings.current.sequence_idle_timeout_seconds) > loop.time():
-                self._timer = loop.call_at(end, self._forget)
+        for key, slot in tuple(self._slots.items()):
+            end = slot.since + self._all.settings.current.sequence_idle_timeout_seconds
+            if end > loop.time():
+                self._timer = loop.call_at(end, self._release_idle)
                 return
             self._release(key)
 
     def _release(self, key: SequenceKey) -> None:
-        self._hold(-len(self._places.pop(key).offset))
+        self._hold(-len(self._slots.pop(key).offset))
         self._all.engine.metrics.sequences(-1)
-
-
-def _rows(offset: Int64 | None) -> int:
-    return 0 if offset is None else len(offset)

@@ -1,7 +1,7 @@
-"""Truncates rows that are too long, where the caller says so.
+"""Truncation of rows, on request.
 
-A row keeps as many real tokens as there is room for, from the side without a cut. Padding between them stays and
-needs no room. The special tokens around a text stay too, and need room.
+A row keeps as many real tokens as fit, from the side opposite to the cut. Padding between kept tokens stays, and does
+not count. Special tokens of a tokenizer stay too, and count.
 
 Letters: B batch, T tokens of all rows.
 """
@@ -17,27 +17,22 @@ from preblock.service.engine.positions import count_real, position_limit, real_t
 SIDES = ("left", "right")
 
 
-def least_room(request: TokenRequest, manifest: Manifest) -> Int64:
-    """Return the tokens that each row must have room for, int64 (B,): all, or the fixed ones and one more."""
+def min_row_tokens(request: TokenRequest, manifest: Manifest) -> Int64:
+    """Return the fewest real tokens of each row after truncation, int64 (B,): special tokens and one other."""
     real = count_real(request, manifest)
-    if request.truncate is None:
-        return real
-    special = (
-        0 if request.special is None else np.add.reduceat(request.special, request.input_ids.starts, dtype=np.int64)
-    )
-    return np.minimum(real, special + 1)
+    return real if request.truncate is None else np.minimum(real, _special_tokens(request) + 1)
 
 
 def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
-    """Return a checked `request` with rows that fit; the same request where no cut is asked for."""
+    """Return a validated request with its rows cut to the position limit, or unchanged without `truncate`."""
     if request.truncate is None:
         return request
     rows = request.input_ids
     real = real_tokens(request, manifest)
     counted: Int64 = np.ones_like(rows.values) if real is None else real
-    room = position_limit(request, manifest) - (np.zeros(1, np.int64) if request.offset is None else request.offset)
+    start = 0 if request.offset is None else request.offset
+    room = position_limit(request, manifest) - start - _special_tokens(request)
     special: Bools = np.zeros(len(rows.values), np.bool_) if request.special is None else request.special
-    room = room - np.add.reduceat(special, rows.starts, dtype=np.int64)
     counted = counted * ~special
     before = np.cumsum(counted) - counted
     rank = before - rows.spread(before[rows.starts])
@@ -52,3 +47,11 @@ def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
         special=None if request.special is None else request.special[keep],
         spans=None if request.spans is None else request.spans[keep],
     )
+
+
+def _special_tokens(request: TokenRequest) -> Int64:
+    """Return the number of special tokens of each row, int64 (B,)."""
+    if request.special is None:
+        return np.zeros_like(request.input_ids.lengths)
+    counts: Int64 = np.add.reduceat(request.special, request.input_ids.starts, dtype=np.int64)
+    return counts

@@ -1,126 +1,138 @@
-"""Checks a request against a model before the session runs.
+"""Validation of requests against a model, before the session runs.
 
-onnxruntime wraps negative ids without a word, and on CUDA reads rows of zeros for ids beyond the table.
+onnxruntime wraps negative ids silently, and on CUDA returns rows of zeros for ids beyond the table.
 """
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
+from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import DTYPES, Int64, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
 from preblock.service.engine.pooling import POOLINGS
 from preblock.service.engine.positions import count_real, position_limit
-from preblock.service.engine.truncation import SIDES, least_room
+from preblock.service.engine.truncation import SIDES, min_row_tokens
 
 ZERO = np.zeros(1, np.int64)
 ZERO.flags.writeable = False
-_WHAT = {"token_type_ids": "segments"}
+_INPUT_TITLES = {"token_type_ids": "segments"}
 
 
 def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
     """Check ids, segments, masks, positions, offsets, lengths and the output type.
 
     Raises:
-        Invalid: a value is not allowed for this model; the error names the first.
-        TooLarge: more than `max_tokens` tokens.
+        Invalid: a value is not allowed for this model; the error names the first such value.
+        TooLarge: the request has more than `max_tokens` tokens.
 
     """
-    if _plainly_right(request, manifest, max_tokens):
+    if _is_simple_and_valid(request, manifest, max_tokens):
         return
-    if request.dtype not in DTYPES:
-        raise Invalid("dtype", request.dtype, ", ".join(DTYPES))
-    if request.truncate not in (None, *SIDES):
-        raise Invalid("truncate", request.truncate, ", ".join(SIDES))
-    if request.pooling not in POOLINGS:
-        raise Invalid("pooling", request.pooling, ", ".join(POOLINGS))
+    check_choice("dtype", request.dtype, DTYPES)
+    if request.truncate is not None:
+        check_choice("truncate", request.truncate, SIDES)
+    check_choice("pooling", request.pooling, POOLINGS)
     ids = request.input_ids
     if not len(ids.lengths):
         raise Invalid("input_ids", "an empty batch", "at least one row")
-    if not ids.length and not ids.lengths.all():
-        row = int(np.flatnonzero(ids.lengths == 0)[0])
-        raise Invalid(f"input_ids[{row}]", "an empty row", "at least one id")
+    if not ids.lengths.all():
+        raise Invalid(f"input_ids[{int(np.argmin(ids.lengths))}]", "an empty row", "at least one id")
     if len(ids.values) > max_tokens:
         raise TooLarge("input_ids", f"{len(ids.values)} tokens", f"at most {max_tokens} tokens in a request")
     _check_range("input_ids", ids, manifest.vocab_size)
     for refused in manifest.refused_ids:
         if len(index := np.flatnonzero(ids.values == refused)):
-            allowed = f"any other id, since this model scales the other tokens of a row that holds {refused}"
+            allowed = f"any other id, since this model scales the other tokens of a row with {refused}"
             raise Invalid("input_ids" + ids.place(int(index[0])), refused, allowed)
     for output in request.outputs:
-        if output not in manifest.widths:
-            raise Invalid("output", output, ", ".join(manifest.widths))
+        check_choice("output", output, manifest.widths)
     for name, rows in request.indices.items():
         if name not in manifest.indices:
-            raise Invalid(name, "a value", f"nothing, since this model has no {_WHAT.get(name, name)}")
-        check_like(name, rows, ids)
+            raise Invalid(name, "a value", f"nothing, since this model has no {_INPUT_TITLES.get(name, name)}")
+        check_same_lengths(name, rows, ids)
         _check_range(name, rows, manifest.indices[name])
     for name in manifest.needed:
         if name not in request.indices:
-            raise Invalid(name, "nothing", "one for each token, since none is not 0 for this model")
+            raise Invalid(name, "nothing", "one value for each token, since this model has no default for it")
     if request.attention_mask is not None:
-        check_like("attention_mask", request.attention_mask, ids)
+        check_same_lengths("attention_mask", request.attention_mask, ids)
         _check_range("attention_mask", request.attention_mask, 2)
     if request.pooling != "none" and not (real := count_real(request, manifest)).all():
-        row = int(np.flatnonzero(real == 0)[0])
-        raise Invalid(f"input_ids[{row}]", "no real token", f"at least one, of which to take the {request.pooling}")
+        row = int(np.argmin(real))
+        raise Invalid(f"input_ids[{row}]", "no real token", f"at least one, to take the {request.pooling}")
     limit = position_limit(request, manifest)
-    if request.position_ids is not None:
-        if request.offset is not None:
-            raise Invalid("offset", "offset and position_ids", "one of them: position_ids say every position already")
-        if request.truncate is not None:
-            raise Invalid(
-                "truncate", "truncate and position_ids", "one of them: no length is too long for position_ids"
-            )
-        check_like("position_ids", request.position_ids, ids)
-        _check_range("position_ids", request.position_ids, limit)
-    else:
+    if request.position_ids is None:
         _check_offset(request, manifest, limit)
+        return
+    if request.offset is not None:
+        raise Invalid("offset", "offset and position_ids", "one of them, since position_ids give every position")
+    if request.truncate is not None:
+        raise Invalid("truncate", "truncate and position_ids", "one of them, since position_ids have no length limit")
+    check_same_lengths("position_ids", request.position_ids, ids)
+    _check_range("position_ids", request.position_ids, limit)
 
 
-def _plainly_right(request: TokenRequest, manifest: Manifest, max_tokens: int) -> bool:
-    """Return True for most requests that `check` allows: rows of one length, and an offset at most.
+def has_only_ids(request: TokenRequest) -> bool:
+    """Return whether a request has ids in rows of one length, and no other input or option except offset and dtype."""
+    return (
+        bool(request.input_ids.length)
+        and not request.indices
+        and request.attention_mask is None
+        and request.position_ids is None
+        and request.truncate is None
+        and request.pooling == "none"
+    )
 
-    A small answer is computed in less time than the whole check takes.
+
+def is_in_range(ids: Int64, offset: Int64, length: int, vocab_size: int, limit: int) -> bool:
+    """Return whether ids in rows of `length` tokens, and their offset, (1,) or (B,), are legal.
+
+    As unsigned numbers, negative values are larger than any limit, so that one pass checks both ends.
     """
-    rows, offset = request.input_ids, request.offset
-    length, tokens = rows.length, len(rows.values)
+    if ids.size == 1:
+        legal = 0 <= ids.item() < vocab_size
+    else:
+        legal = bool(np.maximum.reduce(ids.view(np.uint64), axis=None) < vocab_size)
+    room = limit - length
+    if len(offset) == 1:
+        return legal and 0 <= offset.item() <= room
+    return legal and room >= 0 and bool(np.maximum.reduce(offset.view(np.uint64)) <= room)
+
+
+def _is_simple_and_valid(request: TokenRequest, manifest: Manifest, max_tokens: int) -> bool:
+    """Return True for most legal requests, in less time than the full validation."""
+    rows, outputs = request.input_ids, request.outputs
     if (
-        not length
-        or tokens > max_tokens
-        or request.indices
-        or request.attention_mask is not None
-        or request.position_ids is not None
-        or request.truncate is not None
-        or request.pooling != "none"
+        not has_only_ids(request)
+        or len(rows.values) > max_tokens
         or request.dtype not in DTYPES
         or manifest.counts == "ids"
         or manifest.needed
         or manifest.refused_ids
-        or manifest.rotary_of(request.outputs)
-        or not manifest.widths.keys() >= set(request.outputs)
-        or _largest(rows.values) >= manifest.vocab_size
+        or manifest.rotary_of(outputs)
+        or not manifest.widths.keys() >= set(outputs)
     ):
         return False
-    room = manifest.limit - length
-    if offset is None:
-        return room >= 0
-    return len(offset) in (1, len(rows.lengths)) and room >= 0 and _largest(offset) <= room
+    offset = ZERO if request.offset is None else request.offset
+    return len(offset) in (1, len(rows.lengths)) and is_in_range(
+        rows.values, offset, rows.length or 0, manifest.vocab_size, manifest.limit
+    )
 
 
 def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int) -> tuple[int, ...]:
-    """Check the lengths of a bias and the output type, and return the shape of the answer.
+    """Validate the lengths and the output type of a bias request, and return the shape of the bias.
 
     Raises:
         Invalid: the model has no bias, or a value is not allowed.
-        TooLarge: more values than `max_tokens` vectors of the model have.
+        TooLarge: the bias has more values than `max_tokens` vectors.
 
     """
-    if request.dtype not in DTYPES:
-        raise Invalid("dtype", request.dtype, ", ".join(DTYPES))
+    check_choice("dtype", request.dtype, DTYPES)
     if manifest.bias is None:
-        raise Invalid("bias", "a request for it", "none, since the attention of this model adds nothing for distances")
+        raise Invalid("bias", "a request for it", "none, since this model has no attention bias")
     takes_offset = any(tensor.name == "query_offset" for tensor in manifest.graphs[BIAS_GRAPH].inputs)
     if request.query_offset is not None and not takes_offset:
         raise Invalid("query_offset", request.query_offset, "nothing, since the last query is at the last key")
@@ -132,7 +144,7 @@ def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int
             allowed = f"1 to {manifest.limit - before}" if manifest.max_len else "1 or more"
             raise Invalid(f"{name}_length", length, allowed)
     sizes = {"query_length": request.query_length, "key_length": request.key_length}
-    sizes["rows"] = sum(sizes.values())  # of a sinusoid, at most
+    sizes["rows"] = sum(sizes.values())  # most rows of a sinusoid
     shape = tuple(sizes[size] if isinstance(size, str) else size for size in manifest.bias.shape)
     values, most = math.prod(shape), max_tokens * manifest.width
     if values > most:
@@ -141,22 +153,20 @@ def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int
 
 
 def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) -> int:
-    """Check the shape of the input and the output type, and return how many vectors the answer has.
+    """Validate the shape and the output type of a stem request, and return the number of output vectors.
 
     Raises:
         Invalid: the name, a size or the type is not allowed.
-        TooLarge: the answer would have more than `max_tokens` vectors.
+        TooLarge: the response would have more than `max_tokens` vectors.
 
     """
-    if request.dtype not in DTYPES:
-        raise Invalid("dtype", request.dtype, ", ".join(DTYPES))
+    check_choice("dtype", request.dtype, DTYPES)
     expected, shape = manifest.input, request.values.shape
     if request.input != expected.name:
         raise Invalid("inputs.name", request.input, expected.name)
-    fits = len(shape) == len(expected.shape) and all(
+    if len(shape) != len(expected.shape) or not all(
         got == size if isinstance(size, int) else got > 0 for got, size in zip(shape, expected.shape, strict=True)
-    )
-    if not fits:
+    ):
         raise Invalid(f"{expected.name}.shape", list(shape), f"[{', '.join(map(str, expected.shape))}]")
     native, patch = manifest.image_size, manifest.patch_size
     if patch is not None and shape[2:] != (native, native) and (shape[2] % patch or shape[3] % patch):
@@ -167,51 +177,41 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
     return tokens
 
 
-def check_like(field: str, rows: TokenRows, ids: TokenRows) -> None:
-    """Compare the number and the lengths of `rows` with those of the ids.
+def check_choice(field: str, value: str, allowed: Iterable[str]) -> None:
+    """Raise Invalid if `value` is not one of the allowed names."""
+    if value not in allowed:
+        raise Invalid(field, value, ", ".join(allowed))
 
-    Raises:
-        Invalid: another number of rows, or of values in a row.
 
-    """
+def check_same_lengths(field: str, rows: TokenRows, ids: TokenRows) -> None:
+    """Raise Invalid if an input differs from the ids in the number of rows, or in the length of a row."""
     if len(rows.lengths) != len(ids.lengths):
         raise Invalid(field, f"{len(rows.lengths)} rows", f"{len(ids.lengths)} rows, as input_ids has")
-    differing = np.flatnonzero(rows.lengths != ids.lengths)
-    if len(differing):
-        row = int(differing[0])
+    differs = rows.lengths != ids.lengths
+    if differs.any():
+        row = int(np.argmax(differs))
         got, allowed = int(rows.lengths[row]), int(ids.lengths[row])
         raise Invalid(f"{field}[{row}]", f"{got} values", f"{allowed} values, as input_ids[{row}] has")
 
 
 def _check_range(field: str, rows: TokenRows, limit: int) -> None:
-    """Raise Invalid where a value is outside 0 to `limit` - 1."""
-    if _largest(rows.values) >= limit:
-        index = int(np.flatnonzero(rows.values.view(np.uint64) >= limit)[0])
+    """Raise Invalid if a value is outside 0 to `limit` - 1."""
+    outside = rows.values.view(np.uint64) >= limit  # as unsigned numbers, negative values are larger than any limit
+    if outside.any():
+        index = int(np.argmax(outside))
         raise Invalid(field + rows.place(index), int(rows.values[index]), f"0 to {limit - 1}")
 
 
-def _largest(values: Int64) -> int:
-    """Return the largest of some values, negative ones being larger than any other: one pass checks both ends."""
-    unsigned = values.view(np.uint64)
-    return int(unsigned[0] if len(unsigned) == 1 else np.maximum.reduce(unsigned))
-
-
 def _check_offset(request: TokenRequest, manifest: Manifest, limit: int) -> None:
-    batch, offset = len(request.input_ids.lengths), ZERO
-    if request.offset is not None:
-        offset = request.offset
-        if offset.shape not in ((1,), (batch,)):
-            raise Invalid("offset", f"{len(offset)} values", f"one value, or one for each of {batch} rows")
-        if offset.min() < 0:
-            row = int(np.flatnonzero(offset < 0)[0])
-            raise Invalid(f"offset[{row}]", int(offset[row]), "0 or more")
-    # Not offset + tokens > max_len: the sum of a large offset could wrap.
-    beyond = np.flatnonzero(offset > limit - (least := least_room(request, manifest)))
-    if len(beyond):
-        row = int(beyond[0])
-        start, tokens = int(np.broadcast_to(offset, batch)[row]), int(least[row])
-        raise Invalid(
-            f"offset[{request.input_ids.number(row)}] + tokens",
-            f"{start} + {tokens} = {start + tokens}",
-            f"at most {limit}, the max_len of this model",
-        )
+    ids = request.input_ids
+    offset = per_row("offset", ZERO if request.offset is None else request.offset, len(ids.lengths))
+    if offset.min() < 0:
+        row = int(np.argmax(offset < 0))
+        raise Invalid(f"offset[{row}]", int(offset[row]), "0 or more")
+    tokens = min_row_tokens(request, manifest)
+    beyond = offset > limit - tokens  # not offset + tokens > limit: the sum of a large offset could wrap
+    if beyond.any():
+        row = int(np.argmax(beyond))
+        start, count = int(offset[row]), int(tokens[row])
+        got = f"{start} + {count} = {start + count}"
+        raise Invalid(f"offset[{ids.number(row)}] + tokens", got, f"at most {limit}, the max_len of this model")

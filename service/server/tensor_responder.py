@@ -55,15 +55,15 @@ class TensorResponder:
         if not body.startswith(template.head):
             return False
         read = template.read(body)
-        if read is None or not template.fast_path.takes(*read):
+        if read is None or not template.fast_path.accepts(*read):
             return False
         run = template.fast_path.start(template.protocol, *read, context, context.began + context.read)
         if run is None:
             return False
         self._begin_trace(request, context)
-        if run.shared:
+        if run.batched:
             self._connection.loop.call_soon(self._finish, template, run, context)
-        elif run.large:
+        elif run.streamed:
             run_eagerly(self._answer_in_chunks(template, run, context), copy_context(), self._connection.tasks)
         else:
             self._finish(template, run, context)

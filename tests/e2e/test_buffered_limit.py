@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from preblock.client.errors import RequestError
 from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings import Settings
-from preblock.service.engine.chunking import WRITTEN_WHOLE
+from preblock.service.engine.chunking import MAX_BUFFERED_TEXT_VALUES
 from tests.support.artifacts import draw_tables, make_repository
 from tests.support.connections import dial, http_request
 from tests.support.open_inference import infer_message
@@ -212,4 +212,4 @@ def test_vectors_of_images_are_limited(clients: Clients) -> None:
 
 def test_least_limit_holds_one_computed_part() -> None:
     (least,) = [bound.ge for bound in Settings.model_fields["max_buffered_response_bytes"].metadata]
-    assert least >= FLOAT32_BYTES * WRITTEN_WHOLE
+    assert least >= FLOAT32_BYTES * MAX_BUFFERED_TEXT_VALUES

@@ -47,7 +47,7 @@ class CallTemplates:
         if template is None or not message.startswith(template.head):
             return None
         ids, offset = template.read_binary(message)
-        if not template.fast_path.takes(ids, offset):
+        if not template.fast_path.accepts(ids, offset):
             return None
         run = template.fast_path.start(protocol, ids, offset, CURRENT_REQUEST.get(), began)
         if run is None:
@@ -117,10 +117,10 @@ def _ends_with_ids(head: bytes, ids: bytes) -> bool:
 
 async def _write(template: RequestTemplate, run: FastRun) -> bytes:
     """Return the response of a run."""
-    if run.large:
-        vectors = ChunkedTensor((run.nbytes // 4,), "float32", run.pieces())
+    if run.streamed:
+        vectors = ChunkedTensor((run.nbytes // 4,), "float32", run.chunks())
         return await compute_message([template.prefix, vectors])
-    if run.shared:
+    if run.batched:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:

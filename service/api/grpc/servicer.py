@@ -101,7 +101,7 @@ class InferenceService:
         if (answer := await self._templates.answer(GRPC, message)) is not None:
             return answer
         request = await self._read(message)
-        return await self._infer(GRPC, message, request, self._sequences.loose, protobuf.write_infer)
+        return await self._infer(GRPC, message, request, self._sequences.shared_store, protobuf.write_infer)
 
     async def ModelStreamInfer(self, receive: Receive, send: Send, lifetime: StreamLifetime) -> None:
         """Answer the requests of a stream in order. A rejected request gets an error message, and the stream goes on.

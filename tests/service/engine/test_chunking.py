@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult
 from preblock.service.core.types import TokenRequest, TokenRows
-from preblock.service.engine.chunking import WRITTEN_WHOLE
+from preblock.service.engine.chunking import MAX_BUFFERED_TEXT_VALUES
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import fast_path_of
 from preblock.service.engine.scheduler import Scheduler
@@ -323,7 +323,7 @@ def test_request_without_chunks_returns_an_array(engine: Engine) -> None:
 @pytest.mark.parametrize("lengths", [[100] * 400, [3, 4999, 1, *[4500] * 7, 17]])
 def test_buffered_answer_has_the_bits_of_the_chunks(engine: Engine, model: str, lengths: list[int]) -> None:
     rows = rows_of(lengths)
-    assert len(rows.values) * WIDTH > WRITTEN_WHOLE
+    assert len(rows.values) * WIDTH > MAX_BUFFERED_TEXT_VALUES
     found = embed(engine, model, TokenRequest(input_ids=rows, in_pieces=False)).tensors["embeddings"]
     pieces = embed(engine, model, TokenRequest(input_ids=rows, in_pieces=True)).tensors["embeddings"]
     assert isinstance(found, np.ndarray)

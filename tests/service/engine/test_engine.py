@@ -14,10 +14,10 @@ from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TokenRequest
+from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.casting import cast
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.planning import RunInputs, plan
+from preblock.service.engine.planning import plan
 from preblock.service.observability.totals import INFER
 from tests.support.artifacts import copy_artifact
 from tests.support.engines import ask_engine, open_engine
@@ -43,14 +43,14 @@ def gpt(engine: Engine) -> Manifest:
     return engine.repository.get("gpt").manifest
 
 
-def planned(fields: Fields, manifest: Manifest) -> RunInputs:
+def planned(fields: Fields, manifest: Manifest) -> tuple[dict[str, Int64], Int64]:
     request = read_embed(fields).request
     assert isinstance(request, TokenRequest)
     return plan(request, manifest)
 
 
 def feeds_of(manifest: Manifest, **fields: Any) -> dict[str, Any]:
-    return planned(fields, manifest).feeds
+    return planned(fields, manifest)[0]
 
 
 def test_equal_rows_run_as_one_rectangle_with_one_offset(bert: Manifest) -> None:
@@ -92,9 +92,9 @@ def test_positions_of_random_requests_equal_single_counts(bert: Manifest) -> Non
     random = np.random.default_rng(0)
     for _ in range(300):
         fields = random_request(random, "bert")
-        call = planned(fields, bert)
-        shape = call.feeds["input_ids"].shape
-        found = np.broadcast_to(call.feeds["offset"][:, None], shape) + np.arange(shape[1])
+        feeds, _ = planned(fields, bert)
+        shape = feeds["input_ids"].shape
+        found = np.broadcast_to(feeds["offset"][:, None], shape) + np.arange(shape[1])
         assert found.ravel().tolist() == np.concatenate(positions_of(fields)).tolist(), fields
 
 
@@ -109,7 +109,7 @@ def test_next_offset_of_random_requests_counts_real_tokens(gpt: Manifest) -> Non
             mask = fields["attention_mask"][index] if "attention_mask" in fields else [1] * len(row)
             after = [position + 1 for position, real in zip(row, mask, strict=True) if real]
             expected.append(max(after, default=starts[index]))
-        assert planned(fields, gpt).next_offset.tolist() == expected, fields
+        assert planned(fields, gpt)[1].tolist() == expected, fields
 
 
 def test_a_graph_without_segments_gets_none(gpt: Manifest) -> None:

@@ -50,7 +50,7 @@ def test_one_piece_more_than_may_wait_is_refused_and_taken_later(scheduler: Sche
     async def scenario() -> None:
         gate = threading.Event()
         waiting = await occupy(scheduler, gate)
-        with pytest.raises(Unavailable, match="queue: got a request more than 1 waiting, allowed at most 1 waiting"):
+        with pytest.raises(Unavailable, match="queue: got a full queue, allowed at most 1 waiting"):
             await scheduler.run(LARGE, lambda: 1)
         assert await scheduler.run(INLINE_MAX_VALUES, lambda: 2) == 2
         gate.set()
@@ -117,10 +117,10 @@ def test_work_of_one_iteration_runs_as_one_batch(scheduler: Scheduler) -> None:
 
     async def later() -> int:
         await asyncio.sleep(0)
-        return await scheduler.share("a", 1, 4, run)
+        return await scheduler.run_batched("a", 1, 4, run)
 
     async def scenario() -> list[int]:
-        together = (scheduler.share(key, 1, member, run) for key, member in (("a", 1), ("b", 2), ("a", 3)))
+        together = (scheduler.run_batched(key, 1, member, run) for key, member in (("a", 1), ("b", 2), ("a", 3)))
         return await asyncio.gather(*together, later())
 
     assert asyncio.run(scenario()) == [2, 4, 6, 8]
@@ -130,7 +130,7 @@ def test_work_of_one_iteration_runs_as_one_batch(scheduler: Scheduler) -> None:
 def test_who_is_alone_waits_for_nothing(scheduler: Scheduler) -> None:
     async def scenario() -> list[str]:
         order: list[str] = []
-        task = asyncio.create_task(scheduler.share("a", 1, 1, doubled([])))
+        task = asyncio.create_task(scheduler.run_batched("a", 1, 1, doubled([])))
         task.add_done_callback(lambda _: order.append("answered"))
         for turn in range(4):
             await asyncio.sleep(0)
@@ -153,14 +153,14 @@ def test_who_is_cancelled_hurts_nobody_else(scheduler: Scheduler, cancelled: set
     runs: list[list[int]] = []
 
     async def scenario() -> None:
-        tasks = [asyncio.create_task(scheduler.share("a", 1, number + 1, doubled(runs))) for number in range(4)]
+        tasks = [asyncio.create_task(scheduler.run_batched("a", 1, number + 1, doubled(runs))) for number in range(4)]
         await asyncio.sleep(0)
         for number in cancelled:
             tasks[number].cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
         for number, answer in enumerate(answers):
             assert isinstance(answer, asyncio.CancelledError) if number in cancelled else answer == 2 * number + 2
-        assert await scheduler.share("a", 1, 9, doubled(runs)) == 18
+        assert await scheduler.run_batched("a", 1, 9, doubled(runs)) == 18
 
     asyncio.run(scenario())
     assert runs == [*ran, [9]]
@@ -170,7 +170,7 @@ def test_who_is_at_fault_fails_alone(scheduler: Scheduler) -> None:
     runs: list[list[int]] = []
 
     async def scenario() -> list[int | BaseException]:
-        members = (scheduler.share("a", 1, member, doubled(runs)) for member in (1, 0, 2))
+        members = (scheduler.run_batched("a", 1, member, doubled(runs)) for member in (1, 0, 2))
         return await asyncio.gather(*members, return_exceptions=True)
 
     first, second, third = asyncio.run(scenario())
@@ -184,7 +184,9 @@ def test_a_run_is_bounded_so_that_nobody_holds_the_loop(scheduler: Scheduler) ->
     sizes = [INLINE_MAX_VALUES // 2, INLINE_MAX_VALUES // 2, 1, INLINE_MAX_VALUES, 1]
 
     async def scenario() -> None:
-        await asyncio.gather(*(scheduler.share("a", size, 1 + at, doubled(runs)) for at, size in enumerate(sizes)))
+        await asyncio.gather(
+            *(scheduler.run_batched("a", size, 1 + at, doubled(runs)) for at, size in enumerate(sizes))
+        )
 
     asyncio.run(scenario())
     assert runs == [[1, 2], [3], [4], [5]]
@@ -194,7 +196,7 @@ def protocols(engine: Engine) -> FastAPI:
     app = FastAPI()
     errors.install(app)
     app.include_router(embed.router(embed.handler(engine, 2**24)))
-    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine).loose, 2**24), "0", 2**24))
+    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine).shared_store, 2**24), "0", 2**24))
     return app
 
 
@@ -223,7 +225,7 @@ def test_busy_server_refuses_large_and_serves_small_requests(
             await asyncio.gather(*waiting)
             later = await client.post(path, content=body.ljust(LARGE))
         assert (large.status_code, small.status_code, later.status_code) == (503, 200, 200)
-        assert message(large) == "queue: got a request more than 1 waiting, allowed at most 1 waiting; try again later"
+        assert message(large) == "queue: got a full queue, allowed at most 1 waiting; try again later"
         assert later.content == small.content
 
     with open_engine(tiny_repository, scheduler) as engine:

@@ -69,7 +69,7 @@ def run(engine: Engine, test: Callable[[Sequences, SequenceStore], Awaitable[Non
         sequences = Sequences(engine)
         with sequences.stream() as room:
             await test(sequences, room)
-        sequences.loose.clear()
+        sequences.shared_store.clear()
         assert (sequences.rows, open_now(engine)) == (0, 0)
 
     asyncio.run(main())
@@ -263,8 +263,8 @@ def test_rows_are_counted_in_a_stream_and_in_the_process(engine: Engine) -> None
         with sequences.stream() as other:
             await ask(other, model, [[1]] * 4, SequenceRef(1, start=True))
             with pytest.raises(Unavailable, match="got 1 rows beside 8 that run, allowed at most 8 rows of sequences"):
-                await ask(sequences.loose, model, [1], SequenceRef(5, start=True))
-        await ask(sequences.loose, model, [1], SequenceRef(5, start=True))
+                await ask(sequences.shared_store, model, [1], SequenceRef(5, start=True))
+        await ask(sequences.shared_store, model, [1], SequenceRef(5, start=True))
         await ask(room, model, [1], SequenceRef(4, end=True))
         await ask(room, model, [1], SequenceRef(5, start=True))
         assert (sequences.rows, open_now(engine)) == (5, 5)
@@ -322,7 +322,7 @@ def test_with_several_workers_only_streams_have_sequences(engine: Engine) -> Non
         allowed = "none, since any of 2 workers may get the next request: state its offset instead"
         for turn in (SequenceRef("a", start=True), SequenceRef("a")):
             with pytest.raises(Invalid, match=f"parameters.sequence_id: got 'a', allowed {allowed}"):
-                await ask(sequences.loose, model, [1], turn)
+                await ask(sequences.shared_store, model, [1], turn)
         await ask(room, model, [1], SequenceRef("a", start=True))
 
     run(engine, test, workers=2)

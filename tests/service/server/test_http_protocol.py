@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
-from preblock.service.engine.chunking import WRITTEN_WHOLE
+from preblock.service.engine.chunking import MAX_BUFFERED_TEXT_VALUES
 from preblock.service.server.front import Front
 from preblock.service.server.run import configure
 from tests.service.api.http.test_response import tokens_of
@@ -267,7 +267,7 @@ def test_large_json_answer_is_streamed(
     path, document, values = LARGE[protocol]
     ids = np.random.default_rng(0).integers(0, VOCABULARY, shape)
     answer = client.post(path, json=document(ids), headers={"Accept-Encoding": coding})
-    assert ids.size * WIDTH > WRITTEN_WHOLE
+    assert ids.size * WIDTH > MAX_BUFFERED_TEXT_VALUES
     assert answer.headers["Transfer-Encoding"] == "chunked"
     found = np.array(values(orjson.loads(answer.content)), np.float32)
     assert found.shape == ((*shape, WIDTH) if protocol == "native" else (ids.size * WIDTH,))

@@ -63,7 +63,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             answer = await engine.embed(model, inputs, record)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)
-            known_body = kind in ARRAYS or (kind == JSON and engine.scheduler.is_small(len(body), text=True))
+            known_body = kind in ARRAYS or (kind == JSON and engine.scheduler.is_inline(len(body), text=True))
             only_vectors = media in ARRAYS or (media == JSON and encoding == "base64")
             if known_body and only_vectors and isinstance(inputs, TokenRequest):
                 response.template = partial(_template, engine, model, inputs, body, kind)

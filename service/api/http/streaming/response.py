@@ -22,7 +22,7 @@ from preblock.service.codecs.native_json import read_json
 from preblock.service.core.decode_ops import DecodeMessage
 from preblock.service.core.errors import PreblockError, TooLarge
 from preblock.service.core.types import Int64
-from preblock.service.engine.decode_stream import DecodeState, chunks
+from preblock.service.engine.decode_stream import DecodeState, split_step
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import TokenModel
 
@@ -189,7 +189,7 @@ async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.F
     The id of an event is the number of tokens fed so far, of the longest row in each chunk.
     """
     fed = 0
-    for step in chunks(feed.step, feed.chunk):
+    for step in split_step(feed.step, feed.chunk):
         # The limits hold for the request, not for each of its chunks.
         with engine.admission.request("decode", limited=False) as record, stream.attempt():
             record.model, record.operation = stream.model.name, step.name

@@ -15,9 +15,10 @@ from preblock.service.core.decode_ops import CloseOp, DecodeMessage, StepOp
 from preblock.service.core.errors import Conflict, PreblockError
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import FastRun, Float32, fast_path_of
+from preblock.service.engine.fast_path import FastRun, fast_path_of
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.runner import Float32
 
 
 class DecodeSession:
@@ -114,21 +115,21 @@ class DecodeSession:
 
         Return None for any other message.
         """
-        began, stream, answers = perf_counter(), self.stream, self._fast_path
-        step = None if answers is None else decode_frames.read_simple_step(frame)
+        began, stream, fast_path = perf_counter(), self.stream, self._fast_path
+        step = None if fast_path is None else decode_frames.read_simple_step(frame)
         if (
-            answers is None
+            fast_path is None
             or step is None
             or step.shape.rows != len(stream.offset)
             or (step.offset and step.offset != stream.offset.tobytes())
             or step.ids.size > self.engine.max_tokens
             or step.shape.rows > self.engine.limits.max_rows
-            or step.ids.size * answers.width > answers.shared
+            or step.ids.size * fast_path.width > fast_path.max_batched_values
             or (step.number and step.shape.version == 2 and not stream.is_new(step.number))
-            or not answers.takes(step.ids, stream.offset)
+            or not fast_path.accepts(step.ids, stream.offset)
         ):
             return None
-        run = answers.start("decode", step.ids, stream.offset, self.context, began)
+        run = fast_path.start("decode", step.ids, stream.offset, self.context, began)
         if run is not None:
             run.record.operation = StepOp.name
             self._begun = frame, step
@@ -137,14 +138,14 @@ class DecodeSession:
     def finish(self, run: FastRun) -> tuple[bytes, Float32]:
         """Advance the stream by the started step; return the header and the vectors of its answer."""
         assert self._fast_path is not None
-        stream, answers, (frame, step) = self.stream, self._fast_path, self._begun
+        stream, fast_path, (frame, step) = self.stream, self._fast_path, self._begun
         vectors = run.finish()
         after = stream.offset + step.shape.advance
         # In version 1 the number does not detect repeated messages.
         number = step.number if step.shape.version == 2 else 0
         stream.advance(after, number, decode_json.digest(frame) if number else b"")
         self.opened = True
-        return decode_frames.write_simple_step_header(step, after, answers.width), vectors
+        return decode_frames.write_simple_step_header(step, after, fast_path.width), vectors
 
     def end(self, run: FastRun, size: int, send: float) -> None:
         """Record the started step, with the bytes and seconds of its answer; `size` is 0 if it was not sent."""

@@ -235,7 +235,7 @@ def test_segments_that_are_tokens_must_be_given(http: httpx.Client) -> None:
     status, detail = error_of(http.post("/models/segments/embed", json={"input_ids": IDS}))
     assert (status, detail) == (
         422,
-        "token_type_ids: got nothing, allowed one for each token, since none is not 0 for this model",
+        "token_type_ids: got nothing, allowed one value for each token, since this model has no default for it",
     )
 
 
