@@ -15,11 +15,10 @@ from preblock.export.graph_metadata import label_graphs
 from preblock.export.position_inputs import write_positioned
 from preblock.export.progress import Report
 from preblock.export.publication import check_name, draft, publish
-from preblock.export.quantization import sketch, write_tables
+from preblock.export.quantization import compare_tables, shrink_tables, write_tables
 from preblock.export.source import AnyFrontEnd, LoadedSource, SourceOptions, load_source
 from preblock.export.stem import export_stem
 from preblock.export.stored_tables import build_quantized
-from preblock.export.table_comparison import compare_tables
 from preblock.export.table_formats import TableFormat, find_format
 from preblock.export.verification import find_providers, prove_artifact
 from preblock.models.checkpoints.position_resize import resized
@@ -188,7 +187,7 @@ def _store(
     """Write the graphs over tables in `format_`. Return the front-end with these tables, and their errors."""
     frontend = loaded.frontend
     assert isinstance(frontend, FrontEnd)
-    _write_graphs(sketch(frontend), folder, report)
+    _write_graphs(shrink_tables(frontend), folder, report)
     report(f"rounding the tables to {format_.dtype}")
     write_tables(frontend, format_, folder, report)
     report("comparing the tables")

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import Exported, export, export_loaded
 from preblock.export.parity import prove_lookup
+from preblock.export.quantization import compare_tables
 from preblock.export.source import LoadedSource, load_source
 from preblock.export.stored_tables import build_quantized
-from preblock.export.table_comparison import compare_tables
 from preblock.export.table_formats import find_format
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
