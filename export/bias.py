@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from preblock.export.graph import OPSET
-from preblock.export.parity import judge, run_graph
+from preblock.export.graph import OPSET, save_graph
+from preblock.export.parity import judge, run_case
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
@@ -25,6 +25,7 @@ from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.session import Session
 
 Array = NDArray[Any]
+ULP_OF_ONE = float(np.spacing(np.float32(1)))
 SINUSOID_ULP = 1.0
 """ULP of 1, for sines of the same float32 angle by two libraries. Everything else must be bit for bit equal."""
 LONG, FAR = 5000, 10**6
@@ -62,8 +63,7 @@ def export_bias(bias: Bias, folder: Path) -> None:
             model = _t5(bias)
         case RelativeSinusoid():
             model = _sinusoid(bias)
-    onnx.save(model, folder / BIAS_GRAPH)
-    onnx.checker.check_model(folder / BIAS_GRAPH, full_check=True)
+    save_graph(model, folder / BIAS_GRAPH)
 
 
 def read_bias(folder: Path) -> dict[str, Tensor]:
@@ -93,10 +93,7 @@ def _compare(bias: Bias, session: Session, query_offset: int, query_length: int,
     with torch.inference_mode():
         expected = bias(**lengths).numpy()
     feeds = {name: np.array([length]) for name, length in lengths.items()}
-    (found,) = run_graph(session, feeds, f"{BIAS_GRAPH} fails at {lengths}").values()
-    same = found.shape == expected.shape and bool(np.isfinite(found).all())
-    max_abs = float(np.abs(found - expected).max(initial=0)) if same else np.inf
-    return ParityCase(arguments=dict(lengths), max_abs=max_abs, max_ulp=max_abs / float(np.spacing(np.float32(1))))
+    return run_case(session, feeds, expected, dict(lengths), session.outputs[0].name, ULP_OF_ONE)
 
 
 def _alibi(bias: AlibiBias) -> onnx.ModelProto:

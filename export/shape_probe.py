@@ -6,14 +6,13 @@ Letters: B batch, L length, D output width, M maximum length.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from preblock.export.errors import ParityError
-from preblock.export.parity import allowed_ulp, difference
+from preblock.export.parity import Arguments, Float32, allowed_ulp, compare, judge, run_module
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
@@ -24,8 +23,6 @@ from preblock.service.runtime.session import Session
 BATCHES, LENGTHS = (0, 1, 3, 64), (0, 1, 5)
 MAX_OUTPUT_VALUES = 2**22
 """Most values of an output of several rows. Larger ones take several times the memory, and prove no more."""
-
-Vectors = NDArray[np.float32]
 
 
 class ShapeProbe:
@@ -104,17 +101,12 @@ class ShapeProbe:
                     yield batch, length, offset if self._output == EMBEDDINGS else (0,)
 
     def _check_values(self, batch: int, length: int, offset: tuple[int, ...]) -> None:
-        expected, found = self._expect(batch, length, offset), self._try(batch, length, offset)
-        where = f"at batch {batch}, length {length}, offset {list(offset)}"
-        if isinstance(found, str):
-            raise self._error(f"it fails {where}: {found}")
-        max_abs, max_ulp = difference(found, expected)
-        if not max_ulp <= self._allowed:
-            rows = "offset is the same for every row: " if len(offset) > 1 else ""
-            raise self._error(
-                f"{rows}{self._output} of the graph differs from its PyTorch module by {max_abs:.3g} "
-                f"({max_ulp:.3g} ULP, allowed {self._allowed:.3g}) {where}"
-            )
+        arguments: Arguments = {"batch": batch, "length": length, "offset": list(offset)}
+        found = self._run(batch, length, offset)
+        try:
+            judge(self._output, [compare(found, self._expect(batch, length, offset), arguments)], self._allowed)
+        except ParityError as error:
+            raise self._error(f"{'offset is the same for every row: ' if len(offset) > 1 else ''}{error}") from error
 
     def _check_beyond(self) -> None:
         """Run one position over the limit: equal vectors there and at the last legal position show clamping."""
@@ -131,34 +123,27 @@ class ShapeProbe:
     def _feeds(self, batch: int, length: int, offset: tuple[int, ...]) -> dict[str, NDArray[np.int64]]:
         """Return inputs with equal ids, so that tokens differ only in position."""
         signature = self._frontend.signature
-        feeds = feeds_of(signature, GridCase(batch, length, (0,), bool(signature.needed), "none"))
-        first = feeds_of(signature, GridCase(1, 1, (0,), bool(signature.needed), "none"))
-        alike = {name: np.broadcast_to(first[name], feeds[name].shape).copy() for name in feeds if name != "offset"}
-        return alike | {"offset": np.array(offset)}
+        token = feeds_of(signature, GridCase(1, 1, (0,), bool(signature.needed), "none"))
+        return {name: np.full((batch, length), value) for name, value in token.items()} | {"offset": np.array(offset)}
 
-    def _try(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors | str:
+    def _try(self, batch: int, length: int, offset: tuple[int, ...]) -> Float32 | str:
         """Return the vectors of the graph, or the error message."""
         feeds = self._feeds(batch, length, offset)
         refusal = self._session.refusal({tensor.name: feeds[tensor.name] for tensor in self._session.inputs})
         return refusal or self._session.run(feeds, [self._output])[self._output]
 
-    def _run(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors:
+    def _run(self, batch: int, length: int, offset: tuple[int, ...]) -> Float32:
         found = self._try(batch, length, offset)
         if isinstance(found, str):
             raise self._error(f"it fails at batch {batch}, length {length}, offset {list(offset)}: {found}")
         return found
 
-    def _expect(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors:
-        signature, feeds = self._frontend.signature, self._feeds(batch, length, offset)
-        inputs = {name: torch.from_numpy(values) for name, values in feeds.items()}
-        further: dict[str, Any] = {}
-        if signature.needed:
-            further["indices"] = {name: inputs[name] for name in signature.indices}
-        with torch.inference_mode():
-            if self._output == TOKEN_EMBEDDINGS and isinstance(self._frontend, FrontEnd):
-                return self._frontend.look_up(inputs["input_ids"]).numpy()
-            vectors: Vectors = self._frontend(inputs["input_ids"], inputs["offset"], **further).numpy()
-            return vectors
+    def _expect(self, batch: int, length: int, offset: tuple[int, ...]) -> Float32:
+        frontend, feeds = self._frontend, self._feeds(batch, length, offset)
+        if self._output == TOKEN_EMBEDDINGS and isinstance(frontend, FrontEnd):
+            with torch.inference_mode():
+                return frontend.look_up(torch.from_numpy(feeds["input_ids"])).numpy()
+        return run_module(frontend, feeds, indices=bool(frontend.signature.needed))
 
     def _error(self, what: str) -> ParityError:
         return ParityError(f"{self._graph}: {what}")
