@@ -8,10 +8,9 @@ from typing import Unpack
 from torch import nn
 
 from preblock.export.bias import export_bias
-from preblock.export.description import describe_artifact
+from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError
 from preblock.export.graph import export_graph
-from preblock.export.graph_metadata import label_graphs
 from preblock.export.position_inputs import write_positioned
 from preblock.export.progress import Report
 from preblock.export.publication import check_name, draft, publish
