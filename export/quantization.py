@@ -54,7 +54,9 @@ def write_tables(frontend: FrontEnd, format_: TableFormat, folder: Path, report:
     tables = {MODULE + name: table for name, table in tables_of(frontend).items()}
     reads = 2 if format_.scale == "tensor" else 1
     total = reads * sum(4 * table.numel() for table in tables.values())
-    progress = StepProgress(report, f"rounding the tables to {format_.dtype}", total)
+    step = f"rounding the tables to {format_.dtype}"
+    report(step)
+    progress = StepProgress(report, step, total)
     graphs = [folder / graph for graph in TOKEN_GRAPHS if (folder / graph).is_file()]
     models = [onnx.load(graph, load_external_data=False) for graph in graphs]
     draft = folder / f"{DATA}.new"
@@ -86,6 +88,7 @@ def compare_tables(
         ExportError: a value is not finite, or too large for the type; or a stored value is not the rounded one.
 
     """
+    report("comparing the tables")
     tensors, tables = read_tensors(folder), tables_of(frontend)
     progress = StepProgress(report, "comparing the tables", sum(4 * table.numel() for table in tables.values()))
     return {

@@ -420,7 +420,7 @@ def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
         hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
     )
     transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
-    with pytest.raises(ExportError, match="--dtype: got 'int8', allowed only float32 for a stem"):
+    with pytest.raises(ExportError, match="--dtype: got 'int8', allowed only float32 for stems and custom modules"):
         export(str(tmp_path / "vit"), "m", tmp_path / "root", dtype="int8")
     assert not (tmp_path / "root").exists()
 
@@ -428,7 +428,7 @@ def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_module_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
     custom = CustomFrontEnd(GPT2Embeddings(7, 4, 6), vocab_size=7, max_len=6)
     loaded = LoadedSource(custom, Source(kind="module"))
-    with pytest.raises(ExportError, match="--dtype: got 'int4', allowed only float32 for a custom module"):
+    with pytest.raises(ExportError, match="--dtype: got 'int4', allowed only float32 for stems and custom modules"):
         export_loaded(loaded, "m", tmp_path, format_=find_format("int4"))
 
 
