@@ -37,6 +37,8 @@ COMPARED_CHUNK_VALUES = 2**18
 """Values compared at once."""
 Float32 = NDArray[np.float32]
 Arguments = dict[str, JsonValue]
+ByteCount = Callable[[int], None]
+"""Receives a number of further bytes."""
 CaseReport = Callable[[int, int, int], None]
 """Receives the number of finished cases, the number of all cases, and the bytes of the last one."""
 
@@ -84,9 +86,7 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
     )
 
 
-def prove_lookup(
-    frontend: FrontEnd, session: Session, count_bytes: Callable[[int], None] = lambda _: None
-) -> OutputParity:
+def prove_lookup(frontend: FrontEnd, session: Session, count_bytes: ByteCount = lambda _: None) -> OutputParity:
     """Compare the model's own token lookup with `frontend.look_up`, for every id, bit for bit.
 
     The output is `token_embeddings`, or `embeddings` if the two are equal. `count_bytes` receives the number of bytes
@@ -98,10 +98,8 @@ def prove_lookup(
     """
     signature, cases = frontend.signature, []
     ids = np.arange(signature.vocab_size).reshape(-1, 1)  # rows of length 1 fit within every limit
-    output, width = EMBEDDINGS, signature.width
-    if signature.lookup_width is not None:
-        output, width = TOKEN_EMBEDDINGS, signature.lookup_width
-    count = min(4096, 1 + LOOKUP_CHUNK_VALUES // width)
+    output = EMBEDDINGS if signature.lookup_width is None else TOKEN_EMBEDDINGS
+    count = min(4096, 1 + LOOKUP_CHUNK_VALUES // (signature.lookup_width or signature.width))
     for part in np.array_split(ids, 1 + ids.size // count):
         with torch.inference_mode():
             expected = frontend.look_up(torch.from_numpy(part)).numpy()
@@ -143,7 +141,7 @@ def prove_positioned(
     positioned: Session,
     positions: Float32,
     plain: Session,
-    count_bytes: Callable[[int], None] = lambda _: None,
+    count_bytes: ByteCount = lambda _: None,
 ) -> OutputParity:
     """Compare the graph with the input `positions` (1, M, P) to the plain one over the grid, for one offset.
 
