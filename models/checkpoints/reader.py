@@ -47,9 +47,9 @@ def read_frontend(
             the model loaded in that type; default float32, exact for every type of file.
         segments: require segments in families with segments as rows of the token table, where a library adds them
             only on request; default False, never add them.
-        rotary_length: tokens of the whole sequence, for frequencies that depend on it (rope types "dynamic" and
-            "longrope"); default None, which leaves the rotary outputs of such a model out.
-        count_bytes: called with the number of bytes of each chunk converted to float32; default does nothing.
+        rotary_length: tokens of the whole sequence, for frequencies scaled by it (rope types "dynamic" and
+            "longrope"); default None: no rotary outputs for such a model.
+        count_bytes: called with the number of bytes of each chunk converted to float32; ignored by default.
         widen: default True; False leaves a large token table mapped and in its stored type, to be read in chunks. The
             front-end cannot run then.
 
@@ -139,7 +139,7 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
 def _with_rotary(
     config: FrontEndConfig, folder: Path, prefix: str, values: Mapping[str, Any], length: int | None
 ) -> FrontEndConfig:
-    """Return `config` with the rotary outputs of its family, or with the reason why they are left out."""
+    """Return `config` with the rotary outputs of its family, or with the reason for their absence."""
     row = find_rotary(config.family, values)
     refused = None
     if row is None:
@@ -170,7 +170,7 @@ def _with_rotary(
 
 
 def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | None:
-    """Return a tensor as float32, or None where the files do not have it."""
+    """Return a tensor as float32; None if the files lack it."""
     files = files_of_keys(folder)
     key = find_key(files, "", keys) or find_key(files, prefix, keys)
     if key is None:
@@ -205,7 +205,7 @@ def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:
 
 
 def limit_of(positions: Positions | None) -> int | None:
-    """Return max_len as positions allow it; None where there are none."""
+    """Return the largest max_len allowed by the positions; None without positions."""
     return positions.limit if positions else None
 
 
