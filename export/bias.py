@@ -114,12 +114,10 @@ def _t5(bias: T5RelativeBias) -> onnx.ModelProto:
     # A diagonal of the matrix has one distance: only Q + K - 1 buckets are needed, not Q x K.
     if bias.bidirectional:
         distance = "distance = Abs (relative)"
-        bucket = """
-      after = Greater (relative, zero)
-      after_number = Cast <to = 7> (after)
-      first_bucket = Mul (after_number, one_way)
-      bucket = Add (first_bucket, count)
-        """
+        bucket = (
+            "after = Greater (relative, zero) after_number = Cast <to = 7> (after) "
+            "first_bucket = Mul (after_number, one_way) bucket = Add (first_bucket, count)"
+        )
     else:
         distance = "before = Neg (relative) distance = Max (before, zero)"
         bucket = "bucket = Identity (count)"

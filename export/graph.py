@@ -221,7 +221,7 @@ def read_initializers(folder: Path) -> dict[str, Tensor]:
     They are mapped from the data file. Derived tables (sinusoids) are omitted: a new module computes them.
     """
     weights = {}
-    for stored, values in map_weights(onnx.load(folder / GRAPH, load_external_data=False), folder).items():
+    for stored, values in map_weights(folder).items():
         name = stored.removesuffix(TRANSPOSED)
         if name.startswith(MODULE) and name.endswith(TRAINED) and values.dtype == np.float32:
             values = values if name == stored else np.ascontiguousarray(values.T)

@@ -38,12 +38,11 @@ class ShapeProbe:
     def __init__(self, frontend: FrontEnd | CustomFrontEnd, session: Session, graph: str) -> None:
         self._frontend, self._session, self._graph = frontend, session, graph
         self._output = session.outputs[0].name
-        signature = frontend.signature
         lookup = self._output == TOKEN_EMBEDDINGS
-        self._width = signature.lookup_width if lookup else signature.width
+        self._width = frontend.signature.lookup_width if lookup else frontend.signature.width
         self._allowed = 0.0 if lookup else allowed_ulp(frontend)
-        self._end = signature.max_len or UNLIMITED_LENGTH
-        self._longest = longest(signature)
+        self._end = frontend.signature.max_len or UNLIMITED_LENGTH
+        self._longest = longest(frontend.signature)
 
     def check(self) -> None:
         """Run the graph over batches, lengths and offsets.
@@ -53,24 +52,21 @@ class ShapeProbe:
 
         """
         self._frontend.eval()
-        self._check_declared()
-        if self._output == EMBEDDINGS:
-            self._check_offset()
-        for batch in BATCHES:
-            self._check_axis("batch", batch, min(LENGTHS[-1], self._end))
-        for length in (*LENGTHS, self._longest):
-            self._check_axis("length", 1, min(length, self._end))
-        for batch, length, offset in self._shapes():
-            self._check_values(batch, length, offset)
-        if self._output == EMBEDDINGS and self._frontend.signature.max_len and self._session.provider == CPU:
-            self._check_beyond()
-
-    def _check_declared(self) -> None:
         for tensor in (*self._session.inputs, *self._session.outputs):
             axes = ("offsets",) if tensor.name == "offset" else ("batch", "length")
             for axis, size in zip(axes, tensor.shape, strict=False):  # the width of vectors is fixed
                 if isinstance(size, int):
                     raise self._error(f"axis {axis} of {tensor.name} is frozen at {size}")
+        if self._output == EMBEDDINGS:
+            self._check_offset()
+        for batch in BATCHES:
+            self._check_axis("batch", batch, LENGTHS[-1])
+        for length in (*LENGTHS, self._longest):
+            self._check_axis("length", 1, length)
+        for batch, length, offset in self._shapes():
+            self._check_values(batch, length, offset)
+        if self._output == EMBEDDINGS and self._frontend.signature.max_len and self._session.provider == CPU:
+            self._check_beyond()
 
     def _check_offset(self) -> None:
         """Compare the last legal offset of one token with the first, and with the one before."""
@@ -85,6 +81,7 @@ class ShapeProbe:
                 raise self._error(f"{fault}: offset {last} gives the vectors of {other}")
 
     def _check_axis(self, axis: str, batch: int, length: int) -> None:
+        length = min(length, self._end)
         found = self._try(batch, length, (0,))
         if isinstance(found, str) or found.shape != (batch, length, self._width):
             what = found if isinstance(found, str) else f"the vectors have shape {found.shape}"

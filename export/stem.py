@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor
 
@@ -57,8 +56,7 @@ def export_stem(stem: Stem, folder: Path, report: Report = lambda _: None) -> No
 def read_stem_weights(folder: Path, config: StemConfig) -> dict[str, Tensor]:
     """Return the mapped weights of an artifact of `config`, under the names of `state_dict()`."""
     names = without_storage(config).state_dict().keys()
-    weights = map_weights(onnx.load(folder / GRAPH, load_external_data=False), folder)
-    return {name: torch.from_numpy(values) for name, values in weights.items() if name in names}
+    return {name: torch.from_numpy(values) for name, values in map_weights(folder).items() if name in names}
 
 
 def allowed_ulp(signature: StemSignature) -> float:

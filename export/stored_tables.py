@@ -80,8 +80,7 @@ def build_quantized(
         KeyError, RuntimeError: a tensor is missing, of another shape, or not of this front-end.
 
     """
-    tensors = read_tensors(folder)
-    mapped = map_weights(onnx.load(folder / GRAPH, load_external_data=False), folder)
+    tensors, mapped = read_tensors(folder), map_weights(folder)
     with torch.device("meta"):
         names = tables_of(FrontEnd(config))
     stored: dict[str, Parts] = {}
