@@ -5,7 +5,7 @@ An exporter may silently take a size or a value of its sample for a constant.
 Letters: B batch, L length, D output width, M maximum length.
 """
 
-from collections.abc import Iterator
+import itertools
 
 import numpy as np
 import torch
@@ -42,7 +42,6 @@ class ShapeProbe:
         self._width = frontend.signature.lookup_width if lookup else frontend.signature.width
         self._allowed = 0.0 if lookup else allowed_ulp(frontend)
         self._end = frontend.signature.max_len or UNLIMITED_LENGTH
-        self._longest = longest(frontend.signature)
 
     def check(self) -> None:
         """Run the graph over batches, lengths and offsets.
@@ -59,12 +58,14 @@ class ShapeProbe:
                     raise self._error(f"axis {axis} of {tensor.name} is frozen at {size}")
         if self._output == EMBEDDINGS:
             self._check_offset()
+        lengths = sorted({min(length, self._end) for length in (*LENGTHS, longest(self._frontend.signature))})
         for batch in BATCHES:
-            self._check_axis("batch", batch, LENGTHS[-1])
-        for length in (*LENGTHS, self._longest):
+            self._check_axis("batch", batch, min(LENGTHS[-1], self._end))
+        for length in lengths:
             self._check_axis("length", 1, length)
-        for batch, length, offset in self._shapes():
-            self._check_values(batch, length, offset)
+        for batch, length in itertools.product(BATCHES[1:], lengths[1:]):
+            if batch == 1 or batch * length * (self._width or 0) <= MAX_OUTPUT_VALUES:
+                self._check_values(batch, length)
         if self._output == EMBEDDINGS and self._frontend.signature.max_len and self._session.provider == CPU:
             self._check_beyond()
 
@@ -81,29 +82,24 @@ class ShapeProbe:
                 raise self._error(f"{fault}: offset {last} gives the vectors of {other}")
 
     def _check_axis(self, axis: str, batch: int, length: int) -> None:
-        length = min(length, self._end)
         found = self._try(batch, length, (0,))
         if isinstance(found, str) or found.shape != (batch, length, self._width):
             what = found if isinstance(found, str) else f"the vectors have shape {found.shape}"
             raise self._error(f"axis {axis} is frozen: at batch {batch} and length {length}, {what}")
 
-    def _shapes(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        for batch in BATCHES[1:]:
-            for length in sorted({min(length, self._end) for length in (*LENGTHS[1:], self._longest)}):
-                if batch > 1 and batch * length * (self._width or 0) > MAX_OUTPUT_VALUES:
-                    continue
-                last = self._end - length
-                rows = tuple(int(offset) for offset in np.linspace(last, 0, batch))
-                for offset in dict.fromkeys(((0,), (last,), rows)):
-                    yield batch, length, offset if self._output == EMBEDDINGS else (0,)
-
-    def _check_values(self, batch: int, length: int, offset: tuple[int, ...]) -> None:
-        arguments: Arguments = {"batch": batch, "length": length, "offset": list(offset)}
-        found = self._run(batch, length, offset)
-        try:
-            judge(self._output, [compare(found, self._expect(batch, length, offset), arguments)], self._allowed)
-        except ParityError as error:
-            raise self._error(f"{'offset is the same for every row: ' if len(offset) > 1 else ''}{error}") from error
+    def _check_values(self, batch: int, length: int) -> None:
+        """Compare graph and module at the first and the last offset, and at one offset for each row."""
+        last = self._end - length
+        offsets = {(0,): "", (last,): ""}
+        if batch > 1:
+            offsets[tuple(np.linspace(last, 0, batch, dtype=int).tolist())] = "offset is the same for every row: "
+        for offset, hint in offsets.items() if self._output == EMBEDDINGS else (((0,), ""),):
+            arguments: Arguments = {"batch": batch, "length": length, "offset": list(offset)}
+            found, expected = self._run(batch, length, offset), self._expect(batch, length, offset)
+            try:
+                judge(self._output, [compare(found, expected, arguments)], self._allowed)
+            except ParityError as error:
+                raise self._error(f"{hint}{error}") from error
 
     def _check_beyond(self) -> None:
         """Run one position over the limit: equal vectors there and at the last legal position show clamping."""
