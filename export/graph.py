@@ -88,7 +88,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
         report,
         kwargs=samples,
         dynamic_shapes=shapes,
-        input_names=["input_ids", "offset", *signature.indices, *(["attention_mask"] * signature.needs_mask)],
+        input_names=["input_ids", "offset", *signature.indices, *(["attention_mask"] if signature.needs_mask else [])],
         output_names=["embeddings", *lookup, *signature.rotary],
     )
     del whole.graph.value_info[:]  # shapes inferred for one offset

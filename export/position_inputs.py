@@ -28,16 +28,15 @@ def write_positioned(folder: Path) -> None:
     consecutive rows of a float32 table, independent of ids and mask.
     """
     model = load_plain(folder)
-    graph, lookup = model.graph, _lookup(model)
-    if lookup is None:
+    graph, found = model.graph, _find_positions(model.graph)
+    if found is None:
         return
-    width = _tensor(graph, lookup.input[0]).dims[1]
-    positions = lookup.output[0]
-    lookup.output[0] = "unused"
+    lookup, table, _ = found
+    positions, lookup.output[0] = lookup.output[0], "unused"
     nodes, initializers, inputs = cut(graph, [EMBEDDINGS])
     for node in nodes:
         node.input[:] = [POSITION_EMBEDDINGS if name == positions else name for name in node.input]
-    given = make_tensor_value_info(POSITION_EMBEDDINGS, TensorProto.FLOAT, ["positions", "length", width])
+    given = make_tensor_value_info(POSITION_EMBEDDINGS, TensorProto.FLOAT, ["positions", "length", table.dims[1]])
     replace_fields(graph, node=nodes, input=[*inputs, given], initializer=initializers, value_info=[])
     save_graph(model, folder / POSITIONED_GRAPH)
 
@@ -49,12 +48,11 @@ def describe_positions(folder: Path) -> tuple[PositionTable | None, Kernel | Non
     """
     if not (folder / POSITIONED_GRAPH).is_file():
         return None, None
-    model = load_plain(folder)
-    lookup = _lookup(model)
-    assert lookup is not None
-    table = _tensor(model.graph, lookup.input[0])
+    found = _find_positions(load_plain(folder).graph)
+    assert found is not None
+    _, table, first = found
     begin, _ = place_of(table)
-    positions = PositionTable(begin=begin, rows=table.dims[0], first=_first(model.graph, lookup))
+    positions = PositionTable(begin=begin, rows=table.dims[0], first=first)
     tokens = tokens_of(onnx.load(folder / POSITIONED_GRAPH, load_external_data=False).graph)
     return positions, None if tokens is None else Kernel(tokens=tokens, positions=positions)
 
@@ -88,30 +86,30 @@ def tokens_of(graph: GraphProto) -> KernelTokens | None:
     return KernelTokens(begin=begin, rows=rows, width=width, scale=scale)
 
 
-def _tensor(graph: GraphProto, name: str) -> TensorProto:
-    return next(tensor for tensor in graph.initializer if tensor.name == name)
+def _find_positions(graph: GraphProto) -> tuple[NodeProto, TensorProto, int] | None:
+    """Return the Gather node of positions, its table, and the row of position 0.
 
-
-def _lookup(model: onnx.ModelProto) -> NodeProto | None:
-    """Return the Gather node of positions; None unless it reads consecutive rows and alone depends on `offset`."""
-    graph, placed = model.graph, {"offset"}
+    Return None unless the node reads consecutive rows, and only it depends on `offset`.
+    """
     tables = {
-        tensor.name
+        tensor.name: tensor
         for tensor in graph.initializer
         if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2 and uses_external_data(tensor)
     }
-    values, found = {value.name for value in graph.input} - placed, None
+    placed, lookup = {"offset"}, None
+    values = {value.name for value in graph.input} - placed
     for node in graph.node:
         if placed.isdisjoint(node.input):
             if node.op_type != "Shape" and not values.isdisjoint(node.input):
                 values.update(node.output)
-        elif node.op_type == "Gather" and node.input[0] in tables and found is None:
-            found = node
+        elif node.op_type == "Gather" and node.input[0] in tables and lookup is None:
+            lookup = node
         elif values.isdisjoint(node.input):
             placed.update(node.output)
         else:
             return None
-    return found if found is not None and _first(graph, found) >= 0 else None
+    first = -1 if lookup is None else _first(graph, lookup)
+    return None if lookup is None or first < 0 else (lookup, tables[lookup.input[0]], first)
 
 
 def _first(graph: GraphProto, lookup: NodeProto) -> int:

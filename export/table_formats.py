@@ -60,14 +60,12 @@ def find_format(dtype: str, scale: str | None = None) -> TableFormat | None:
         raise ExportError(f"--scale: got {scale!r}, allowed only with --dtype int8")
     if dtype == "float32":
         return None
-    formats = [format_ for format_ in FORMATS if format_.dtype == dtype]
-    if not formats:
-        allowed = ", ".join(dict.fromkeys(format_.dtype for format_ in FORMATS))
-        raise ExportError(f"--dtype: got {dtype!r}, allowed float32, {allowed}")
-    for format_ in formats:
-        if scale in (None, format_.scale):
+    for format_ in FORMATS:
+        if format_.dtype == dtype and scale in (None, format_.scale):
             return format_
-    raise ExportError(f"--scale: got {scale!r}, allowed {', '.join(str(format_.scale) for format_ in formats)}")
+    if scale is not None:
+        raise ExportError(f"--scale: got {scale!r}, allowed row, tensor")
+    raise ExportError(f"--dtype: got {dtype!r}, allowed float32, float16, bfloat16, int8, int4")
 
 
 def _scale(largest: Tensor, levels: int) -> Tensor:
