@@ -20,7 +20,7 @@ from preblock.export.stem import export_stem
 from preblock.export.stored_tables import build_quantized
 from preblock.export.table_formats import TableFormat, find_format
 from preblock.export.verification import find_providers, prove_artifact
-from preblock.models.checkpoints.position_resize import resized
+from preblock.models.checkpoints.position_resize import resize_positions
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.stems import Stem
@@ -33,7 +33,7 @@ from preblock.service.core.errors import PreblockError
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """A published artifact."""
 
     folder: Path
@@ -51,7 +51,7 @@ def export(
     dtype: str = "float32",
     scale: str | None = None,
     **choices: Unpack[SourceOptions],
-) -> Exported:
+) -> ExportResult:
     """Export the front-end of `source` as the next version of `name` in `repository`.
 
     It is proven on every usable provider of onnxruntime. A failed or interrupted export leaves no files.
@@ -62,7 +62,7 @@ def export(
         repository: folder of the models.
         report: receives each step as it begins.
         max_len: limit of offset + tokens; default the source's.
-        resizing: method to resize a learned position table, as in `resized`.
+        resizing: method to resize a learned position table, as in `resize_positions`.
         dtype: stored type of the tables.
         scale: unit with one scale in int8, as in `find_format`.
         choices: arguments of `read_frontend`.
@@ -94,7 +94,7 @@ def export_loaded(
     repository: Path,
     report: Report = lambda _: None,
     format_: TableFormat | None = None,
-) -> Exported:
+) -> ExportResult:
     """Export a loaded front-end, as `export` does. Its training mode is restored.
 
     Tables are stored in `format_`; default float32.
@@ -133,7 +133,7 @@ def export_loaded(
             providers = {provider: prove_artifact(source, folder, provider, report) for provider in find_providers()}
             parity = ParityReport(providers=providers, storage=storage)
             write(parity, folder / PARITY)
-            return Exported(repository / name / str(publish(folder)), manifest, parity)
+            return ExportResult(repository / name / str(publish(folder)), manifest, parity)
     except OSError as error:
         raise ExportError(f"{error.filename or repository}: {error.strerror}") from error
     except PreblockError as error:
@@ -144,7 +144,7 @@ def export_loaded(
 
 def export_module(
     module: nn.Module, name: str, repository: Path, *, vocab_size: int, max_len: int, exact: bool = False
-) -> Exported:
+) -> ExportResult:
     """Export a custom module as the next version of `name` in `repository`, and prove its graph equal to it.
 
     The arguments are those of `CustomFrontEnd`. The artifact does not hold the module: `verify` can check its hashes,
@@ -169,7 +169,7 @@ def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedS
     if not isinstance(loaded.frontend, FrontEnd):
         raise ExportError(f"--max-len: got {max_len}, allowed only for front-ends of token ids")
     try:
-        frontend = resized(loaded.frontend, max_len, resizing)
+        frontend = resize_positions(loaded.frontend, max_len, resizing)
     except ValueError as error:
         raise ExportError(f"--max-len and --resize: {error}") from error
     record = Resized(from_max_len=loaded.frontend.signature.max_len, method=resizing)

@@ -75,7 +75,7 @@ def publish(folder: Path) -> int:
 
 
 @contextmanager
-def replacing(file: Path) -> Iterator[Path]:
+def replace_file(file: Path) -> Iterator[Path]:
     """Yield a file to write; it replaces `file` at the end. Concurrent replacements wait for the lock."""
     with _locked(file.parent, wait=True), tempfile.TemporaryDirectory(prefix=DRAFT, dir=file.parent) as folder:
         new = Path(folder) / file.name

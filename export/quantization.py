@@ -186,7 +186,7 @@ def _compare_table(
             raise ExportError(f"--dtype: got {format_.dtype}, allowed a type that holds {value:g}, a value of {name}")
         again = format_.narrow(rows, whole)
         if not all(torch.equal(again[ending], part) for ending, part in parts.items()):
-            raise ExportError(f"{folder / DATA}: holds something else than {name} rounded to {format_.dtype}")
+            raise ExportError(f"{folder / DATA}: {name} differs from its values rounded to {format_.dtype}")
         largest, total = max(largest, float(worst.max())), total + float(error.sum())
         lengths = torch.linalg.vecdot(exact, exact).sqrt() * torch.linalg.vecdot(stored, stored).sqrt()
         cosines = torch.linalg.vecdot(exact, stored) / lengths.clamp(min=torch.finfo(torch.float64).tiny)

@@ -13,7 +13,7 @@ from preblock.export.errors import ExportError
 from preblock.export.graph import read_initializers
 from preblock.export.parity import prove, prove_lookup, prove_positioned, prove_rotary
 from preblock.export.progress import Report, StepProgress
-from preblock.export.publication import replacing
+from preblock.export.publication import replace_file
 from preblock.export.shape_probe import ShapeProbe
 from preblock.export.source import AnyFrontEnd, LoadedSource
 from preblock.export.stem import prove_stem, read_stem_weights
@@ -166,7 +166,7 @@ def _record(folder: Path, found: dict[str, Parity]) -> ParityReport:
     if all(recorded.providers.get(provider) == parity for provider, parity in found.items()):
         return recorded  # no write needed, perhaps not permitted
     try:
-        with replacing(folder / PARITY) as file:
+        with replace_file(folder / PARITY) as file:
             # Read again under the lock: another process may have added a provider.
             recorded = read(ParityReport, folder / PARITY)
             report = recorded.model_copy(update={"providers": recorded.providers | found})

@@ -112,7 +112,7 @@ def _between(table: Tensor, numerators: Tensor, denominator: int) -> Tensor:
     return torch.cat([rows(part) for part in torch.split(numerators, 1024)])  # float64 takes memory
 
 
-def resized(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> FrontEnd:
+def resize_positions(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> FrontEnd:
     """Return `frontend` with another limit. All tensors except the resized table are shared, not copied.
 
     Args:

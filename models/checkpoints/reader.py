@@ -11,7 +11,7 @@ from torch import Tensor
 from preblock.models.checkpoints.bias_families import bias_of
 from preblock.models.checkpoints.families import FAMILIES, SIZES, known, sides_of
 from preblock.models.checkpoints.family import ALL, Config, Family
-from preblock.models.checkpoints.rotary_families import LengthMissing, as_stored, find_rotary, read_rotary
+from preblock.models.checkpoints.rotary_families import MissingLengthError, as_stored, find_rotary, read_rotary
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
@@ -147,7 +147,7 @@ def _with_rotary(
     else:
         try:
             outputs = read_rotary(row, values, config.widths[-1], config.max_len or 0, length)
-        except LengthMissing as error:
+        except MissingLengthError as error:
             return replace(config, no_rotary=one_line(error))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"config.json: {one_line(error)}") from error

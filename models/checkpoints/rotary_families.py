@@ -133,7 +133,7 @@ def read_rotary(
         length: as in `RotaryConfig`, for "dynamic" and "longrope"; the other scalings do not depend on it.
 
     Raises:
-        LengthMissing: a rope type depends on the length, and none is given.
+        MissingLengthError: a rope type depends on the length, and none is given.
         ValueError: a rope type or a key beside it is not known, or a number is missing or out of range.
 
     """
@@ -143,7 +143,7 @@ def read_rotary(
     )
 
 
-class LengthMissing(ValueError):
+class MissingLengthError(ValueError):
     """The rope type depends on the length of the whole sequence, and none was given."""
 
 
@@ -210,7 +210,7 @@ def _read_one(
         raise ValueError(f"rope_parameters: got the key {unknown!r}, not known with rope_type {scaling!r}")
     if "length" in scale.needs:
         if length is None:
-            raise LengthMissing(
+            raise MissingLengthError(
                 f"rope_type {scaling!r} depends on the length of the whole sequence, and none was given"
             )
         numbers["length"] = length

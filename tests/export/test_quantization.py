@@ -18,7 +18,7 @@ import transformers
 from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError, ParityError
-from preblock.export.exporter import Exported, export, export_loaded
+from preblock.export.exporter import ExportResult, export, export_loaded
 from preblock.export.parity import prove_lookup
 from preblock.export.quantization import compare_tables
 from preblock.export.source import LoadedSource, load_source
@@ -132,7 +132,7 @@ def tiny(*further: Any) -> FrontEnd:
     return FrontEnd(FrontEndConfig(family="tiny", steps=steps_, max_len=20))
 
 
-def put(frontend: FrontEnd, root: Path, dtype: str) -> Exported:
+def put(frontend: FrontEnd, root: Path, dtype: str) -> ExportResult:
     return export_loaded(LoadedSource(frontend, Source(kind="module")), "m", root, format_=find_format(dtype))
 
 
@@ -248,7 +248,7 @@ def test_tables_that_are_stored_otherwise_than_they_are_rounded_are_found(
     content = np.memmap(folder / DATA, np.uint8, "r+", int(place["offset"]), (int(place["length"]),))
     content[-2] ^= 1
     content.flush()
-    with pytest.raises(ExportError, match=r"model\.onnx\.data: holds something else than tokens\.weight rounded to "):
+    with pytest.raises(ExportError, match=r"model\.onnx\.data: tokens\.weight differs from its values rounded to "):
         compare_tables(frontend, format_, folder)
 
 
