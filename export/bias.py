@@ -33,7 +33,7 @@ GRID: tuple[tuple[int, int, int], ...] = (
     *((0, length, length) for length in (0, 1, 2, 17, 256)),  # the whole at once
     *((past, 1, past + 1) for past in (1, 17, 127, 128, LONG)),  # a step with a cache
     *((5, 3, 8), (100, 28, 128), (LONG, 16, LONG + 16)),  # a chunk
-    *((0, 1, LONG), (0, 3, 40), (40, 3, 7), (FAR, 2, 40)),  # keys that end elsewhere
+    *((0, 1, LONG), (0, 3, 40), (40, 3, 7), (FAR, 2, 40)),  # keys with another end
     *((4, 0, 4), (4, 2, 0)),
 )
 """query_offset, query_length and key_length of each case."""
@@ -76,7 +76,7 @@ def read_bias(folder: Path) -> dict[str, Tensor]:
 
 
 def prove_bias(bias: Bias, session: Session) -> OutputParity:
-    """Compare `session`, that of `bias.onnx`, with `bias` over the grid.
+    """Compare the graph `bias.onnx`, opened in `session`, with `bias` over the grid.
 
     Raises:
         ParityError: a case differs by more than allowed (0 except for sinusoids); the error names the worst.

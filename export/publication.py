@@ -1,4 +1,4 @@
-"""Publishes artifacts: a draft is written, then renamed, so that a reader sees a whole artifact or none.
+"""Publishes artifacts: a draft is written, then renamed. A reader sees a complete artifact or none.
 
 A draft is a folder `<repository>/<name>/.tmp-*`, locked by its exporter. An unlocked draft was left by a dead
 exporter; the next export removes it.

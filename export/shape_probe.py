@@ -84,8 +84,8 @@ class ShapeProbe:
     def _check_axis(self, axis: str, batch: int, length: int) -> None:
         found = self._try(batch, length, (0,))
         if isinstance(found, str) or found.shape != (batch, length, self._width):
-            what = found if isinstance(found, str) else f"the vectors have shape {found.shape}"
-            raise self._error(f"axis {axis} is frozen: at batch {batch} and length {length}, {what}")
+            reason = found if isinstance(found, str) else f"the vectors have shape {found.shape}"
+            raise self._error(f"axis {axis} is frozen: at batch {batch} and length {length}, {reason}")
 
     def _check_values(self, batch: int, length: int) -> None:
         """Compare graph and module at the first and the last offset, and at one offset for each row."""
@@ -138,5 +138,5 @@ class ShapeProbe:
                 return frontend.look_up(torch.from_numpy(feeds["input_ids"])).numpy()
         return run_module(frontend, feeds, indices=bool(frontend.signature.needed))
 
-    def _error(self, what: str) -> ParityError:
-        return ParityError(f"{self._graph}: {what}")
+    def _error(self, reason: str) -> ParityError:
+        return ParityError(f"{self._graph}: {reason}")

@@ -29,7 +29,7 @@ class HybridPositionalEncoding(nn.Module):
         std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: D is odd and `pad_odd` is False, M is less than 1, `init` is not known or not of shape (M, D), or
+        ValueError: D is odd and `pad_odd` is False; M is less than 1; `init` is unknown or not of shape (M, D); or
             `std` is not above 0.
 
     """

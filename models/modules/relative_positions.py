@@ -68,9 +68,8 @@ class T5RelativeBias(nn.Module):
         std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: fewer buckets than one per half, an odd number of them for two directions, a `max_distance`
-            within the buckets of one distance each, `init` is not known or not of shape (buckets, H), or `std` is not
-            above 0.
+        ValueError: a half has no bucket, or two directions share an odd number of buckets; `max_distance` is within
+            the buckets of one distance each; `init` is unknown or not of shape (buckets, H); or `std` is not above 0.
 
     """
 
@@ -141,10 +140,10 @@ class RelativeSinusoid(nn.Module):
     """Sinusoids of the distances between Q queries and K keys, the last query being at the last key (Dai et al.
     2019, section 3.3; Yang et al. 2019).
 
-    Row r belongs to the distance K - r (query position less key position), so that query i and key j meet in row
-    Q - i + j. In attention a trained matrix takes each row to a vector R of every head, and the score of query i
-    and key j is (q_i + u) . k_j + (q_i + v) . R[Q - i + j], with a trained u and v per head. The sines of the D/2
-    frequencies come first, then the cosines. Computed in float32, as published; nothing is trained.
+    Row r belongs to the distance K - r (query position less key position): query i and key j share row Q - i + j. In
+    attention, a trained matrix maps each row to a vector R of every head. The score of query i and key j is
+    (q_i + u) . k_j + (q_i + v) . R[Q - i + j], with a trained u and v per head. The sines of the D/2 frequencies come
+    first, then the cosines. They are computed in float32, as published. The module has no trained parameters.
 
     Args:
         d_model: D; even.
