@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from preblock.export.graph import OPSET
-from preblock.export.parity import judge, run_graph
+from preblock.export.graph import OPSET, save_graph
+from preblock.export.parity import judge, run_case
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
@@ -25,6 +25,7 @@ from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.session import Session
 
 Array = NDArray[Any]
+ULP_OF_ONE = float(np.spacing(np.float32(1)))
 SINUSOID_ULP = 1.0
 """ULP of 1, for sines of the same float32 angle by two libraries. Everything else must be bit for bit equal."""
 LONG, FAR = 5000, 10**6
@@ -32,7 +33,7 @@ GRID: tuple[tuple[int, int, int], ...] = (
     *((0, length, length) for length in (0, 1, 2, 17, 256)),  # the whole at once
     *((past, 1, past + 1) for past in (1, 17, 127, 128, LONG)),  # a step with a cache
     *((5, 3, 8), (100, 28, 128), (LONG, 16, LONG + 16)),  # a chunk
-    *((0, 1, LONG), (0, 3, 40), (40, 3, 7), (FAR, 2, 40)),  # keys that end elsewhere
+    *((0, 1, LONG), (0, 3, 40), (40, 3, 7), (FAR, 2, 40)),  # keys with another end
     *((4, 0, 4), (4, 2, 0)),
 )
 """query_offset, query_length and key_length of each case."""
@@ -62,8 +63,7 @@ def export_bias(bias: Bias, folder: Path) -> None:
             model = _t5(bias)
         case RelativeSinusoid():
             model = _sinusoid(bias)
-    onnx.save(model, folder / BIAS_GRAPH)
-    onnx.checker.check_model(folder / BIAS_GRAPH, full_check=True)
+    save_graph(model, folder / BIAS_GRAPH)
 
 
 def read_bias(folder: Path) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def read_bias(folder: Path) -> dict[str, Tensor]:
 
 
 def prove_bias(bias: Bias, session: Session) -> OutputParity:
-    """Compare `session`, that of `bias.onnx`, with `bias` over the grid.
+    """Compare the graph `bias.onnx`, opened in `session`, with `bias` over the grid.
 
     Raises:
         ParityError: a case differs by more than allowed (0 except for sinusoids); the error names the worst.
@@ -93,10 +93,7 @@ def _compare(bias: Bias, session: Session, query_offset: int, query_length: int,
     with torch.inference_mode():
         expected = bias(**lengths).numpy()
     feeds = {name: np.array([length]) for name, length in lengths.items()}
-    (found,) = run_graph(session, feeds, f"{BIAS_GRAPH} fails at {lengths}").values()
-    same = found.shape == expected.shape and bool(np.isfinite(found).all())
-    max_abs = float(np.abs(found - expected).max(initial=0)) if same else np.inf
-    return ParityCase(arguments=dict(lengths), max_abs=max_abs, max_ulp=max_abs / float(np.spacing(np.float32(1))))
+    return run_case(session, feeds, expected, dict(lengths), session.outputs[0].name, ULP_OF_ONE)
 
 
 def _alibi(bias: AlibiBias) -> onnx.ModelProto:
@@ -117,12 +114,10 @@ def _t5(bias: T5RelativeBias) -> onnx.ModelProto:
     # A diagonal of the matrix has one distance: only Q + K - 1 buckets are needed, not Q x K.
     if bias.bidirectional:
         distance = "distance = Abs (relative)"
-        bucket = """
-      after = Greater (relative, zero)
-      after_number = Cast <to = 7> (after)
-      first_bucket = Mul (after_number, one_way)
-      bucket = Add (first_bucket, count)
-        """
+        bucket = (
+            "after = Greater (relative, zero) after_number = Cast <to = 7> (after) "
+            "first_bucket = Mul (after_number, one_way) bucket = Add (first_bucket, count)"
+        )
     else:
         distance = "before = Neg (relative) distance = Max (before, zero)"
         bucket = "bucket = Identity (count)"

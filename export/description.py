@@ -1,4 +1,4 @@
-"""The manifest of an artifact, from its front-end and its files."""
+"""The manifest of an artifact, and the metadata in its graphs."""
 
 from pathlib import Path
 from typing import Any
@@ -8,39 +8,53 @@ import torch
 
 from preblock import __version__
 from preblock.export.graph import describe_graph
-from preblock.export.kernel import kernel_of
-from preblock.export.position_inputs import positions_of
+from preblock.export.position_inputs import describe_positions
 from preblock.export.progress import Report, StepProgress
 from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import read_format
-from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules import stems
+from preblock.models.modules.signature import Signature, StemSignature
 from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import (
     BIAS_GRAPH,
     DATA,
     EMBEDDINGS,
+    EMBEDDINGS_GRAPH,
+    GRAPH,
     POSITIONED_GRAPH,
     TOKEN_EMBEDDINGS,
-    TOKEN_GRAPHS,
+    TOKEN_GRAPH,
     TOKENIZER,
     Manifest,
     StemManifest,
 )
 from preblock.service.artifacts.records import Rotary, Tensor, TokenEmbeddings
 
+UNCHECKED = "It checks no index and no length: a negative index wraps, and a GPU may answer zeros to one too large."
+GRAPHS = {
+    GRAPH: f"The vectors that enter block 0 of a transformer, and what its attention is given. {UNCHECKED}",
+    EMBEDDINGS_GRAPH: f"The vectors that enter block 0 of a transformer, alone. {UNCHECKED}",
+    TOKEN_GRAPH: f"The vectors of a transformer's own lookup, before positions and norm. {UNCHECKED}",
+    POSITIONED_GRAPH: (
+        "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their "
+        f"positions. {UNCHECKED}"
+    ),
+    BIAS_GRAPH: "What attention adds for the distance between a query and a key.",
+}
+"""The graphs of an artifact, and the description in the metadata of each."""
+
 
 def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Manifest | StemManifest:
     """Return the manifest of the graphs and files in `folder`, hashes included."""
-    frontend, signature = loaded.frontend, loaded.frontend.signature
-    graphs = [name for name in (*TOKEN_GRAPHS, POSITIONED_GRAPH, BIAS_GRAPH) if (folder / name).is_file()]
+    frontend = loaded.frontend
+    graphs = [name for name in GRAPHS if (folder / name).is_file()]
     files = [name for name in (*graphs, DATA, TOKENIZER) if (folder / name).is_file()]
     hashing = StepProgress(report, "hashing", sum((folder / name).stat().st_size for name in files))
     common: dict[str, Any] = {
-        "family": signature.family,
-        "width": signature.width,
+        "family": frontend.signature.family,
+        "width": frontend.signature.width,
         "graphs": {name: describe_graph(folder / name) for name in graphs},
         "files": {name: describe(folder / name, hashing.sha256) for name in files},
         "source": loaded.record,
@@ -57,13 +71,9 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
             front_end=stems.to_document(frontend.config),
             **common,
         )
-    return _describe_tokens(loaded, frontend, folder, common)
-
-
-def _describe_tokens(
-    loaded: LoadedSource, frontend: FrontEnd | CustomFrontEnd, folder: Path, common: dict[str, Any]
-) -> Manifest:
-    known, signature, format_ = isinstance(frontend, FrontEnd), frontend.signature, read_format(folder)
+    signature, format_ = frontend.signature, read_format(folder)
+    positions, kernel = describe_positions(folder)
+    steps = _describe_steps(frontend) if isinstance(frontend, FrontEnd) else {}
     return Manifest(
         dtype=format_.dtype if format_ else "float32",
         scale=format_.scale if format_ else None,
@@ -75,14 +85,24 @@ def _describe_tokens(
         counts=signature.counts,
         padding_id=signature.padding_idx,
         refused_ids=signature.refused_ids,
-        token_embeddings=TokenEmbeddings(
+        kernel=kernel,
+        positions=positions,
+        resized=loaded.resized,
+        **{"token_embeddings": None, "front_end": None, **steps},
+        **common,
+    )
+
+
+def _describe_steps(frontend: FrontEnd) -> dict[str, Any]:
+    """Return the fields of the manifest known only of a front-end built from steps."""
+    signature = frontend.signature
+    return {
+        "token_embeddings": TokenEmbeddings(
             output=EMBEDDINGS if signature.lookup_width is None else TOKEN_EMBEDDINGS,
             width=signature.lookup_width or signature.width,
             consumer_scales=signature.consumer_scales,
-        )
-        if known
-        else None,
-        rotary=tuple(
+        ),
+        "rotary": tuple(
             Rotary(
                 cos=output.named("rotary_cos"),
                 sin=output.named("rotary_sin"),
@@ -90,11 +110,29 @@ def _describe_tokens(
                 layout=output.layout,
                 max_len=output.config.length or None,
             )
-            for output in (frontend.config.rotary if isinstance(frontend, FrontEnd) else ())
+            for output in frontend.config.rotary
         ),
-        kernel=kernel_of(folder) if POSITIONED_GRAPH in common["graphs"] else None,
-        positions=positions_of(folder) if POSITIONED_GRAPH in common["graphs"] else None,
-        resized=loaded.resized,
-        front_end=frontend.config.to_document() if isinstance(frontend, FrontEnd) else None,
-        **common,
-    )
+        "front_end": frontend.config.to_document(),
+    }
+
+
+def label_graphs(folder: Path, signature: Signature | StemSignature) -> None:
+    """Write producer, name, description and limits into every graph in `folder`, for use without its manifest.
+
+    Equal front-ends get equal metadata: no path, no time, nothing of this machine.
+    """
+    properties = {
+        f"preblock.{name}": str(value)
+        for name in ("family", "vocab_size", "max_len", "image_size", "patch_size")
+        if (value := getattr(signature, name, None)) is not None
+    }
+    indices = signature.indices if isinstance(signature, Signature) else {}
+    properties |= {f"preblock.indices.{name}": str(count) for name, count in indices.items()}
+    for name, description in GRAPHS.items():
+        if (folder / name).is_file():
+            model = onnx.load(folder / name, load_external_data=False)
+            model.producer_name, model.producer_version = "preblock", __version__
+            model.doc_string = description
+            model.graph.name = Path(name).stem
+            onnx.helper.set_model_props(model, properties)
+            onnx.save(model, folder / name)

@@ -8,21 +8,19 @@ from typing import Unpack
 from torch import nn
 
 from preblock.export.bias import export_bias
-from preblock.export.description import describe_artifact
+from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError
 from preblock.export.graph import export_graph
-from preblock.export.graph_metadata import label_graphs
 from preblock.export.position_inputs import write_positioned
 from preblock.export.progress import Report
 from preblock.export.publication import check_name, draft, publish
-from preblock.export.quantization import sketch, write_tables
-from preblock.export.source import AnyFrontEnd, LoadedSource, SourceOptions, load_source
+from preblock.export.quantization import compare_tables, shrink_tables, write_tables
+from preblock.export.source import LoadedSource, SourceOptions, load_source
 from preblock.export.stem import export_stem
 from preblock.export.stored_tables import build_quantized
-from preblock.export.table_comparison import compare_tables
 from preblock.export.table_formats import TableFormat, find_format
 from preblock.export.verification import find_providers, prove_artifact
-from preblock.models.checkpoints.position_resize import resized
+from preblock.models.checkpoints.position_resize import resize_positions
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.stems import Stem
@@ -35,7 +33,7 @@ from preblock.service.core.errors import PreblockError
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """A published artifact."""
 
     folder: Path
@@ -53,7 +51,7 @@ def export(
     dtype: str = "float32",
     scale: str | None = None,
     **choices: Unpack[SourceOptions],
-) -> Exported:
+) -> ExportResult:
     """Export the front-end of `source` as the next version of `name` in `repository`.
 
     It is proven on every usable provider of onnxruntime. A failed or interrupted export leaves no files.
@@ -64,7 +62,7 @@ def export(
         repository: folder of the models.
         report: receives each step as it begins.
         max_len: limit of offset + tokens; default the source's.
-        resizing: method to resize a learned position table, as in `resized`.
+        resizing: method to resize a learned position table, as in `resize_positions`.
         dtype: stored type of the tables.
         scale: unit with one scale in int8, as in `find_format`.
         choices: arguments of `read_frontend`.
@@ -75,7 +73,6 @@ def export(
     """
     check_name(name)
     format_ = find_format(dtype, scale)
-    report(f"reading {source}")
 
     def load() -> LoadedSource:
         loaded = load_source(source, report, widen=format_ is None, **choices)
@@ -97,7 +94,7 @@ def export_loaded(
     repository: Path,
     report: Report = lambda _: None,
     format_: TableFormat | None = None,
-) -> Exported:
+) -> ExportResult:
     """Export a loaded front-end, as `export` does. Its training mode is restored.
 
     Tables are stored in `format_`; default float32.
@@ -105,35 +102,38 @@ def export_loaded(
     source = loaded.frontend
     training = source.training
     source.eval()
+    storage: dict[str, StoredTable] = {}
     try:
-        if format_:
-            _check_format(source, format_)
+        if format_ and not isinstance(source, FrontEnd):
+            raise ExportError(f"--dtype: got {format_.dtype!r}, allowed only float32 for stems and custom modules")
         with draft(repository, name) as folder:
             report("writing the graph")
-            storage: dict[str, StoredTable] = {}
-            if format_ is None:
-                _write_graphs(source, folder, report)
+            if isinstance(source, Stem):
+                export_stem(source, folder, report)
             else:
-                loaded, storage = _store(loaded, format_, folder, report)
-                source.train(training)
-                source = loaded.frontend
-            if not isinstance(loaded.frontend, Stem):
+                if isinstance(source, FrontEnd) and source.config.bias is not None:
+                    export_bias(source.bias, folder)
+                if isinstance(source, FrontEnd) and format_:
+                    export_graph(shrink_tables(source), folder, report)
+                    write_tables(source, format_, folder, report)
+                    storage = compare_tables(source, format_, folder, report)
+                    stored = build_quantized(source.config, source.state_dict(), format_, folder)
+                    loaded = replace(loaded, frontend=stored)
+                    source.train(training)
+                    source = stored  # releases the unrounded tables
+                else:
+                    export_graph(source, folder, report)
                 write_positioned(folder)
-            label_graphs(folder, loaded.frontend.signature)
+            label_graphs(folder, source.signature)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
             manifest = describe_artifact(loaded, folder, report)
             write(manifest, folder / MANIFEST)
             check_graphs(folder, manifest)
-            parity = ParityReport(
-                providers={
-                    provider: prove_artifact(loaded.frontend, folder, provider, report) for provider in find_providers()
-                },
-                storage=storage,
-            )
+            providers = {provider: prove_artifact(source, folder, provider, report) for provider in find_providers()}
+            parity = ParityReport(providers=providers, storage=storage)
             write(parity, folder / PARITY)
-            version = publish(folder)
-            return Exported(repository / name / str(version), manifest, parity)
+            return ExportResult(repository / name / str(publish(folder)), manifest, parity)
     except OSError as error:
         raise ExportError(f"{error.filename or repository}: {error.strerror}") from error
     except PreblockError as error:
@@ -144,7 +144,7 @@ def export_loaded(
 
 def export_module(
     module: nn.Module, name: str, repository: Path, *, vocab_size: int, max_len: int, exact: bool = False
-) -> Exported:
+) -> ExportResult:
     """Export a custom module as the next version of `name` in `repository`, and prove its graph equal to it.
 
     The arguments are those of `CustomFrontEnd`. The artifact does not hold the module: `verify` can check its hashes,
@@ -169,38 +169,8 @@ def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedS
     if not isinstance(loaded.frontend, FrontEnd):
         raise ExportError(f"--max-len: got {max_len}, allowed only for front-ends of token ids")
     try:
-        frontend = resized(loaded.frontend, max_len, resizing)
+        frontend = resize_positions(loaded.frontend, max_len, resizing)
     except ValueError as error:
         raise ExportError(f"--max-len and --resize: {error}") from error
     record = Resized(from_max_len=loaded.frontend.signature.max_len, method=resizing)
     return replace(loaded, frontend=frontend, resized=record)
-
-
-def _check_format(frontend: AnyFrontEnd, format_: TableFormat) -> None:
-    if not isinstance(frontend, FrontEnd):
-        what = "a stem" if isinstance(frontend, Stem) else "a custom module"
-        raise ExportError(f"--dtype: got {format_.dtype!r}, allowed only float32 for {what}")
-
-
-def _store(
-    loaded: LoadedSource, format_: TableFormat, folder: Path, report: Report
-) -> tuple[LoadedSource, dict[str, StoredTable]]:
-    """Write the graphs over tables in `format_`. Return the front-end with these tables, and their errors."""
-    frontend = loaded.frontend
-    assert isinstance(frontend, FrontEnd)
-    _write_graphs(sketch(frontend), folder, report)
-    report(f"rounding the tables to {format_.dtype}")
-    write_tables(frontend, format_, folder, report)
-    report("comparing the tables")
-    storage = compare_tables(frontend, format_, folder, report)
-    narrow = build_quantized(frontend.config, frontend.state_dict(), format_, folder)
-    return replace(loaded, frontend=narrow), storage
-
-
-def _write_graphs(frontend: AnyFrontEnd, folder: Path, report: Report) -> None:
-    if isinstance(frontend, Stem):
-        export_stem(frontend, folder, report)
-        return
-    export_graph(frontend, folder, report)
-    if isinstance(frontend, FrontEnd) and frontend.config.bias is not None:
-        export_bias(frontend.bias, folder)

@@ -38,13 +38,13 @@ def save_program(program: torch.onnx.ONNXProgram, folder: Path, report: Report) 
     return model
 
 
-def map_weights(model: onnx.ModelProto, folder: Path) -> dict[str, NDArray[Any]]:
-    """Return every initializer of `model` by name.
+def map_weights(folder: Path) -> dict[str, NDArray[Any]]:
+    """Return every initializer of the main graph in `folder` by name.
 
     Tensors in the data file are mapped, not read. Writes to them do not change the file.
     """
     weights: dict[str, NDArray[Any]] = {}
-    for tensor in model.graph.initializer:
+    for tensor in onnx.load(folder / GRAPH, load_external_data=False).graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             offset, _ = place_of(tensor)
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)

@@ -22,7 +22,6 @@ from preblock.export.progress import Report
 from preblock.models.config import FrontEndConfig
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.signature import Signature
 from preblock.models.steps import Project, names_of
 from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH
 from preblock.service.artifacts.records import Graph
@@ -50,8 +49,8 @@ class _ExportedModule(nn.Module):
         indices: dict[str, Tensor] | None = None,
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        given: dict[str, Any] = {"indices": indices} if indices else {}
-        given |= {} if attention_mask is None else {"attention_mask": attention_mask}
+        further = {"indices": indices, "attention_mask": attention_mask}
+        given = {name: value for name, value in further.items() if value is not None}
         vectors: Tensor = self.frontend(input_ids, offset, **given)
         if not isinstance(self.frontend, FrontEnd):
             return (vectors,)
@@ -73,29 +72,29 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
     """
     signature = frontend.signature
     lookup = [] if signature.lookup_width is None else ["token_embeddings"]
-    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-    names = ["input_ids", "offset", *signature.indices]
-    names += ["attention_mask"] if signature.needs_mask else []
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     # `offset` has one element, so that (1,) broadcasts over the batch in the graph; other sizes are arbitrary.
     # Each input is a separate tensor: the exporter merges arguments with the same tensor into one input.
-    samples = {name: torch.ones(1 if name == "offset" else (2, 3), dtype=torch.int64) for name in names}
-    shapes = {name: None if name == "offset" else {0: batch, 1: length} for name in names}
-    with quiet_exporter(), _refused():
-        program = torch.onnx.export(
-            _ExportedModule(frontend).eval(),
-            (),
-            kwargs=_arguments(samples, signature),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=names,
-            output_names=["embeddings", *lookup, *signature.rotary],
-            dynamic_shapes=_arguments(shapes, signature),
-            verbose=False,
-        )
-    assert program is not None
-    whole = save_program(program, folder, report)
-    forget_machine(whole)
-    _free_offset(whole, signature.rotary)
+    samples: dict[str, Any] = {"input_ids": _ones(2, 3), "offset": _ones(1)}
+    shapes: dict[str, Any] = {"input_ids": axes, "offset": None}
+    if signature.indices:
+        samples["indices"] = {name: _ones(2, 3) for name in signature.indices}
+        shapes["indices"] = dict.fromkeys(signature.indices, axes)
+    if signature.needs_mask:
+        samples["attention_mask"], shapes["attention_mask"] = _ones(2, 3), axes
+    whole = export_program(
+        _ExportedModule(frontend),
+        folder,
+        report,
+        kwargs=samples,
+        dynamic_shapes=shapes,
+        input_names=["input_ids", "offset", *signature.indices, *(["attention_mask"] if signature.needs_mask else [])],
+        output_names=["embeddings", *lookup, *signature.rotary],
+    )
+    del whole.graph.value_info[:]  # shapes inferred for one offset
+    for node in (*whole.graph.input, *whole.graph.output):
+        if node.name == "offset" or node.name in signature.rotary:  # (1,) or (batch,)
+            node.type.tensor_type.shape.dim[0].dim_param = "offsets"
     if isinstance(frontend, FrontEnd):
         _name_projections(whole, frontend.config)
     main = _only(whole, "embeddings", *signature.rotary)
@@ -110,15 +109,29 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
         save_graph(token, folder / TOKEN_GRAPH)
 
 
-def _arguments(values: dict[str, Any], signature: Signature) -> dict[str, Any]:
-    """Return `values` as the arguments of `_ExportedModule.forward`, which takes all indices as one."""
-    arguments: dict[str, Any] = {}
-    for name, value in values.items():
-        if name in signature.indices:
-            arguments.setdefault("indices", {})[name] = value
-        else:
-            arguments[name] = value
-    return arguments
+def export_program(module: nn.Module, folder: Path, report: Report, **options: Any) -> onnx.ModelProto:
+    """Trace `module` (in evaluation mode), write its data file into `folder`, and return the model over it.
+
+    `options` are arguments of `torch.onnx.export`; `report` receives the progress of a long step.
+
+    Raises:
+        ExportError: the exporter cannot trace the module.
+
+    """
+    try:
+        with quiet_exporter():
+            program = torch.onnx.export(module.eval(), (), dynamo=True, opset_version=OPSET, verbose=False, **options)
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise ExportError(f"the exporter of torch cannot follow the module: {reason}") from error
+    assert program is not None
+    model = save_program(program, folder, report)
+    _forget_machine(model)
+    return model
+
+
+def _ones(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.int64)
 
 
 def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
@@ -208,7 +221,7 @@ def read_initializers(folder: Path) -> dict[str, Tensor]:
     They are mapped from the data file. Derived tables (sinusoids) are omitted: a new module computes them.
     """
     weights = {}
-    for stored, values in map_weights(onnx.load(folder / GRAPH, load_external_data=False), folder).items():
+    for stored, values in map_weights(folder).items():
         name = stored.removesuffix(TRANSPOSED)
         if name.startswith(MODULE) and name.endswith(TRAINED) and values.dtype == np.float32:
             values = values if name == stored else np.ascontiguousarray(values.T)
@@ -230,35 +243,14 @@ def quiet_exporter() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@contextmanager
-def _refused() -> Iterator[None]:
-    """Reduce the exporter's error for an untraceable module to one line."""
-    try:
-        yield
-    except torch.onnx.OnnxExporterError as error:
-        reason = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise ExportError(f"the exporter of torch cannot follow the module: {reason}") from error
-
-
-def forget_machine(message: Message) -> None:
+def _forget_machine(message: Message) -> None:
     """Clear the exporter's metadata at every depth: source paths and stack traces of this machine."""
     for field, value in message.ListFields():
         if field.name in ("metadata_props", "doc_string"):
             message.ClearField(field.name)
         elif field.message_type is not None:
             for part in [value] if isinstance(value, Message) else value:
-                forget_machine(part)
-
-
-def _free_offset(model: onnx.ModelProto, rotary: Collection[str]) -> None:
-    """Make the axis of `offset` dynamic: (1,) or (batch,). Exported with one element, it broadcasts in either case.
-
-    The outputs `rotary` have one row for each offset.
-    """
-    del model.graph.value_info[:]  # shapes inferred for one element
-    for node in (*model.graph.input, *model.graph.output):
-        if node.name == "offset" or node.name in rotary:
-            node.type.tensor_type.shape.dim[0].dim_param = "offsets"
+                _forget_machine(part)
 
 
 def _spec(node: onnx.ValueInfoProto) -> TensorSpec:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from preblock.export.errors import ParityError
-from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, arguments_of, feeds_of, grid, in_words
+from preblock.export.parity_cases import UNLIMITED_LENGTH, arguments_of, feeds_of, grid
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import SCALINGS
@@ -35,6 +35,10 @@ LOOKUP_CHUNK_VALUES = 2**20
 """Values of the lookup computed at once."""
 COMPARED_CHUNK_VALUES = 2**18
 """Values compared at once."""
+Float32 = NDArray[np.float32]
+Arguments = dict[str, JsonValue]
+ByteCount = Callable[[int], None]
+"""Receives a number of further bytes."""
 CaseReport = Callable[[int, int, int], None]
 """Receives the number of finished cases, the number of all cases, and the bytes of the last one."""
 
@@ -47,11 +51,14 @@ def prove(frontend: FrontEnd | CustomFrontEnd, session: Session, report: CaseRep
 
     """
     frontend.eval()
-    asked = list(grid(frontend.signature))
-    cases = []
-    for case in asked:
-        cases.append(_compare(frontend, session, case))
-        report(len(cases), len(asked), 4 * case.batch * case.length * frontend.signature.width)
+    signature = frontend.signature
+    calls, cases = list(grid(signature)), []
+    for case in calls:
+        feeds = feeds_of(signature, case)
+        # Omitted indices compare the module's defaults with zeros in the graph.
+        expected = run_module(frontend, feeds, indices=case.segments, mask=case.padding != "none")
+        cases.append(run_case(session, feeds, expected, arguments_of(case)))
+        report(len(cases), len(calls), expected.nbytes)
     return judge(EMBEDDINGS, cases, allowed_ulp(frontend))
 
 
@@ -68,21 +75,18 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
         ParityError: a case differs by more than allowed; the error names the worst.
 
     """
-    worst = max(cases, key=lambda case: np.inf if np.isnan(case.max_ulp) else case.max_ulp)
-    if not worst.max_ulp <= allowed_ulp:  # true for NaN too
-        at = ", ".join(f"{name} {value}" for name, value in worst.arguments.items())
+    worst = max(cases, key=lambda case: case.max_ulp)
+    if worst.max_ulp > allowed_ulp:
         raise ParityError(
             f"{output} of the graph differs from its PyTorch module by {worst.max_abs:.3g} "
-            f"({worst.max_ulp:.3g} ULP, allowed {allowed_ulp:.3g}) at {at}"
+            f"({worst.max_ulp:.3g} ULP, allowed {allowed_ulp:.3g}) at {in_words(worst.arguments)}"
         )
     return OutputParity(
         allowed_ulp=allowed_ulp, max_abs=max(case.max_abs for case in cases), max_ulp=worst.max_ulp, cases=tuple(cases)
     )
 
 
-def prove_lookup(
-    frontend: FrontEnd, session: Session, count_bytes: Callable[[int], None] = lambda _: None
-) -> OutputParity:
+def prove_lookup(frontend: FrontEnd, session: Session, count_bytes: ByteCount = lambda _: None) -> OutputParity:
     """Compare the model's own token lookup with `frontend.look_up`, for every id, bit for bit.
 
     The output is `token_embeddings`, or `embeddings` if the two are equal. `count_bytes` receives the number of bytes
@@ -94,18 +98,15 @@ def prove_lookup(
     """
     signature, cases = frontend.signature, []
     ids = np.arange(signature.vocab_size).reshape(-1, 1)  # rows of length 1 fit within every limit
-    output, width = EMBEDDINGS, signature.width
-    if signature.lookup_width is not None:
-        output, width = TOKEN_EMBEDDINGS, signature.lookup_width
-    count = min(4096, 1 + LOOKUP_CHUNK_VALUES // width)
-    with torch.inference_mode():
-        for part in np.array_split(ids, 1 + ids.size // count):
+    output = EMBEDDINGS if signature.lookup_width is None else TOKEN_EMBEDDINGS
+    count = min(4096, 1 + LOOKUP_CHUNK_VALUES // (signature.lookup_width or signature.width))
+    for part in np.array_split(ids, 1 + ids.size // count):
+        with torch.inference_mode():
             expected = frontend.look_up(torch.from_numpy(part)).numpy()
-            found = session.run({"input_ids": part, "offset": np.zeros(1, np.int64)}, [output])[output]
-            max_abs, max_ulp = difference(found, expected)
-            count_bytes(expected.nbytes)
-            arguments: dict[str, JsonValue] = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
-            cases.append(ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp))
+        arguments: Arguments = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
+        feeds = {"input_ids": part, "offset": np.zeros(1, np.int64)}
+        cases.append(run_case(session, feeds, expected, arguments, output))
+        count_bytes(expected.nbytes)
     return judge(output, cases, 0.0)
 
 
@@ -124,25 +125,23 @@ def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[s
     unit = float(np.spacing(np.float32(largest)))
     cases: dict[str, list[ParityCase]] = {name: [] for name in signature.rotary}
     for case in grid(replace(signature, max_len=limit)):
-        feeds = feeds_of(signature, case)
+        feeds, arguments = feeds_of(signature, case), arguments_of(case)
         found = session.run(feeds)
         if not np.array_equal(found[EMBEDDINGS], alone.run(feeds)[EMBEDDINGS]):
-            raise ParityError(f"the graph of embeddings alone differs at {in_words(case)}")
+            raise ParityError(f"the graph of embeddings alone differs at {in_words(arguments)}")
         with torch.inference_mode():
             expected = frontend.rotary_outputs(*(torch.from_numpy(feeds[name]) for name in ("input_ids", "offset")))
         for name, values in expected.items():
-            same_shape = found[name].shape == tuple(values.shape)
-            max_abs = float(np.abs(found[name] - values.numpy()).max()) if same_shape else np.inf
-            cases[name].append(ParityCase(arguments=arguments_of(case), max_abs=max_abs, max_ulp=max_abs / unit))
+            cases[name].append(compare(found[name], values.numpy(), arguments, unit))
     return {name: judge(name, compared, ROTARY_ULP) for name, compared in cases.items()}
 
 
 def prove_positioned(
     signature: Signature,
     positioned: Session,
-    positions: NDArray[np.float32],
+    positions: Float32,
     plain: Session,
-    count_bytes: Callable[[int], None] = lambda _: None,
+    count_bytes: ByteCount = lambda _: None,
 ) -> OutputParity:
     """Compare the graph with the input `positions` (1, M, P) to the plain one over the grid, for one offset.
 
@@ -154,64 +153,85 @@ def prove_positioned(
     """
     cases = []
     for case in grid(signature):
-        feeds = feeds_of(signature, case)
         if len(case.offset) > 1:
             continue
+        feeds = feeds_of(signature, case)
         expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
         found = positioned.run(with_position_view(feeds, positions), [EMBEDDINGS])[EMBEDDINGS]
-        cases.append(_same(found, expected, arguments_of(case)))
+        cases.append(compare(found, expected, arguments_of(case)))
         count_bytes(expected.nbytes)
     return judge(POSITIONED, cases, 0.0)
 
 
-def _same(found: NDArray[np.float32], expected: NDArray[np.float32], arguments: dict[str, JsonValue]) -> ParityCase:
-    """Compare two arrays with a short path for equal bits."""
-    max_abs, max_ulp = (0.0, 0.0) if np.array_equal(found, expected) else difference(found, expected)
-    return ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp)
+def run_module(
+    frontend: FrontEnd | CustomFrontEnd, feeds: Mapping[str, NDArray[np.int64]], indices: bool, mask: bool = False
+) -> Float32:
+    """Return the vectors of `frontend`, float32 (B, L, D), for the inputs of its graph.
 
-
-def _compare(frontend: FrontEnd | CustomFrontEnd, session: Session, case: GridCase) -> ParityCase:
-    feeds = feeds_of(frontend.signature, case)
-    inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
-    indices = {name: inputs.pop(name) for name in frontend.signature.indices}
-    further = {"indices": indices} if case.segments else {}  # else compare the module's default with zeros in the graph
-    if case.padding == "none":
+    Its further indices are omitted unless `indices` is set, and `attention_mask` unless `mask` is set.
+    """
+    inputs: dict[str, Any] = {name: torch.from_numpy(array) for name, array in feeds.items()}
+    given = {name: inputs.pop(name) for name in frontend.signature.indices}
+    if given and indices:
+        inputs["indices"] = given
+    if not mask:
         inputs.pop("attention_mask", None)
     with torch.inference_mode():
-        expected = frontend(**inputs, **further).numpy()
-    found = run_graph(session, feeds, f"the graph fails at {in_words(case)}")[EMBEDDINGS]
-    max_abs, max_ulp = difference(found, expected)
-    return ParityCase(arguments=arguments_of(case), max_abs=max_abs, max_ulp=max_ulp)
+        vectors: Float32 = frontend(**inputs).numpy()
+    return vectors
 
 
-def run_graph(session: Session, feeds: Mapping[str, NDArray[Any]], failure: str) -> dict[str, NDArray[np.float32]]:
-    """Return the outputs of `session`.
+def run_case(
+    session: Session,
+    feeds: Mapping[str, NDArray[Any]],
+    expected: Float32,
+    arguments: Arguments,
+    output: str = EMBEDDINGS,
+    unit: float | None = None,
+) -> ParityCase:
+    """Run `session`, and compare its `output` with `expected`; `unit` as in `difference`.
 
     Raises:
-        ParityError: onnxruntime fails; the error begins with `failure`.
+        ParityError: onnxruntime fails.
 
     """
     try:
-        return session.run(feeds)
+        found = session.run(feeds, [output])[output]
     except Exception as error:  # onnxruntime's own exceptions share no narrower parent
-        raise ParityError(f"{failure}: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split())
+        raise ParityError(f"the graph of {output} fails at {in_words(arguments)}: {reason}") from error
+    return compare(found, expected, arguments, unit)
 
 
-def difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> tuple[float, float]:
-    """Return the largest absolute difference, and the largest one in ULP of the largest value of its row.
+def in_words(arguments: Arguments) -> str:
+    """Return the arguments of a case in words, for errors."""
+    return ", ".join(f"{name} {value}" for name, value in arguments.items())
 
-    Both are infinite if the shapes differ or a value is not finite.
+
+def compare(found: Float32, expected: Float32, arguments: Arguments, unit: float | None = None) -> ParityCase:
+    """Return the comparison of two arrays; `unit` as in `difference`."""
+    max_abs, max_ulp = difference(found, expected, unit)
+    return ParityCase(arguments=arguments, max_abs=max_abs, max_ulp=max_ulp)
+
+
+def difference(found: Float32, expected: Float32, unit: float | None = None) -> tuple[float, float]:
+    """Return the largest absolute difference, and the largest one in ULP.
+
+    An ULP is `unit`, or by default the unit in the last place of the largest value of a row. Both results are infinite
+    if the shapes differ or a value is not finite.
     """
     if found.shape != expected.shape:
         return np.inf, np.inf
-    width = found.shape[-1]
+    width = max(1, found.shape[-1])
     rows, others, count = found.reshape(-1, width), expected.reshape(-1, width), 1 + COMPARED_CHUNK_VALUES // width
     max_abs = max_ulp = 0.0
     for begin in range(0, len(rows), count):  # in chunks, because every temporary needs memory
         one, other = rows[begin : begin + count], others[begin : begin + count]
         if not (np.isfinite(one).all() and np.isfinite(other).all()):
             return np.inf, np.inf
+        if np.array_equal(one, other):
+            continue
         absolute = np.abs(one - other).max(axis=-1)
-        ulp = np.spacing(np.abs(other).max(axis=-1))
+        ulp = unit or np.spacing(np.abs(other).max(axis=-1))
         max_abs, max_ulp = max(max_abs, float(absolute.max())), max(max_ulp, float((absolute / ulp).max()))
     return max_abs, max_ulp

@@ -88,11 +88,3 @@ def feeds_of(signature: Signature, case: GridCase) -> dict[str, NDArray[np.int64
 def arguments_of(case: GridCase) -> dict[str, JsonValue]:
     """Return a case as a JSON object."""
     return {**case._asdict(), "offset": list(case.offset)}
-
-
-def in_words(case: GridCase) -> str:
-    """Return a case in words, for errors."""
-    return (
-        f"batch {case.batch}, length {case.length}, offset {list(case.offset)}, segments {case.segments}, "
-        f"padding {case.padding}"
-    )

@@ -1,4 +1,4 @@
-"""Publishes artifacts: a draft is written, then renamed, so that a reader sees a whole artifact or none.
+"""Publishes artifacts: a draft is written, then renamed. A reader sees a complete artifact or none.
 
 A draft is a folder `<repository>/<name>/.tmp-*`, locked by its exporter. An unlocked draft was left by a dead
 exporter; the next export removes it.
@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from preblock.export.errors import ExportError
@@ -43,16 +43,14 @@ def draft(repository: Path, name: str) -> Iterator[Path]:
     """Yield a new, locked folder for an artifact; it is removed at the end unless `publish` renamed it."""
     check_name(name)
     folder = repository / name / f"{DRAFT}{secrets.token_hex(8)}"
-    lock = None
-    try:
-        lock = _create(folder)
-        yield folder
-    finally:  # also after an interrupt inside `_create`
-        if lock is not None:
-            os.close(lock)
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # the folder of the model, if it has no version
-            folder.parent.rmdir()
+    with ExitStack() as locks:
+        try:
+            _create(folder, locks)
+            yield folder
+        finally:  # also after an interrupt inside `_create`
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # the folder of the model, if it has no version
+                folder.parent.rmdir()
 
 
 def publish(folder: Path) -> int:
@@ -77,40 +75,33 @@ def publish(folder: Path) -> int:
 
 
 @contextmanager
-def replacing(file: Path) -> Iterator[Path]:
+def replace_file(file: Path) -> Iterator[Path]:
     """Yield a file to write; it replaces `file` at the end. Concurrent replacements wait for the lock."""
-    lock = _lock(file.parent, wait=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=DRAFT, dir=file.parent) as folder:
-            new = Path(folder) / file.name
-            yield new
-            new.chmod(0o644)
-            _sync(new)
-            new.replace(file)
-    finally:
-        os.close(lock)
+    with _locked(file.parent, wait=True), tempfile.TemporaryDirectory(prefix=DRAFT, dir=file.parent) as folder:
+        new = Path(folder) / file.name
+        yield new
+        new.chmod(0o644)
+        _sync(new)
+        new.replace(file)
 
 
 def sweep(parent: Path) -> None:
     """Remove the drafts of dead exporters in `parent`."""
     for folder in parent.glob(f"{DRAFT}*"):
-        with suppress(OSError):  # locked, or removed by another export
-            lock = _lock(folder)
-            try:
-                shutil.rmtree(folder)
-            finally:
-                os.close(lock)
+        with suppress(OSError), _locked(folder):  # else locked, or removed by another export
+            shutil.rmtree(folder)
 
 
-def _create(folder: Path) -> int:
-    """Make the draft `folder`, and return the descriptor of its lock."""
+def _create(folder: Path, locks: ExitStack) -> None:
+    """Make the draft `folder`, and add its lock to `locks`."""
     attempts = 0
     while True:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             sweep(folder.parent)
             folder.mkdir()
-            return _lock(folder, wait=True)
+            locks.enter_context(_locked(folder, wait=True))
+            return
         except OSError as error:
             attempts += 1
             # A failed export may remove the folder of the model, and `sweep` a draft not locked yet.
@@ -118,8 +109,9 @@ def _create(folder: Path) -> int:
                 raise ExportError(f"{folder.parent}: {error.strerror}") from error
 
 
-def _lock(folder: Path, wait: bool = False) -> int:
-    """Lock `folder` until the returned descriptor is closed. If it is locked, wait or raise OSError.
+@contextmanager
+def _locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Lock `folder`. If another process holds the lock, wait or raise OSError.
 
     Raises:
         FileNotFoundError: another process removed or replaced the folder before the lock was taken.
@@ -130,10 +122,9 @@ def _lock(folder: Path, wait: bool = False) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         if not os.path.samestat(os.fstat(descriptor), folder.stat()):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-    except OSError:
+        yield
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _sync(path: Path) -> None:

@@ -1,7 +1,9 @@
-"""Quantization of tables: rounding to another type than float32 while writing an artifact.
+"""Quantization of tables: rounding to another type than float32 while writing an artifact, and its errors.
 
 Computation stays in float32. A table is never in memory as a whole: it is rounded in chunks from file to file, and
 widened row by row at lookup.
+
+Letters: V rows and D width of a table.
 """
 
 import os
@@ -9,34 +11,39 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import onnx
 import torch
 from torch import Tensor, nn
 
+from preblock.export.errors import ExportError
 from preblock.export.external_data import place_of, set_place
-from preblock.export.graph import MODULE, save_graph
+from preblock.export.graph import MODULE, replace_fields, save_graph
 from preblock.export.progress import Report, StepProgress
-from preblock.export.stored_tables import TYPES, row_parts, table_progress, tables_of
-from preblock.export.table_formats import SCALE, WIDTH, Parts, TableFormat
+from preblock.export.stored_tables import TYPES, of_bytes, parts_of, read_tensors, tables_of
+from preblock.export.table_formats import SCALE, WIDTH, TableFormat
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.tokens import TokenEmbedding
 from preblock.service.artifacts.manifest import DATA, TOKEN_GRAPHS
+from preblock.service.artifacts.parity import StoredTable
 
+CHUNK_VALUES = 2**20
+"""Values of a table processed at once, to bound the working memory."""
 FLUSH_BYTES = 2**26
 """Bytes between two flushes to disk."""
 ALIGNMENT_BYTES = 64
 """Alignment of tensors in the data file, in bytes."""
 
 
-def sketch(frontend: FrontEnd) -> FrontEnd:
+def shrink_tables(frontend: FrontEnd) -> FrontEnd:
     """Return `frontend` with distinct tables of two rows, to export a graph whose tables are replaced later."""
-    drawn = FrontEnd.from_tensors(frontend.config, frontend.state_dict()).eval()
+    small = FrontEnd.from_tensors(frontend.config, frontend.state_dict()).eval()
     for number, (name, table) in enumerate(tables_of(frontend).items()):
-        module = drawn.get_submodule(name.removesuffix(".weight"))
+        module = small.get_submodule(name.removesuffix(".weight"))
         module.weight = nn.Parameter(torch.full((2, table.shape[1]), number + 1.0))
         if isinstance(module, TokenEmbedding):
             module.padding_idx = None  # out of range here, and used only in training
-    return drawn
+    return small
 
 
 def write_tables(frontend: FrontEnd, format_: TableFormat, folder: Path, report: Report = lambda _: None) -> None:
@@ -44,131 +51,161 @@ def write_tables(frontend: FrontEnd, format_: TableFormat, folder: Path, report:
 
     `report` receives the progress of a long step.
     """
-    tables = tables_of(frontend)
-    progress = table_progress(
-        report, f"rounding the tables to {format_.dtype}", tables, 1 + (format_.scale == "tensor")
-    )
-    models = {
-        graph: onnx.load(folder / graph, load_external_data=False)
-        for graph in TOKEN_GRAPHS
-        if (folder / graph).is_file()
-    }
-    places: dict[str, tuple[int, int]] = {}
-    layouts: dict[str, Parts] = {}
+    tables = {MODULE + name: table for name, table in tables_of(frontend).items()}
+    reads = 2 if format_.scale == "tensor" else 1
+    total = reads * sum(4 * table.numel() for table in tables.values())
+    step = f"rounding the tables to {format_.dtype}"
+    report(step)
+    progress = StepProgress(report, step, total)
+    graphs = [folder / graph for graph in TOKEN_GRAPHS if (folder / graph).is_file()]
+    models = [onnx.load(graph, load_external_data=False) for graph in graphs]
     draft = folder / f"{DATA}.new"
     with (folder / DATA).open("rb") as before, draft.open("xb") as data:
-        for name, table in tables.items():
-            layout = _layout(format_, table, progress)
-            layouts[MODULE + name] = layout
-            places |= _write_table(MODULE + name, format_, table, layout, data, progress)
-        for model in models.values():
-            _gather_narrow(model.graph, format_, layouts)
+        stored = {name: _write_table(name, table, format_, data, progress) for name, table in tables.items()}
+        for model in models:
             for tensor in model.graph.initializer:
-                if tensor.data_location != onnx.TensorProto.EXTERNAL:
-                    continue
-                if tensor.name not in places:
-                    places[tensor.name] = _copy(tensor, before, data)
-                set_place(tensor, *places[tensor.name])
+                if tensor.name not in stored:
+                    stored[tensor.name] = [_copy(tensor, before, data)]
+            nodes: list[onnx.NodeProto] = []
+            for node in model.graph.node:
+                quantized = node.op_type == "Gather" and node.input[0] in tables
+                nodes += _widen(node, format_.nodes(tables[node.input[0]].shape[1])) if quantized else [node]
+            initializers = [part for tensor in model.graph.initializer for part in stored[tensor.name]]
+            replace_fields(model.graph, node=nodes, initializer=initializers)
     draft.replace(folder / DATA)
-    for graph, model in models.items():
-        save_graph(model, folder / graph)
+    for graph, model in zip(graphs, models, strict=True):
+        save_graph(model, graph)
 
 
-def _layout(format_: TableFormat, table: Tensor, progress: StepProgress) -> Parts:
-    """Return the parts of a stored `table`. Parts stored for each row have only type and shape, on "meta"."""
+def compare_tables(
+    frontend: FrontEnd, format_: TableFormat, folder: Path, report: Report = lambda _: None
+) -> dict[str, StoredTable]:
+    """Return the errors of the tables stored in `folder` against those of `frontend`, by name.
 
-    def read() -> Iterator[Tensor]:
-        for _, rows in row_parts(table):
-            yield rows
-            progress.add(rows.nbytes)
+    `report` receives the progress of a long step.
 
-    whole = format_.whole(read())
-    first = format_.narrow(table[:1].to(torch.float32), whole)
-    of_rows = {
-        ending: torch.empty((len(table), *part.shape[1:]), dtype=part.dtype, device="meta")
-        for ending, part in first.items()
+    Raises:
+        ExportError: a value is not finite, or too large for the type; or a stored value is not the rounded one.
+
+    """
+    report("comparing the tables")
+    tensors, tables = read_tensors(folder), tables_of(frontend)
+    progress = StepProgress(report, "comparing the tables", sum(4 * table.numel() for table in tables.values()))
+    return {
+        name: _compare_table(name, table, parts_of(name, tensors), format_, folder, progress)
+        for name, table in tables.items()
     }
-    return of_rows | whole
+
+
+def _read_chunks(table: Tensor, progress: StepProgress) -> Iterator[tuple[int, Tensor]]:
+    """Yield the rows of `table` in float32 chunks, each with the index of its first row, and count their bytes."""
+    rows = max(1, CHUNK_VALUES // table.shape[1])
+    for begin in range(0, len(table), rows):
+        chunk = table[begin : begin + rows].to(torch.float32)
+        yield begin, chunk
+        progress.add(chunk.nbytes)
 
 
 def _write_table(
-    name: str, format_: TableFormat, table: Tensor, layout: Parts, data: BinaryIO, progress: StepProgress
-) -> dict[str, tuple[int, int]]:
-    """Write the rounded `table` to the data file, and return offset and length of its parts by initializer name."""
-    whole = {ending: part for ending, part in layout.items() if not part.is_meta}
-    places, end = {}, data.seek(0, os.SEEK_END)
-    for ending, part in layout.items():
-        if part.is_meta:
-            begin = end + -end % ALIGNMENT_BYTES
-            places[ending], end = (begin, part.nbytes), begin + part.nbytes
+    name: str, table: Tensor, format_: TableFormat, data: BinaryIO, progress: StepProgress
+) -> list[onnx.TensorProto]:
+    """Append the rounded `table` to the data file, and return the initializers of its parts."""
+    whole = format_.whole(rows for _, rows in _read_chunks(table, progress))
+    tensors, begins = [], {}
+    end = data.seek(0, os.SEEK_END)
+    for ending, row in format_.narrow(table[:1].to(torch.float32), whole).items():
+        shape = (len(table), *row.shape[1:])
+        tensors.append(onnx.TensorProto(name=name + ending, data_type=TYPES[row.dtype], dims=shape))
+        begins[ending] = end + -end % ALIGNMENT_BYTES
+        set_place(tensors[-1], begins[ending], len(table) * row.nbytes)
+        end = begins[ending] + len(table) * row.nbytes
     written = 0
-    for first, rows in row_parts(table):
+    for first, rows in _read_chunks(table, progress):
         for ending, part in format_.narrow(rows, whole).items():
-            data.seek(places[ending][0] + first * part[0].nbytes)
-            data.write(_bytes(part))
+            data.seek(begins[ending] + first * part[0].nbytes)
+            data.write(part.reshape(-1).view(torch.uint8).numpy().data)
             written += part.nbytes
         if written >= FLUSH_BYTES:  # spreads the disk writes, which progress would else not cover
             data.flush()
             os.fdatasync(data.fileno())
             written = 0
-        progress.add(rows.nbytes)
-    return {name + ending: place for ending, place in places.items()}
+    shared = [onnx.numpy_helper.from_array(part.numpy(), name + ending) for ending, part in whole.items()]
+    return tensors + shared
 
 
-def _gather_narrow(graph: onnx.GraphProto, format_: TableFormat, layouts: Mapping[str, Parts]) -> None:
-    """Let `graph` gather from the stored tables, and widen the gathered rows."""
-    before = onnx.GraphProto()
-    before.CopyFrom(graph)
-    del graph.node[:], graph.initializer[:]
-    for node in before.node:
-        layout = layouts.get(node.input[0]) if node.op_type == "Gather" else None
-        graph.node.extend([node] if layout is None else _widening(format_, layout, node))
-    for tensor in before.initializer:
-        layout = layouts.get(tensor.name)
-        graph.initializer.extend(
-            [tensor] if layout is None else [_tensor(tensor.name + ending, part) for ending, part in layout.items()]
-        )
-
-
-def _widening(format_: TableFormat, layout: Parts, gather: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the nodes to replace `gather`."""
-    table, index = gather.input
-    names = {
-        "codes": table,
-        "scale": table + SCALE,
-        "width": table + WIDTH,
-        "index": index,
-        "vectors": gather.output[0],
-    }
-    graph = onnx.parser.parse_graph(
-        f"widen (int64[batch, length] index) => (float[batch, length, width] vectors) {{ {format_.nodes(layout)} }}"
-    )
-    for node in graph.node:
-        for side in (node.input, node.output):
-            side[:] = [names.get(name, f"{gather.output[0]}.{name}") for name in side]
-    return list(graph.node)
-
-
-def _tensor(name: str, part: Tensor) -> onnx.TensorProto:
-    """Return the initializer for `part`. Parts stored for each row are external, without a place yet."""
-    tensor = onnx.TensorProto(name=name, data_type=TYPES[part.dtype], dims=part.shape)
-    if part.is_meta:
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-    else:
-        tensor.raw_data = bytes(_bytes(part))
+def _copy(tensor: onnx.TensorProto, before: BinaryIO, data: BinaryIO) -> onnx.TensorProto:
+    """Return `tensor`, copied from the data file `before` to the end of `data` if it is external."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        offset, length = place_of(tensor)
+        end = data.seek(0, os.SEEK_END)
+        data.write(bytes(-end % ALIGNMENT_BYTES))
+        set_place(tensor, data.tell(), length)
+        before.seek(offset)
+        data.write(before.read(length))
     return tensor
 
 
-def _copy(tensor: onnx.TensorProto, before: BinaryIO, data: BinaryIO) -> tuple[int, int]:
-    """Copy `tensor` from one data file to the end of another, and return its new offset and length."""
+def _widen(gather: onnx.NodeProto, nodes: str) -> list[onnx.NodeProto]:
+    """Return the nodes to replace `gather`: `nodes` in ONNX's textual form, under its names."""
+    table, index = gather.input
+    vectors = gather.output[0]
+    names = {"codes": table, "scale": table + SCALE, "width": table + WIDTH, "index": index, "vectors": vectors}
+    graph = onnx.parser.parse_graph(
+        f"widen (int64[batch, length] index) => (float[batch, length, width] vectors) {{ {nodes} }}"
+    )
+    for node in graph.node:
+        for side in (node.input, node.output):
+            side[:] = [names.get(name, f"{vectors}.{name}") for name in side]
+    return list(graph.node)
+
+
+def _compare_table(
+    name: str,
+    table: Tensor,
+    tensors: Mapping[str, onnx.TensorProto],
+    format_: TableFormat,
+    folder: Path,
+    progress: StepProgress,
+) -> StoredTable:
+    """Return the errors of the parts in `tensors` against `table`, (V, D)."""
+    external = {ending: tensor for ending, tensor in tensors.items() if len(tensor.dims) > 1}
+    whole = {
+        ending: torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy())
+        for ending, tensor in tensors.items()
+        if ending not in external
+    }
+    largest, total, cosine = 0.0, 0.0, 1.0
+    for first, rows in _read_chunks(table, progress):
+        parts = {ending: _read_rows(tensor, folder, first, len(rows)) for ending, tensor in external.items()}
+        exact, stored = rows.double(), format_.widen({**whole, **parts}).double()
+        error = (stored - exact).abs_()
+        worst = error.amax(1)
+        if not worst.isfinite().all():
+            values = rows[~error.isfinite()]
+            value = float(values[values.abs().argmax()])
+            raise ExportError(f"--dtype: got {format_.dtype}, allowed a type that holds {value:g}, a value of {name}")
+        again = format_.narrow(rows, whole)
+        if not all(torch.equal(again[ending], part) for ending, part in parts.items()):
+            raise ExportError(f"{folder / DATA}: {name} differs from its values rounded to {format_.dtype}")
+        largest, total = max(largest, float(worst.max())), total + float(error.sum())
+        lengths = torch.linalg.vecdot(exact, exact).sqrt() * torch.linalg.vecdot(stored, stored).sqrt()
+        cosines = torch.linalg.vecdot(exact, stored) / lengths.clamp(min=torch.finfo(torch.float64).tiny)
+        cosine = min(cosine, float(cosines.where(worst > 0, 1.0).min()))
+    taken = sum(place_of(tensor)[1] for tensor in external.values()) + sum(part.nbytes for part in whole.values())
+    return StoredTable(
+        rows=table.shape[0],
+        width=table.shape[1],
+        max_abs=largest,
+        mean_abs=total / table.numel(),
+        min_cosine=cosine,
+        bytes=taken,
+        saved=4 * table.numel() - taken,
+    )
+
+
+def _read_rows(tensor: onnx.TensorProto, folder: Path, first: int, count: int) -> Tensor:
+    """Return some rows of `tensor`. Reading, unlike mapping, keeps no pages of rows used once."""
     offset, length = place_of(tensor)
-    end = data.seek(0, os.SEEK_END)
-    data.write(bytes(-end % ALIGNMENT_BYTES))
-    begin = data.tell()
-    before.seek(offset)
-    data.write(before.read(length))
-    return begin, length
-
-
-def _bytes(part: Tensor) -> memoryview:
-    return part.reshape(-1).view(torch.uint8).numpy().data
+    row = length // tensor.dims[0]
+    content = np.fromfile(folder / DATA, np.uint8, count * row, offset=offset + first * row)
+    return of_bytes(content, tensor.data_type, (count, *tensor.dims[1:]))

@@ -5,15 +5,14 @@ An exporter may silently take a size or a value of its sample for a constant.
 Letters: B batch, L length, D output width, M maximum length.
 """
 
-from collections.abc import Iterator
-from typing import Any
+import itertools
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from preblock.export.errors import ParityError
-from preblock.export.parity import allowed_ulp, difference
+from preblock.export.parity import Arguments, Float32, allowed_ulp, compare, judge, run_module
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
@@ -24,8 +23,6 @@ from preblock.service.runtime.session import Session
 BATCHES, LENGTHS = (0, 1, 3, 64), (0, 1, 5)
 MAX_OUTPUT_VALUES = 2**22
 """Most values of an output of several rows. Larger ones take several times the memory, and prove no more."""
-
-Vectors = NDArray[np.float32]
 
 
 class ShapeProbe:
@@ -41,12 +38,10 @@ class ShapeProbe:
     def __init__(self, frontend: FrontEnd | CustomFrontEnd, session: Session, graph: str) -> None:
         self._frontend, self._session, self._graph = frontend, session, graph
         self._output = session.outputs[0].name
-        signature = frontend.signature
         lookup = self._output == TOKEN_EMBEDDINGS
-        self._width = signature.lookup_width if lookup else signature.width
+        self._width = frontend.signature.lookup_width if lookup else frontend.signature.width
         self._allowed = 0.0 if lookup else allowed_ulp(frontend)
-        self._end = signature.max_len or UNLIMITED_LENGTH
-        self._longest = longest(signature)
+        self._end = frontend.signature.max_len or UNLIMITED_LENGTH
 
     def check(self) -> None:
         """Run the graph over batches, lengths and offsets.
@@ -56,24 +51,23 @@ class ShapeProbe:
 
         """
         self._frontend.eval()
-        self._check_declared()
-        if self._output == EMBEDDINGS:
-            self._check_offset()
-        for batch in BATCHES:
-            self._check_axis("batch", batch, min(LENGTHS[-1], self._end))
-        for length in (*LENGTHS, self._longest):
-            self._check_axis("length", 1, min(length, self._end))
-        for batch, length, offset in self._shapes():
-            self._check_values(batch, length, offset)
-        if self._output == EMBEDDINGS and self._frontend.signature.max_len and self._session.provider == CPU:
-            self._check_beyond()
-
-    def _check_declared(self) -> None:
         for tensor in (*self._session.inputs, *self._session.outputs):
             axes = ("offsets",) if tensor.name == "offset" else ("batch", "length")
             for axis, size in zip(axes, tensor.shape, strict=False):  # the width of vectors is fixed
                 if isinstance(size, int):
                     raise self._error(f"axis {axis} of {tensor.name} is frozen at {size}")
+        if self._output == EMBEDDINGS:
+            self._check_offset()
+        lengths = sorted({min(length, self._end) for length in (*LENGTHS, longest(self._frontend.signature))})
+        for batch in BATCHES:
+            self._check_axis("batch", batch, min(LENGTHS[-1], self._end))
+        for length in lengths:
+            self._check_axis("length", 1, length)
+        for batch, length in itertools.product(BATCHES[1:], lengths[1:]):
+            if batch == 1 or batch * length * (self._width or 0) <= MAX_OUTPUT_VALUES:
+                self._check_values(batch, length)
+        if self._output == EMBEDDINGS and self._frontend.signature.max_len and self._session.provider == CPU:
+            self._check_beyond()
 
     def _check_offset(self) -> None:
         """Compare the last legal offset of one token with the first, and with the one before."""
@@ -90,31 +84,22 @@ class ShapeProbe:
     def _check_axis(self, axis: str, batch: int, length: int) -> None:
         found = self._try(batch, length, (0,))
         if isinstance(found, str) or found.shape != (batch, length, self._width):
-            what = found if isinstance(found, str) else f"the vectors have shape {found.shape}"
-            raise self._error(f"axis {axis} is frozen: at batch {batch} and length {length}, {what}")
+            reason = found if isinstance(found, str) else f"the vectors have shape {found.shape}"
+            raise self._error(f"axis {axis} is frozen: at batch {batch} and length {length}, {reason}")
 
-    def _shapes(self) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        for batch in BATCHES[1:]:
-            for length in sorted({min(length, self._end) for length in (*LENGTHS[1:], self._longest)}):
-                if batch > 1 and batch * length * (self._width or 0) > MAX_OUTPUT_VALUES:
-                    continue
-                last = self._end - length
-                rows = tuple(int(offset) for offset in np.linspace(last, 0, batch))
-                for offset in dict.fromkeys(((0,), (last,), rows)):
-                    yield batch, length, offset if self._output == EMBEDDINGS else (0,)
-
-    def _check_values(self, batch: int, length: int, offset: tuple[int, ...]) -> None:
-        expected, found = self._expect(batch, length, offset), self._try(batch, length, offset)
-        where = f"at batch {batch}, length {length}, offset {list(offset)}"
-        if isinstance(found, str):
-            raise self._error(f"it fails {where}: {found}")
-        max_abs, max_ulp = difference(found, expected)
-        if not max_ulp <= self._allowed:
-            rows = "offset is the same for every row: " if len(offset) > 1 else ""
-            raise self._error(
-                f"{rows}{self._output} of the graph differs from its PyTorch module by {max_abs:.3g} "
-                f"({max_ulp:.3g} ULP, allowed {self._allowed:.3g}) {where}"
-            )
+    def _check_values(self, batch: int, length: int) -> None:
+        """Compare graph and module at the first and the last offset, and at one offset for each row."""
+        last = self._end - length
+        offsets = {(0,): "", (last,): ""}
+        if batch > 1:
+            offsets[tuple(np.linspace(last, 0, batch, dtype=int).tolist())] = "offset is the same for every row: "
+        for offset, hint in offsets.items() if self._output == EMBEDDINGS else (((0,), ""),):
+            arguments: Arguments = {"batch": batch, "length": length, "offset": list(offset)}
+            found, expected = self._run(batch, length, offset), self._expect(batch, length, offset)
+            try:
+                judge(self._output, [compare(found, expected, arguments)], self._allowed)
+            except ParityError as error:
+                raise self._error(f"{hint}{error}") from error
 
     def _check_beyond(self) -> None:
         """Run one position over the limit: equal vectors there and at the last legal position show clamping."""
@@ -131,34 +116,27 @@ class ShapeProbe:
     def _feeds(self, batch: int, length: int, offset: tuple[int, ...]) -> dict[str, NDArray[np.int64]]:
         """Return inputs with equal ids, so that tokens differ only in position."""
         signature = self._frontend.signature
-        feeds = feeds_of(signature, GridCase(batch, length, (0,), bool(signature.needed), "none"))
-        first = feeds_of(signature, GridCase(1, 1, (0,), bool(signature.needed), "none"))
-        alike = {name: np.broadcast_to(first[name], feeds[name].shape).copy() for name in feeds if name != "offset"}
-        return alike | {"offset": np.array(offset)}
+        token = feeds_of(signature, GridCase(1, 1, (0,), bool(signature.needed), "none"))
+        return {name: np.full((batch, length), value) for name, value in token.items()} | {"offset": np.array(offset)}
 
-    def _try(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors | str:
+    def _try(self, batch: int, length: int, offset: tuple[int, ...]) -> Float32 | str:
         """Return the vectors of the graph, or the error message."""
         feeds = self._feeds(batch, length, offset)
         refusal = self._session.refusal({tensor.name: feeds[tensor.name] for tensor in self._session.inputs})
         return refusal or self._session.run(feeds, [self._output])[self._output]
 
-    def _run(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors:
+    def _run(self, batch: int, length: int, offset: tuple[int, ...]) -> Float32:
         found = self._try(batch, length, offset)
         if isinstance(found, str):
             raise self._error(f"it fails at batch {batch}, length {length}, offset {list(offset)}: {found}")
         return found
 
-    def _expect(self, batch: int, length: int, offset: tuple[int, ...]) -> Vectors:
-        signature, feeds = self._frontend.signature, self._feeds(batch, length, offset)
-        inputs = {name: torch.from_numpy(values) for name, values in feeds.items()}
-        further: dict[str, Any] = {}
-        if signature.needed:
-            further["indices"] = {name: inputs[name] for name in signature.indices}
-        with torch.inference_mode():
-            if self._output == TOKEN_EMBEDDINGS and isinstance(self._frontend, FrontEnd):
-                return self._frontend.look_up(inputs["input_ids"]).numpy()
-            vectors: Vectors = self._frontend(inputs["input_ids"], inputs["offset"], **further).numpy()
-            return vectors
+    def _expect(self, batch: int, length: int, offset: tuple[int, ...]) -> Float32:
+        frontend, feeds = self._frontend, self._feeds(batch, length, offset)
+        if self._output == TOKEN_EMBEDDINGS and isinstance(frontend, FrontEnd):
+            with torch.inference_mode():
+                return frontend.look_up(torch.from_numpy(feeds["input_ids"])).numpy()
+        return run_module(frontend, feeds, indices=bool(frontend.signature.needed))
 
-    def _error(self, what: str) -> ParityError:
-        return ParityError(f"{self._graph}: {what}")
+    def _error(self, reason: str) -> ParityError:
+        return ParityError(f"{self._graph}: {reason}")

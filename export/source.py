@@ -60,6 +60,7 @@ def load_source(
         ExportError: `source` is none of these, or cannot be read.
 
     """
+    report(f"reading {source}")
     progress = StepProgress(report, f"reading {source}")
     # An empty name would be the working folder.
     if source and Path(source).is_dir():

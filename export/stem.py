@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor
 
-from preblock.export.external_data import map_weights, save_program
-from preblock.export.graph import OPSET, forget_machine, quiet_exporter, save_graph
-from preblock.export.parity import ALLOWED_ULP, CaseReport, difference, judge, run_graph
+from preblock.export.external_data import map_weights
+from preblock.export.graph import export_program, save_graph
+from preblock.export.parity import ALLOWED_ULP, CaseReport, judge, run_case
 from preblock.export.parity_cases import BATCHES
 from preblock.export.progress import Report
 from preblock.models.modules.signature import StemSignature
@@ -38,23 +37,16 @@ def export_stem(stem: Stem, folder: Path, report: Report = lambda _: None) -> No
     signature = stem.signature
     dynamic = {axis: torch.export.Dim(name) for axis, name in enumerate(signature.shape) if isinstance(name, str)}
     sample = torch.zeros(_shape(signature, 2, *((side + 1) for side in _native(signature))))
-    with quiet_exporter():
-        program = torch.onnx.export(
-            stem.eval(),
-            (),
-            kwargs={signature.input: sample},
-            dynamo=True,
-            # The optimizer folds small tables into others, and gives the results new names.
-            optimize=False,
-            opset_version=OPSET,
-            input_names=[signature.input],
-            output_names=["embeddings"],
-            dynamic_shapes={signature.input: dynamic},
-            verbose=False,
-        )
-    assert program is not None
-    model = save_program(program, folder, report)
-    forget_machine(model)
+    model = export_program(
+        stem,
+        folder,
+        report,
+        optimize=False,  # the optimizer folds small tables into others, and gives the results new names
+        kwargs={signature.input: sample},
+        dynamic_shapes={signature.input: dynamic},
+        input_names=[signature.input],
+        output_names=[EMBEDDINGS],
+    )
     if signature.patch_size:  # the exporter writes a formula of height and width
         del model.graph.value_info[:]
         model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "tokens"
@@ -64,8 +56,7 @@ def export_stem(stem: Stem, folder: Path, report: Report = lambda _: None) -> No
 def read_stem_weights(folder: Path, config: StemConfig) -> dict[str, Tensor]:
     """Return the mapped weights of an artifact of `config`, under the names of `state_dict()`."""
     names = without_storage(config).state_dict().keys()
-    weights = map_weights(onnx.load(folder / GRAPH, load_external_data=False), folder)
-    return {name: torch.from_numpy(values) for name, values in weights.items() if name in names}
+    return {name: torch.from_numpy(values) for name, values in map_weights(folder).items() if name in names}
 
 
 def allowed_ulp(signature: StemSignature) -> float:
@@ -119,6 +110,4 @@ def _compare(stem: Stem, session: Session, shape: tuple[int, ...]) -> ParityCase
     values = np.random.Generator(np.random.PCG64(shape)).standard_normal(shape, np.float32)
     with torch.inference_mode():
         expected = stem(torch.from_numpy(values)).numpy()
-    found = run_graph(session, {stem.signature.input: values}, f"the graph fails at shape {shape}")[EMBEDDINGS]
-    max_abs, max_ulp = difference(found, expected)
-    return ParityCase(arguments={"shape": list(shape)}, max_abs=max_abs, max_ulp=max_ulp)
+    return run_case(session, {stem.signature.input: values}, expected, {"shape": list(shape)})

@@ -16,6 +16,7 @@ from preblock.export.errors import ExportError
 BLOCK = 32
 """Columns of a row that share a scale, in int4."""
 
+GATHER = "short = Gather <axis = 0> (codes, index)"
 CODES, SCALE, WIDTH = ENDINGS = "", ".scale", ".width"
 Parts = dict[str, Tensor]
 """The parts of a stored table, by the suffixes of their initializers."""
@@ -30,11 +31,11 @@ class TableFormat:
         scale: unit with one scale; None for a type without scales.
         block: columns of a block; None unless each block has a scale.
         codes: torch type of a stored value.
-        whole: makes the parts stored once, from the rows of a table in float32, some (n, D) at a time.
         narrow: makes the parts stored for each row, from rows (n, D) and the parts stored once.
         widen: makes float32 (n, D) from all parts of n rows, bit for bit equal to `nodes`.
-        nodes: the same in ONNX's textual form, for the parts of one table. They compute float32 `vectors` (B, L, D)
-            of int64 `index` (B, L) from the initializers `codes`, `scale` and `width`.
+        nodes: the same in ONNX's textual form, for a table of width D. They compute float32 `vectors` (B, L, D) of
+            int64 `index` (B, L) from the initializers `codes`, `scale` and `width`.
+        whole: makes the parts stored once, from the rows of a table in float32, some (n, D) at a time; default none.
 
     """
 
@@ -42,10 +43,10 @@ class TableFormat:
     scale: Literal["row", "tensor", "block"] | None = None
     block: int | None = None
     codes: torch.dtype
-    whole: Callable[[Iterator[Tensor]], Parts]
     narrow: Callable[[Tensor, Parts], Parts]
     widen: Callable[[Parts], Tensor]
-    nodes: Callable[[Parts], str]
+    nodes: Callable[[int], str]
+    whole: Callable[[Iterator[Tensor]], Parts] = lambda _: {}
 
 
 def find_format(dtype: str, scale: str | None = None) -> TableFormat | None:
@@ -59,18 +60,12 @@ def find_format(dtype: str, scale: str | None = None) -> TableFormat | None:
         raise ExportError(f"--scale: got {scale!r}, allowed only with --dtype int8")
     if dtype == "float32":
         return None
-    formats = [format_ for format_ in FORMATS if format_.dtype == dtype]
-    if not formats:
-        allowed = ", ".join(dict.fromkeys(format_.dtype for format_ in FORMATS))
-        raise ExportError(f"--dtype: got {dtype!r}, allowed float32, {allowed}")
-    found = next((format_ for format_ in formats if scale in (None, format_.scale)), None)
-    if found is None:
-        raise ExportError(f"--scale: got {scale!r}, allowed {', '.join(str(format_.scale) for format_ in formats)}")
-    return found
-
-
-def _once_nothing(_: Iterator[Tensor]) -> Parts:
-    return {}
+    for format_ in FORMATS:
+        if format_.dtype == dtype and scale in (None, format_.scale):
+            return format_
+    if scale is not None:
+        raise ExportError(f"--scale: got {scale!r}, allowed row, tensor")
+    raise ExportError(f"--dtype: got {dtype!r}, allowed float32, float16, bfloat16, int8, int4")
 
 
 def _scale(largest: Tensor, levels: int) -> Tensor:
@@ -88,9 +83,8 @@ def _int8_rows(rows: Tensor, _: Parts) -> Parts:
     return {CODES: _round(rows, scale, 127).to(torch.int8), SCALE: scale}
 
 
-def _int8_whole(table: Iterator[Tensor]) -> Parts:
-    largest = torch.stack([rows.abs().max() for rows in table]).max()
-    return {SCALE: _scale(largest, 127)}
+def _int8_widen(parts: Parts) -> Tensor:
+    return parts[CODES].to(torch.float32) * parts[SCALE]
 
 
 def _int4_whole(table: Iterator[Tensor]) -> Parts:
@@ -113,8 +107,8 @@ def _int4_widen(parts: Parts) -> Tensor:
     return rows[:, : int(parts[WIDTH])] if WIDTH in parts else rows
 
 
-def _int4_nodes(parts: Parts) -> str:
-    blocks = parts[SCALE].shape[1]
+def _int4_nodes(width: int) -> str:
+    blocks = -(-width // BLOCK)
     # Gather does not support int4 in ONNX.
     unpacked = f"""
       packed = Gather <axis = 0> (codes, index)
@@ -132,7 +126,7 @@ def _int4_nodes(parts: Parts) -> str:
       scaled = Mul (blocks, scales)
       rows_shape = Constant <value_ints = [0, 0, {blocks * BLOCK}]> ()
     """
-    if WIDTH not in parts:
+    if width % BLOCK == 0:
         return f"{unpacked} vectors = Reshape (scaled, rows_shape)"
     return f"""{unpacked}
       filled = Reshape (scaled, rows_shape)
@@ -146,10 +140,9 @@ def _half_format(dtype: Literal["float16", "bfloat16"], codes: torch.dtype) -> T
     return TableFormat(
         dtype=dtype,
         codes=codes,
-        whole=_once_nothing,
         narrow=lambda rows, _: {CODES: rows.to(codes)},
         widen=lambda parts: parts[CODES].to(torch.float32),
-        nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = Cast <to = 1> (short)",
+        nodes=lambda _: f"{GATHER} vectors = Cast <to = 1> (short)",
     )
 
 
@@ -160,26 +153,21 @@ FORMATS = (
         dtype="int8",
         scale="row",
         codes=torch.int8,
-        whole=_once_nothing,
         narrow=_int8_rows,
-        widen=lambda parts: parts[CODES].to(torch.float32) * parts[SCALE],
+        widen=_int8_widen,
         nodes=lambda _: (
-            """
-          short = Gather <axis = 0> (codes, index)
-          numbers = Cast <to = 1> (short)
-          scales = Gather <axis = 0> (scale, index)
-          vectors = Mul (numbers, scales)
-        """
+            f"{GATHER} numbers = Cast <to = 1> (short) "
+            "scales = Gather <axis = 0> (scale, index) vectors = Mul (numbers, scales)"
         ),
     ),
     TableFormat(
         dtype="int8",
         scale="tensor",
         codes=torch.int8,
-        whole=_int8_whole,
+        whole=lambda table: {SCALE: _scale(torch.stack([rows.abs().max() for rows in table]).max(), 127)},
         narrow=lambda rows, whole: {CODES: _round(rows, whole[SCALE], 127).to(torch.int8)},
-        widen=lambda parts: parts[CODES].to(torch.float32) * parts[SCALE],
-        nodes=lambda _: "short = Gather <axis = 0> (codes, index) vectors = DequantizeLinear (short, scale)",
+        widen=_int8_widen,
+        nodes=lambda _: f"{GATHER} vectors = DequantizeLinear (short, scale)",
     ),
     TableFormat(
         dtype="int4",

@@ -10,6 +10,7 @@ from preblock.service.artifacts.manifest import GRAPH, Manifest, StemManifest
 from preblock.service.artifacts.records import Tensor
 
 CONFIG = "config.pbtxt"
+LIMITS = ("family", "image_size", "patch_size", "vocab_size", "max_len")
 TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32"}
 
 
@@ -45,7 +46,8 @@ def write_config(model: Path) -> Path:
 
 
 def _describe(manifest: Manifest | StemManifest) -> list[str]:
-    graph, facts = manifest.graphs[GRAPH], {"family": manifest.family, **_limits(manifest)}
+    graph = manifest.graphs[GRAPH]
+    limits = {name: getattr(manifest, name, None) for name in LIMITS} | getattr(manifest, "indices", {})
     return [
         "max_batch_size: 0  # every axis is among the dims",
         *(f"input {_tensor(tensor)}" for tensor in graph.inputs),
@@ -54,17 +56,11 @@ def _describe(manifest: Manifest | StemManifest) -> list[str]:
         "optimization { graph { level: -1 } }",
         "# Limits for callers: neither Triton nor the graph checks them.",
         *(
-            f"parameters {{ key: {json.dumps(key)} value {{ string_value: {json.dumps(str(value))} }} }}"
-            for key, value in facts.items()
+            f"parameters {{ key: {json.dumps(name)} value {{ string_value: {json.dumps(str(value))} }} }}"
+            for name, value in limits.items()
             if value is not None
         ),
     ]
-
-
-def _limits(manifest: Manifest | StemManifest) -> dict[str, int | None]:
-    if isinstance(manifest, StemManifest):
-        return {"image_size": manifest.image_size, "patch_size": manifest.patch_size}
-    return {"vocab_size": manifest.vocab_size, "max_len": manifest.max_len, **manifest.indices}
 
 
 def _tensor(tensor: Tensor) -> str:

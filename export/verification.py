@@ -1,18 +1,19 @@
 """The proof of an artifact, during the export and again later."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from numpy.typing import NDArray
 
 from preblock.export.bias import prove_bias, read_bias
 from preblock.export.description import describe_artifact
 from preblock.export.errors import ExportError
 from preblock.export.graph import read_initializers
-from preblock.export.low_memory_session import open_session
 from preblock.export.parity import prove, prove_lookup, prove_positioned, prove_rotary
 from preblock.export.progress import Report, StepProgress
-from preblock.export.publication import replacing
+from preblock.export.publication import replace_file
 from preblock.export.shape_probe import ShapeProbe
 from preblock.export.source import AnyFrontEnd, LoadedSource
 from preblock.export.stem import prove_stem, read_stem_weights
@@ -24,6 +25,7 @@ from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.io import check_files, read, read_manifest, write
 from preblock.service.artifacts.manifest import (
     BIAS_GRAPH,
+    DATA,
     EMBEDDINGS,
     EMBEDDINGS_GRAPH,
     GRAPH,
@@ -42,9 +44,14 @@ from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime import providers as runtime_providers
+from preblock.service.runtime import session as runtime_session
 from preblock.service.runtime.position_table import map_positions
 from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import Session
+
+HUGE_BYTES = 2**27
+"""Smallest data file, in bytes, to save memory for at the cost of time."""
 
 
 def verify(
@@ -105,34 +112,36 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
     def session(graph: str = GRAPH) -> Session:
         return open_session(folder, provider, graph)
 
+    # No variable holds a session, because an open one keeps the memory of its runs.
     outputs: dict[str, OutputParity] = {}
     if isinstance(frontend, Stem):
         outputs[EMBEDDINGS] = prove_stem(frontend, session(), StepProgress(report, step).cases)
     else:
-        graphs = [graph for graph in TOKEN_GRAPHS if (folder / graph).is_file()]
-        for graph in graphs:
-            ShapeProbe(frontend, session(graph), graph).check()
-        others: dict[str, OutputParity] = {}
-        plain = EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in graphs else GRAPH
-        # An open session keeps the memory of its runs.
-        if provider == CPU and (folder / POSITIONED_GRAPH).is_file():
-            count_bytes = StepProgress(report, "proving given positions equal").add
-            manifest = read_manifest(folder)
-            assert isinstance(manifest, Manifest)
-            given = session(POSITIONED_GRAPH), map_positions(folder, manifest)
-            others[POSITIONED] = prove_positioned(frontend.signature, *given, session(plain), count_bytes)
-        outputs |= {EMBEDDINGS: prove(frontend, session(), StepProgress(report, step).cases)} | others
+        for graph in TOKEN_GRAPHS:
+            if (folder / graph).is_file():
+                ShapeProbe(frontend, session(graph), graph).check()
+        manifest = read_manifest(folder)
+        assert isinstance(manifest, Manifest)
+        outputs[EMBEDDINGS] = prove(frontend, session(), StepProgress(report, step).cases)
+        if provider == CPU and manifest.positions:
+            progress = StepProgress(report, "proving given positions equal")
+            outputs[POSITIONED] = prove_positioned(
+                frontend.signature,
+                session(POSITIONED_GRAPH),
+                map_positions(folder, manifest),
+                session(manifest.plain),
+                progress.add,
+            )
     if isinstance(frontend, FrontEnd):
         signature = frontend.signature
-        step, width = "proving the lookup equal", signature.lookup_width or signature.width
-        progress = StepProgress(report, step, 4 * signature.vocab_size * width)
+        total = 4 * signature.vocab_size * (signature.lookup_width or signature.width)
+        progress = StepProgress(report, "proving the lookup equal", total)
         if signature.lookup_width is not None:
             outputs[TOKEN_EMBEDDINGS] = prove_lookup(frontend, session(TOKEN_GRAPH), progress.add)
         elif frontend.config.only_looks_up:
-            every_id = prove_lookup(frontend, session(), progress.add)
-            cases = (*outputs[EMBEDDINGS].cases, *every_id.cases)
+            cases = outputs[EMBEDDINGS].cases + prove_lookup(frontend, session(), progress.add).cases
             outputs[EMBEDDINGS] = outputs[EMBEDDINGS].model_copy(update={"cases": cases})
-        if frontend.signature.rotary:
+        if signature.rotary:
             report("proving the rotary outputs equal")
             outputs |= prove_rotary(frontend, session(), session(EMBEDDINGS_GRAPH))
         if frontend.config.bias is not None:
@@ -157,7 +166,7 @@ def _record(folder: Path, found: dict[str, Parity]) -> ParityReport:
     if all(recorded.providers.get(provider) == parity for provider, parity in found.items()):
         return recorded  # no write needed, perhaps not permitted
     try:
-        with replacing(folder / PARITY) as file:
+        with replace_file(folder / PARITY) as file:
             # Read again under the lock: another process may have added a provider.
             recorded = read(ParityReport, folder / PARITY)
             report = recorded.model_copy(update={"providers": recorded.providers | found})
@@ -165,3 +174,28 @@ def _record(folder: Path, found: dict[str, Parity]) -> ParityReport:
     except OSError as error:
         raise ExportError(f"{folder / PARITY}: proven, but not recorded: {error.strerror}") from error
     return report
+
+
+class ReopeningSession(Session):
+    """A session on the CPU, reopened after each run.
+
+    The pages of the data file read by a run stay in memory until the session is closed.
+    """
+
+    def __init__(self, folder: Path, graph: str) -> None:
+        self._of = folder, graph
+        super().__init__(folder, graph=graph)
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, Float32]:
+        """Return the outputs of the graph, and reopen the session."""
+        found = super().run(feeds, outputs)
+        folder, graph = self._of
+        super().__init__(folder, graph=graph)
+        return found
+
+
+def open_session(folder: Path, provider: str, graph: str) -> Session:
+    """Open a graph in `folder` for a proof. On the CPU, a huge one is reopened after each run."""
+    if provider == CPU and (folder / DATA).stat().st_size >= HUGE_BYTES:
+        return ReopeningSession(folder, graph)
+    return runtime_session.open_session(folder, provider, graph=graph)

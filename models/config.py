@@ -41,7 +41,7 @@ class FrontEndConfig:
     Args:
         family: its row of the family table, or another name.
         steps: in order; `Tokens` first.
-        max_len: M, the largest legal offset + real tokens; None where nothing limits it.
+        max_len: M, the largest legal offset + real tokens; None without a limit.
         padding_idx: id of padding, with a row outside training; None for none.
         refused_ids: unsupported ids: their vectors would depend on other tokens.
         lookup: number of steps before `inputs_embeds`: the model's own lookup; default 1.
@@ -181,7 +181,7 @@ class FrontEndConfig:
 
     @property
     def only_looks_up(self) -> bool:
-        """Whether a vector depends on nothing but its id: it is a row of the token table, perhaps scaled."""
+        """Whether a vector depends only on its id: it is a row of the token table, perhaps scaled."""
         return all(isinstance(step, Tokens | Scale) for step in self.steps)
 
     @property

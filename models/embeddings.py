@@ -65,7 +65,7 @@ class BertEmbeddings(FrontEnd):
         max_len: M, the largest legal offset + L.
         segments: rows of the segment table; default 2, and 0 for no segments.
         padding_idx: id whose row starts at zero and gets no gradient, or None; default 0.
-        norm_eps: of the LayerNorm; default 1e-12.
+        norm_eps: epsilon of the LayerNorm; default 1e-12.
         dropout: probability; default 0.1.
         init: initial values of the tables, a name of `INITIALISERS`; default "normal".
         std: standard deviation of `init="normal"`; default 0.02.
@@ -209,7 +209,7 @@ class HierarchicalEmbedding(FrontEnd):
         std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: there is no level, or a name, a size or `init` is not allowed.
+        ValueError: `levels` is empty, or a name, a size or `init` is not allowed.
 
     """
 

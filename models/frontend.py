@@ -148,7 +148,7 @@ class FrontEnd(nn.Module):
     def save_frontend(self, path: str | Path) -> None:
         """Write `frontend.toml` and `model.safetensors` into the folder `path`: a source of `preblock export`.
 
-        An earlier save there is replaced. The artifact computes in float32, whatever the type of the weights.
+        An earlier save there is replaced. The artifact computes in float32, for weights of any type.
 
         Raises:
             ValueError: a weight is not float32, float16 or bfloat16, attention has a bias, or the folder holds a
@@ -163,7 +163,7 @@ class FrontEnd(nn.Module):
         return self.run(self.config.steps[: self.config.lookup], input_ids)
 
     def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0) -> dict[str, Tensor]:
-        """Return the cosines and sines for `rotate`, by name: each float32 (1 or B, L, R), empty where there are none.
+        """Return the cosines and sines for `rotate`, by name, each float32 (1 or B, L, R); without any, {}.
 
         Args:
             input_ids: int64 (B, L), used for its shape alone.
@@ -244,7 +244,7 @@ class FrontEnd(nn.Module):
                 raise ValueError(f"{name}: got {got}, allowed 0 to {known[name] - 1}")
 
     def _look_up_index(self, step: Segments, name: str, input_ids: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-        """Return the vectors (1 or B, L, width) of the index of `step`, whose own table is the module `name`."""
+        """Return the vectors (1 or B, L, width) of the index of `step`; the module `name` is its table."""
         table = self.tokens if step.table == "tokens" else self.get_submodule(name)
         vectors: Tensor = table(given.get(step.input, torch.zeros_like(input_ids)))
         return vectors if step.by == 1 else self._round(vectors * step.by)

@@ -24,7 +24,7 @@ def write_frontend(folder: Path, config: FrontEndConfig, tensors: Mapping[str, T
 
     Args:
         folder: created if missing.
-        config: of the front-end.
+        config: configuration of the front-end.
         tensors: its weights by their names in `FrontEnd.state_dict()`.
 
     Raises:

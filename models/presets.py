@@ -30,11 +30,11 @@ def build_preset(name: str) -> FrontEnd:
     """Build the preset `name` with its seeded weights, the same on every processor.
 
     Raises:
-        KeyError: there is no such preset.
+        KeyError: `name` is no preset.
 
     """
     preset = PRESETS[name]
-    with torch.device("meta"):  # no noise that the seeded one would replace
+    with torch.device("meta"):  # without the random values of a constructor
         empty = preset.build()
     tensors = {name: torch.empty(tensor.shape) for name, tensor in empty.state_dict().items()}
     frontend = FrontEnd.from_tensors(empty.config, tensors)

@@ -24,8 +24,8 @@ def build_module(
 
     Args:
         step: one of the steps of `config`.
-        width: of the vectors that enter the step.
-        config: of the whole front-end.
+        width: width of the vectors entering the step.
+        config: configuration of the whole front-end.
         init: initial values of the tables, a name of `INITIALISERS`; default "normal".
         std: standard deviation of `init="normal"`; default 0.02.
 
@@ -58,7 +58,7 @@ def build_module(
         case Positions(rows=0):
             raise ValueError(f"rows: got 0, allowed 1 or more for a table {step.table!r}")
         case Positions():
-            # A real table also where the parameters are built without storage: it is derived, and never loaded.
+            # Needed also without storage for the parameters: this tensor is derived, and never loaded.
             with torch.device("cpu"):
                 table = RECIPES[step.table](step.rows, width, step.zero_row)
                 table = table.to(getattr(torch, config.arithmetic)).to(torch.float32)

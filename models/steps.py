@@ -26,7 +26,7 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """x = x * by; where `cast`, the factor is rounded to the type of the arithmetic first."""
+    """x = x * by; with `cast`, the factor is rounded to the type of the arithmetic first."""
 
     kind: ClassVar[str] = "scale"
     by: float
@@ -35,14 +35,14 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """x = x + table[index] * by, where the index of each token is an input of its own.
+    """x = x + table[index] * by, with a separate input for the index of each token.
 
     Args:
-        rows: of the table; an index is 0 to rows - 1.
+        rows: rows of the table; an index is 0 to rows - 1.
         input: name of the input.
         table: "own", or "tokens" for the table of the tokens.
-        by: factor on the row, and a rounding of its own, as a scale is; 1 by default.
-        needed: it must be given, since the model adds nothing where it is given none; by default none is 0.
+        by: factor of the row, rounded separately like a scale; default 1.
+        needed: whether the input is required, because the model has no default; otherwise an omitted index is 0.
 
     """
 
@@ -59,7 +59,7 @@ class Segments:
 class Levels:
     """x = x + (sum of the vectors of all levels, in their order): hierarchical positions.
 
-    Each level has an input of its own, as segments have: paragraph, sentence, word; or year, month, day, hour.
+    Each level has a separate input, as segments have: paragraph, sentence, word; or year, month, day, hour.
     """
 
     kind: ClassVar[str] = "levels"
@@ -78,7 +78,7 @@ class Positions:
             "ids": only slots with ids other than padding do; "mask": only slots with `attention_mask` 1 do. For
             both, other slots take the row before `first`.
         first: row of the first real token.
-        zero_row: row of a sinusoid table that is zero; None for none.
+        zero_row: row of zeros in a sinusoid table; default none.
         grid: (H, W): the positions are the cells of a grid, row by row. Exact sinusoids of row and column are then
             concatenated.
         columns: name of the factorised table of columns; `weight` names the table of rows.
@@ -105,7 +105,7 @@ class Positions:
 
     @property
     def cells(self) -> int:
-        """Of its grid; 0 without one."""
+        """Number of cells of the grid; 0 without a grid."""
         return self.grid[0] * self.grid[1] if self.grid else 0
 
     @property
@@ -153,7 +153,7 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """x = x @ weight.T, + bias if there is one."""
+    """x = x @ weight.T, + bias if the step has one."""
 
     kind: ClassVar[str] = "project"
     width: int = 0
@@ -194,7 +194,7 @@ def parameters(step: Step) -> dict[str, Keys]:
 
 
 def names_of(steps: tuple[Step, ...]) -> list[str]:
-    """Name each step after its kind, with a number where a kind stands again: norm, norm2."""
+    """Name each step after its kind, with a number if a kind is repeated: norm, norm2."""
     names: list[str] = []
     for step in steps:
         count = sum(name.rstrip("0123456789") == step.kind for name in names)

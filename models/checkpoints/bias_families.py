@@ -17,7 +17,7 @@ class BiasFamily:
     """One row of BIASES.
 
     Args:
-        config: the bias, given the config; None where the model has none.
+        config: function from the config to the bias; None if the model has none.
         only: keys with an effect on the bias -> their supported values. A dot leads into an object.
 
     """
@@ -27,7 +27,7 @@ class BiasFamily:
 
 
 def _count(c: Config, default: int, *names: str) -> int:
-    """Return a count with several names; values that disagree are refused."""
+    """Return a count with several names; raise an error if their values differ."""
     stated = {name: c(name) for name in names if c(name) is not None}
     for name, value in stated.items():
         if type(value) is not int or value < 1:
@@ -79,8 +79,8 @@ BIASES: dict[str, BiasFamily] = {
             heads=_count(c, 8, "n_head", "num_attention_heads"), anchor="first", recipe="float32_powers"
         )
     ),
-    # The library always adds ALiBi with a maximum of 8, whatever the config says; where it says otherwise, the model
-    # was trained with something else.
+    # The library always adds ALiBi with a maximum of 8, and ignores the config. If the config differs, the model was
+    # trained with another bias.
     "mpt": BiasFamily(
         config=lambda c: AlibiConfig(
             heads=_count(c, 16, "n_heads", "num_attention_heads"), anchor="last", recipe="float32_reciprocals"
@@ -100,8 +100,8 @@ def bias_of(name: str, values: Mapping[str, Any]) -> BiasConfig | None:
     """Return the pairwise bias of a model; None without one.
 
     Args:
-        name: of a row of the family table.
-        values: of its `config.json`.
+        name: name of a row of the family table.
+        values: content of its `config.json`.
 
     Raises:
         ValueError: a value is not understood; the error names it.

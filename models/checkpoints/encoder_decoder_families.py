@@ -22,7 +22,7 @@ def _scaled(c: Config, default: bool = False) -> list[Step]:
 
 
 def _shared(side: str) -> Tokens:
-    """One table for both sides, or one for each where a checkpoint does not share it."""
+    """One table for both sides, or one for each if the checkpoint does not share it."""
     return token_step(f"{side}.embed_tokens", "shared")
 
 
@@ -78,7 +78,7 @@ ENCODER_DECODERS: dict[str, Family] = {
         prefix="model.",
         lookup=count_lookup_steps(False),
     ),
-    # It normalises the tokens, does not scale them, whatever the config says, and adds positions last.
+    # It normalises the tokens, never scales them despite its config, and adds positions last.
     "blenderbot-small/decoder": Family(
         steps=lambda _: [
             _shared("decoder"),

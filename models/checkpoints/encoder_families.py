@@ -61,7 +61,7 @@ def _deberta(c: Config) -> list[Step]:
 def _esm(c: Config) -> list[Step]:
     steps: list[Step] = [token_step(WORDS)]
     if c("token_dropout", False):
-        # 1 - 0.15 * 0.8: the share of tokens that training left in place; in float64, as the library multiplies.
+        # 1 - 0.15 * 0.8: the share of tokens left in place in training; in float64, as the library multiplies.
         steps.append(Scale(by=1 - 0.15 * 0.8))
     if c("position_embedding_type", "absolute") == "absolute":
         steps.append(unpadded_position_step(PLACES, c("pad_token_id")))
@@ -93,7 +93,7 @@ ENCODERS: dict[str, Family] = {
         padding=1,
         only=ABSOLUTE,
     ),
-    # Its padding id is 1, whatever the config says.
+    # Its padding id is 1; the library ignores the config.
     "mpnet": Family(
         steps=lambda c: [
             token_step(WORDS),
@@ -170,6 +170,6 @@ ENCODERS: dict[str, Family] = {
     ),
     "xlnet": Family(steps=lambda _: [token_step("word_embedding")], prefix="transformer."),
     "clip_text_model": CLIP_TEXT,
-    # In old files the second part wins where it is there.
+    # In old files, the second part takes precedence.
     "clip/text": replace(CLIP_TEXT, sections=("text_config_dict", "text_config")),
 }

@@ -7,14 +7,14 @@ from typing import Any
 from preblock.models.steps import Step
 
 ALL = -1
-"""Of a lookup: every step."""
+"""Wildcard of a lookup: every step."""
 
 
 class Config:
     """`config.json`, with the library's defaults for keys missing from older files.
 
     Args:
-        values: of the file.
+        values: content of the file.
         segments: the caller chose segments, in families with optional ones; default False.
 
     """
@@ -23,7 +23,7 @@ class Config:
         self._values, self.segments = values, segments
 
     def __call__(self, key: str, default: Any = None) -> Any:
-        """Return a value, or the default where the key is absent or null."""
+        """Return a value, or the default if the key is absent or null."""
         value = self._values.get(key)
         return default if value is None else value
 
@@ -34,7 +34,7 @@ class Family:
 
     Args:
         steps: the steps, given the config; sizes come from the tensors, those of derived tables from the config.
-        prefix: of the keys in the file of a model with a head; default none.
+        prefix: prefix of the keys in the file of a model with a head; default none.
         limit: key of max_len in the config and its default in the library, for models without a table of positions;
             None for no limit.
         padding: default padding id; None for none.
@@ -44,7 +44,7 @@ class Family:
         consumer_scales: the model scales `inputs_embeds` itself; default False.
         segments: its segments are optional and rows of the token table. Default False: it has a table of segments, or
             none.
-        sections: keys of the part about this model, in the config of several models; the first one found counts.
+        sections: keys of the part about this model, in the config of several models; the first one found is used.
             Default none, for the whole config.
 
     """

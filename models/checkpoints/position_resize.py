@@ -21,7 +21,7 @@ def truncate(table: Tensor, length: int) -> Tensor:
     """Return the first `length` rows of `table` (M, D), as a copy.
 
     Raises:
-        ValueError: `table` is no matrix, or `length` lies outside 1 to M.
+        ValueError: `table` is no matrix, or `length` is outside 1 to M.
 
     """
     rows = _rows_of(table)
@@ -48,7 +48,7 @@ def interpolate(table: Tensor, length: int) -> Tensor:
 def interpolate_positions(table: Tensor, length: int) -> Tensor:
     """Scale positions down by M / length, and read `table` (M, D) there, linearly between rows (Chen et al. 2023).
 
-    New row i lies at i * M / length of the old ones: distances shrink by exactly that factor. At twice the
+    New row i has the place i * M / length among the old ones: distances shrink by exactly that factor. At twice the
     length, every other row is an old one. The few positions beyond the last old row, M - 1, have no second neighbour
     and take that row. At its own length a table is unchanged.
 
@@ -66,7 +66,7 @@ def hybrid(table: Tensor, length: int, base: float = 10000.0) -> Tensor:
     Args:
         table: (M, D).
         length: rows of the new table.
-        base: of the sinusoids; 10000 in Vaswani et al. 2017.
+        base: base of the sinusoids; 10000 in Vaswani et al. 2017.
 
     Raises:
         ValueError: `table` is no matrix, `length` is less than M, or D is odd.
@@ -112,11 +112,11 @@ def _between(table: Tensor, numerators: Tensor, denominator: int) -> Tensor:
     return torch.cat([rows(part) for part in torch.split(numerators, 1024)])  # float64 takes memory
 
 
-def resized(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> FrontEnd:
+def resize_positions(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> FrontEnd:
     """Return `frontend` with another limit. All tensors except the resized table are shared, not copied.
 
     Args:
-        frontend: of M positions.
+        frontend: front-end of M positions.
         max_len: the new M.
         resizing: a key of RESIZINGS for a learned table; None for derived positions or none.
 

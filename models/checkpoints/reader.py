@@ -11,7 +11,7 @@ from torch import Tensor
 from preblock.models.checkpoints.bias_families import bias_of
 from preblock.models.checkpoints.families import FAMILIES, SIZES, known, sides_of
 from preblock.models.checkpoints.family import ALL, Config, Family
-from preblock.models.checkpoints.rotary_families import LengthMissing, as_stored, find_rotary, read_rotary
+from preblock.models.checkpoints.rotary_families import MissingLengthError, as_stored, find_rotary, read_rotary
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
@@ -47,9 +47,9 @@ def read_frontend(
             the model loaded in that type; default float32, exact for every type of file.
         segments: require segments in families with segments as rows of the token table, where a library adds them
             only on request; default False, never add them.
-        rotary_length: tokens of the whole sequence, for frequencies that depend on it (rope types "dynamic" and
-            "longrope"); default None, which leaves the rotary outputs of such a model out.
-        count_bytes: called with the number of bytes of each chunk converted to float32; default does nothing.
+        rotary_length: tokens of the whole sequence, for frequencies scaled by it (rope types "dynamic" and
+            "longrope"); default None: no rotary outputs for such a model.
+        count_bytes: called with the number of bytes of each chunk converted to float32; ignored by default.
         widen: default True; False leaves a large token table mapped and in its stored type, to be read in chunks. The
             front-end cannot run then.
 
@@ -139,7 +139,7 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
 def _with_rotary(
     config: FrontEndConfig, folder: Path, prefix: str, values: Mapping[str, Any], length: int | None
 ) -> FrontEndConfig:
-    """Return `config` with the rotary outputs of its family, or with the reason why they are left out."""
+    """Return `config` with the rotary outputs of its family, or with the reason for their absence."""
     row = find_rotary(config.family, values)
     refused = None
     if row is None:
@@ -147,7 +147,7 @@ def _with_rotary(
     else:
         try:
             outputs = read_rotary(row, values, config.widths[-1], config.max_len or 0, length)
-        except LengthMissing as error:
+        except MissingLengthError as error:
             return replace(config, no_rotary=one_line(error))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"config.json: {one_line(error)}") from error
@@ -170,7 +170,7 @@ def _with_rotary(
 
 
 def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | None:
-    """Return a tensor as float32, or None where the files do not have it."""
+    """Return a tensor as float32; None if the files lack it."""
     files = files_of_keys(folder)
     key = find_key(files, "", keys) or find_key(files, prefix, keys)
     if key is None:
@@ -205,7 +205,7 @@ def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:
 
 
 def limit_of(positions: Positions | None) -> int | None:
-    """Return max_len as positions allow it; None where there are none."""
+    """Return the largest max_len allowed by the positions; None without positions."""
     return positions.limit if positions else None
 
 

@@ -30,12 +30,12 @@ class RotaryFamily:
         dim: key of R and its default; None for R as a share of a head.
         share: key of this share and its default; None for all of a head.
         thetas: ending of the names of the outputs -> the key of theta beside `rope_parameters`, or None, and its
-            default. Several where layers differ: `rope_parameters` then has an object for each.
+            default. Several if layers differ: `rope_parameters` then has an object for each.
         scaled: endings, of several, for an old `rope_scaling`.
         types: rope types known to the library; none if it reads no `rope_parameters`.
         aliases: other names of rope types.
         original_len: default length of pretraining; None for the longest input.
-        layout: of pairs of columns, as in `rotate`.
+        layout: layout of the pairs of columns, as in `rotate`.
         angles: type of angles in the library, as in `RotaryConfig`.
         tensors: keys of a tensor with the R/2 frequencies, or of a table (M, R) of sines and then cosines. If the
             file has it, it wins over the config.
@@ -104,7 +104,7 @@ ROTARY: dict[str, RotaryFamily] = {
         angles="float64",
         tensors=("encoder.embed_positions.weight",),
     ),
-    # Published files hold frequencies that were rounded to float16 in training.
+    # Published files hold frequencies rounded to float16 in training.
     "esm": RotaryFamily(
         heads=12,
         types=(),
@@ -126,14 +126,14 @@ def read_rotary(
     """Translate the rotary part of a `config.json`, of transformers 5 (`rope_parameters`) or older.
 
     Args:
-        row: of its family.
-        values: the whole file.
+        row: row of its family.
+        values: content of the whole file.
         width: the hidden size.
         longest: its longest input.
         length: as in `RotaryConfig`, for "dynamic" and "longrope"; the other scalings do not depend on it.
 
     Raises:
-        LengthMissing: a rope type depends on the length, and none is given.
+        MissingLengthError: a rope type depends on the length, and none is given.
         ValueError: a rope type or a key beside it is not known, or a number is missing or out of range.
 
     """
@@ -143,7 +143,7 @@ def read_rotary(
     )
 
 
-class LengthMissing(ValueError):
+class MissingLengthError(ValueError):
     """The rope type depends on the length of the whole sequence, and none was given."""
 
 
@@ -191,7 +191,7 @@ def _read_one(
         numbers["original_len"] = longest
         if scaling != "dynamic":
             inside = rope.pop("original_max_position_embeddings", longest)
-            # One beside `rope_parameters` wins, where these are not per layer.
+            # A value beside `rope_parameters` takes precedence, unless these are per layer.
             outside = config("original_max_position_embeddings", row.original_len or inside)
             stated = inside if name else outside
             if type(stated) is not int or stated < 1:
@@ -204,13 +204,13 @@ def _read_one(
         if all(weights):
             above, below = (yarn_scale(numbers["factor"], weight) for weight in weights)
             numbers.setdefault("attention_factor", above / below)
-    # The library looks for it where it is not, and rounds in either case.
+    # The library looks for it in the wrong place, and rounds in either case.
     if rope or (name and not numbers.get("truncate", True)):
         unknown = min(rope, default="truncate")
         raise ValueError(f"rope_parameters: got the key {unknown!r}, not known with rope_type {scaling!r}")
     if "length" in scale.needs:
         if length is None:
-            raise LengthMissing(
+            raise MissingLengthError(
                 f"rope_type {scaling!r} depends on the length of the whole sequence, and none was given"
             )
         numbers["length"] = length
@@ -260,7 +260,7 @@ def _number(key: str, value: Any) -> Any:
 def as_stored(output: RotaryOutput, tensor: Tensor) -> RotaryOutput | None:
     """Return `output` as `tensor` of the file has it: float32 frequencies (R/2,), or a table (M, R).
 
-    None if a table is not that of `output`: some files hold one rounded to a narrow type.
+    None if a table differs from `output`: some files hold a table rounded to a narrow type.
 
     Raises:
         ValueError: there are not R/2 frequencies.

@@ -15,8 +15,8 @@ class StemFamily:
     Args:
         config: the sizes of the stem, given its name and the config.
         keys: name in `state_dict()` of the stem -> key in a base model's file.
-        prefixes: of the keys in other models' files.
-        sections: keys of the part about this model, in the config of several models; the first one found counts.
+        prefixes: prefixes of the keys in other models' files.
+        sections: keys of the part about this model, in the config of several models; the first one found is used.
             Default none, for the whole config.
 
     """
@@ -76,7 +76,7 @@ STEMS: dict[str, StemFamily] = {
         prefixes=("vit.",),
     ),
     "clip_vision_model": _clip_vision(),
-    # In old files the second part wins where it is there.
+    # In old files, the second part takes precedence.
     "clip/vision": _clip_vision("vision_config_dict", "vision_config"),
     "whisper/encoder": StemFamily(
         config=lambda name, c: AudioConfig(

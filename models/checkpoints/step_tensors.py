@@ -18,7 +18,7 @@ from preblock.models.steps import Levels, Positions, Project, Segments, Step, To
 PART = 2**25
 """Numbers per chunk of a conversion to float32."""
 STORED = ("learned", "hybrid", "factorised")
-"""Position tables that a checkpoint has to hold; all others are derived."""
+"""Position tables required in a checkpoint; all others are derived."""
 
 ByteCount = Callable[[int], None]
 
@@ -31,7 +31,7 @@ def read_tensors(
     count_bytes: ByteCount = lambda *_: None,
     widen: bool = True,
 ) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
-    """Return `steps` with their sizes, their tensors and that of the bias, and the stored type of the first tensor.
+    """Return `steps` with their sizes, all tensors (bias included), and the stored type of the first tensor.
 
     The tensors are float32, except where `widen` is False as in `read_frontend`, under the names of
     `FrontEnd.state_dict()`. Every name in the files may have `prefix` before it. A table of positions in the file
@@ -95,7 +95,7 @@ def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", compan
 
 
 def find_prefix(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str) -> str:
-    """Return nothing or `prefix`, whichever the files put before the names of tensors."""
+    """Return `prefix` if the names of tensors in the files begin with it, else an empty string."""
     first = getattr(steps[0], "weight", ())
     found = next((p for p in ("", prefix) if find_key(files, p, first)), None)
     if found is None:
@@ -112,7 +112,7 @@ def _convert(file: Path, key: str, tensor: Tensor, count_bytes: ByteCount) -> Te
     converted = torch.empty(tensor.shape, dtype=torch.float32)
     rows = max(1, PART // tensor[0].numel())
     for begin in range(0, len(tensor), rows):
-        # A mapping of its own for each chunk: pages stay in memory as long as their mapping.
+        # One mapping for each chunk, because pages stay in memory as long as their mapping.
         with open_weights(file) as weights:
             part = weights.get_slice(key)[begin : begin + rows]
             converted[begin : begin + rows] = part
@@ -121,7 +121,7 @@ def _convert(file: Path, key: str, tensor: Tensor, count_bytes: ByteCount) -> Te
 
 
 def _size(step: Step, own: Mapping[str, Tensor], before: Sequence[Step]) -> Step:
-    """Return `step` with the sizes of its own tensors, or of the steps before it."""
+    """Return `step` with the sizes of its tensors, or of the steps before it."""
     match step:
         case Tokens():
             return replace(step, rows=own["weight"].shape[0], width=own["weight"].shape[-1])

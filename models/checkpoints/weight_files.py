@@ -16,7 +16,7 @@ class CheckpointError(ValueError):
 
 
 def files_of_keys(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor in `folder`; an index decides where there is one."""
+    """Return the file of each tensor in `folder`; from the index file if `folder` has one."""
     if (folder / INDEX).is_file():
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):

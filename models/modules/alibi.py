@@ -16,12 +16,12 @@ def alibi_slopes(heads: int) -> Tensor:
     two, then every other one of the next higher, as the paper's code does. Computed in float64 and rounded once.
 
     Raises:
-        ValueError: there is no head.
+        ValueError: `heads` is less than 1.
 
     """
     lower = _lower_power(heads)
     exponents = [*_exponents(lower), *_exponents(2 * lower)[::2]][:heads]
-    # A real tensor also where the parameters are built without storage: it is derived, and never loaded.
+    # Needed also without storage for the parameters: this tensor is derived, and never loaded.
     return torch.tensor([2.0**exponent for exponent in exponents], dtype=torch.float32, device="cpu")
 
 
@@ -49,7 +49,7 @@ def _float32_reciprocals(heads: int) -> Tensor:
 
 
 def _lower_power(heads: int) -> int:
-    """Return the highest power of two that is not above `heads`."""
+    """Return the highest power of two not above `heads`."""
     if heads < 1:
         raise ValueError(f"heads: got {heads}, allowed 1 or more")
     return 1 << (heads.bit_length() - 1)
@@ -115,12 +115,12 @@ class AlibiBias(nn.Module):
         self.register_buffer("slopes", self._slopes(), persistent=False)
 
     def forward(self, query_offset: int, query_length: int, key_length: int) -> Tensor:
-        """Return the bias: float32 (1, H, Q, K), whatever the module's type, to be added before any rounding.
+        """Return the bias: float32 (1, H, Q, K) for a module of any type, to be added before any rounding.
 
         Args:
             query_offset: position of the first query: number of keys fed before it.
             query_length: Q.
-            key_length: K; keys stand at positions 0 to K - 1.
+            key_length: K; keys have positions 0 to K - 1.
 
         Raises:
             ValueError: an argument is negative.

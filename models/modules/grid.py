@@ -64,7 +64,7 @@ class SinusoidalGridEncoding(nn.Module):
         """Add the position vectors to `x`.
 
         Args:
-            x: (B, L, D) patches, or (B, L) ids, in which case only the position vectors are returned.
+            x: (B, L, D) patches, or (B, L) ids, to return only the position vectors.
             position_ids: int64 (1 or B, L, 2), row and column of each patch, in any order. `grid_ids` makes those
                 of a grid of another size. Default: the whole grid, row by row, so that L is H * W.
 
@@ -121,7 +121,7 @@ class LearnedGridEncoding(nn.Module):
         """Add the position vectors to `x`; arguments as in `SinusoidalGridEncoding`.
 
         Raises:
-            ValueError: L is not H * W, `position_ids` is of another shape, or an index lies outside the grid.
+            ValueError: L is not H * W, `position_ids` is of another shape, or an index is outside the grid.
 
         """
         ids = _ids_of(x, position_ids, self.height, self.width)
@@ -139,7 +139,7 @@ class LearnedGridEncoding(nn.Module):
 class FactorisedGridEncoding(nn.Module):
     """One trained vector per row and one per column, added (Lee et al. 2023, Dehghani et al. 2023).
 
-    (H + W) * D parameters instead of H * W * D, and every cell is trained wherever its row and its column were.
+    (H + W) * D parameters instead of H * W * D, and training a row and a column trains every cell they share.
 
     Args:
         d_model: width D of a vector.
@@ -171,7 +171,7 @@ class FactorisedGridEncoding(nn.Module):
         """Add the position vectors to `x`; arguments as in `SinusoidalGridEncoding`.
 
         Raises:
-            ValueError: L is not H * W, `position_ids` is of another shape, or an index lies outside the grid.
+            ValueError: L is not H * W, `position_ids` is of another shape, or an index is outside the grid.
 
         """
         joined: Tensor = self.axes(x, _ids_of(x, position_ids, self.height, self.width))

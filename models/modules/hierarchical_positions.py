@@ -25,7 +25,7 @@ def check_shape(x: Tensor, position_ids: Tensor, levels: int) -> None:
 
 
 def check_levels(x: Tensor, position_ids: Tensor, levels: Mapping[str, int]) -> None:
-    """Raise ValueError if the shape is wrong, or an index lies outside 0 to rows - 1 of its level."""
+    """Raise ValueError if the shape is wrong, or an index is outside 0 to rows - 1 of its level."""
     check_shape(x, position_ids, len(levels))
     if not position_ids.numel():
         return
@@ -49,7 +49,7 @@ class HierarchicalPositionalEncoding(nn.Module):
         std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: there is no level, `init` is not known, or `std` is not above 0.
+        ValueError: `levels` is empty, `init` is unknown, or `std` is not above 0.
 
     """
 
@@ -77,14 +77,14 @@ class HierarchicalPositionalEncoding(nn.Module):
         """Add the position vectors to `x`; those of the levels are added first, in their order.
 
         Args:
-            x: (B, L, D) vectors, or (B, L) ids, for which the position vectors alone are returned.
+            x: (B, L, D) vectors, or (B, L) ids, to return only the position vectors.
             position_ids: int64 (1 or B, L, levels).
 
         Returns:
             (B, L, D); for ids (1 or B, L, D).
 
         Raises:
-            ValueError: `position_ids` is of another shape, or an index lies outside its level.
+            ValueError: `position_ids` is of another shape, or an index is outside its level.
 
         """
         # The exporter cannot follow a check on values.

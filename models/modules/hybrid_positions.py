@@ -1,4 +1,4 @@
-"""Hybrid positions: learned where there was something to learn from, sinusoidal beyond.
+"""Hybrid positions: learned up to the length seen in training, sinusoidal beyond.
 
 Letters: B batch, L length, D model width, M rows of the learned table.
 """
@@ -22,14 +22,14 @@ class HybridPositionalEncoding(nn.Module):
         d_model: width D of a vector; even, unless `pad_odd`.
         max_len: rows M of the learned table. It is no limit: any position works, also in an export.
         dropout: probability, applied after the sum; default 0.1.
-        base: of the sinusoids; 10000 in the paper.
+        base: base of the sinusoids; 10000 in the paper.
         pad_odd: for an odd width, fill the last column of the sinusoids with zeros; default False.
         init: initial values of the learned table, a name of `INITIALISERS`, or pretrained values (M, D);
             default "normal".
         std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: D is odd and `pad_odd` is False, M is less than 1, `init` is not known or not of shape (M, D), or
+        ValueError: D is odd and `pad_odd` is False; M is less than 1; `init` is unknown or not of shape (M, D); or
             `std` is not above 0.
 
     """
@@ -57,7 +57,7 @@ class HybridPositionalEncoding(nn.Module):
         """Add the position vectors to `x`.
 
         Args:
-            x: (B, L, D) vectors, or (B, L) ids, in which case only the position vectors are returned.
+            x: (B, L, D) vectors, or (B, L) ids, to return only the position vectors.
             position_ids: int64 (1 or B, L); need not be consecutive. Excludes `offset`.
             offset: tokens already fed: an int, or int64 of shape (1,) or (B,); default 0.
 

@@ -1,4 +1,4 @@
-"""Position modules: learned and sinusoidal, with the same constructor and `forward`, so that one can replace the other.
+"""Position modules: learned and sinusoidal, with the same constructor and `forward`.
 
 Letters: B batch, L length, D model width, M maximum length.
 """
@@ -87,7 +87,7 @@ class LearnedPositionalEncoding(nn.Module):
         """Add the position vectors to `x`.
 
         Args:
-            x: (B, L, D) vectors, or (B, L) ids, in which case only the position vectors are returned.
+            x: (B, L, D) vectors, or (B, L) ids, to return only the position vectors.
             position_ids: int64 (1 or B, L); need not be consecutive. Excludes `offset`.
             offset: tokens already fed: an int, or int64 of shape (1,) or (B,); default 0.
 
@@ -95,7 +95,7 @@ class LearnedPositionalEncoding(nn.Module):
             (B, L, D); for ids (1 or B, L, D).
 
         Raises:
-            ValueError: a position lies outside 0 to M - 1. Exactly M tokens are legal. Nothing wraps, nothing clamps.
+            ValueError: a position is outside 0 to M - 1. Exactly M tokens are legal. Positions never wrap or clamp.
 
         """
         # The exporter cannot follow a check on values; the service makes it before the graph runs.
@@ -150,7 +150,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         super().__init__()
         self.max_len = max_len
         self.sinusoid = Sinusoid(d_model, base, pad_odd)
-        # A real table also where the parameters are built without storage: it is derived, and never loaded.
+        # Needed also without storage for the parameters: this tensor is derived, and never loaded.
         # In chunks, to bound the working memory.
         parts = torch.split(torch.arange(max_len, device="cpu"), 1024)
         self.register_buffer("table", torch.cat([self.sinusoid(part) for part in parts]), persistent=False)
@@ -196,7 +196,7 @@ class FixedPositionalEncoding(nn.Module):
         """Add to `x` (B, L, D) the rows `position_ids`, int64 (1 or B, L).
 
         Raises:
-            IndexError: a position lies outside 0 to M - 1.
+            IndexError: a position is outside 0 to M - 1.
 
         """
         return x + F.embedding(position_ids, self.table)

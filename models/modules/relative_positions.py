@@ -21,10 +21,10 @@ def relative_positions(
     """Return the position of every key less that of every query: int64 (Q, K).
 
     Args:
-        query_offset: position of the first query: the number of keys that were fed before it.
+        query_offset: position of the first query: the number of keys fed before it.
         query_length: Q.
-        key_length: K; keys stand at positions 0 to K - 1.
-        device: where the result lies; default torch's.
+        key_length: K; keys have positions 0 to K - 1.
+        device: device of the result; default torch's.
 
     Raises:
         ValueError: one of them is negative.
@@ -55,12 +55,12 @@ class T5RelativeBias(nn.Module):
     section 2.1).
 
     Half of a direction's buckets hold one distance each; the others grow with the logarithm of the distance up to
-    `max_distance`, from which on all share the last.
+    `max_distance`; all longer distances share the last.
 
     Args:
         heads: H.
         buckets: rows of the table (buckets, H), over both directions; default 32, as in T5.
-        max_distance: distance in tokens from which on every key falls into the last bucket; default 128, as in T5.
+        max_distance: smallest distance in tokens of the last bucket; default 128, as in T5.
         bidirectional: True for an encoder: half of the buckets are for keys after the query. False for a decoder:
             keys after the query get the bucket of distance 0, and a causal mask has to hide them. Default True.
         init: initial values of the table, a name of `INITIALISERS`, or pretrained values of the shape of the table;
@@ -68,9 +68,8 @@ class T5RelativeBias(nn.Module):
         std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: fewer buckets than one per half, an odd number of them for two directions, a `max_distance`
-            within the buckets of one distance each, `init` is not known or not of shape (buckets, H), or `std` is not
-            above 0.
+        ValueError: a half has no bucket, or two directions share an odd number of buckets; `max_distance` is within
+            the buckets of one distance each; `init` is unknown or not of shape (buckets, H); or `std` is not above 0.
 
     """
 
@@ -102,7 +101,7 @@ class T5RelativeBias(nn.Module):
         Args:
             query_offset: position of the first query: the number of cached keys.
             query_length: Q.
-            key_length: K, cached keys included; keys stand at positions 0 to K - 1.
+            key_length: K, cached keys included; keys have positions 0 to K - 1.
 
         Raises:
             ValueError: an argument is negative.
@@ -141,10 +140,10 @@ class RelativeSinusoid(nn.Module):
     """Sinusoids of the distances between Q queries and K keys, the last query being at the last key (Dai et al.
     2019, section 3.3; Yang et al. 2019).
 
-    Row r belongs to the distance K - r (query position less key position), so that query i and key j meet in row
-    Q - i + j. In attention a trained matrix takes each row to a vector R of every head, and the score of query i
-    and key j is (q_i + u) . k_j + (q_i + v) . R[Q - i + j], with a trained u and v per head. The sines of the D/2
-    frequencies come first, then the cosines. Computed in float32, as published; nothing is trained.
+    Row r belongs to the distance K - r (query position less key position): query i and key j share row Q - i + j. In
+    attention, a trained matrix maps each row to a vector R of every head. The score of query i and key j is
+    (q_i + u) . k_j + (q_i + v) . R[Q - i + j], with a trained u and v per head. The sines of the D/2 frequencies come
+    first, then the cosines. They are computed in float32, as published. The module has no trained parameters.
 
     Args:
         d_model: D; even.
@@ -195,12 +194,12 @@ class RelativeSinusoid(nn.Module):
         return f"d_model={self.d_model}, clamp_len={self.clamp_len}, bidirectional={self.bidirectional}"
 
     def _frequencies(self) -> Tensor:
-        # A real tensor also where the parameters are built without storage: it is derived, and never loaded.
+        # Needed also without storage for the parameters: this tensor is derived, and never loaded.
         exponents = torch.arange(0, self.d_model, 2, dtype=torch.float32, device="cpu") / self.d_model
         return 1 / torch.pow(10000, exponents)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Only the device is followed: rounded to bfloat16, a frequency is off by whole turns at distance 2000.
+        # Moves to another device, but keeps float32: in bfloat16, a frequency is off by whole turns at distance 2000.
         self.frequencies = self._frequencies().to(self.frequencies.device)
         return self

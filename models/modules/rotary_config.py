@@ -23,19 +23,19 @@ class RotaryConfig:
         factor: length of the inputs over their length in pretraining.
         original_len: tokens of the longest input of pretraining.
         length: for "dynamic" and "longrope", tokens of the whole sequence, prompt and continuation: it decides the
-            frequencies, so that they are a pure function of the position. Published code takes the longest
-            length seen so far instead: there an earlier call or another row changes the vectors of this one.
+            frequencies, so vectors depend on the position alone. Published code uses the longest length seen so far
+            instead; there, an earlier call or another row changes the vectors.
         attention_factor: for "yarn" and "longrope", factor on cos and sin; None for the published formula.
-        beta_fast: for "yarn", turns within `original_len` from which on a frequency is kept; default 32.
-        beta_slow: for "yarn", turns within `original_len` below which a frequency is divided by `factor`; default 1.
+        beta_fast: for "yarn", least turns within `original_len` to keep a frequency; default 32.
+        beta_slow: for "yarn", most turns within `original_len` to divide a frequency by `factor`; default 1.
         truncate: for "yarn", round the borders of the ramp outwards to whole pairs; default True.
-        low_freq_factor: for "llama3", turns within `original_len` below which a frequency is divided by `factor`.
-        high_freq_factor: for "llama3", turns within `original_len` above which a frequency is kept.
-        short_factor: for "longrope", divisor of each of the R/2 frequencies where `length` is at most `original_len`.
-        long_factor: the same where `length` is greater.
+        low_freq_factor: for "llama3", most turns within `original_len` to divide a frequency by `factor`.
+        high_freq_factor: for "llama3", least turns within `original_len` to keep a frequency.
+        short_factor: for "longrope", divisor of each of the R/2 frequencies if `length` is at most `original_len`.
+        long_factor: the same if `length` is greater.
         frequencies: for "given", the R/2 frequencies in radians per position.
-        angles: type in which positions and frequencies are multiplied; "float64" takes the cosine and the sine in it
-            too, and rounds once. Default "float32".
+        angles: type of the product of positions and frequencies; "float64" also computes cosine and sine in float64,
+            and rounds once. Default "float32".
 
     Raises:
         ValueError: a number is missing, out of range, or not one of the scaling's.
@@ -104,7 +104,7 @@ class RotaryConfig:
 
 
 def _exponents(config: RotaryConfig) -> Tensor:
-    # A real tensor also where the parameters are built without storage: it is derived, and never loaded.
+    # Needed also without storage for the parameters: this tensor is derived, and never loaded.
     return torch.arange(0, config.dim, 2, dtype=getattr(torch, config.angles), device="cpu") / config.dim
 
 

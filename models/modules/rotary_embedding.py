@@ -1,4 +1,4 @@
-"""Rotary positions (RoPE): queries and keys are turned by an angle that grows with the position.
+"""Rotary positions (RoPE): an angle proportional to the position turns queries and keys.
 
 Letters: B batch, L length, D model width, H heads, R rotary width (the rotated part of a head).
 """
@@ -37,7 +37,7 @@ class RotaryEmbedding(nn.Module):
         """Return cos and sin of the position of every token of `x`.
 
         Args:
-            x: (B, L, D) vectors, whose floating-point type the result takes, or (B, L) ids, for float32.
+            x: (B, L, D) vectors, for a result of their floating-point type, or (B, L) ids, for float32.
             position_ids: int64 (1 or B, L); need not be consecutive. Excludes `offset`.
             offset: tokens already fed: an int, or int64 of shape (1,) or (B,); default 0.
 
@@ -45,7 +45,7 @@ class RotaryEmbedding(nn.Module):
             cos and sin, each (1 or B, L, R): the values of the R/2 pairs, twice over.
 
         Raises:
-            ValueError: a position is negative, or is not less than `length` where the config has one.
+            ValueError: a position is negative, or is not less than the `length` of the config.
 
         """
         # The exporter cannot follow a check on values; the service makes it before the graph runs.
@@ -58,7 +58,7 @@ class RotaryEmbedding(nn.Module):
                 raise ValueError(f"position: got {highest}, allowed 0 to {self.config.length - 1}")
         angle = positions.unsqueeze(-1).to(self.frequencies.dtype) * self.frequencies
         if torch.compiler.is_compiling():
-            # The last bit of onnxruntime's float32 cosine depends on where in the tensor an angle stands.
+            # The last bit of onnxruntime's float32 cosine depends on the place of an angle in the tensor.
             angle = angle.to(torch.float64)
         cos, sin = (part.to(torch.float32) * self.attention_factor for part in (angle.cos(), angle.sin()))
         dtype = x.dtype if x.is_floating_point() else torch.float32
@@ -70,7 +70,7 @@ class RotaryEmbedding(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Only the device is followed: rounded to bfloat16, a frequency is off by whole turns at position 2000.
+        # Moves to another device, but keeps float32: in bfloat16, a frequency is off by whole turns at position 2000.
         frequencies = SCALINGS[self.config.scaling].frequencies(self.config)
         self.frequencies = frequencies.to(self.frequencies.device)
         return self
@@ -83,7 +83,7 @@ def rotate(query_or_key: Tensor, cos: Tensor, sin: Tensor, layout: Literal["half
         query_or_key: (B, H, L, width of a head).
         cos: (1 or B, L, R), from `RotaryEmbedding`.
         sin: the same.
-        layout: which columns are a pair: "half" column j and j + R/2 (llama, gpt-neox), "interleaved" 2j and 2j + 1
+        layout: pairs of columns: "half" column j and j + R/2 (llama, gpt-neox), "interleaved" 2j and 2j + 1
             (gpt-j; Su et al. 2021, equation 34).
 
     Returns:

@@ -15,8 +15,8 @@ class RotaryOutput:
     Args:
         name: ending of the names of the two outputs, after "_": the type of layer if layers differ; default "",
             for `rotary_cos` and `rotary_sin`.
-        layout: of pairs of columns, as in `rotate`; default "half".
-        config: of the angles.
+        layout: layout of the pairs of columns, as in `rotate`; default "half".
+        config: configuration of the angles.
 
     Raises:
         ValueError: the name or the layout is not allowed.

@@ -57,8 +57,8 @@ class StemSignature:
         family: name of its row in the family table, or another name.
         width: D, of an output vector.
         input: name of the only input, float32.
-        shape: of the input; a dimension is a number, or a name where it is dynamic.
-        rows: of its table of positions.
+        shape: shape of the input; a dimension is a number, or a name if it is dynamic.
+        rows: rows of its table of positions.
         terms: products summed for one value of its widest convolution.
         image_size: native height and width; None for spectrograms.
         patch_size: side of a patch; height and width are native, or multiples of it. None for spectrograms.

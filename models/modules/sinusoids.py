@@ -1,7 +1,7 @@
 """Sinusoids of a position: exact ones of any position, and the tables of libraries, bit for bit.
 
-They are different goals. The exact values serve a model that is trained here. A published checkpoint that does not
-store its table was trained with the values of its library, most of them less exact.
+They serve different goals. A model trained here needs exact values. A published checkpoint without a stored table
+was trained with the values of its library, most of them less exact.
 
 Letters: D width of a vector, `...` any shape of positions.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 POSITIONS = 2**31
-"""Positions lie between -POSITIONS and POSITIONS; the bits of the parts of a frequency are counted for that many."""
+"""Exclusive bound of absolute positions; the parts of a frequency have enough bits for it."""
 
 TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918462")
 SINE = (
@@ -50,13 +50,13 @@ class Sinusoid(nn.Module):
     """Sinusoids of a position, computed, exact but for one rounding to float32 (Vaswani et al. 2017, section 3.5).
 
     PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(same). Beside the half unit of the rounding to float32, the
-    error is below a thousandth of a unit in the last place, at every position. An angle in float64 cannot give that:
-    close to the zeros of sine and cosine it is wrong by a thousand units and more.
+    error is below a thousandth of a unit in the last place, at every position. An angle in float64 is not enough: close
+    to the zeros of sine and cosine it is wrong by a thousand units and more.
 
-    The angle is counted in turns, of which whole ones are dropped (Cody and Waite 1980); turns per position are known
-    to 2^-120, in four parts. Nothing but sums, products and roundings to integers is computed, which IEEE 754 defines
-    to the bit, one operation at a time. So a graph, a device or another shape gives the same bits; for the sines of
-    libraries guarantee no such result.
+    The angle is counted in turns, and whole turns are dropped (Cody and Waite 1980). Turns per position are known to
+    2^-120, in four parts. The module computes only sums, products and roundings to integers; IEEE 754 defines each of
+    them to the bit. A graph, another device and another shape therefore give the same bits. The sines of libraries
+    guarantee no such result.
 
     The module has no parameters, and no buffers, because `Module.to` would round them. It always returns float32.
 
@@ -98,7 +98,7 @@ class Sinusoid(nn.Module):
             float32 (..., D).
 
         Raises:
-            ValueError: a position lies outside that range.
+            ValueError: a position is outside that range.
 
         """
         # The exporter cannot follow a check on values.
@@ -117,12 +117,12 @@ class Sinusoid(nn.Module):
         square = angle * angle
         sine = (angle * _polynomial(square, self.sine)).to(torch.float32)
         cosine = _polynomial(square, self.cosine).to(torch.float32)
-        # The rotation by -2 to 2 quarters, whose own cosine and sine are 0, 1 or -1: no further rounding.
+        # The rotation by -2 to 2 quarters is exact: its cosine and sine are 0, 1 or -1.
         quarters = quarters.to(torch.float32)
         turned = quarters.abs()
         along, across = 1 - turned, quarters * (2 - turned)
         halves = torch.cat((along * sine + across * cosine, along * cosine - across * sine), dim=-1)
-        # Looked up and not reshaped: an exported reshape holds the sizes of the sample where it has no name for them.
+        # A lookup instead of a reshape: an exported reshape may hold the sizes of the sample.
         vectors = halves.index_select(-1, self.order.to(positions.device))
         return F.pad(vectors, (0, 1)) if self.d_model % 2 else vectors
 
@@ -132,7 +132,7 @@ class Sinusoid(nn.Module):
 
 
 def sinusoid(positions: Tensor, d_model: int, base: float = 10000.0, pad_odd: bool = False) -> Tensor:
-    """Return the sinusoids of int64 `positions` (...) as float32 (..., D), as `Sinusoid` gives them.
+    """Return the sinusoids of int64 `positions` (...) as float32 (..., D), computed by `Sinusoid`.
 
     Args:
         positions: int64 (...), from -(2^31 - 1) to 2^31 - 1.
@@ -141,7 +141,7 @@ def sinusoid(positions: Tensor, d_model: int, base: float = 10000.0, pad_odd: bo
         pad_odd: for an odd width, fill the last column with zeros; default False.
 
     Raises:
-        ValueError: an argument lies outside its range.
+        ValueError: an argument is outside its range.
 
     """
     vectors: Tensor = Sinusoid(d_model, base, pad_odd)(positions)
@@ -152,8 +152,8 @@ def sinusoid(positions: Tensor, d_model: int, base: float = 10000.0, pad_odd: bo
 def _turns_per_position(d_model: int, base: float) -> tuple[tuple[float, ...], ...]:
     """Return the frequencies as turns per position, in four parts to be added: 4 times D // 2 numbers.
 
-    The first three parts are whole multiples of 2^-22, 2^-44 and 2^-66, so that the product with a position of 31 bits
-    fits the 53 bits of a float64. Whole turns are dropped: at a whole position they change nothing.
+    The first three parts are whole multiples of 2^-22, 2^-44 and 2^-66: their products with a position of 31 bits fit
+    the 53 bits of a float64. Whole turns are dropped, because they change nothing at a whole position.
     """
     columns = []
     with localcontext(Context(prec=60)):
@@ -198,7 +198,7 @@ class SinusoidBuilder(Protocol):
             float32 (rows, D), on the CPU.
 
         Raises:
-            ValueError: `padding_idx` lies outside 0 to rows - 1, or the recipe divides by zero at that width.
+            ValueError: `padding_idx` is outside 0 to rows - 1, or the recipe divides by zero at that width.
 
         """
 

@@ -26,8 +26,8 @@ class PatchConfig:
         channels: C of an image.
         image_size: native height and width of images, in pixels.
         patch_size: height and width of a patch; a remainder of `image_size` is not seen.
-        bias: of the convolution; default True.
-        norm_eps: of a LayerNorm at the end; None, the default, for no norm.
+        bias: whether the convolution has a bias; default True.
+        norm_eps: epsilon of a LayerNorm at the end; default None, no norm.
 
     """
 
@@ -147,7 +147,7 @@ class PatchStem(nn.Module):
         side = self.config.side
         table = self.positions[1:].reshape(side, side, -1)
         if torch.compiler.is_compiling():
-            # onnxruntime's own resizing takes many times as long as two products; the native table they leave as it is.
+            # onnxruntime's resizing takes many times as long as two products. They do not change the native table.
             repeated = torch.tensor([0, 0, *range(side), side - 1, side - 1], device=table.device)
             table = table.index_select(0, repeated).index_select(1, repeated)
             rows = (_bicubic(side, height, table.device) @ table.flatten(1)).reshape(height, side + 4, -1)

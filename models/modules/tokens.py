@@ -16,14 +16,14 @@ class TokenEmbedding(nn.Module):
         vocab_size: rows V.
         d_model: width D.
         scale: factor on every vector; True for sqrt(D), False for 1; default 1.
-        padding_idx: id whose row starts at zero and gets no gradient; default none.
+        padding_idx: id of padding; its row starts at zero and gets no gradient; default none.
         freeze: keep the table out of training; default False.
-        init: initial values, a name of `INITIALISERS`, or pretrained values (V, D), of which the padding row is kept;
-            default "normal".
+        init: initial values, a name of `INITIALISERS`, or pretrained values (V, D), padding row included; default
+            "normal".
         std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: `init` is not known or not of shape (V, D), `padding_idx` lies outside 0 to V - 1, or `std` is not
+        ValueError: `init` is not known or not of shape (V, D), `padding_idx` is outside 0 to V - 1, or `std` is not
             above 0.
 
     """
@@ -54,7 +54,7 @@ class TokenEmbedding(nn.Module):
         """Return the vectors (B, L, D) of int64 `input_ids` (B, L), in the type of the table.
 
         Raises:
-            IndexError: an id lies outside 0 to V - 1.
+            IndexError: an id is outside 0 to V - 1.
 
         """
         vectors = F.embedding(input_ids, self.weight, self.padding_idx)

@@ -16,7 +16,7 @@ from transformers import BertModel, GPT2Config, GPT2Model
 import preblock
 from preblock.export import verification
 from preblock.export.errors import ExportError
-from preblock.export.exporter import Exported, export, export_loaded
+from preblock.export.exporter import ExportResult, export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
@@ -34,17 +34,17 @@ from tests.support import commands
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def tiny(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     return export(str(tiny_checkpoint), "tiny", tmp_path_factory.mktemp("repository"))
 
 
 @pytest.fixture
-def copy(tiny: Exported, tmp_path: Path) -> Path:
+def copy(tiny: ExportResult, tmp_path: Path) -> Path:
     """The tiny artifact, to break."""
     return shutil.copytree(tiny.folder, tmp_path / "1")
 
 
-def test_an_artifact_is_a_version_folder_of_seven_files(tiny: Exported) -> None:
+def test_an_artifact_is_a_version_folder_of_seven_files(tiny: ExportResult) -> None:
     assert tiny.folder.parts[-2:] == ("tiny", "1")
     assert sorted(path.name for path in tiny.folder.iterdir()) == [
         "manifest.json",
@@ -57,7 +57,7 @@ def test_an_artifact_is_a_version_folder_of_seven_files(tiny: Exported) -> None:
     ]
 
 
-def test_the_manifest_says_what_the_model_takes_and_gives(tiny: Exported) -> None:
+def test_the_manifest_says_what_the_model_takes_and_gives(tiny: ExportResult) -> None:
     found = json.loads((tiny.folder / "manifest.json").read_text())
     sizes = {key: found[key] for key in ("family", "vocab_size", "width", "max_len", "indices", "dtype")}
     assert sizes == {
@@ -80,7 +80,7 @@ def test_the_manifest_says_what_the_model_takes_and_gives(tiny: Exported) -> Non
     assert found["versions"]["torch"] == torch.__version__
 
 
-def test_the_manifest_holds_hashlibs_sum_of_every_file(tiny: Exported) -> None:
+def test_the_manifest_holds_hashlibs_sum_of_every_file(tiny: ExportResult) -> None:
     found = json.loads((tiny.folder / "manifest.json").read_text())["files"]
     graphs = ["model.onnx", "positioned.onnx", "token.onnx"]
     assert sorted(found) == sorted([*graphs, "model.onnx.data", "tokenizer.json"])
@@ -89,14 +89,14 @@ def test_the_manifest_holds_hashlibs_sum_of_every_file(tiny: Exported) -> None:
         assert record == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
-def test_the_source_is_recorded_without_its_path(tiny: Exported, tiny_checkpoint: Path) -> None:
+def test_the_source_is_recorded_without_its_path(tiny: ExportResult, tiny_checkpoint: Path) -> None:
     config = hashlib.sha256((tiny_checkpoint / "config.json").read_bytes()).hexdigest()
     assert tiny.manifest.source == Source(kind="folder", config_sha256=config)
     for name in ("manifest.json", "parity.json"):
         assert "/" not in (tiny.folder / name).read_text()
 
 
-def test_the_tokenizer_is_copied_byte_for_byte(tiny: Exported, tiny_checkpoint: Path) -> None:
+def test_the_tokenizer_is_copied_byte_for_byte(tiny: ExportResult, tiny_checkpoint: Path) -> None:
     assert (tiny.folder / "tokenizer.json").read_bytes() == (tiny_checkpoint / "tokenizer.json").read_bytes()
 
 
@@ -108,7 +108,7 @@ def test_source_without_tokenizer_exports_without_one(tmp_path: Path) -> None:
     assert exported.manifest.source == Source(kind="module")
 
 
-def test_the_same_source_gives_the_same_bytes(tiny: Exported, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_the_same_source_gives_the_same_bytes(tiny: ExportResult, tiny_checkpoint: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(tiny_checkpoint, tmp_path / "elsewhere" / "copy")
     again = export(str(moved), "another-name", tmp_path / "repository").folder
     for name in ("model.onnx", "model.onnx.data", "manifest.json", "tokenizer.json"):
@@ -167,7 +167,7 @@ def test_gpt2_equals_the_input_of_block_0_bit_for_bit(tmp_path: Path) -> None:
             assert np.array_equal(found, caught[-1].numpy())
 
 
-def test_verify_proves_an_artifact_once_more(tiny: Exported) -> None:
+def test_verify_proves_an_artifact_once_more(tiny: ExportResult) -> None:
     steps: list[str] = []
     assert verify(tiny.folder, steps.append) == tiny.parity
     assert steps[0] == "checking the hashes"
@@ -181,7 +181,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_verify_adds_the_section_of_a_provider_and_replaces_it(copy: Path, tiny: Exported) -> None:
+def test_verify_adds_the_section_of_a_provider_and_replaces_it(copy: Path, tiny: ExportResult) -> None:
     cpu, cuda = tiny.parity.providers[CPU], verify(copy, provider="cuda").providers[CUDA]
     both = ParityReport(providers={CPU: cpu, CUDA: cuda})
     assert read(ParityReport, copy / "parity.json") == both

@@ -6,7 +6,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import set_external_data
 from onnx.helper import make_graph, make_node, make_tensor, make_tensor_value_info
 
-from preblock.export.kernel import tokens_of
+from preblock.export.position_inputs import tokens_of
 from preblock.service.artifacts.records import KernelTokens
 
 Gather, Mul, Add = (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from preblock.export.errors import ExportError
-from preblock.export.exporter import Exported, export, export_module
+from preblock.export.exporter import ExportResult, export, export_module
 from preblock.export.verification import verify
 from preblock.models import BertEmbeddings
 from preblock.service.artifacts.manifest import Manifest
@@ -82,11 +82,11 @@ def mine() -> Mine:
 
 
 @pytest.fixture(scope="module")
-def exported(mine: Mine, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported(mine: Mine, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     return export_module(mine, "mine", tmp_path_factory.mktemp("repository"), vocab_size=V, max_len=M)
 
 
-def test_its_grid_is_proven(exported: Exported) -> None:
+def test_its_grid_is_proven(exported: ExportResult) -> None:
     parity = exported.parity.providers[CPU].outputs["embeddings"]
     cases: list[dict[str, Any]] = [case.arguments for case in parity.cases]
     assert {(case["batch"], case["length"]) for case in cases} == {(b, n) for b in (1, 2, 5) for n in (1, 2, M)}
@@ -94,11 +94,11 @@ def test_its_grid_is_proven(exported: Exported) -> None:
     assert parity.max_ulp <= 8
 
 
-def test_it_is_what_the_standard_says(exported: Exported) -> None:
+def test_it_is_what_the_standard_says(exported: ExportResult) -> None:
     check_standard(exported.folder)
 
 
-def test_it_is_served(mine: Mine, exported: Exported) -> None:
+def test_it_is_served(mine: Mine, exported: ExportResult) -> None:
     ids = np.array([[1, 2, 3], [4, 5, 12]])
     request = TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([0, 6]))
     with open_engine(exported.folder.parents[1]) as engine:
@@ -113,7 +113,7 @@ def test_it_is_served(mine: Mine, exported: Exported) -> None:
     )
 
 
-def test_what_cannot_be_built_again_is_said(exported: Exported) -> None:
+def test_what_cannot_be_built_again_is_said(exported: ExportResult) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.front_end, exported.manifest.token_embeddings) == (None, None)
     with pytest.raises(ExportError, match="the hashes agree; the proof cannot be repeated"):

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.export.errors import ParityError
-from preblock.export.exporter import Exported, export
+from preblock.export.exporter import ExportResult, export
 from preblock.export.parity import prove_positioned
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
@@ -33,7 +33,7 @@ SUMS = {"gpt2", "ctrl"}
 
 
 @pytest.fixture(scope="module")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResult]:
     root = tmp_path_factory.mktemp("positioned")
     made = {}
     for name in FAMILIES:
@@ -45,7 +45,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
 
 @pytest.mark.parametrize(("name", "first"), FAMILIES.items())
 def test_a_family_has_one_whose_positions_are_rows(
-    artifacts: dict[str, Exported], name: str, first: int | None
+    artifacts: dict[str, ExportResult], name: str, first: int | None
 ) -> None:
     manifest = artifacts[name].manifest
     assert isinstance(manifest, Manifest)
@@ -61,13 +61,13 @@ def test_a_family_has_one_whose_positions_are_rows(
     assert (manifest.kernel is not None) == (name in SUMS)
 
 
-def test_tables_that_are_rounded_have_none(artifacts: dict[str, Exported], tmp_path: Path) -> None:
+def test_tables_that_are_rounded_have_none(artifacts: dict[str, ExportResult], tmp_path: Path) -> None:
     checkpoint = artifacts["gpt2"].folder.parents[2] / "checkpoints/gpt2"
     for dtype in ("float16", "int8"):
         assert "positioned.onnx" not in export(str(checkpoint), dtype, tmp_path, dtype=dtype).manifest.graphs
 
 
-def test_another_row_of_position_0_is_found(artifacts: dict[str, Exported]) -> None:
+def test_another_row_of_position_0_is_found(artifacts: dict[str, ExportResult]) -> None:
     folder, manifest = artifacts["bart/decoder"].folder, artifacts["bart/decoder"].manifest
     assert isinstance(manifest, Manifest)
     assert manifest.front_end is not None
@@ -90,7 +90,7 @@ def test_another_row_of_position_0_is_found(artifacts: dict[str, Exported]) -> N
     ],
 )
 def test_a_manifest_that_promises_other_rows_is_refused(
-    artifacts: dict[str, Exported], tmp_path: Path, changed: dict[str, int] | None, message: str
+    artifacts: dict[str, ExportResult], tmp_path: Path, changed: dict[str, int] | None, message: str
 ) -> None:
     shutil.copytree(artifacts["bart/decoder"].folder.parent, tmp_path / "bart")
     file = tmp_path / "bart/1" / MANIFEST
@@ -103,7 +103,7 @@ def test_a_manifest_that_promises_other_rows_is_refused(
 
 
 @pytest.mark.parametrize("name", [name for name, first in FAMILIES.items() if first is not None])
-def test_the_service_gives_the_bits_of_the_plain_graph(artifacts: dict[str, Exported], name: str) -> None:
+def test_the_service_gives_the_bits_of_the_plain_graph(artifacts: dict[str, ExportResult], name: str) -> None:
     folder = artifacts[name].folder
     model = next(
         model for model in Repository(folder.parents[1], CPU, 1).all(SERVICE) if model.name == folder.parent.name

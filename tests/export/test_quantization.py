@@ -18,11 +18,11 @@ import transformers
 from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError, ParityError
-from preblock.export.exporter import Exported, export, export_loaded
+from preblock.export.exporter import ExportResult, export, export_loaded
 from preblock.export.parity import prove_lookup
+from preblock.export.quantization import compare_tables
 from preblock.export.source import LoadedSource, load_source
 from preblock.export.stored_tables import build_quantized
-from preblock.export.table_comparison import compare_tables
 from preblock.export.table_formats import find_format
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
@@ -132,7 +132,7 @@ def tiny(*further: Any) -> FrontEnd:
     return FrontEnd(FrontEndConfig(family="tiny", steps=steps_, max_len=20))
 
 
-def put(frontend: FrontEnd, root: Path, dtype: str) -> Exported:
+def put(frontend: FrontEnd, root: Path, dtype: str) -> ExportResult:
     return export_loaded(LoadedSource(frontend, Source(kind="module")), "m", root, format_=find_format(dtype))
 
 
@@ -246,7 +246,7 @@ def test_table_with_other_rounding_is_found(copy: Path, source: Path, way: str, 
     content = np.memmap(folder / DATA, np.uint8, "r+", int(place["offset"]), (int(place["length"]),))
     content[-2] ^= 1
     content.flush()
-    with pytest.raises(ExportError, match=r"model\.onnx\.data: holds something else than tokens\.weight rounded to "):
+    with pytest.raises(ExportError, match=r"model\.onnx\.data: tokens\.weight differs from its values rounded to "):
         compare_tables(frontend, format_, folder)
 
 
@@ -416,7 +416,7 @@ def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
         hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
     )
     transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
-    with pytest.raises(ExportError, match="--dtype: got 'int8', allowed only float32 for a stem"):
+    with pytest.raises(ExportError, match="--dtype: got 'int8', allowed only float32 for stems and custom modules"):
         export(str(tmp_path / "vit"), "m", tmp_path / "root", dtype="int8")
     assert not (tmp_path / "root").exists()
 
@@ -424,7 +424,7 @@ def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_module_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
     custom = CustomFrontEnd(GPT2Embeddings(7, 4, 6), vocab_size=7, max_len=6)
     loaded = LoadedSource(custom, Source(kind="module"))
-    with pytest.raises(ExportError, match="--dtype: got 'int4', allowed only float32 for a custom module"):
+    with pytest.raises(ExportError, match="--dtype: got 'int4', allowed only float32 for stems and custom modules"):
         export_loaded(loaded, "m", tmp_path, format_=find_format("int4"))
 
 

@@ -174,5 +174,5 @@ def test_one_changed_number_is_found(graphs: dict[str, Path], kind: str, name: s
 
 
 def test_a_graph_that_fails_is_named_with_the_shape(graphs: dict[str, Path]) -> None:
-    with pytest.raises(ParityError, match=r"the graph fails at shape \(1, 3, 13, 13\): .*input_features"):
+    with pytest.raises(ParityError, match=r"the graph of embeddings fails at shape \[1, 3, 13, 13\]: .*input_features"):
         prove_stem(STEMS["vit"], Session(graphs["whisper"]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from preblock.export.exporter import Exported, export_loaded
+from preblock.export.exporter import ExportResult, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
@@ -58,7 +58,7 @@ EVERY = pytest.mark.parametrize("kind", FRONTENDS)
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResult]:
     """Every front-end through the real exporter, which proves it over the grid itself."""
     root = tmp_path_factory.mktemp("repository")
     for seed, frontend in enumerate(FRONTENDS.values()):
@@ -69,7 +69,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
     }
 
 
-def run(exported: Exported, ids: Tensor, offset: list[int], **indices: Tensor) -> Tensor:
+def run(exported: ExportResult, ids: Tensor, offset: list[int], **indices: Tensor) -> Tensor:
     session = onnxruntime.InferenceSession(exported.folder / "model.onnx", providers=["CPUExecutionProvider"])
     feeds = {"input_ids": ids.numpy(), "offset": np.array(offset)}
     return torch.from_numpy(session.run(None, feeds | {name: index.numpy() for name, index in indices.items()})[0])
@@ -85,7 +85,7 @@ def with_tables(module: Any, *tables: tuple[str, Tensor]) -> Any:
 
 
 @EVERY
-def test_every_way_is_proven_bit_for_bit_and_again(kind: str, exported: dict[str, Exported]) -> None:
+def test_every_way_is_proven_bit_for_bit_and_again(kind: str, exported: dict[str, ExportResult]) -> None:
     parity = verify(exported[kind].folder).providers[CPU].outputs["embeddings"]
     assert parity.allowed_ulp == parity.max_ulp == parity.max_abs == 0
     assert {case.arguments["segments"] for case in parity.cases} == (
@@ -94,11 +94,11 @@ def test_every_way_is_proven_bit_for_bit_and_again(kind: str, exported: dict[str
 
 
 @EVERY
-def test_it_is_what_the_standard_says(kind: str, exported: dict[str, Exported]) -> None:
+def test_it_is_what_the_standard_says(kind: str, exported: dict[str, ExportResult]) -> None:
     check_standard(exported[kind].folder)
 
 
-def test_levels_are_added_first_in_their_order(exported: dict[str, Exported]) -> None:
+def test_levels_are_added_first_in_their_order(exported: dict[str, ExportResult]) -> None:
     frontend, ids = FRONTENDS["levels"], random(V, 3, 6)
     indices = {name: random(rows, 3, 6) for name, rows in LEVELS.items()}
     module = with_tables(
@@ -116,7 +116,7 @@ def test_levels_are_added_first_in_their_order(exported: dict[str, Exported]) ->
     assert torch.equal(frontend(ids, indices=indices), expected)
 
 
-def test_levels_have_no_limit_and_are_inputs_of_their_names(exported: dict[str, Exported]) -> None:
+def test_levels_have_no_limit_and_are_inputs_of_their_names(exported: dict[str, ExportResult]) -> None:
     manifest = exported["levels"].manifest
     assert isinstance(manifest, Manifest)
     assert [tensor.name for tensor in manifest.graphs["model.onnx"].inputs] == ["input_ids", "offset", *LEVELS]
@@ -124,7 +124,7 @@ def test_levels_have_no_limit_and_are_inputs_of_their_names(exported: dict[str, 
     assert manifest.indices == FRONTENDS["levels"].signature.indices == LEVELS
 
 
-def test_several_segments_stand_beside_each_other(exported: dict[str, Exported]) -> None:
+def test_several_segments_stand_beside_each_other(exported: dict[str, ExportResult]) -> None:
     frontend, ids, speaker, types = FRONTENDS["segments"], random(V, 2, 6), random(3, 2, 6), random(V - 1, 2, 6)
     places = frontend.get_parameter("positions.weight")[4:10]
     x = frontend.tokens.weight[ids] + places + frontend.segments.weight[speaker]
@@ -138,7 +138,7 @@ def test_several_segments_stand_beside_each_other(exported: dict[str, Exported])
 
 @pytest.mark.parametrize("offset", [[0], [M - 2], [M], [10**6], [2**31 - 6], [0, 10**9]])
 def test_hybrid_rows_are_learned_up_to_their_end_and_exact_sinusoids_beyond(
-    offset: list[int], exported: dict[str, Exported]
+    offset: list[int], exported: dict[str, ExportResult]
 ) -> None:
     frontend, ids = FRONTENDS["hybrid"], random(V, 2, 6)
     module = with_tables(HybridPositionalEncoding(D, M), ("weight", frontend.get_parameter("positions.weight")))
@@ -161,7 +161,7 @@ GRIDS: dict[str, Callable[[FrontEnd], Any]] = {
 
 
 @pytest.mark.parametrize("kind", GRIDS)
-def test_a_grid_is_told_row_by_row_whole_or_in_chunks(kind: str, exported: dict[str, Exported]) -> None:
+def test_a_grid_is_told_row_by_row_whole_or_in_chunks(kind: str, exported: dict[str, ExportResult]) -> None:
     frontend, ids = FRONTENDS[kind], random(V, 2, H * W)
     x = frontend.tokens(ids) * (3.0 if kind == "sinusoidal grid" else 1.0)
     expected = GRIDS[kind](frontend)(x, grid_ids(H, W))
@@ -200,7 +200,7 @@ def test_segments_are_given_once() -> None:
         FRONTENDS["segments"](torch.tensor([[1]]), 0, types, indices={"token_type_ids": types})
 
 
-def test_every_level_has_its_own_table(exported: dict[str, Exported]) -> None:
+def test_every_level_has_its_own_table(exported: dict[str, ExportResult]) -> None:
     ids, index = torch.tensor([[1]]), {name: torch.zeros((1, 1), dtype=torch.int64) for name in LEVELS}
     plain = run(exported["levels"], ids, [0], **index)
     for place, name in enumerate(LEVELS):

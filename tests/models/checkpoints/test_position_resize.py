@@ -14,7 +14,7 @@ from preblock.models.checkpoints.position_resize import (
     hybrid,
     interpolate,
     interpolate_positions,
-    resized,
+    resize_positions,
     truncate,
 )
 from preblock.models.embeddings import GridEmbedding, HybridEmbedding
@@ -160,14 +160,14 @@ def test_hybrid_of_an_odd_width_is_refused() -> None:
 
 def test_hybrid_positions_keep_their_rows_at_another_limit() -> None:
     frontend = HybridEmbedding(11, D, M, max_len=20).eval()
-    longer, ids = resized(frontend, 30), torch.zeros((1, 30), dtype=torch.int64)
+    longer, ids = resize_positions(frontend, 30), torch.zeros((1, 30), dtype=torch.int64)
     assert (longer.config.max_len, longer.state_dict()["positions.weight"].shape) == (30, (M, D))
     assert torch.equal(longer.eval()(ids)[:, :20], frontend(ids[:, :20]))
     with pytest.raises(ValueError, match="resize: got 'truncate', allowed only for a learned table"):
-        resized(frontend, 5, "truncate")
+        resize_positions(frontend, 5, "truncate")
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "factorised"])
 def test_a_grid_is_not_resized_as_if_it_were_a_line(positions: Literal["learned", "sinusoidal", "factorised"]) -> None:
     with pytest.raises(ValueError, match="max_len: got 12, allowed 6, the cells of a grid"):
-        resized(GridEmbedding(11, 8, (2, 3), positions), 12, "interpolate")
+        resize_positions(GridEmbedding(11, 8, (2, 3), positions), 12, "interpolate")

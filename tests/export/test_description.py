@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import preblock
-from preblock.export.exporter import Exported, export, export_loaded
+from preblock.export.exporter import ExportResult, export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.service.artifacts.records import Source
@@ -16,14 +16,14 @@ from tests.families.biased import save
 
 
 @pytest.fixture(scope="module")
-def exported(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Exported]:
+def exported(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ExportResult]:
     """A BERT with segments and a T5 with a bias."""
     root = tmp_path_factory.mktemp("labelled")
     save("t5/decoder", root / "t5")
     return [export(str(tiny_checkpoint), "bert", root), export(str(root / "t5"), "t5", root, side="decoder")]
 
 
-def test_every_graph_says_who_made_it_and_what_it_is(exported: list[Exported]) -> None:
+def test_every_graph_says_who_made_it_and_what_it_is(exported: list[ExportResult]) -> None:
     for graph in (graph for artifact in exported for graph in sorted(artifact.folder.glob("*.onnx"))):
         model = onnx.load(graph, load_external_data=False)
         assert (model.producer_name, model.producer_version) == ("preblock", preblock.__version__)
@@ -34,7 +34,7 @@ def test_every_graph_says_who_made_it_and_what_it_is(exported: list[Exported]) -
     assert {graph.name for graph in exported[1].folder.glob("*.onnx")} == {"bias.onnx", "model.onnx"}
 
 
-def test_onnxruntime_reads_the_limits(exported: list[Exported]) -> None:
+def test_onnxruntime_reads_the_limits(exported: list[ExportResult]) -> None:
     bert, t5 = (onnxruntime.InferenceSession(artifact.folder / "model.onnx").get_modelmeta() for artifact in exported)
     assert bert.custom_metadata_map == {
         "preblock.family": "bert",
