@@ -6,6 +6,7 @@ from copy import copy
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from preblock.service.api.http.routes.decode import CONNECTION
 from preblock.service.server.inner_transport import InnerTransport
@@ -64,7 +65,7 @@ class WebSocket(asyncio.Protocol):
         tasks = len(self._tasks)
         self._inner.data_received(head)
         if len(self._tasks) == tasks and not self.transport.is_closing():
-            self.transport.write(error_response(400, "the request opens no WebSocket", ()))
+            self.transport.write(error_response(_handshake_error(head), "the request opens no WebSocket", ()))
             self.transport.close()
         elif rest:
             self.data_received(rest)
@@ -138,3 +139,12 @@ class WebSocket(asyncio.Protocol):
     def _resume_reading(self) -> None:
         self._inner_paused = False
         self._update_reading()
+
+
+def _handshake_error(head: bytes) -> int:
+    """Return the HTTP status for a request head that `websockets` rejected without a response."""
+    line, *headers = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    if len(line) > MAX_LINE_LENGTH:
+        return 414
+    too_large = len(headers) > MAX_NUM_HEADERS or any(len(header) > MAX_LINE_LENGTH for header in headers)
+    return 431 if too_large else 400

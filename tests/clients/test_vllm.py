@@ -92,4 +92,4 @@ def test_a_completion_that_differs_is_said(tiny_server: Server, stand_in: tuple[
     handler.wrong = True
     done = run(tiny_server.address, "gpt", address, "3")
     assert done.returncode == 1
-    assert "the ids are completed otherwise: 'yes'" in done.stderr
+    assert "the completion from ids differs: 'yes'" in done.stderr
