@@ -60,7 +60,7 @@ fuzz: $(VENV)/dev ## Check thousands of random requests against the OpenAPI docu
 
 reliability: $(VENV)/fuzz $(MODELS) ## Run the reliability tests for hours: hostile clients, killed processes, soak.
 	$(BIN)/python -m pytest tests/reliability tests/service/api/http/schemas/test_fuzz.py --hypothesis-profile=reliability --timeout=14400 $(ARGS)
-	for parser in $(PARSERS); do $(BIN)/python -m tests.reliability.guided $$parser --seconds 600 || exit; done
+	for parser in $(PARSERS); do $(BIN)/python -m tests.reliability.guided_fuzzing $$parser --seconds 600 || exit; done
 	$(BIN)/python -m benchmarks.soak --minutes 120
 
 check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
@@ -79,7 +79,7 @@ bench: $(VENV)/dev $(MODELS) ## Measure calls, requests, protocols, starts and s
 	$(BIN)/python -m benchmarks.streams && exit $$status
 
 huge: $(VENV)/serve ## Check the memory limit of exports of 4 GB tables, in every dtype (needs 14 GB of disk).
-	$(foreach dtype,float32 float16 bfloat16 int8 int4,$(BIN)/python -m benchmarks.huge $(VENV)/huge $(dtype) &&) true
+	$(foreach dtype,float32 float16 bfloat16 int8 int4,$(BIN)/python -m benchmarks.large_tables $(VENV)/huge $(dtype) &&) true
 
 bench-peers: $(VENV)/dev $(REPOSITORY)/gpt2-small/1/manifest.json ## Measure other servers of the same graph beside Preblock, and write the table into docs/benchmarks.md.
 	$(BIN)/python -m benchmarks.peers $(ARGS)

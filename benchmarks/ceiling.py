@@ -63,7 +63,7 @@ def main() -> None:
     with (
         running(*pinned, PREBLOCK, "serve", "--port", 0, "--grpc-port", grpc_port) as (_, port),
         running(*pinned, sys.executable, "-m", "benchmarks.ceiling", "--serve") as (_, canned_port),
-        running(*pinned, sys.executable, "-m", "benchmarks.canned", free_port(), bare_port) as (_, echo_port),
+        running(*pinned, sys.executable, "-m", "benchmarks.fixed_responses", free_port(), bare_port) as (_, echo_port),
     ):
         ours = LoadTarget(f"http://127.0.0.1:{port}", MODEL, grpc_port=grpc_port)
         with connect(ours.url) as client:

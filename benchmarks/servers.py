@@ -116,7 +116,7 @@ def preblock(_: Path, ports: Ports, __: Path) -> Sequence[object]:
 
 def bare(_: Path, ports: Ports, __: Path) -> Sequence[object]:
     """Return the command of the bare application, with a bare gRPC handler."""
-    return (sys.executable, "-m", "benchmarks.canned", ports.http, ports.grpc)
+    return (sys.executable, "-m", "benchmarks.fixed_responses", ports.http, ports.grpc)
 
 
 SERVERS = {

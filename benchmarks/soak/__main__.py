@@ -26,8 +26,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.servers import free_port
+from benchmarks.soak.common import PATIENCE, Soak, SoakFailure, Truth
 from benchmarks.soak.run import SoakTarget, run
-from benchmarks.soak.shared import PATIENCE, Soak, SoakFailure, Truth
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.soak.shared import Rows, Soak, Vectors
+from benchmarks.soak.common import Rows, Soak, Vectors
 
 SIZES = ((4, 8), (8, 128), (8, 512), (32, 512))
 CHANCES = (0.889, 0.1, 0.01, 0.001)

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.soak.shared import Rows, Soak, expect
+from benchmarks.soak.common import Rows, Soak, expect
 from benchmarks.soak.streams import told
 
 

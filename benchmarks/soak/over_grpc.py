@@ -9,9 +9,9 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.soak.batches import Batch
+from benchmarks.soak.common import Broken, Soak, SoakFailure
 from benchmarks.soak.over_http import CODES, tensors_of, vectors_of
 from benchmarks.soak.questions import Array, Question, Refusal
-from benchmarks.soak.shared import Broken, Soak, SoakFailure
 
 SERVICE = "/inference.GRPCInferenceService"
 OPTIONS = (

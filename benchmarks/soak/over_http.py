@@ -14,8 +14,8 @@ import numpy as np
 import safetensors.numpy
 
 from benchmarks.soak.batches import Batch
+from benchmarks.soak.common import Soak, Truth, Vectors, expect, flat
 from benchmarks.soak.questions import Array, Question, Refusal
-from benchmarks.soak.shared import Soak, Truth, Vectors, expect, flat
 
 JSON, NPY, BYTES = "application/json", "application/x-npy", "application/octet-stream"
 SAFETENSORS = "application/x-safetensors"

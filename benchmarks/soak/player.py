@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.soak.shared import BROKEN, Soak, Vectors, expect
+from benchmarks.soak.common import BROKEN, Soak, Vectors, expect
 from benchmarks.soak.streams import ClientStreams, Message, StepAnswer
 
 MOST_ROWS, LONGEST = 5, 4

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.soak.batches import Batch, draw
-from benchmarks.soak.shared import Soak, expect
+from benchmarks.soak.common import Soak, expect
 
 Array = NDArray[Any]
 BAD, SEQUENCES = 0.05, 0.2

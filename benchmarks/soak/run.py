@@ -9,13 +9,13 @@ from typing import NamedTuple, Protocol
 import httpx
 import numpy as np
 
+from benchmarks.soak.common import Soak, SoakFailure, expect
 from benchmarks.soak.events import Events
 from benchmarks.soak.over_grpc import Calls, Streams
 from benchmarks.soak.over_http import Embed, Infer, OpenAIEmbeddings
 from benchmarks.soak.player import Player
 from benchmarks.soak.proxy import Proxy
 from benchmarks.soak.questions import Asker
-from benchmarks.soak.shared import Soak, SoakFailure, expect
 from benchmarks.soak.streams import ClientStreams, Frames, Lines, Texts
 
 STEPS, REQUESTS = (400_000,), (400_000, 40_000_000)

@@ -11,7 +11,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
 import preblock
-from benchmarks.soak.shared import PATIENCE, SoakFailure, Vectors
+from benchmarks.soak.common import PATIENCE, SoakFailure, Vectors
 from preblock.client.errors import ServiceError
 from preblock.client.frames import ERROR, AnswerFrame, read_frame, write_move, write_step
 from preblock.client.token_ids import read_rows

@@ -6,8 +6,8 @@ from functools import wraps
 from typing import Concatenate, ParamSpec
 
 from preblock.client.api import ModelApi
-from preblock.client.blocking import Blocking, blocking
 from preblock.client.streams import AsyncDecodeStream, DecodeStream
+from preblock.client.sync_wrapper import Blocking, blocking
 from preblock.client.transport import AsyncTransport, SyncTransport
 
 P = ParamSpec("P")

@@ -11,9 +11,9 @@ from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
-from preblock.client.blocking import sleep
 from preblock.client.errors import ConnectionFailed, TimedOut
 from preblock.client.retry import of_response
+from preblock.client.sync_wrapper import sleep
 
 
 class _Socket:

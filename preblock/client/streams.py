@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from preblock.client import frames
-from preblock.client.blocking import Blocking, blocking, finish
 from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid, of_problem
 from preblock.client.frames import AnswerFrame, read_frame, write_move, write_step
 from preblock.client.results import Vectors
 from preblock.client.retry import retry
+from preblock.client.sync_wrapper import Blocking, blocking, finish
 from preblock.client.token_ids import Row, Rows, read_integers, read_rows
 from preblock.client.transport import model_path
 

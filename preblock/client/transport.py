@@ -8,9 +8,9 @@ from urllib.parse import quote
 import httpx
 
 from preblock import __version__
-from preblock.client.blocking import sleep
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut, invalid
 from preblock.client.retry import of_response
+from preblock.client.sync_wrapper import sleep
 
 
 class AsyncTransport:

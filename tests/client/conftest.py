@@ -10,7 +10,7 @@ import pytest
 
 import preblock
 from preblock.client.errors import ClientError
-from tests.client.flaky import FlakyProxy
+from tests.client.flaky_proxy import FlakyProxy
 from tests.support.servers import Server
 
 Connect = Callable[..., Any]

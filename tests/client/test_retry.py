@@ -13,7 +13,7 @@ from preblock.client.errors import ClientError
 from preblock.client.retry import MAX_PAUSE_SECONDS, of_response, pause
 from preblock.client.transport import AsyncTransport
 from tests.client.conftest import Connect, raises_kind
-from tests.client.flaky import CUT, DROP, STALL, SWALLOW, FlakyProxy, canned
+from tests.client.flaky_proxy import CUT, DROP, STALL, SWALLOW, FlakyProxy, canned
 from tests.support.servers import free_port
 
 BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailable","detail":"full"}')

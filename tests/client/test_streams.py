@@ -18,11 +18,11 @@ import torch
 
 import preblock
 from preblock.client import errors
-from preblock.client.blocking import finish
 from preblock.client.streams import AsyncDecodeStream
+from preblock.client.sync_wrapper import finish
 from tests.client.conftest import Connect as Connecting
 from tests.client.conftest import raises_kind
-from tests.client.flaky import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
+from tests.client.flaky_proxy import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, free_port, serve
 

@@ -26,8 +26,8 @@ from preblock.models.modules.bias import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 from preblock.service.artifacts.manifest import BIAS_GRAPH
 from preblock.service.runtime.session import Session
-from tests.clients.standard import check_standard
-from tests.families.biased import BIASED, HEADS, save
+from tests.clients.client_matrix import check_standard
+from tests.families.bias_models import BIASED, HEADS, save
 
 LONG = 5000
 MODULES: dict[str, Callable[[], Bias]] = {

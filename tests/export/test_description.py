@@ -12,7 +12,7 @@ from preblock.export.exporter import ExportResult, export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.service.artifacts.records import Source
-from tests.families.biased import save
+from tests.families.bias_models import save
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from preblock.export.graph import describe_graph, export_graph, read_initializer
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
-from tests.clients.standard import check_standard
+from tests.clients.client_matrix import check_standard
 
 V, D, M = 23, 8, 10
 FRONTENDS = {

@@ -21,7 +21,7 @@ from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
-from tests.clients.standard import check_standard
+from tests.clients.client_matrix import check_standard
 from tests.support.engines import ask_engine, open_engine
 
 V, D, M = 13, 6, 9

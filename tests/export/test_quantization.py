@@ -40,8 +40,8 @@ from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import Session
-from tests.clients.standard import check_standard
-from tests.families import biased, published
+from tests.clients.client_matrix import check_standard
+from tests.families import bias_models, published_models
 from tests.support.engines import ask_engine, open_engine
 from tests.support.servers import serve
 
@@ -397,15 +397,15 @@ def test_hybrid_table_is_rounded_without_its_sinusoids(tmp_path: Path) -> None:
     ],
 )
 def test_every_other_option_goes_with_it(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    if name in biased.BIASED:
-        biased.save(name, tmp_path / "source")
+    if name in bias_models.BIASED:
+        bias_models.save(name, tmp_path / "source")
     else:
-        published.save(name, tmp_path / "source", torch.bfloat16 if "arithmetic" in options else torch.float32)
+        published_models.save(name, tmp_path / "source", torch.bfloat16 if "arithmetic" in options else torch.float32)
     exported = export(str(tmp_path / "source"), "m", tmp_path, **options)
     assert isinstance(exported.manifest, Manifest)
     assert exported.manifest.dtype == options["dtype"]
     assert ("embeddings.onnx" in exported.manifest.files) == (name == "llama")
-    assert ("bias.onnx" in exported.manifest.files) == (name in biased.BIASED)
+    assert ("bias.onnx" in exported.manifest.files) == (name in bias_models.BIASED)
     assert verify(exported.folder).providers == exported.parity.providers
     assert Repository(tmp_path, CPU, 1).get("m").manifest == exported.manifest
     check_standard(exported.folder, exported.manifest.indices)

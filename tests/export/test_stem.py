@@ -15,7 +15,7 @@ from preblock.export.stem import allowed_ulp, export_stem, prove_stem, read_stem
 from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, PatchStem, Stem, from_tensors
 from preblock.service.artifacts.parity import ParityCase
 from preblock.service.runtime.session import Session
-from tests.clients.standard import check_standard
+from tests.clients.client_matrix import check_standard
 
 D = 8
 

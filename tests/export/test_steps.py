@@ -29,7 +29,7 @@ from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.records import Source
 from preblock.service.runtime.providers import CPU
-from tests.clients.standard import check_standard
+from tests.clients.client_matrix import check_standard
 
 V, D, M, H, W = 23, 8, 4, 3, 5
 # Not in alphabetical order, and named like nodes of a graph: neither may change an input.

@@ -13,8 +13,8 @@ from preblock.export.graph import export_graph
 from preblock.export.parity import difference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
-from tests.clients.standard import check_standard
-from tests.families.published import PUBLISHED, TransformersModel, save
+from tests.clients.client_matrix import check_standard
+from tests.families.published_models import PUBLISHED, TransformersModel, save
 
 # One family for each way of composing: norms, scales cast and not cast, tables derived and stored, projections.
 FAMILIES = (

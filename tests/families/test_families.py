@@ -11,9 +11,9 @@ from preblock.export.parity import ROTARY_ULP
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.rotary_families import ROTARY
-from tests.clients.standard import check_standard
+from tests.clients.client_matrix import check_standard
 from tests.families.parity import check_rows_of_one, compare, compare_rotary
-from tests.families.published import PUBLISHED, TransformersModel, save
+from tests.families.published_models import PUBLISHED, TransformersModel, save
 from tests.families.stems import ROWS
 from tests.families.table import DOCUMENT, versions
 

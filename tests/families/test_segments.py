@@ -19,7 +19,7 @@ from preblock.export.parity import difference
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
-from tests.families.published import PUBLISHED, VOCABULARY, WIDTH, TransformersModel, save
+from tests.families.published_models import PUBLISHED, VOCABULARY, WIDTH, TransformersModel, save
 
 CACHED = ("gpt2", "gpt_neo", "gptj", "codegen", "ctrl")
 FED, LENGTH = 9, 14

@@ -339,7 +339,7 @@ def test_nothing_is_said_within_the_answer_to_another_request(
 def held(server: Server, count: int) -> Iterator[subprocess.Popen[str]]:
     """Hold connections in a process; a line ends it, and it prints the number of served ones."""
     url = httpx.URL(server.address)
-    command = [sys.executable, "-m", "tests.reliability.held", url.host, str(url.port), str(count)]
+    command = [sys.executable, "-m", "tests.reliability.held_connections", url.host, str(url.port), str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:
         assert holder.stdout is not None
         assert int(holder.stdout.readline()) == count

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.soak import run as soak
-from benchmarks.soak.shared import Soak, SoakFailure, Truth
+from benchmarks.soak.common import Soak, SoakFailure, Truth
 from tests.support.paths import ROOT
 from tests.support.servers import Server
 

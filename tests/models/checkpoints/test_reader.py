@@ -23,7 +23,7 @@ from transformers import (
 
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
-from tests.families.published import PUBLISHED, save
+from tests.families.published_models import PUBLISHED, save
 
 BERT = BertConfig(
     vocab_size=30,

@@ -20,7 +20,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
-from tests.families.published import _ENCODER, VOCABULARY, save
+from tests.families.published_models import _ENCODER, VOCABULARY, save
 
 POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)
 LINEAR = {"factor": 4.0, "rope_type": "linear"}

@@ -24,7 +24,7 @@ from preblock.models.modules.bias import (
     from_document,
     to_document,
 )
-from tests.families.biased import BIASED, HEADS, save
+from tests.families.bias_models import BIASED, HEADS, save
 
 BUCKETS = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 

@@ -8,7 +8,7 @@ from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import JSON, answer_type, body_type
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.routes.model_routes import add_model_routes
-from preblock.service.api.http.schemas import native as schemas
+from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.codecs.native_json import read_bias, read_json
 from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine

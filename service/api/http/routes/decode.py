@@ -13,7 +13,7 @@ from preblock.service.api.http.body import read_body
 from preblock.service.api.http.negotiation import EVENTS, JSON, NDJSON, answer_type, body_type
 from preblock.service.api.http.request import RawRequest, single_values
 from preblock.service.api.http.routes.model_routes import add_model_routes
-from preblock.service.api.http.schemas import native as schemas
+from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.api.http.streaming.response import CLOSE_TIMEOUT_SECONDS, answer_events, answer_lines
 from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry

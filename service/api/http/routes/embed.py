@@ -16,7 +16,7 @@ from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS,
 from preblock.service.api.http.request import Handler, RawRequest, merge_fields, single_values
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.routes.model_routes import add_model_routes
-from preblock.service.api.http.schemas import native as schemas
+from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
 from preblock.service.codecs import native_json
 from preblock.service.codecs.arrays import read_npy, read_raw

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.routes.model_routes import add_model_routes
-from preblock.service.api.http.schemas import native as schemas
+from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine

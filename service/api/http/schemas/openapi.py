@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from preblock.service.api.http.schemas.common import COMPONENTS
-from preblock.service.api.http.schemas.native import (
+from preblock.service.api.http.schemas.native_api import (
     BiasAnswer,
     BiasRequest,
     DecodeRequest,

@@ -20,7 +20,7 @@ VECTORS, ERROR, STATE, CLOSING = 2, 3, 10, 11
 
 
 @dataclass
-class Answer:
+class FrameAnswer:
     """An answer of either format."""
 
     kind: str
@@ -32,27 +32,27 @@ class Answer:
     status: int = 0
 
 
-Ask = Callable[..., Answer]
+Ask = Callable[..., FrameAnswer]
 
 
-def text(stream: ClientConnection, **fields: Any) -> Answer:
+def text(stream: ClientConnection, **fields: Any) -> FrameAnswer:
     """Send a message of JSON and read its answer."""
     stream.send(json.dumps(fields))
     document = json.loads(stream.recv())
     step = document.get("step", 0)
     if "error" in document:
-        return Answer("error", step=step, detail=document["error"]["detail"], status=document["error"]["status"])
+        return FrameAnswer("error", step=step, detail=document["error"]["detail"], status=document["error"]["status"])
     offset = document["next_offset"]
     if "shape" not in document and "outputs" not in document:
-        return Answer("closing" if "closing" in document else "state", offset, step=step)
+        return FrameAnswer("closing" if "closing" in document else "state", offset, step=step)
     found = [(document["shape"], document["embeddings"])] if "shape" in document else []
     found += [(output["shape"], output["data"]) for output in document.get("outputs", {}).values()]
     tensors = [np.frombuffer(base64.b64decode(data), "<f4").reshape(-1, shape[-1]) for shape, data in found]
     lengths = document.get("lengths", [found[0][0][1]] * len(offset) if len(found[0][0]) == 3 else [])
-    return Answer("vectors", offset, lengths, tensors, step)
+    return FrameAnswer("vectors", offset, lengths, tensors, step)
 
 
-def frame(stream: ClientConnection, **fields: Any) -> Answer:
+def frame(stream: ClientConnection, **fields: Any) -> FrameAnswer:
     """Send a frame of version 2 and read its answer."""
     number = fields.pop("step", 0)
     if "input_ids" in fields:
@@ -76,19 +76,19 @@ def flat(values: list[Any]) -> list[int]:
     return [value for row in values for value in (row if isinstance(row, list) else [row])]
 
 
-def read(answer: Any) -> Answer:
+def read(answer: Any) -> FrameAnswer:
     """Read a frame as `docs/decode.md` describes it."""
     magic, version, kind, flags, step, rows, tokens, dtype, last = FRAME.unpack_from(answer)
     assert (magic, version, flags) == (b"PRBK", 2, 0)
     body = answer[FRAME.size :]
     if kind == ERROR:
         problem = json.loads(body)
-        return Answer("error", step=step, detail=problem["detail"], status=problem["status"])
+        return FrameAnswer("error", step=step, detail=problem["detail"], status=problem["status"])
     offset = list(struct.unpack_from(f"<{rows}q", body))
     body = body[8 * rows :]
     if kind != VECTORS:
         assert kind in (STATE, CLOSING)
-        return Answer({STATE: "state", CLOSING: "closing"}[kind], offset, step=step, detail=body.decode())
+        return FrameAnswer({STATE: "state", CLOSING: "closing"}[kind], offset, step=step, detail=body.decode())
     assert dtype == 1
     lengths = list(struct.unpack_from(f"<{rows}I", body))
     widths = struct.unpack_from(f"<{last[0]}I", body, 4 * rows)
@@ -98,7 +98,7 @@ def read(answer: Any) -> Answer:
         tensors.append(np.frombuffer(body, "<f4", tokens * width, at).reshape(tokens, width))
         at += 4 * tokens * width
     assert at == len(body)
-    return Answer("vectors", offset, lengths, tensors, step)
+    return FrameAnswer("vectors", offset, lengths, tensors, step)
 
 
 @pytest.fixture(params=[text, frame])
@@ -111,7 +111,7 @@ def stream_of(clients: Clients, model: str, query: str = "") -> ClientConnection
     return connect(f"{clients.socket}/models/{model}/decode{query}", max_size=None)
 
 
-def expect(clients: Clients, answer: Answer, **fields: Any) -> None:
+def expect(clients: Clients, answer: FrameAnswer, **fields: Any) -> None:
     """Compare the vectors of an answer with those of one request."""
     assert answer.kind == "vectors", answer
     assert answer.tensors[0].tobytes() == native_bytes(clients, "bert", fields).tobytes()
@@ -125,15 +125,15 @@ def test_rows_live_through_everything_that_a_decoder_does(tiny_clients: Clients,
         answer = ask(stream, input_ids=[[7], [], [8]])
         assert (answer.offset, answer.lengths) == ([3, 3, 4], [1, 0, 1])
         expect(tiny_clients, answer, input_ids=[[7], [8]], offset=[2, 3])
-        assert ask(stream, reorder=[2, 0, 0]) == Answer("state", [4, 3, 3])
-        assert ask(stream, rewind=[2, 3, 1]) == Answer("state", [2, 3, 1])
+        assert ask(stream, reorder=[2, 0, 0]) == FrameAnswer("state", [4, 3, 3])
+        assert ask(stream, rewind=[2, 3, 1]) == FrameAnswer("state", [2, 3, 1])
         answer = ask(stream, input_ids=[[1], [2], [3]])
         assert (answer.offset, answer.lengths) == ([3, 4, 2], [1, 1, 1])
         expect(tiny_clients, answer, input_ids=[[1], [2], [3]], offset=[2, 3, 1])
-        assert ask(stream, append=[6, 0]) == Answer("state", [3, 4, 2, 6, 0])
-        assert ask(stream, drop=[0, 2]) == Answer("state", [4, 6, 0])
+        assert ask(stream, append=[6, 0]) == FrameAnswer("state", [3, 4, 2, 6, 0])
+        assert ask(stream, drop=[0, 2]) == FrameAnswer("state", [4, 6, 0])
         expect(tiny_clients, ask(stream, input_ids=[[9], [9], [9]]), input_ids=[[9], [9], [9]], offset=[4, 6, 0])
-        assert ask(stream, ping=True) == Answer("state", [5, 7, 1])
+        assert ask(stream, ping=True) == FrameAnswer("state", [5, 7, 1])
         closing = ask(stream, close=True)
         assert (closing.kind, closing.offset) == ("closing", [5, 7, 1])
         with pytest.raises(ConnectionClosed) as closed:
@@ -173,7 +173,7 @@ def test_a_step_that_is_sent_again_is_answered_again(tiny_clients: Clients, ask:
         first, again = (ask(stream, input_ids=[[1], [2, 3]], offset=[0, 0], step=7) for _ in range(2))
         assert (first.step, first.offset, again.offset) == (7, [1, 2], [1, 2])
         assert first.tensors[0].tobytes() == again.tensors[0].tobytes()
-        assert [ask(stream, append=[5], step=8) for _ in range(2)] == [Answer("state", [1, 2, 5], step=8)] * 2
+        assert [ask(stream, append=[5], step=8) for _ in range(2)] == [FrameAnswer("state", [1, 2, 5], step=8)] * 2
         conflict = ask(stream, append=[4], step=8)
         assert (conflict.status, conflict.step, conflict.detail) == (
             409,

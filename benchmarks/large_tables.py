@@ -1,6 +1,6 @@
 """Tables of 2 GB and 4 GB: memory and time of export and verification, time to open, memory of several workers.
 
-    python -m benchmarks.huge FOLDER [DTYPE]
+    python -m benchmarks.large_tables FOLDER [DTYPE]
 
 Makes FOLDER, uses 14 GB in it, and removes it. Linux only. The checkpoints are GPT-2 with a table of 262144 x 4096 and
 1024 learned positions, in float16 and in float32; the artifact stores DTYPE, default float32. The figures go to

@@ -1,4 +1,7 @@
-"""Fuzzes a parser with atheris, which keeps inputs that lead to new lines: `python -m tests.reliability.guided npy`."""
+"""Fuzzes a parser with atheris, which keeps inputs that reach new lines.
+
+python -m tests.reliability.guided_fuzzing npy
+"""
 
 import argparse
 import sys

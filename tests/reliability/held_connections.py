@@ -1,4 +1,6 @@
-"""Holds connections, half of them with half a request, until it reads a line: `python -m tests.reliability.held`.
+"""Holds connections, half of them with half a request, until it reads a line.
+
+    python -m tests.reliability.held_connections
 
 A process of its own takes neither descriptors nor time of another client.
 """

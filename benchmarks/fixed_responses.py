@@ -1,6 +1,6 @@
 """The floor: a server without a model. It reads requests for vectors, and answers with canned bytes.
 
-    python -m benchmarks.canned PORT GRPC_PORT
+    python -m benchmarks.fixed_responses PORT GRPC_PORT
 
 An ASGI application in the server of Preblock, and a handler of grpc.aio, for the shapes of `benchmarks.tensors`.
 WebSockets of any path answer like the bare WebSocket of `benchmarks.streams`.
