@@ -1,4 +1,4 @@
-"""Builds `_fused_embedding.c` with the package, where there is a compiler; without one onnxruntime does its work."""
+"""Builds `_fused_embedding.c` with the package. Without a compiler the wheel has none, and onnxruntime replaces it."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ ARGUMENTS = ["-O3", "-ffp-contract=off"]
 
 
 class LookupHook(BuildHookInterface[Any]):
-    """Builds the module beside its source, unless one is there that is no older."""
+    """Builds the module beside its source, unless a newer module exists."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
-        """Build it, and let the wheel hold it, which is then one for this platform."""
+        """Build the module and add it to the wheel, now specific to this platform."""
         module = Extension(MODULE, [SOURCE], extra_compile_args=ARGUMENTS, py_limited_api=True, optional=True)
         command = build_ext(Distribution({"ext_modules": [module]}))
         command.inplace = True

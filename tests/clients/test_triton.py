@@ -1,4 +1,4 @@
-"""`preblock triton`, read with the schema of Triton's own client; and what its settings mean to onnxruntime."""
+"""`preblock triton`, read with the schema of Triton's client; and its settings in onnxruntime."""
 
 import shutil
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_every_field_is_triton_s(repository: Path) -> None:
         optimization=triton.ModelOptimizationPolicy(graph=triton.ModelOptimizationPolicy.Graph(level=-1)),
         parameters={name: triton.ModelParameter(string_value=value) for name, value in parameters.items()},
     )
-    # What serves the folder otherwise is not disturbed, and neither is the next export.
+    # The folder can still be served and exported into.
     assert [found[:2] for found in find_artifacts(repository)] == [("bert", 1), ("bert", 2), ("gpt", 1)]
     assert sorted(entry.name for entry in (repository / "bert").iterdir()) == ["1", "2", "config.pbtxt"]
 
@@ -116,7 +116,7 @@ def test_its_optimization_level_gives_the_proven_bits(tmp_path: Path) -> None:
         return found
 
     proven = Session(folder).run(feeds)["embeddings"]
-    assert np.array_equal(run(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC), proven)  # what -1 means
+    assert np.array_equal(run(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC), proven)  # the meaning of -1
     assert not np.array_equal(run(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL), proven)
 
 

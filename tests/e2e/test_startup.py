@@ -1,4 +1,4 @@
-"""What a service answers while it opens its models. Real processes, with so many models that it takes a while."""
+"""The start of real processes, with many models to make it long."""
 
 import json
 import os
@@ -22,7 +22,7 @@ MODELS = 150
 
 @pytest.fixture(scope="module")
 def many(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of many models, whose files are all the same."""
+    """A repository of many models with the same files."""
     root = tmp_path_factory.mktemp("many")
     for number in range(MODELS):
         (root / f"gpt{number:03}").mkdir()

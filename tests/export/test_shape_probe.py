@@ -67,7 +67,7 @@ class ClampedEarly(Sound):
 
 
 class ClampedBeyond(Sound):
-    """Clamps in the module too, so that its graph is equal everywhere."""
+    """Clamps in the module too: its graph is equal for every shape."""
 
     def positions(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         return super().positions(input_ids, offset).clamp(max=M - 1)

@@ -59,7 +59,7 @@ EVERY = pytest.mark.parametrize("kind", FRONTENDS)
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResult]:
-    """Every front-end through the real exporter, which proves it over the grid itself."""
+    """Export every front-end; the exporter proves each over its grid."""
     root = tmp_path_factory.mktemp("repository")
     for seed, frontend in enumerate(FRONTENDS.values()):
         seeded_(frontend.eval(), seed)
@@ -108,7 +108,7 @@ def test_levels_are_added_first_in_their_order(exported: dict[str, ExportResult]
     x = frontend.tokens(ids)
     expected = module(x, torch.stack(list(indices.values()), dim=-1))
     assert torch.equal(run(exported["levels"], ids, [0], **indices), expected)
-    # Another order of additions changes the last bits, so that the test sees the order.
+    # Another order of additions changes the last bits.
     one_by_one = x
     for place, index in enumerate(indices.values()):
         one_by_one = one_by_one + frontend.levels[str(place)](index)

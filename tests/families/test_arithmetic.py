@@ -45,8 +45,8 @@ def test_a_narrow_checkpoint_equals_transformers(name: str, dtype: torch.dtype, 
         with torch.inference_mode():
             found = frontend(torch.from_numpy(IDS)).float().numpy()
         assert difference(found, expected)[1] <= allowed
-        # A graph that rounds has other nodes, which each way of composing must bring; which type they round to is
-        # one number in them, which three ways show for the other type.
+        # A rounding graph has other nodes, and each composition must have them. The target type is
+        # one number in the nodes; three compositions cover the other type.
         if arithmetic == "source" and (dtype is torch.bfloat16 or name in BOTH):
             graph = by_onnxruntime(frontend, tmp_path / arithmetic)
             assert difference(graph, expected)[1] <= allowed

@@ -1,4 +1,4 @@
-"""The general front-end, against the modules of transformers that it stands for."""
+"""The general front-end, against the corresponding modules of transformers."""
 
 import math
 from collections.abc import Callable
@@ -96,7 +96,7 @@ def gpt2() -> GPT2Model:
 
 
 def entering_block_0(model: GPT2Model, input_ids: Tensor, fed: int) -> Tensor:
-    """What reaches the first block of `model` after the first `fed` tokens went through it."""
+    """Return the input of the first block of `model` after the first `fed` tokens."""
     caught: list[Tensor] = []
     with torch.inference_mode():
         past = model(input_ids[:, :fed], use_cache=True).past_key_values if fed else None

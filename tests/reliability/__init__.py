@@ -1,1 +1,1 @@
-"""What a hostile client, a broken machine or a long time does to the service: docs/reliability.md."""
+"""Hostile clients, broken machines and long runs; docs/reliability.md has the results."""

@@ -1,4 +1,4 @@
-"""Bad requests through every protocol that can express them.
+"""Bad requests over every protocol.
 
 Each is refused with the field, the value got and the value allowed, and the server answers a good request right after.
 """

@@ -17,7 +17,7 @@ from tests.support.servers import Server
 
 def test_three_thousand_steps(repository: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.soak", "--steps", "3000", "--clients", "1"]
-    # What large answers leave with the C library is not all there before some minutes are over.
+    # The C library's own memory for large answers grows for some minutes.
     arguments = ["--repository", str(repository), "--seed", "3", "--growth", "200"]
     done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

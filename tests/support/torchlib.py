@@ -1,4 +1,4 @@
-"""Exports that read torch's own tables once, not with each of them: that is more than half the time of a small one."""
+"""Cache torch's own tables between exports: reading them is more than half the time of a small export."""
 
 import functools
 
@@ -8,7 +8,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 
 def read_once(patch: pytest.MonkeyPatch) -> None:
-    """Keep torch's table of translations to ONNX, and its list of operators that are made of others, once read.
+    """Cache torch's table of translations to ONNX, and its list of composite operators.
 
     torch reads the list again since others may add operators to it; no test adds any.
     """

@@ -19,11 +19,11 @@ KINDS = pytest.mark.parametrize("kind", [FactorisedGridEncoding, LearnedGridEnco
 
 D, H, W = 8, 3, 5
 NO_IDS = torch.zeros((1, H * W), dtype=torch.int64)
-"""Ids of patches, for which a module returns its vectors alone."""
+"""Ids of patches: a module returns its vectors alone."""
 
 
 def detr(height: int, width: int) -> Tensor:
-    """DETR's vectors (height, width, D), which count rows and columns from 1."""
+    """Return DETR's vectors (height, width, D). DETR counts rows and columns from 1."""
     shape = torch.Size((1, D, height, width))
     vectors: Tensor = DetrSinePositionEmbedding(D // 2)(shape, torch.device("cpu"), torch.float64)
     return vectors[0].permute(1, 2, 0).float()
@@ -54,7 +54,7 @@ def test_sinusoids_of_another_grid_are_detrs(height: int, width: int) -> None:
 
 def test_the_base_of_the_sinusoids_is_a_parameter() -> None:
     found = SinusoidalGridEncoding(D, H, W, base=16.0)(NO_IDS, torch.tensor([[[0, 8]]]).expand(1, H * W, 2))
-    # Four columns tell each axis, so that the second wavelength is the square root of the base.
+    # Each axis has four columns: the second wavelength is the square root of the base.
     expected = [0.0, 1.0, 0.0, 1.0, *(f(torch.tensor(angle)) for angle in (8.0, 2.0) for f in (torch.sin, torch.cos))]
     torch.testing.assert_close(found[0, 0], torch.tensor(expected))
 

@@ -1,7 +1,7 @@
-"""The position modules learn what needs an order, and leave for onnxruntime as they are.
+"""The position modules learn a task with order, and their exports equal them.
 
-The task: two of eight tokens are marked; which comes first? Every input is the same bag of tokens in another order,
-then one token that asks. A model without positions answers every input alike, and cannot come below the entropy of
+The task: two of eight tokens are marked; name the first. Every input is the same bag of tokens in another order,
+then one question token. A model without positions answers every input alike, and cannot come below the entropy of
 the answer, log 2 = 0.693.
 """
 
@@ -77,7 +77,7 @@ def draw(inputs: int) -> tuple[Tensor, Tensor]:
 
 
 def loss_after_training(reader: Reader) -> float:
-    """The cross-entropy on orders that training did not draw."""
+    """Return the cross-entropy on orders outside of training."""
     optimizer = torch.optim.Adam(reader.parameters(), lr=1e-2)
     for _ in range(300):
         ids, answers = draw(64)

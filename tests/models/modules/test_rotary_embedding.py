@@ -1,4 +1,4 @@
-"""Rotary positions, against the modules of transformers that they stand for."""
+"""Rotary positions, against the corresponding modules of transformers."""
 
 import copy
 import inspect
@@ -40,14 +40,14 @@ class PublishedRotary:
     values: dict[str, Any]
 
     def config(self) -> PreTrainedConfig:
-        # A copy: transformers writes into the dictionaries that it is given.
+        # A copy, because transformers writes into its arguments.
         return self.config_class(**copy.deepcopy(self.values))
 
     def read(self, length: int) -> RotaryConfig:
         return read(self.values, length, self.config_class.model_type)
 
     def angles(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """What a module that was never called before returns."""
+        """Return the result of the first call of a new module."""
         found: tuple[Tensor, Tensor] = self.module_class(self.config())(torch.zeros(1, dtype=dtype), positions)
         return found
 

@@ -1,7 +1,7 @@
 """Exact sinusoids against arbitrary precision, exported ones against the module, tables of libraries against theirs.
 
-The default run looks at a part of what `python -m tests.models.modules.test_sinusoids` surveys in several minutes: 10^6
-seeded positions (or as many as its argument says) for each of several widths, and as many pairs of values in mpmath.
+The default run covers a part of the survey `python -m tests.models.modules.test_sinusoids`. The survey takes several
+minutes: 10^6 seeded positions (or its argument) for each of several widths, and as many pairs of values in mpmath.
 """
 
 import math
@@ -161,7 +161,7 @@ def bits(values: Tensor | NDArray[np.float32]) -> NDArray[np.int32]:
 
 @dataclass
 class Survey:
-    """What a survey found: values looked at, the largest distance, and how many are wrong in which way."""
+    """Result of a survey: number of values, largest distance, and wrong values by kind."""
 
     values: int = 0
     units_off: float = 0.0

@@ -1,5 +1,6 @@
-"""Processors that may be used: by the affinity of the process, and by the quota of its control groups, as the kernel
-documents their files (Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/cpu).
+"""Usable processors: the affinity of the process, and the quota of its control groups.
+
+Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/cpu of the Linux kernel.
 """
 
 import math
@@ -26,7 +27,7 @@ def group(root: Path, files: dict[str, str]) -> Path:
         ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n"}, 1.5),
         ("0::/a/b\n", {"a/b/cpu.max": "100000 100000\n", "a/cpu.max": "400000 100000\n"}, 1),
-        ("0::/docker/1234\n", {"cpu.max": "300000 100000\n"}, 3),  # a container, whose own group is the root
+        ("0::/docker/1234\n", {"cpu.max": "300000 100000\n"}, 3),  # a container: its own group is the root
         (
             "4:cpu,cpuacct:/a\n1:memory:/b\n",
             {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"},

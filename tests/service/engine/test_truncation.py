@@ -1,4 +1,4 @@
-"""What is cut. Oracle: every prefix or suffix tried, the longest that fits."""
+"""Truncation. Oracle: the longest legal prefix or suffix, found by trying each."""
 
 from typing import Any
 

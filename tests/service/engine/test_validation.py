@@ -1,4 +1,4 @@
-"""What a model accepts, at its limits: V 11, M 8, S 2."""
+"""Requests at the limits of a model: V 11, M 8, S 2."""
 
 from typing import Any
 

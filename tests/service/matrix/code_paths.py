@@ -26,8 +26,8 @@ class CodePath:
         name: of the row.
         protocol: label of its metrics.
         connect: opens a caller with headers for all of its requests.
-        repeat: how often a request holds its rows, so that the answer is large.
-        known: whether a similar request was answered before on the connection, so that its template fits.
+        repeat: copies of its rows in a request; many make the answer large.
+        known: whether an earlier request on the connection has left a template.
         offsets: whether a request can state an offset.
         encoded: whether a request can have a Content-Encoding.
         server: PREBLOCK or UVICORN.

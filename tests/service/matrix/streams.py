@@ -1,4 +1,4 @@
-"""Decode streams of each protocol that stay open between their steps."""
+"""Open decode streams of each protocol."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -30,8 +30,8 @@ class OpenStream:
     """An open stream.
 
     Args:
-        step: feeds one token, and reads the answer.
-        check_end: reads the end of the stream, and checks that it names the key as the reason.
+        step: feeds one token and reads the answer.
+        check_end: reads the end of the stream; its reason must be the key.
 
     """
 

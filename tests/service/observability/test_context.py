@@ -1,6 +1,6 @@
-"""Every answer says which request it is for, and those of tensors where its time went.
+"""Every response has the id of its request; responses with tensors also have timings.
 
-Oracles: what the client sent, and the counters.
+Oracles: the client's own requests, and the counters.
 """
 
 import http.client
@@ -32,7 +32,7 @@ def embed(http: httpx.Client, **headers: str) -> httpx.Response:
 
 @pytest.fixture
 def alike(tiny: httpx.Client) -> httpx.Client:
-    """A client whose next `embed` is like one before."""
+    """A client with a known template for `embed`."""
     assert embed(tiny).status_code == embed(tiny).status_code == 200
     return tiny
 

@@ -1,4 +1,4 @@
-"""What ends a stream of gRPC that is not its client: limits of time. The end of the server is in test_shutdown.py."""
+"""Time limits end a gRPC stream. The end of the server is in test_shutdown.py."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What is served beside vectors of tokens: rotary angles, pairwise biases, further inputs, and the vectors of images.
+"""Other outputs and inputs: rotary angles, pairwise biases, extra inputs, and the vectors of images.
 
 The oracle is the PyTorch module.
 """

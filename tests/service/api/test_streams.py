@@ -1,4 +1,4 @@
-"""What ends a stream, without its protocol."""
+"""The lifetime of a stream, without its protocol."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ def run(test: Callable[[StreamRegistry, StreamLifetime], Awaitable[None]], idle:
         streams = StreamRegistry(Metrics(), settings)
         with streams.open() as lifetime:
             await test(streams, lifetime)
-        streams.drain()  # of none that is closed
+        streams.drain()  # no closed one
 
     asyncio.run(main())
 
