@@ -30,7 +30,7 @@ class WebSocket(asyncio.Protocol):
         transport: of the connection.
         config: of the server, loaded.
         server_state: of the server.
-        app_state: of the application; its `streams` close the connection at shutdown.
+        app_state: of the application; its `streams`, if any, close the connection at shutdown.
         loop: of the connection.
 
     """
@@ -44,7 +44,7 @@ class WebSocket(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.transport = transport
-        self._app, self._streams = config.loaded_app, app_state["streams"]
+        self._app, self._streams = config.loaded_app, app_state.get("streams")
         self._tasks, self._connections = server_state.tasks, connections_of(server_state)
         self._scheduler = ReadScheduler(transport, loop, self._read)
         self._steps = StepLane(transport, loop, self._update_reading)
@@ -90,7 +90,7 @@ class WebSocket(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Let an open stream send its close message; close any other WebSocket."""
-        if self._accepted and not self._ended:
+        if self._accepted and not self._ended and self._streams is not None:
             self._streams.drain()
         else:
             self._inner.shutdown()
