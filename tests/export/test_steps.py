@@ -137,9 +137,7 @@ def test_several_segments_stand_beside_each_other(exported: dict[str, ExportResu
 
 
 @pytest.mark.parametrize("offset", [[0], [M - 2], [M], [10**6], [2**31 - 6], [0, 10**9]])
-def test_hybrid_rows_are_learned_then_exact_sinusoids(
-    offset: list[int], exported: dict[str, ExportResult]
-) -> None:
+def test_hybrid_rows_are_learned_then_exact_sinusoids(offset: list[int], exported: dict[str, ExportResult]) -> None:
     frontend, ids = FRONTENDS["hybrid"], random(V, 2, 6)
     module = with_tables(HybridPositionalEncoding(D, M), ("weight", frontend.get_parameter("positions.weight")))
     expected = module(frontend.tokens(ids), offset=torch.tensor(offset))
