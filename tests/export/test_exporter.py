@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -274,8 +273,6 @@ def test_a_graph_that_is_not_proven_is_not_published(tmp_path: Path) -> None:
 def test_full_disk_is_one_line_and_leaves_no_trace(
     large_checkpoint: Path, tmp_path: Path, room: int, dtype: str
 ) -> None:
-    if room < 2**20 and "COVERAGE_PROCESS_CONFIG" in os.environ:
-        pytest.skip("coverage has no room for its own file")
     arguments = ("export", large_checkpoint, "--name", "m", "--repository", tmp_path, "--dtype", dtype)
     done = commands.run(commands.preblock, *arguments, room=room)
     assert done.returncode == 1

@@ -111,6 +111,10 @@ def _begin(
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
-    if room is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-    function(*arguments)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if room is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        function(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)  # coverage writes its file at the end of the process
