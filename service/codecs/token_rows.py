@@ -73,8 +73,12 @@ def read_floats(field: str, values: list[Any]) -> NDArray[np.float32]:
             array = np.array(values, np.float64).astype(np.float32)
         if np.isfinite(array).all():
             return array
-    index = next(i for i, value in enumerate(values) if type(value) not in (int, float) or abs(value) > MAX_FLOAT32)
+    index = next(i for i, value in enumerate(values) if not _is_float32(value))
     raise Invalid(f"{field}[{index}]", format_value(values[index]), "a number that float32 holds")
+
+
+def _is_float32(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= MAX_FLOAT32  # false for NaN
 
 
 def read_offset(value: Any) -> Int64:

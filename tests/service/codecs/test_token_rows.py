@@ -5,7 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from preblock.service.codecs.token_rows import read_array_rows, read_integers, read_json_rows, read_offset
+from preblock.service.codecs.token_rows import (
+    read_array_rows,
+    read_floats,
+    read_integers,
+    read_json_rows,
+    read_offset,
+)
 from preblock.service.core.errors import Invalid
 
 
@@ -115,3 +121,9 @@ def test_a_contiguous_int64_array_is_not_copied() -> None:
 def test_another_array_is_refused(array: Any, message: str) -> None:
     with pytest.raises(Invalid, match=f"^{message}"):
         read_array_rows("x", array)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e39, "1", True, None])
+def test_value_that_float32_cannot_hold_is_refused(value: Any) -> None:
+    with pytest.raises(Invalid, match=r"^x\[1\]: got .*, allowed a number that float32 holds$"):
+        read_floats("x", [1.5, value, 2])
