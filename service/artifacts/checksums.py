@@ -54,7 +54,8 @@ class Checksums:
         """Add the new hashes to the cache file, and keep the hashes of other processes."""
         if self._folder is None or not self._new:
             return
-        kept = self._read() | self._known
+        others = {key: value for key, value in self._read().items() if key not in self._known}
+        kept = others | self._known  # in the order of their last use
         text = json.dumps(dict(list(kept.items())[-MAX_FILES:]), indent=0)
         with suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -200,6 +200,7 @@ def test_only_so_many_are_remembered_and_those_met_last(
         ask(known, files[0])
         ask(known, file)
         known.save()
+        assert key_of(files[0]) in json.loads((folder / CACHE_FILE).read_text())
     assert set(json.loads((folder / CACHE_FILE).read_text())) == {key_of(files[number]) for number in (0, 3, 4)}
 
 
