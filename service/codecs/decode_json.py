@@ -94,25 +94,25 @@ def read_message(document: Mapping[str, Any], number: int, text: bytes, indices:
     """
     named = [name for name in OPERATIONS if name in document]
     if not named:
-        operation: Operation = read_step(document, indices)
+        operation: Operation = read_step(document, indices, ("step",))
     else:
         refuse_unknown(document, (named[0], "step"))
         operation = _read_operation(named[0], document[named[0]])
     return DecodeMessage(operation, number, digest(text) if number else b"")
 
 
-def read_step(fields: Mapping[str, Any], indices: Collection[str]) -> StepOp:
-    """Read the tokens of a step.
+def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tuple[str, ...] = ()) -> StepOp:
+    """Read the tokens of a step; fields in `ignored` are allowed and not read.
 
     Raises:
         Invalid: a field is missing, unknown, or of the wrong type.
 
     """
-    refuse_unknown(fields, (*row_fields(tuple(indices)), "offset", "step"))
+    refuse_unknown(fields, (*row_fields(tuple(indices)), "offset", *ignored))
     rows = {
         name: read_json_rows(name, value, empty=True)
         for name, value in {"input_ids": None, **fields}.items()
-        if name == "input_ids" or (name not in ("offset", "step") and value is not None)
+        if name == "input_ids" or (name not in ("offset", *ignored) and value is not None)
     }
     offset = None if fields.get("offset") is None else read_offset(fields["offset"])
     return StepOp(offset=offset, **token_inputs(rows))

@@ -183,6 +183,7 @@ def test_rows_of_unequal_length_end_when_they_end(tiny_clients: Clients) -> None
         ({"input_ids": []}, 422, "input_ids: got [], allowed at least one row"),
         ({"input_ids": [[]]}, 422, "input_ids[0]: got an empty row"),
         ({"input_ids": [1], "chunk": 0}, 422, "chunk: got 0, allowed 1 or more"),
+        ({"input_ids": [1], "step": 7}, 422, "field: got step, allowed "),
         ({"input_ids": [1], "rows": 2}, 422, "input_ids: got 1 rows, allowed 2 rows"),
         ({"input_ids": [1], "offset": 6}, 422, "offset[0] + tokens: got 6 + 1 = 7"),
         ({"input_ids": [1, 2], "attention_mask": [1]}, 422, "attention_mask[0]: got 1 values, allowed 2 values"),
