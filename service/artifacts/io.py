@@ -73,7 +73,7 @@ def describe(file: Path, digest: Callable[[BufferedReader], str] = sha256) -> Fi
 def check_files(
     folder: Path, manifest: Artifact, digest: Callable[[BufferedReader], str] = sha256
 ) -> dict[str, FileSignature]:
-    """Compare every file of the artifact with its hash, and return the stamp of each file.
+    """Compare every file of the artifact with its hash, and return the signature of each file.
 
     Args:
         folder: of the artifact.
@@ -84,7 +84,7 @@ def check_files(
         ArtifactError: a file is missing, irregular, or differs from its hash; the error names the file.
 
     """
-    stamps = {}
+    signatures = {}
     for name, expected in manifest.files.items():
         file = folder / name
         if not os.path.lexists(file):
@@ -95,8 +95,8 @@ def check_files(
         if found != expected:
             got, allowed = (f"sha256 {of.sha256[:12]}…, {of.bytes} bytes" for of in (found, expected))
             raise ArtifactError(name, got, allowed)
-        stamps[name] = signature_of(status)
-    return stamps
+        signatures[name] = signature_of(status)
+    return signatures
 
 
 def _parse(schema: type[S], file: Path, content: bytes) -> S:

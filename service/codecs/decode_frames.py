@@ -258,9 +258,9 @@ def write_state(offset: Int64, number: int = 0) -> bytes:
     return _header(2, STATE, number, len(offset)) + offset.astype("<i8").tobytes()
 
 
-def write_closing(offset: Int64, reason: str, number: int = 0) -> bytes:
+def write_closing(offset: Int64, reason: str) -> bytes:
     """Write the last frame of a stream: the offsets of the rows, and the reason."""
-    return _header(2, CLOSING, number, len(offset)) + offset.astype("<i8").tobytes() + reason.encode()
+    return _header(2, CLOSING, 0, len(offset)) + offset.astype("<i8").tobytes() + reason.encode()
 
 
 def write_error(problem: bytes, number: int, version: int = 2) -> bytes:

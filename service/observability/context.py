@@ -151,10 +151,6 @@ class RequestContext:
         timing = self._timing()
         return [(ID, self.id), (TIMING, timing)] if timing else [(ID, self.id)]
 
-    def lines(self) -> bytes:
-        """Return the headers as lines of HTTP/1.1."""
-        return b"".join([b"%b: %b\r\n" % pair for pair in self.headers()])
-
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the headers as metadata of gRPC."""
         return tuple((name.decode(), value.decode()) for name, value in self.headers())

@@ -65,7 +65,7 @@ def load_model(
     parity = read(ParityReport, folder / PARITY)
     if GRAPH not in manifest.graphs:
         raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
-    stamps = check_files(folder, manifest, checksums.sha256)
+    signatures = check_files(folder, manifest, checksums.sha256)
     check_graphs(folder, manifest)
     # A GPU has the position vectors in its own memory and needs no such graph.
     opened = [graph for graph in manifest.graphs if provider == CPU or graph != POSITIONED_GRAPH]
@@ -91,8 +91,8 @@ def load_model(
             _check_kernel(manifest, sessions, tables)
     for session in sessions.values():
         session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
-    for file, stamp in stamps.items():
-        if signature_of(os.lstat(folder / file)) != stamp:
+    for file, signature in signatures.items():
+        if signature_of(os.lstat(folder / file)) != signature:
             raise ArtifactError(file, "a change while it was opened", "the checked file")
     served: dict[str, Any] = {
         "name": name,

@@ -204,7 +204,7 @@ class TensorResponder:
         if defaults is not self._default_headers:
             self._default_headers, self._default_lines = defaults, lines_of(defaults)
         end = b"\r\n" if self._connection.keep_alive else b"connection: close\r\n\r\n"
-        return b"".join((STATUS_LINES[status], self._default_lines, lines, context.lines(), end))
+        return b"".join((STATUS_LINES[status], self._default_lines, lines, lines_of(context.headers()), end))
 
     def _abort(self, context: RequestContext) -> None:
         """Reset the connection, so that the client sees an incomplete response."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
 from preblock.service.codecs.fields import format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.token_rows import INPUTS, token_inputs
+from preblock.service.codecs.token_rows import INPUTS, row_fields, token_inputs
 from preblock.service.codecs.v2.infer_tensors import (
     INPUT_FIELDS,
     NUMPY_DTYPES,
@@ -162,8 +162,7 @@ def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manif
 
 @lru_cache
 def _token_inputs(manifest: Manifest) -> Shapes:
-    # Every model knows token_type_ids: validation rejects them with a message of its own.
-    return {**describe_inputs(manifest), "token_type_ids": ("INT64", [-1, -1])}
+    return {**describe_inputs(manifest), **dict.fromkeys(row_fields(tuple(manifest.indices)), ("INT64", [-1, -1]))}
 
 
 def _refuse_offset(options: InferOptions) -> None:

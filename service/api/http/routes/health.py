@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.engine.engine import Engine
 
 METRICS = {media: {"schema": {"type": "string"}} for media in ("text/plain", "application/openmetrics-text")}
@@ -16,11 +17,11 @@ def router(engine: Engine) -> APIRouter:
     async def live() -> None:
         """Answer 200 while the process runs."""
 
-    @routes.get("/readyz", status_code=200, response_class=Response, responses={503: {"description": "Not ready."}})
+    @routes.get("/readyz", status_code=200, response_class=Response)
     async def ready() -> None:
         """Answer 200: every model is open. Before that the server refuses connections."""
 
-    @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}})
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}, **schemas.UNAVAILABLE})
     async def metrics(request: Request) -> Response:
         """Return the metrics in a Prometheus format."""
         content, media_type = engine.metrics.expose(request.headers.get("accept", ""))

@@ -88,7 +88,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         """Answer 200 while the process runs."""
         return {"live": True}
 
-    @routes.get("/health/ready", response_model=schemas.Ready, responses=schemas.open_inference_errors(503))
+    @routes.get("/health/ready", response_model=schemas.Ready)
     async def server_ready() -> dict[str, bool]:
         """Answer 200: every model is open. Before that the server refuses connections."""
         return {"ready": True}
@@ -114,7 +114,11 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         return metadata.model_config(model.name, model.manifest, model.provider)
 
     # Before `/models/{name}`, because `stats` would match as a name.
-    @routes.get("/models/stats", response_model=schemas.ModelStatisticsList)
+    @routes.get(
+        "/models/stats",
+        response_model=schemas.ModelStatisticsList,
+        responses=schemas.open_inference_errors(401, 503),
+    )
     async def statistics_of_all(request: fastapi.Request) -> dict[str, Any]:
         """Return the statistics of every version of every model, in Triton's format."""
         return await statistics(RawRequest.of(request), None, None)
@@ -123,7 +127,8 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     add_model_routes(routes, "GET", "", model_metadata, schemas.ModelMetadata, responses=refusals)
     add_model_routes(routes, "GET", "/ready", model_ready, schemas.ModelReady, responses=refusals)
     add_model_routes(routes, "GET", "/config", config, dict[str, Any], responses=refusals)
-    add_model_routes(routes, "GET", "/stats", statistics, schemas.ModelStatisticsList, responses=refusals)
+    statistics_refusals = schemas.open_inference_errors(401, 403, 404, 503)
+    add_model_routes(routes, "GET", "/stats", statistics, schemas.ModelStatisticsList, responses=statistics_refusals)
     add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
 
     async def read_option(request: fastapi.Request, name: str, default: Any, allowed: str) -> Any:

@@ -43,7 +43,7 @@ ERRORS = {
     422: "A value is not allowed.",
     429: "The caller exceeds its request rate.",
     500: "An artifact is broken, or the service failed.",
-    503: "Not ready or overloaded; retry later.",
+    503: "Overloaded; retry later.",
 }
 COMPONENTS = "#/components/schemas/"
 ANSWER = "The requested values."

@@ -151,6 +151,7 @@ class ModelDescription(BaseModel):
 
 PROBLEMS = describe_errors(Problem, MEDIA_TYPE, 400, 401, 403, 404, 406, 413, 415, 422, 429, 500, 503)
 NOT_FOUND = describe_errors(Problem, MEDIA_TYPE, 401, 403, 404)
+UNAVAILABLE = describe_errors(Problem, MEDIA_TYPE, 401, 503)
 ARRAYS = {BYTES: BINARY, NPY: BINARY, SAFETENSORS: BINARY}
 EMBED = describe_operation(
     {**describe_body(EmbedRequest), **ARRAYS},
