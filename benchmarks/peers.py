@@ -233,7 +233,7 @@ def write(text: str) -> None:
     before, begin, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(f"{DOCUMENT}: got no place for the table, allowed {BEGIN.strip()} and {END.strip()}")
+        raise SystemExit(f"{DOCUMENT}: got no place for the table, expected {BEGIN.strip()} and {END.strip()}")
     DOCUMENT.write_text(before + BEGIN + "\n" + text + "\n" + END + after, encoding="utf-8")
 
 

@@ -210,7 +210,7 @@ def main(source: str = "gpt2") -> None:
     model = tiny(source) if source in BLOCKS else transformers.AutoModelForCausalLM.from_pretrained(source).eval()
     family = model.config.model_type
     if family not in BLOCKS:
-        raise SystemExit(f"{source}: got a {family}, allowed {', '.join(BLOCKS)}")
+        raise SystemExit(f"{source}: got a {family}, expected {', '.join(BLOCKS)}")
     with tempfile.TemporaryDirectory() as folder:
         if source in BLOCKS:
             source = f"{folder}/source"

@@ -79,7 +79,7 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
     if worst.max_ulp > allowed_ulp:
         raise ParityError(
             f"{output} of the graph differs from its PyTorch module by {worst.max_abs:.3g} "
-            f"({worst.max_ulp:.3g} ULP, allowed {allowed_ulp:.3g}) at {in_words(worst.arguments)}"
+            f"({worst.max_ulp:.3g} ULP, expected {allowed_ulp:.3g}) at {in_words(worst.arguments)}"
         )
     return OutputParity(
         allowed_ulp=allowed_ulp, max_abs=max(case.max_abs for case in cases), max_ulp=worst.max_ulp, cases=tuple(cases)

@@ -27,7 +27,7 @@ def check_name(name: str) -> None:
     """Raise ExportError unless `name` is a valid model name, usable in paths and URLs."""
     if not re.fullmatch(NAME, name):
         raise ExportError(
-            f"--name: got {name!r}, allowed 1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit"
+            f"--name: got {name!r}, expected 1 to 128 letters, digits, '.', '_' and '-', the first a letter or digit"
         )
 
 

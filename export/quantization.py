@@ -183,7 +183,7 @@ def _compare_table(
         if not worst.isfinite().all():
             values = rows[~error.isfinite()]
             value = float(values[values.abs().argmax()])
-            raise ExportError(f"--dtype: got {format_.dtype}, allowed a type that holds {value:g}, a value of {name}")
+            raise ExportError(f"--dtype: got {format_.dtype}, expected a type that holds {value:g}, a value of {name}")
         again = format_.narrow(rows, whole)
         if not all(torch.equal(again[ending], part) for ending, part in parts.items()):
             raise ExportError(f"{folder / DATA}: {name} differs from its values rounded to {format_.dtype}")

@@ -74,7 +74,7 @@ def load_source(
         record = Source(kind="hub", name=match["name"], revision=folder.name)
         return _load_folder(folder, record, choices, progress, widen)
     raise ExportError(
-        f"SOURCE: got {source!r}, allowed an existing folder, a preset ({', '.join(PRESETS)}), "
+        f"SOURCE: got {source!r}, expected an existing folder, a preset ({', '.join(PRESETS)}), "
         "or hf:owner/name[@revision]"
     )
 
@@ -107,7 +107,7 @@ def _refuse_choices(source: str, choices: Mapping[str, Any]) -> None:
     for name, value in choices.items():
         if value not in (None, False, "float32"):
             option = name.replace("_", "-")
-            raise ExportError(f"--{option}: got {value!r}, allowed only for published checkpoints; {source} is none")
+            raise ExportError(f"--{option}: got {value!r}, expected only for published checkpoints; {source} is none")
 
 
 def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:

@@ -57,15 +57,15 @@ def find_format(dtype: str, scale: str | None = None) -> TableFormat | None:
 
     """
     if scale is not None and dtype != "int8":
-        raise ExportError(f"--scale: got {scale!r}, allowed only with --dtype int8")
+        raise ExportError(f"--scale: got {scale!r}, expected only with --dtype int8")
     if dtype == "float32":
         return None
     for format_ in FORMATS:
         if format_.dtype == dtype and scale in (None, format_.scale):
             return format_
     if scale is not None:
-        raise ExportError(f"--scale: got {scale!r}, allowed row, tensor")
-    raise ExportError(f"--dtype: got {dtype!r}, allowed float32, float16, bfloat16, int8, int4")
+        raise ExportError(f"--scale: got {scale!r}, expected row, tensor")
+    raise ExportError(f"--dtype: got {dtype!r}, expected float32, float16, bfloat16, int8, int4")
 
 
 def _scale(largest: Tensor, levels: int) -> Tensor:

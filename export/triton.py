@@ -26,7 +26,7 @@ def write_config(model: Path) -> Path:
     """
     descriptions = {version: _describe(read_manifest(model / str(version))) for version in versions(model)}
     if not descriptions:
-        raise ExportError(f"{model}: got no version, allowed at least one; `preblock export` makes one")
+        raise ExportError(f"{model}: got no version, expected at least one; `preblock export` makes one")
     description = descriptions[max(descriptions)]
     same = [version for version, other in descriptions.items() if other == description]
     lines = [

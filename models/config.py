@@ -75,50 +75,50 @@ class FrontEndConfig:
         """Check the fields."""
         kinds = [step.kind for step in self.steps]
         if kinds[:1] != ["tokens"]:
-            raise ValueError(f"steps: got {kinds}, allowed a list that begins with 'tokens'")
+            raise ValueError(f"steps: got {kinds}, expected a list that begins with 'tokens'")
         for kind in ("tokens", "positions", "mask"):
             if kinds.count(kind) > 1:
-                raise ValueError(f"steps: got {kinds.count(kind)} of kind {kind!r}, allowed at most one")
+                raise ValueError(f"steps: got {kinds.count(kind)} of kind {kind!r}, expected at most one")
         if not 1 <= self.lookup <= len(self.steps):
-            raise ValueError(f"lookup: got {self.lookup}, allowed 1 to {len(self.steps)}")
+            raise ValueError(f"lookup: got {self.lookup}, expected 1 to {len(self.steps)}")
         if self.max_len is not None and (type(self.max_len) is not int or self.max_len < 1):
-            raise ValueError(f"max_len: got {self.max_len!r}, allowed 1 or more")
+            raise ValueError(f"max_len: got {self.max_len!r}, expected 1 or more")
         self._check_indices()
         if self.positions:
             self._check_positions(self.positions)
         if self.arithmetic not in ("float32", "float16", "bfloat16"):
-            raise ValueError(f"arithmetic: got {self.arithmetic!r}, allowed float32, float16, bfloat16")
+            raise ValueError(f"arithmetic: got {self.arithmetic!r}, expected float32, float16, bfloat16")
         if self.counts == "ids" and self.padding_idx is None:
-            raise ValueError("padding_idx: got none, allowed an id, since positions skip it")
+            raise ValueError("padding_idx: got none, expected an id, since positions skip it")
         if self.rotary and self.counts != "slots":
-            raise ValueError(f"rotary: got positions that count {self.counts!r}, allowed 'slots'")
+            raise ValueError(f"rotary: got positions that count {self.counts!r}, expected 'slots'")
         names = [output.name for output in self.rotary]
         if len(set(names)) < len(names):
-            raise ValueError(f"rotary: got the names {names}, allowed each once")
+            raise ValueError(f"rotary: got the names {names}, expected each once")
 
     def _check_indices(self) -> None:
         for step, width in zip(self.steps[1:], self.widths, strict=False):
             parts = indexed((step,))
             if isinstance(step, Levels) and not parts:
-                raise ValueError("levels: got none, allowed one or more")
+                raise ValueError("levels: got none, expected one or more")
             for part in parts:
                 if part.table not in ("own", "tokens"):
-                    raise ValueError(f"{step.kind}.table: got {part.table!r}, allowed own, tokens")
+                    raise ValueError(f"{step.kind}.table: got {part.table!r}, expected own, tokens")
                 if part.table == "tokens" and width != self.tokens.width:
-                    raise ValueError(f"{step.kind}.table: got 'tokens', allowed at a width of {self.tokens.width}")
+                    raise ValueError(f"{step.kind}.table: got 'tokens', expected at a width of {self.tokens.width}")
         for name, count in Counter(part.input for part in indexed(self.steps)).items():
             if count > 1:
-                raise ValueError(f"input: got {name!r} {count} times, allowed once")
+                raise ValueError(f"input: got {name!r} {count} times, expected once")
             if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in OWN_NAMES:
                 raise ValueError(
-                    f"input: got {name!r}, allowed small letters, digits and '_', the first a letter, "
+                    f"input: got {name!r}, expected small letters, digits and '_', the first a letter, "
                     f"other than {', '.join(OWN_NAMES)}"
                 )
 
     def _check_positions(self, positions: Positions) -> None:
         positions.check()
         if self.max_len is None or self.max_len > positions.limit:
-            raise ValueError(f"max_len: got {self.max_len}, allowed 1 to {positions.limit}, as the positions allow")
+            raise ValueError(f"max_len: got {self.max_len}, expected 1 to {positions.limit}, as the positions allow")
 
     def to_document(self) -> dict[str, Any]:
         """Return the config as plain values, without the names of tensors in a checkpoint."""

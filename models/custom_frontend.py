@@ -32,7 +32,7 @@ class CustomFrontEnd(nn.Module):
             sample = module(torch.zeros((1, 1), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
         if not isinstance(sample, Tensor) or sample.dtype != torch.float32 or sample.shape[:-1] != (1, 1):
             got = f"{sample.dtype} {tuple(sample.shape)}" if isinstance(sample, Tensor) else type(sample).__name__
-            raise ValueError(f"module: got {got} for ids (1, 1), allowed torch.float32 (1, 1, D)")
+            raise ValueError(f"module: got {got} for ids (1, 1), expected torch.float32 (1, 1, D)")
         self.signature = Signature(
             family="custom",
             vocab_size=vocab_size,

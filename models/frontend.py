@@ -128,7 +128,7 @@ class FrontEnd(nn.Module):
         given = dict(indices or {})
         if token_type_ids is not None:
             if "token_type_ids" in given:
-                raise ValueError("indices: got token_type_ids, allowed others where those are given too")
+                raise ValueError("indices: got token_type_ids, expected others where those are given too")
             given["token_type_ids"] = token_type_ids
         return self.run(self.config.steps, input_ids, offset, given, attention_mask, position_ids)
 
@@ -193,7 +193,7 @@ class FrontEnd(nn.Module):
         self._check_given(input_ids, given)
         for part in indexed(steps):
             if part.needed and part.input not in given:
-                raise ValueError(f"{part.input}: got none, allowed one for each token")
+                raise ValueError(f"{part.input}: got none, expected one for each token")
         if attention_mask is not None and not self.config.needs_mask:
             raise ValueError(
                 f"attention_mask: the front-end {self.config.family!r} does not use one; pass position_ids"
@@ -232,16 +232,16 @@ class FrontEnd(nn.Module):
         for name, index in given.items():
             if name not in known:
                 allowed = ", ".join(known) or "none"
-                raise ValueError(f"{name}: the front-end {self.config.family!r} has no such index, allowed {allowed}")
+                raise ValueError(f"{name}: the front-end {self.config.family!r} has no such index, expected {allowed}")
             if torch.compiler.is_compiling():  # the exporter cannot follow a check on values
                 continue
             if index.shape not in ((1, length), (batch, length)):
                 raise ValueError(
-                    f"{name}: got shape {tuple(index.shape)}, allowed (1, {length}) or ({batch}, {length})"
+                    f"{name}: got shape {tuple(index.shape)}, expected (1, {length}) or ({batch}, {length})"
                 )
             if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < known[name]:
                 got = int(index.min()) if int(index.min()) < 0 else int(index.max())
-                raise ValueError(f"{name}: got {got}, allowed 0 to {known[name] - 1}")
+                raise ValueError(f"{name}: got {got}, expected 0 to {known[name] - 1}")
 
     def _look_up_index(self, step: Segments, name: str, input_ids: Tensor, given: Mapping[str, Tensor]) -> Tensor:
         """Return the vectors (1 or B, L, width) of the index of `step`; the module `name` is its table."""

@@ -34,10 +34,10 @@ def write_frontend(folder: Path, config: FrontEndConfig, tensors: Mapping[str, T
 
     """
     if config.bias is not None:
-        raise ValueError(f"bias: got {config.bias.kind!r}, allowed none: {DESCRIPTION} cannot describe it")
+        raise ValueError(f"bias: got {config.bias.kind!r}, expected none: {DESCRIPTION} cannot describe it")
     for name, tensor in tensors.items():
         if tensor.dtype not in STORED_TYPES:
-            raise ValueError(f"{name}: got {tensor.dtype}, allowed {', '.join(map(str, STORED_TYPES))}")
+            raise ValueError(f"{name}: got {tensor.dtype}, expected {', '.join(map(str, STORED_TYPES))}")
     if (folder / INDEX).exists():
         raise ValueError(f"{folder}: holds {INDEX}, which would hide the saved weights; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)

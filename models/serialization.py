@@ -18,7 +18,7 @@ def config_of(document: Mapping[str, Any], kinds: Mapping[str, type[T]]) -> T:
     values = dict(document)
     kind = values.pop("kind", None)
     if kind not in kinds:
-        raise ValueError(f"kind: got {kind!r}, allowed {', '.join(kinds)}")
+        raise ValueError(f"kind: got {kind!r}, expected {', '.join(kinds)}")
     try:
         return kinds[kind](**values)
     except TypeError as error:
@@ -29,4 +29,4 @@ def check_counts(**counts: int) -> None:
     """Raise ValueError unless every value is an int of 1 or more."""
     for name, count in counts.items():
         if type(count) is not int or count < 1:
-            raise ValueError(f"{name}: got {count!r}, allowed 1 or more")
+            raise ValueError(f"{name}: got {count!r}, expected 1 or more")

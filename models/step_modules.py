@@ -56,7 +56,7 @@ def build_module(
         case Positions(table="exact"):
             return SinusoidalPositionalEncoding(width, step.rows, dropout=0.0)
         case Positions(rows=0):
-            raise ValueError(f"rows: got 0, allowed 1 or more for a table {step.table!r}")
+            raise ValueError(f"rows: got 0, expected 1 or more for a table {step.table!r}")
         case Positions():
             # Needed also without storage for the parameters: this tensor is derived, and never loaded.
             with torch.device("cpu"):

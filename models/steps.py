@@ -101,7 +101,7 @@ class Positions:
         if grid is not None and (
             not isinstance(grid, tuple) or len(grid) != 2 or not all(type(size) is int and size > 0 for size in grid)
         ):
-            raise ValueError(f"grid: got {grid!r}, allowed two numbers of 1 or more, rows and columns")
+            raise ValueError(f"grid: got {grid!r}, expected two numbers of 1 or more, rows and columns")
 
     @property
     def cells(self) -> int:
@@ -118,27 +118,27 @@ class Positions:
         """Raise ValueError unless the fields, sizes among them, go together."""
         tables = ("learned", "exact", "hybrid", "factorised", *RECIPES)
         if self.table not in tables:
-            raise ValueError(f"table: got {self.table!r}, allowed {', '.join(tables)}")
+            raise ValueError(f"table: got {self.table!r}, expected {', '.join(tables)}")
         if self.counts not in ("slots", "ids", "mask"):
-            raise ValueError(f"counts: got {self.counts!r}, allowed slots, ids, mask")
+            raise ValueError(f"counts: got {self.counts!r}, expected slots, ids, mask")
         lowest = 0 if self.counts == "slots" else 1  # padding takes the row before the first
         if self.first < lowest:
-            raise ValueError(f"first: got {self.first}, allowed {lowest} or more with counts {self.counts!r}")
+            raise ValueError(f"first: got {self.first}, expected {lowest} or more with counts {self.counts!r}")
         if (self.grid or self.table == "hybrid") and (self.counts, self.first) != ("slots", 0):
             raise ValueError(
-                f"counts and first: got {self.counts!r} and {self.first}, allowed 'slots' and 0 for a grid and for a "
+                f"counts and first: got {self.counts!r} and {self.first}, expected 'slots' and 0 for a grid and for a "
                 "hybrid table"
             )
         if self.table == "hybrid" and self.rows < 1:
-            raise ValueError(f"rows: got {self.rows}, allowed 1 or more for a table 'hybrid'")
+            raise ValueError(f"rows: got {self.rows}, expected 1 or more for a table 'hybrid'")
         if self.grid is None:
             if self.table == "factorised":
-                raise ValueError("grid: got none, allowed rows and columns for a table 'factorised'")
+                raise ValueError("grid: got none, expected rows and columns for a table 'factorised'")
             return
         if self.table not in ("learned", "exact", "factorised"):
-            raise ValueError(f"grid: got {self.grid}, allowed none for a table {self.table!r}")
+            raise ValueError(f"grid: got {self.grid}, expected none for a table {self.table!r}")
         if self.rows != self.cells and (self.rows or self.table == "learned"):
-            raise ValueError(f"rows: got {self.rows}, allowed {self.cells}, the cells of the grid")
+            raise ValueError(f"rows: got {self.rows}, expected {self.cells}, the cells of the grid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +240,10 @@ def from_document(document: Mapping[str, Any]) -> Step:
     }
     kind = values.pop("kind", None)
     if kind not in KINDS:
-        raise ValueError(f"kind: got {kind!r}, allowed {', '.join(KINDS)}")
+        raise ValueError(f"kind: got {kind!r}, expected {', '.join(KINDS)}")
     for name, kinds in NUMBERS.items():
         if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
-            raise ValueError(f"{kind}.{name}: got {values[name]!r}, allowed a number")
+            raise ValueError(f"{kind}.{name}: got {values[name]!r}, expected a number")
     try:
         if "levels" in values:
             values["levels"] = tuple(map(_level, values["levels"]))
@@ -255,5 +255,5 @@ def from_document(document: Mapping[str, Any]) -> Step:
 def _level(document: Any) -> Segments:
     level = from_document({"kind": "segments", **document}) if isinstance(document, Mapping) else None
     if not isinstance(level, Segments):
-        raise ValueError(f"levels: got {document!r}, allowed tables with the fields of segments")
+        raise ValueError(f"levels: got {document!r}, expected tables with the fields of segments")
     return level

@@ -59,7 +59,7 @@ class Truth:
         names = {tensor.name: self._table(folder, tensor) for tensor in tables}
         self.tokens, self.positions = (names[f"frontend.{table}.weight"] for table in ("tokens", "positions"))
         if len(names) > 2 or {table.dtype.name for table in names.values()} != {"float32"}:
-            raise SystemExit(f"{folder}: got the tables {', '.join(names)}, allowed tokens and positions in float32")
+            raise SystemExit(f"{folder}: got the tables {', '.join(names)}, expected tokens and positions in float32")
 
     @staticmethod
     def _table(folder: Path, tensor: Any) -> Vectors:

@@ -36,7 +36,7 @@ export async function run({ manifest, session }, rows, offset = [0], indices = {
 
 function check(name, values, count) {
   const wrong = values.find((value) => !Number.isInteger(value) || value < 0 || value >= count);
-  if (wrong !== undefined) throw new RangeError(`${name}: got ${wrong}, allowed 0 to ${count - 1}`);
+  if (wrong !== undefined) throw new RangeError(`${name}: got ${wrong}, expected 0 to ${count - 1}`);
 }
 
 function int64(values, dims) {

@@ -26,7 +26,7 @@ def truncate(table: Tensor, length: int) -> Tensor:
     """
     rows = _rows_of(table)
     if not 1 <= length <= rows:
-        raise ValueError(f"length: got {length}, allowed 1 to {rows}: truncation does not lengthen a table")
+        raise ValueError(f"length: got {length}, expected 1 to {rows}: truncation does not lengthen a table")
     return table[:length].clone()  # a view would keep, and save, all the rows
 
 
@@ -88,14 +88,14 @@ RESIZINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 def _rows_of(table: Tensor) -> int:
     if table.ndim != 2 or not table.shape[0]:
-        raise ValueError(f"table: got shape {tuple(table.shape)}, allowed (M, D) with M 1 or more")
+        raise ValueError(f"table: got shape {tuple(table.shape)}, expected (M, D) with M 1 or more")
     return table.shape[0]
 
 
 def _check_longer(table: Tensor, length: int) -> int:
     rows = _rows_of(table)
     if length < rows:
-        raise ValueError(f"length: got {length}, allowed {rows} or more; to shorten a table, truncate it")
+        raise ValueError(f"length: got {length}, expected {rows} or more; to shorten a table, truncate it")
     return rows
 
 
@@ -127,15 +127,15 @@ def resize_positions(frontend: FrontEnd, max_len: int, resizing: str | None = No
     config, positions = frontend.config, frontend.config.positions
     tensors = frontend.state_dict()
     if positions is not None and positions.grid:
-        raise ValueError(f"max_len: got {max_len}, allowed {config.max_len}, the cells of a grid")
+        raise ValueError(f"max_len: got {max_len}, expected {config.max_len}, the cells of a grid")
     if positions is None or positions.table != "learned":
         if resizing is not None:
-            raise ValueError(f"resize: got {resizing!r}, allowed only for a learned table of positions")
+            raise ValueError(f"resize: got {resizing!r}, expected only for a learned table of positions")
         if max_len < 1:
-            raise ValueError(f"max_len: got {max_len}, allowed 1 or more")
+            raise ValueError(f"max_len: got {max_len}, expected 1 or more")
     else:
         if resizing not in RESIZINGS:
-            raise ValueError(f"resize: got {resizing!r}, allowed {', '.join(RESIZINGS)}")
+            raise ValueError(f"resize: got {resizing!r}, expected {', '.join(RESIZINGS)}")
         name = f"{names_of(config.steps)[config.steps.index(positions)]}.weight"
         table = tensors[name]
         # The rows before the first position are padding; keep them.

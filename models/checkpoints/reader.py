@@ -95,7 +95,7 @@ def _read_config(
     values = section_of(document, family.sections)
     if segments and not family.segments:
         allowed = ", ".join(other for other, row in FAMILIES.items() if row.segments)
-        raise CheckpointError(f"--segments: got {name!r}, allowed for {allowed}, whose segments are token ids")
+        raise CheckpointError(f"--segments: got {name!r}, expected for {allowed}, whose segments are token ids")
     try:
         return name, family, values, family.steps(Config(values, segments)), bias_of(name, values)
     except TypeError as error:
@@ -111,7 +111,7 @@ def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[
     key = next((key for key in sections if document.get(key) is not None), None)
     if key is None or not isinstance(document[key], dict):
         got = "is missing" if key is None else f"is {document[key]!r}"
-        raise CheckpointError(f"config.json: {key or sections[-1]} {got}, allowed an object")
+        raise CheckpointError(f"config.json: {key or sections[-1]} {got}, expected an object")
     section: dict[str, Any] = document[key]
     return section
 
@@ -124,9 +124,11 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
     if not sides and name not in FAMILIES:
         raise CheckpointError(f"config.json: model_type is {model_type!r}, known are {', '.join(known())}")
     if sides and side not in sides:
-        raise CheckpointError(f"--side: got {side!r}, allowed for {model_type!r}: {', '.join(sides)}")
+        raise CheckpointError(f"--side: got {side!r}, expected for {model_type!r}: {', '.join(sides)}")
     if not sides and side is not None:
-        raise CheckpointError(f"--side: got {side!r}, allowed only for models that have sides; {model_type!r} has none")
+        raise CheckpointError(
+            f"--side: got {side!r}, expected only for models that have sides; {model_type!r} has none"
+        )
     family = FAMILIES[name]
     values = section_of(config, family.sections)
     for key, understood in family.only.items():
@@ -154,7 +156,7 @@ def _with_rotary(
         if not any(output.config.length for output in outputs):
             refused = f"the angles of {config.family!r} here do not depend on it"
     if refused and length is not None:
-        raise CheckpointError(f"--rotary-length: got {length}, allowed none: {refused}")
+        raise CheckpointError(f"--rotary-length: got {length}, expected none: {refused}")
     if row is None:
         return config
     tensor = _read_tensor(folder, prefix, row.tensors)
@@ -218,4 +220,4 @@ def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
             if stated is not None and allowed and (type(stated) is not int or stated not in allowed):
                 raise ValueError(f"{key} is {stated!r}, the tensors have {' or '.join(map(str, sorted(allowed)))}")
     if frontend.max_len is not None and (type(frontend.max_len) is not int or frontend.max_len < 1):
-        raise ValueError(f"the longest input is {frontend.max_len!r}, allowed 1 or more")
+        raise ValueError(f"the longest input is {frontend.max_len!r}, expected 1 or more")

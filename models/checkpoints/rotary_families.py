@@ -151,12 +151,12 @@ def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any]) -> dict[str, 
     """Return the values in the file for each rope of the row."""
     new, old = (_mapping(key, values.get(key) or {}) for key in ("rope_parameters", "rope_scaling"))
     if not row.types and (new or old):
-        raise ValueError(f"rope_parameters: got {dict(new or old)}, allowed none: the library does not read them here")
+        raise ValueError(f"rope_parameters: got {dict(new or old)}, expected none: the library does not read them here")
     if "" in row.thetas:
         return {"": dict(old or new)}
     for key in new:
         if key not in row.thetas:
-            raise ValueError(f"rope_parameters: got the key {key!r}, allowed {', '.join(row.thetas)}")
+            raise ValueError(f"rope_parameters: got the key {key!r}, expected {', '.join(row.thetas)}")
     ropes = {name: dict(_mapping(name, new.get(name) or {"rope_type": "default"})) for name in row.thetas}
     for name in row.scaled:
         ropes[name].update(old)
@@ -165,7 +165,7 @@ def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any]) -> dict[str, 
 
 def _mapping(key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{key}: got {value!r}, allowed a JSON object")
+        raise ValueError(f"{key}: got {value!r}, expected a JSON object")
     return value
 
 
@@ -195,7 +195,7 @@ def _read_one(
             outside = config("original_max_position_embeddings", row.original_len or inside)
             stated = inside if name else outside
             if type(stated) is not int or stated < 1:
-                raise ValueError(f"original_max_position_embeddings: got {stated!r}, allowed 1 or more")
+                raise ValueError(f"original_max_position_embeddings: got {stated!r}, expected 1 or more")
             numbers["original_len"] = stated
         if scaling in ("yarn", "longrope"):
             numbers.setdefault("factor", longest / numbers["original_len"])
@@ -224,9 +224,9 @@ def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
     stated = rope.pop("rope_type", "default" if old is None else old)
     scaling: str = row.aliases.get(stated, stated) if isinstance(stated, str) else stated
     if scaling not in (row.types or ("default",)):
-        raise ValueError(f"rope_type: got {stated!r}, allowed {', '.join(row.types)}")
+        raise ValueError(f"rope_type: got {stated!r}, expected {', '.join(row.types)}")
     if old is not None and row.aliases.get(old, old) != scaling:
-        raise ValueError(f"type: got {old!r}, allowed {stated!r}, as rope_type says")
+        raise ValueError(f"type: got {old!r}, expected {stated!r}, as rope_type says")
     return scaling
 
 
@@ -234,7 +234,7 @@ def _share(row: RotaryFamily, rope: dict[str, Any], config: Config) -> Any:
     key, default = row.share or ("partial_rotary_factor", 1.0)
     share = _number(key, rope.pop("partial_rotary_factor", config(key, default)))
     if not row.share and share != 1:
-        raise ValueError(f"partial_rotary_factor: got {share}, allowed 1: all of a head turns")
+        raise ValueError(f"partial_rotary_factor: got {share}, expected 1: all of a head turns")
     return share
 
 
@@ -243,17 +243,17 @@ def _head_dim(row: RotaryFamily, config: Config, width: int) -> Any:
         return _number("head_dim", config("head_dim", row.head_dim))
     heads = config("num_attention_heads", row.heads)
     if type(heads) is not int or not 1 <= heads <= width:
-        raise ValueError(f"num_attention_heads: got {heads!r}, allowed 1 to {width}")
+        raise ValueError(f"num_attention_heads: got {heads!r}, expected 1 to {width}")
     return width // heads
 
 
 def _number(key: str, value: Any) -> Any:
     if key in ("short_factor", "long_factor"):
         if not isinstance(value, list):
-            raise ValueError(f"{key}: got {value!r}, allowed a list of numbers")
+            raise ValueError(f"{key}: got {value!r}, expected a list of numbers")
         return tuple(_number(f"{key}[{i}]", number) for i, number in enumerate(value))
     if not isinstance(value, int | float) or isinstance(value, bool) != (key == "truncate"):
-        raise ValueError(f"{key}: got {value!r}, allowed {'true or false' if key == 'truncate' else 'a number'}")
+        raise ValueError(f"{key}: got {value!r}, expected {'true or false' if key == 'truncate' else 'a number'}")
     return value
 
 

@@ -32,7 +32,7 @@ def _square(key: str, value: Any) -> Any:
     if not isinstance(value, list):
         return value
     if len(value) != 2 or value[0] != value[1]:
-        raise ValueError(f"{key}: got {value}, allowed one number, or height and width that are equal")
+        raise ValueError(f"{key}: got {value}, expected one number, or height and width that are equal")
     return value[0]
 
 

@@ -58,7 +58,7 @@ def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, wid
         known = [field.name for field in fields(FrontEndConfig) if field.name not in FURTHER]
         for name in document:
             if name not in known:
-                raise ValueError(f"{name} is not known, allowed are {', '.join([*known, 'steps', 'rotary'])}")
+                raise ValueError(f"{name} is not known, expected are {', '.join([*known, 'steps', 'rotary'])}")
         sized, tensors, _ = read_tensors(folder, steps, count_bytes=count_bytes, widen=widen)
         positions = next((step for step in sized if isinstance(step, Positions)), None)
         values = {"family": "custom", "max_len": limit_of(positions), **document}
@@ -92,7 +92,7 @@ def _read(file: Path) -> tuple[list[Step], dict[str, Any]]:
 
 def _list(name: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-        raise ValueError(f"{name}: allowed is a list of tables, [[{name}]]")
+        raise ValueError(f"{name}: expected a list of tables, [[{name}]]")
     return value
 
 

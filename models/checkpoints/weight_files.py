@@ -52,7 +52,7 @@ def get_tensor(weights: Any, key: str, file: Path) -> Tensor:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
     if tensor.dtype not in STORED_TYPES:
         allowed = ", ".join(map(str, STORED_TYPES))
-        raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, allowed {allowed}")
+        raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, expected {allowed}")
     return tensor
 
 

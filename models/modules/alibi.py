@@ -51,7 +51,7 @@ def _float32_reciprocals(heads: int) -> Tensor:
 def _lower_power(heads: int) -> int:
     """Return the highest power of two not above `heads`."""
     if heads < 1:
-        raise ValueError(f"heads: got {heads}, allowed 1 or more")
+        raise ValueError(f"heads: got {heads}, expected 1 or more")
     return 1 << (heads.bit_length() - 1)
 
 
@@ -107,9 +107,9 @@ class AlibiBias(nn.Module):
         allowed = {"anchor": ANCHORS, "recipe": tuple(SLOPES), "arithmetic": ARITHMETICS}
         for name, got in {"anchor": anchor, "recipe": recipe, "arithmetic": arithmetic}.items():
             if got not in allowed[name]:
-                raise ValueError(f"{name}: got {got!r}, allowed {', '.join(allowed[name])}")
+                raise ValueError(f"{name}: got {got!r}, expected {', '.join(allowed[name])}")
         if not divisor > 0:
-            raise ValueError(f"divisor: got {divisor!r}, allowed a number above 0")
+            raise ValueError(f"divisor: got {divisor!r}, expected a number above 0")
         self.heads, self.anchor, self.recipe = heads, anchor, recipe
         self.arithmetic, self.divisor = arithmetic, divisor
         self.register_buffer("slopes", self._slopes(), persistent=False)

@@ -25,7 +25,7 @@ def _ids_of(x: Tensor, position_ids: Tensor | None, height: int, width: int) -> 
         return position_ids
     if x.shape[1] != height * width:
         raise ValueError(
-            f"x: got {x.shape[1]} patches, allowed {height * width} (a grid of {height} x {width}); "
+            f"x: got {x.shape[1]} patches, expected {height * width} (a grid of {height} x {width}); "
             "position_ids place those of another grid"
         )
     return grid_ids(height, width, x.device)
@@ -53,7 +53,7 @@ class SinusoidalGridEncoding(nn.Module):
         super().__init__()
         if d_model % 4:
             raise ValueError(
-                f"d_model: got {d_model}, allowed a multiple of 4: half for the row and half for the column, "
+                f"d_model: got {d_model}, expected a multiple of 4: half for the row and half for the column, "
                 "each in pairs of sine and cosine"
             )
         self.height, self.width = height, width

@@ -32,7 +32,7 @@ def check_levels(x: Tensor, position_ids: Tensor, levels: Mapping[str, int]) -> 
     for (level, rows), ids in zip(levels.items(), position_ids.unbind(-1), strict=True):
         lowest, highest = int(ids.min()), int(ids.max())
         if lowest < 0 or highest >= rows:
-            raise ValueError(f"position_ids: {level} got {lowest if lowest < 0 else highest}, allowed 0 to {rows - 1}")
+            raise ValueError(f"position_ids: {level} got {lowest if lowest < 0 else highest}, expected 0 to {rows - 1}")
 
 
 class HierarchicalPositionalEncoding(nn.Module):
@@ -63,7 +63,7 @@ class HierarchicalPositionalEncoding(nn.Module):
     ) -> None:
         super().__init__()
         if not levels:
-            raise ValueError("levels: got none, allowed one or more")
+            raise ValueError("levels: got none, expected one or more")
         self.levels = dict(levels)
         self.tables = nn.ParameterDict()
         # One by one: handed a dict at once, ParameterDict sorts it by name.

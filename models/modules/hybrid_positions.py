@@ -46,7 +46,7 @@ class HybridPositionalEncoding(nn.Module):
     ) -> None:
         super().__init__()
         if max_len < 1:
-            raise ValueError(f"max_len: got {max_len}, allowed 1 or more; without a learned table use sinusoids alone")
+            raise ValueError(f"max_len: got {max_len}, expected 1 or more; without a learned table use sinusoids alone")
         self.max_len = max_len
         self.sinusoid = Sinusoid(d_model, base, pad_odd)
         self.weight = nn.Parameter(torch.empty(max_len, d_model))

@@ -36,9 +36,9 @@ def initialise_(table: Tensor, init: Initialiser | Tensor = "normal", std: float
         return
     names = [name for name in INITIALISERS if name != "pretrained"]
     if init not in names:
-        raise ValueError(f"init: got {init!r}, allowed {', '.join(names)}, or a tensor of pretrained values")
+        raise ValueError(f"init: got {init!r}, expected {', '.join(names)}, or a tensor of pretrained values")
     if not 0 < std < math.inf:
-        raise ValueError(f"std: got {std!r}, allowed a number above 0")
+        raise ValueError(f"std: got {std!r}, expected a number above 0")
     if table.is_meta:  # torch would import its compiler for it, in more than two seconds
         return
     if init == "normal":
@@ -88,7 +88,7 @@ def pretrained_(table: Tensor, values: Tensor) -> None:
 
     """
     if values.shape != table.shape:
-        raise ValueError(f"pretrained: got shape {tuple(values.shape)}, allowed {tuple(table.shape)}")
+        raise ValueError(f"pretrained: got shape {tuple(values.shape)}, expected {tuple(table.shape)}")
     with torch.no_grad():
         table.copy_(values)
 

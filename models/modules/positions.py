@@ -31,18 +31,18 @@ def check_position_ids(x: Tensor, position_ids: Tensor | None, offset: int | Ten
     if position_ids is None:
         start = torch.as_tensor(offset)
         if start.ndim and start.shape not in ((1,), (batch,)):
-            raise ValueError(f"offset: got shape {tuple(start.shape)}, allowed (1,) or ({batch},)")
+            raise ValueError(f"offset: got shape {tuple(start.shape)}, expected (1,) or ({batch},)")
         if start.numel() and int(start.min()) < 0:
-            raise ValueError(f"offset: got {int(start.min())}, allowed 0 or more")
+            raise ValueError(f"offset: got {int(start.min())}, expected 0 or more")
         return
     if position_ids.ndim != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
         raise ValueError(
-            f"position_ids: got shape {tuple(position_ids.shape)}, allowed (1, {length}) or ({batch}, {length})"
+            f"position_ids: got shape {tuple(position_ids.shape)}, expected (1, {length}) or ({batch}, {length})"
         )
     if isinstance(offset, Tensor) or offset != 0:
         raise ValueError("position_ids and offset exclude each other: position_ids say every position already")
     if position_ids.numel() and int(position_ids.min()) < 0:
-        raise ValueError(f"position_ids: got {int(position_ids.min())}, allowed 0 or more")
+        raise ValueError(f"position_ids: got {int(position_ids.min())}, expected 0 or more")
 
 
 def join(x: Tensor, vectors: Tensor, dropout: nn.Dropout) -> Tensor:
@@ -107,7 +107,7 @@ class LearnedPositionalEncoding(nn.Module):
         check_position_ids(x, position_ids, offset)
         if position_ids is not None:
             if position_ids.numel() and int(position_ids.max()) >= self.max_len:
-                raise ValueError(f"position_ids: got {int(position_ids.max())}, allowed 0 to {self.max_len - 1}")
+                raise ValueError(f"position_ids: got {int(position_ids.max())}, expected 0 to {self.max_len - 1}")
             return
         start, length = torch.as_tensor(offset), x.shape[1]
         highest = int(start.max()) if start.numel() else 0

@@ -47,7 +47,7 @@ def check_lengths(**lengths: int) -> None:
         return
     for name, length in lengths.items():
         if length < 0:
-            raise ValueError(f"{name}: got {length}, allowed 0 or more")
+            raise ValueError(f"{name}: got {length}, expected 0 or more")
 
 
 class T5RelativeBias(nn.Module):
@@ -86,11 +86,11 @@ class T5RelativeBias(nn.Module):
         least = 4 if bidirectional else 2
         if buckets < least or (bidirectional and buckets % 2):
             kind = "an even number of" if bidirectional else "a number of"
-            raise ValueError(f"buckets: got {buckets}, allowed {kind} {least} or more")
+            raise ValueError(f"buckets: got {buckets}, expected {kind} {least} or more")
         self.one_way = buckets // 2 if bidirectional else buckets
         self.exact = self.one_way // 2
         if max_distance <= self.exact:
-            raise ValueError(f"max_distance: got {max_distance}, allowed {self.exact + 1} or more")
+            raise ValueError(f"max_distance: got {max_distance}, expected {self.exact + 1} or more")
         self.max_distance, self.bidirectional = max_distance, bidirectional
         self.weight = nn.Parameter(torch.empty(buckets, heads))
         initialise_(self.weight, init, std)
@@ -161,9 +161,9 @@ class RelativeSinusoid(nn.Module):
     def __init__(self, d_model: int, clamp_len: int | None = None, bidirectional: bool = True) -> None:
         super().__init__()
         if d_model < 2 or d_model % 2:
-            raise ValueError(f"d_model: got {d_model}, allowed an even width of 2 or more")
+            raise ValueError(f"d_model: got {d_model}, expected an even width of 2 or more")
         if clamp_len is not None and clamp_len < 1:
-            raise ValueError(f"clamp_len: got {clamp_len}, allowed 1 or more, or None")
+            raise ValueError(f"clamp_len: got {clamp_len}, expected 1 or more, or None")
         self.d_model, self.clamp_len, self.bidirectional = d_model, clamp_len, bidirectional
         self.register_buffer("frequencies", self._frequencies(), persistent=False)
 

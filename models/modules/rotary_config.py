@@ -61,16 +61,16 @@ class RotaryConfig:
 
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
-            raise ValueError(f"scaling: got {self.scaling!r}, allowed {', '.join(SCALINGS)}")
+            raise ValueError(f"scaling: got {self.scaling!r}, expected {', '.join(SCALINGS)}")
         for name in ("dim", "original_len", "length"):
             if type(getattr(self, name)) is not int:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, allowed a whole number")
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a whole number")
         if self.dim < 2 or self.dim % 2:
-            raise ValueError(f"dim: got {self.dim}, allowed an even width of 2 or more")
+            raise ValueError(f"dim: got {self.dim}, expected an even width of 2 or more")
         if not 1 < self.theta < math.inf:
-            raise ValueError(f"theta: got {self.theta}, allowed more than 1")
+            raise ValueError(f"theta: got {self.theta}, expected more than 1")
         if self.angles not in ("float32", "float64"):
-            raise ValueError(f"angles: got {self.angles!r}, allowed float32, float64")
+            raise ValueError(f"angles: got {self.angles!r}, expected float32, float64")
         row = SCALINGS[self.scaling]
         for field in fields(self):
             value = getattr(self, field.name)
@@ -79,25 +79,25 @@ class RotaryConfig:
             if field.name in row.needs:
                 self._check_needed(field.name, value)
             elif field.name not in row.takes and value != field.default:
-                raise ValueError(f"{field.name}: got {value}, allowed {field.default} with scaling {self.scaling!r}")
+                raise ValueError(f"{field.name}: got {value}, expected {field.default} with scaling {self.scaling!r}")
         if self.attention_factor is not None and not 0 < self.attention_factor < math.inf:
-            raise ValueError(f"attention_factor: got {self.attention_factor}, allowed more than 0, or None")
+            raise ValueError(f"attention_factor: got {self.attention_factor}, expected more than 0, or None")
         if self.scaling == "dynamic" and self.dim == 2:
-            raise ValueError("dim: got 2, allowed 4 or more with scaling 'dynamic'")
+            raise ValueError("dim: got 2, expected 4 or more with scaling 'dynamic'")
         if self.scaling == "yarn" and self.beta_fast < self.beta_slow:
-            raise ValueError(f"beta_fast: got {self.beta_fast}, allowed at least beta_slow, {self.beta_slow}")
+            raise ValueError(f"beta_fast: got {self.beta_fast}, expected at least beta_slow, {self.beta_slow}")
         if self.scaling == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
-                f"high_freq_factor: got {self.high_freq_factor}, allowed more than low_freq_factor, "
+                f"high_freq_factor: got {self.high_freq_factor}, expected more than low_freq_factor, "
                 f"{self.low_freq_factor}"
             )
 
     def _check_needed(self, name: str, value: float | tuple[float, ...]) -> None:
         if isinstance(value, tuple):
             if len(value) != self.dim // 2 or not all(0 < number < math.inf for number in value):
-                raise ValueError(f"{name}: got {value}, allowed {self.dim // 2} numbers of more than 0")
+                raise ValueError(f"{name}: got {value}, expected {self.dim // 2} numbers of more than 0")
         elif not 0 < value < math.inf:
-            raise ValueError(f"{name}: got {value}, allowed more than 0 with scaling {self.scaling!r}")
+            raise ValueError(f"{name}: got {value}, expected more than 0 with scaling {self.scaling!r}")
 
 
 # The order and the type of each step follow the published code, because float32 sums depend on them.

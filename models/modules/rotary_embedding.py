@@ -55,7 +55,7 @@ class RotaryEmbedding(nn.Module):
         if self.config.length and not torch.compiler.is_compiling() and positions.numel():
             highest = int(positions.max())
             if highest >= self.config.length:
-                raise ValueError(f"position: got {highest}, allowed 0 to {self.config.length - 1}")
+                raise ValueError(f"position: got {highest}, expected 0 to {self.config.length - 1}")
         angle = positions.unsqueeze(-1).to(self.frequencies.dtype) * self.frequencies
         if torch.compiler.is_compiling():
             # The last bit of onnxruntime's float32 cosine depends on the place of an angle in the tensor.
@@ -94,10 +94,10 @@ def rotate(query_or_key: Tensor, cos: Tensor, sin: Tensor, layout: Literal["half
 
     """
     if layout not in ("half", "interleaved"):
-        raise ValueError(f"layout: got {layout!r}, allowed 'half', 'interleaved'")
+        raise ValueError(f"layout: got {layout!r}, expected 'half', 'interleaved'")
     dim = cos.shape[-1]
     if dim > query_or_key.shape[-1]:
-        raise ValueError(f"cos: got {dim} columns, allowed up to the width {query_or_key.shape[-1]} of a head")
+        raise ValueError(f"cos: got {dim} columns, expected up to the width {query_or_key.shape[-1]} of a head")
     turned, rest = query_or_key[..., :dim], query_or_key[..., dim:]
     cos, sin = cos[..., : dim // 2].unsqueeze(1), sin[..., : dim // 2].unsqueeze(1)
     if layout == "half":

@@ -29,9 +29,9 @@ class RotaryOutput:
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z][a-z0-9_]*|", str(self.name)):
-            raise ValueError(f"rotary.name: got {self.name!r}, allowed lower-case letters, digits and '_'")
+            raise ValueError(f"rotary.name: got {self.name!r}, expected lower-case letters, digits and '_'")
         if self.layout not in ("half", "interleaved"):
-            raise ValueError(f"rotary.layout: got {self.layout!r}, allowed 'half', 'interleaved'")
+            raise ValueError(f"rotary.layout: got {self.layout!r}, expected 'half', 'interleaved'")
 
     def named(self, part: str) -> str:
         """Return `part` with the ending: rotary_cos, rotary_cos_full_attention."""
@@ -61,11 +61,11 @@ class RotaryOutput:
         known = {field.name: field.type for field in fields(RotaryConfig)}
         for name, value in values.items():
             if name not in known:
-                raise ValueError(f"rotary.{name} is not known, allowed are {', '.join(['name', 'layout', *known])}")
+                raise ValueError(f"rotary.{name} is not known, expected are {', '.join(['name', 'layout', *known])}")
             if known[name] in (float, float | None, bool, tuple[float, ...]):  # the others have checks of their own
                 _check_number(f"rotary.{name}", value, known[name])
         if "dim" not in values:
-            raise ValueError("rotary.dim: got none, allowed an even width of 2 or more")
+            raise ValueError("rotary.dim: got none, expected an even width of 2 or more")
         return cls(config=RotaryConfig(**values), **own)
 
 
@@ -77,4 +77,4 @@ def _check_number(name: str, value: Any, kind: Any) -> None:
         isinstance(item, int | float) and isinstance(item, bool) == (kind is bool) for item in items
     ):
         allowed = "true or false" if kind is bool else "numbers" if several else "a number"
-        raise ValueError(f"{name}: got {value!r}, allowed {allowed}")
+        raise ValueError(f"{name}: got {value!r}, expected {allowed}")

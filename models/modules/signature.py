@@ -95,13 +95,13 @@ class StemSignature:
         )
         if not fits:
             allowed = ", ".join(map(str, self.shape))
-            raise ValueError(f"{self.input}: got shape {tuple(shape)}, allowed ({allowed})")
+            raise ValueError(f"{self.input}: got shape {tuple(shape)}, expected ({allowed})")
         if self.patch_size is None or self.image_size is None:
             return
         native, (height, width) = self.image_size, shape[2:]
         whole = height and width and height % self.patch_size == 0 and width % self.patch_size == 0
         if not whole and (height, width) != (native, native):
             raise ValueError(
-                f"{self.input}: got height {height} and width {width}, allowed multiples of {self.patch_size}, "
+                f"{self.input}: got height {height} and width {width}, expected multiples of {self.patch_size}, "
                 f"the patch size, or {native} and {native}"
             )

@@ -73,14 +73,14 @@ class Sinusoid(nn.Module):
     def __init__(self, d_model: int, base: float = 10000.0, pad_odd: bool = False) -> None:
         super().__init__()
         if d_model < 1:
-            raise ValueError(f"d_model: got {d_model}, allowed 1 or more")
+            raise ValueError(f"d_model: got {d_model}, expected 1 or more")
         if d_model % 2 and not pad_odd:
             raise ValueError(
-                f"d_model: got {d_model}, allowed an even width, since sines and cosines come in pairs; "
+                f"d_model: got {d_model}, expected an even width, since sines and cosines come in pairs; "
                 "pad_odd=True fills the last column with zeros"
             )
         if not 0 < base < math.inf:
-            raise ValueError(f"base: got {base}, allowed finite numbers greater than 0")
+            raise ValueError(f"base: got {base}, expected finite numbers greater than 0")
         self.d_model = d_model
         # Tensors, since the exporter rounds Python floats to float32; real ones also under a device context "meta".
         constant = partial(torch.tensor, dtype=torch.float64, device="cpu")
@@ -171,7 +171,7 @@ def _turns_per_position(d_model: int, base: float) -> tuple[tuple[float, ...], .
 def _check_positions(positions: Tensor) -> None:
     for extreme in (int(positions.min()), int(positions.max())):
         if abs(extreme) >= POSITIONS:
-            raise ValueError(f"positions: got {extreme}, allowed {1 - POSITIONS} to {POSITIONS - 1}")
+            raise ValueError(f"positions: got {extreme}, expected {1 - POSITIONS} to {POSITIONS - 1}")
 
 
 def _polynomial(x: Tensor, coefficients: tuple[Tensor, ...]) -> Tensor:
@@ -224,7 +224,7 @@ def _pair_half_float32(rows: int, d_model: int, padding_idx: int | None = None) 
 
 def _tensor2tensor(rows: int, d_model: int, padding_idx: int | None = None) -> Tensor:
     if d_model < 4:
-        raise ValueError(f"d_model: got {d_model}, allowed 4 or more")
+        raise ValueError(f"d_model: got {d_model}, expected 4 or more")
     half = d_model // 2
     step = math.log(10000) / (half - 1)
     frequency = torch.exp(torch.arange(half, dtype=torch.float32, device="cpu") * -step)
@@ -265,6 +265,6 @@ def _table(values: NDArray[np.float64] | Tensor, padding_idx: int | None) -> Ten
     table = torch.as_tensor(values, device="cpu").to(torch.float32)
     if padding_idx is not None:
         if not 0 <= padding_idx < len(table):
-            raise ValueError(f"padding_idx: got {padding_idx}, allowed 0 to {len(table) - 1}")
+            raise ValueError(f"padding_idx: got {padding_idx}, expected 0 to {len(table) - 1}")
         table[padding_idx] = 0
     return table

@@ -44,11 +44,11 @@ class PatchConfig:
         """Raise ValueError unless the sizes are possible."""
         check_counts(width=self.width, channels=self.channels, image_size=self.image_size, patch_size=self.patch_size)
         if self.patch_size > self.image_size:
-            raise ValueError(f"patch_size: got {self.patch_size}, allowed 1 to {self.image_size}, the image_size")
+            raise ValueError(f"patch_size: got {self.patch_size}, expected 1 to {self.image_size}, the image_size")
         if type(self.bias) is not bool:
-            raise ValueError(f"bias: got {self.bias!r}, allowed true or false")
+            raise ValueError(f"bias: got {self.bias!r}, expected true or false")
         if self.norm_eps is not None and not (type(self.norm_eps) in (int, float) and self.norm_eps > 0):
-            raise ValueError(f"norm_eps: got {self.norm_eps!r}, allowed a number above 0, or none")
+            raise ValueError(f"norm_eps: got {self.norm_eps!r}, expected a number above 0, or none")
 
     @property
     def side(self) -> int:

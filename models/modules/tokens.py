@@ -40,7 +40,7 @@ class TokenEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         if padding_idx is not None and not 0 <= padding_idx < vocab_size:
-            raise ValueError(f"padding_idx: got {padding_idx}, allowed 0 to {vocab_size - 1}")
+            raise ValueError(f"padding_idx: got {padding_idx}, expected 0 to {vocab_size - 1}")
         self.scale = float(scale)
         if isinstance(scale, bool):
             self.scale = math.sqrt(d_model) if scale else 1.0
@@ -69,7 +69,7 @@ class TokenEmbedding(nn.Module):
         """
         if projection.weight.shape != self.weight.shape:
             raise ValueError(
-                f"projection: got weight {tuple(projection.weight.shape)}, allowed {tuple(self.weight.shape)}"
+                f"projection: got weight {tuple(projection.weight.shape)}, expected {tuple(self.weight.shape)}"
             )
         projection.weight = self.weight
 

@@ -16,7 +16,7 @@ from preblock.cli.progress import ProgressLine
 def shape(text: str) -> tuple[int, int]:
     """Parse rows and tokens per row, such as 8,128."""
     if not re.fullmatch("0*[1-9][0-9]*,0*[1-9][0-9]*", text):
-        raise click.BadParameter(f"got {text}, allowed rows and tokens of each, such as 8,128")
+        raise click.BadParameter(f"got {text}, expected rows and tokens of each, such as 8,128")
     rows, tokens = text.split(",")
     return int(rows), int(tokens)
 
@@ -28,7 +28,7 @@ def seconds(text: str) -> float:
             return float(text)
     except ValueError:
         pass
-    raise click.BadParameter(f"got {text}, allowed a positive number of seconds")
+    raise click.BadParameter(f"got {text}, expected a positive number of seconds")
 
 
 @click.command()
@@ -76,7 +76,9 @@ def bench(
     a protocol and shape failed.
     """
     if "grpc" in protocols and grpc_port is None:
-        raise click.UsageError("--grpc-port: got nothing, allowed the port of the server's gRPC, for the protocol grpc")
+        raise click.UsageError(
+            "--grpc-port: got nothing, expected the port of the server's gRPC, for the protocol grpc"
+        )
     require("httpx", "client")
     require("websockets", "client")
     from preblock import connect

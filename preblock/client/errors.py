@@ -32,11 +32,11 @@ class ServiceError(ClientError):
     """The service answered with a problem document.
 
     `kind` is the kind of error, such as "NotFound" (listed in docs/http.md), or "status 502" if the answer names none.
-    `status`, `field`, `got` and `allowed` come from the document; each is None if the document lacks it.
+    `status`, `field`, `got` and `expected` come from the document; each is None if the document lacks it.
 
     Args:
         problem: the document (RFC 9457). The service states some of `type`, `title`, `status`, `detail`, `field`,
-            `got` and `allowed`.
+            `got` and `expected`.
 
     """
 
@@ -46,7 +46,7 @@ class ServiceError(ClientError):
         self.status: int | None = problem.get("status")
         self.field: str | None = problem.get("field")
         self.got: str | None = problem.get("got")
-        self.allowed: str | None = problem.get("allowed")
+        self.expected: str | None = problem.get("expected")
         prefix, _, kind = str(problem.get("type")).partition(KIND_PREFIX)
         self.kind: str = kind if not prefix else KIND_OF_STATUS.get(self.status or 0, f"status {self.status}")
 
@@ -101,8 +101,8 @@ def of_problem(status: int, body: bytes | bytearray) -> ServiceError:
 
 def invalid(field: str, got: object, allowed: str) -> RequestError:
     """Return the error for a value rejected before sending."""
-    detail = f"{field}: got {got}, allowed {allowed}"
-    stated = {"detail": detail, "field": field, "got": str(got), "allowed": allowed}
+    detail = f"{field}: got {got}, expected {allowed}"
+    stated = {"detail": detail, "field": field, "got": str(got), "expected": allowed}
     return RequestError({"type": f"{KIND_PREFIX}Invalid", "title": "Invalid", **stated})
 
 

@@ -105,7 +105,7 @@ def error_document(error: PreblockError, status: int) -> dict[str, Any]:
     field = error.field
     for pattern, name in FIELD_NAMES:
         field = re.sub(pattern, name, field)
-    return error_body(f"{field}: got {error.got}, allowed {error.allowed}", status, field, type(error).__name__)
+    return error_body(f"{field}: got {error.got}, expected {error.expected}", status, field, type(error).__name__)
 
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@
         ├── ArtifactError       a broken or unsupported artifact
         └── ProviderError       an unusable execution provider
 
-Every error names three things: the field, the value got, the value allowed.
+Every error names three things: the field, the value got, the value expected.
 """
 
 import reprlib
@@ -36,24 +36,25 @@ _REPR.maxstring = _REPR.maxlong = _REPR.maxother = MAX_VALUE_CHARS
 
 
 class PreblockError(Exception):
-    """An error with the field, the value got and the value allowed.
+    """An error with the field, the value got and the value expected.
 
     Args:
         field: name of the field, header, setting or file.
         got: the rejected value; shortened to `MAX_VALUE_CHARS` characters.
-        allowed: the allowed values.
+        expected: the accepted values.
+        message: the whole sentence, for errors about something other than a value; default: "FIELD: got …, expected …".
 
     """
 
     retry_after: int | None = None
     """Seconds until a retry may succeed; None if it cannot."""
 
-    def __init__(self, field: str, got: object, allowed: str) -> None:
+    def __init__(self, field: str, got: object, expected: str, *, message: str | None = None) -> None:
         text = got if isinstance(got, str) else _REPR.repr(got)
         self.field = field
         self.got = text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "…"
-        self.allowed = allowed
-        super().__init__(f"{field}: got {self.got}, allowed {allowed}")
+        self.expected = expected
+        super().__init__(message or f"{field}: got {self.got}, expected {expected}")
 
 
 class ClientFault(PreblockError):
@@ -91,8 +92,8 @@ class TooLarge(ClientFault):
 class RateLimited(ClientFault):
     """The caller sends too many requests; a retry succeeds after `retry_after` seconds."""
 
-    def __init__(self, field: str, got: object, allowed: str, retry_after: int = 1) -> None:
-        super().__init__(field, got, allowed)
+    def __init__(self, field: str, got: object, expected: str, retry_after: int = 1) -> None:
+        super().__init__(field, got, expected)
         self.retry_after = retry_after
 
 

@@ -150,7 +150,7 @@ class Repository:
             if not isinstance(error, ArtifactError):
                 LOG.exception("%s/%d cannot be opened: internal error", name, version)
                 error = ArtifactError(MANIFEST, "an internal error; see the log", "an artifact to run")
-            error = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.allowed)
+            error = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.expected)
             kept = None if _changed_in_place(before.opened, seen) else before.model
             state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(error))
             return _Entry(state, kept, seen, before.opened, error)

@@ -25,7 +25,7 @@ from preblock.service.server.websocket import WebSocket
 
 LOG = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 2**16  # of first line and headers, and of the trailers of a chunked body
-TOO_LONG = f"headers: got more than {MAX_HEAD_BYTES} bytes, allowed at most {MAX_HEAD_BYTES} bytes"
+TOO_LONG = f"headers: got more than {MAX_HEAD_BYTES} bytes, expected at most {MAX_HEAD_BYTES} bytes"
 
 
 class Front(asyncio.Protocol):

@@ -149,15 +149,15 @@ def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Pa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--shape", "8"), "got 8, allowed rows and tokens of each, such as 8,128"),
+        (("--shape", "8"), "got 8, expected rows and tokens of each, such as 8,128"),
         (("--shape", "0,1"), "got 0,1, allowed"),
         (("--shape", "1,2,3"), "got 1,2,3, allowed"),
         (("--shape", "-1,2"), "got -1,2, allowed"),
         (("--connections", "0"), "'--connections': 0 is not in the range"),
-        (("--seconds", "0"), "'--seconds': got 0, allowed a positive number of seconds"),
+        (("--seconds", "0"), "'--seconds': got 0, expected a positive number of seconds"),
         (("--seconds", "soon"), "'--seconds': got soon, allowed"),
-        (("--seconds", "nan"), "'--seconds': got nan, allowed a positive number of seconds"),
-        (("--timeout", "inf"), "'--timeout': got inf, allowed a positive number of seconds"),
+        (("--seconds", "nan"), "'--seconds': got nan, expected a positive number of seconds"),
+        (("--timeout", "inf"), "'--timeout': got inf, expected a positive number of seconds"),
         (("--protocol", "nope"), "'nope' is not one of 'npy', 'v2', 'json', 'grpc', 'steps'"),
         (("--protocol", "grpc"), "--grpc-port: got nothing"),
     ],
@@ -169,9 +169,9 @@ def test_wrong_use_is_one_line(arguments: tuple[str, ...], said: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--model", "nope"), "model: got nope, allowed bert, gpt"),
-        (("--model", "gpt", "--shape", "1,7"), "shape: got 1,7, allowed at most 6 tokens of a row"),
-        (("--model", "gpt", "--shape", "65536,6"), "shape: got 65536,6, allowed at most 65536 tokens"),
+        (("--model", "nope"), "model: got nope, expected bert, gpt"),
+        (("--model", "gpt", "--shape", "1,7"), "shape: got 1,7, expected at most 6 tokens of a row"),
+        (("--model", "gpt", "--shape", "65536,6"), "shape: got 65536,6, expected at most 65536 tokens"),
         (
             ("--model", "gpt", "--protocol", "grpc", "--grpc-port", "9", "--timeout", "0.5"),
             "no connection to 127.0.0.1:9 within 0.5 s",
@@ -184,7 +184,7 @@ def test_what_cannot_be_asked_is_one_line(arguments: tuple[str, ...], said: str,
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://"])
 def test_an_address_that_is_none_is_one_line(url: str) -> None:
-    assert f"url: got {url}, allowed http://" in failing("bench", url, "--model", "gpt", code=1)
+    assert f"url: got {url}, expected http://" in failing("bench", url, "--model", "gpt", code=1)
 
 
 def test_nobody_there_is_one_line() -> None:
@@ -193,7 +193,7 @@ def test_nobody_there_is_one_line() -> None:
 
 def test_a_model_without_ids_is_refused(model: Model) -> None:
     stem = Model(**{**vars(model), "manifest": {"kind": "stem"}})
-    with pytest.raises(RequestError, match="model: got gpt, of stem, allowed a model of token ids"):
+    with pytest.raises(RequestError, match="model: got gpt, of stem, expected a model of token ids"):
         random_ids(stem, (1, 1))
 
 

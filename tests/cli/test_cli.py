@@ -166,10 +166,10 @@ def test_the_version_is_that_of_the_package() -> None:
         (["export", "gpt2-small"], "Missing option '--name'"),
         (["inspect", "a", "b"], "unexpected extra argument"),
         (["check", "--provider", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'"),
-        (["serve", "--port", "x"], "--port: got x, allowed a valid integer"),
-        (["serve", "--port", "65536"], "--port: got 65536, allowed less than or equal to 65535"),
-        (["serve", "--grpc-port", "0"], "--grpc-port: got 0, allowed greater than or equal to 1"),
-        (["serve", "--workers", "0"], "--workers: got 0, allowed greater than or equal to 1"),
+        (["serve", "--port", "x"], "--port: got x, expected a valid integer"),
+        (["serve", "--port", "65536"], "--port: got 65536, expected less than or equal to 65535"),
+        (["serve", "--grpc-port", "0"], "--grpc-port: got 0, expected greater than or equal to 1"),
+        (["serve", "--workers", "0"], "--workers: got 0, expected greater than or equal to 1"),
         (["check", "--repository", __file__], "is a file"),
     ],
 )
@@ -182,20 +182,20 @@ def test_an_unknown_source_fails_with_the_three_kinds(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         "m: reading nonsense",
-        "preblock: SOURCE: got 'nonsense', allowed an existing folder, a preset (gpt2-small, transformer-base), "
+        "preblock: SOURCE: got 'nonsense', expected an existing folder, a preset (gpt2-small, transformer-base), "
         "or hf:owner/name[@revision]",
     ]
 
 
 def test_a_name_that_no_model_can_have_fails(tmp_path: Path) -> None:
     message = failing("export", "gpt2-small", "--name", "../x", "--repository", tmp_path / "r", code=1)
-    assert message.startswith("--name: got '../x', allowed 1 to 128 letters")
+    assert message.startswith("--name: got '../x', expected 1 to 128 letters")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])
 def test_an_unknown_name_fails_with_the_known(tiny_repository: Path, command: str) -> None:
-    assert failing(command, "nope", "--repository", tiny_repository, code=1) == "NAME: got nope, allowed bert, gpt"
+    assert failing(command, "nope", "--repository", tiny_repository, code=1) == "NAME: got nope, expected bert, gpt"
 
 
 COMMANDS = pytest.mark.parametrize("command", [["inspect", "m"], ["check"], ["serve", "--port", "0"]])
@@ -204,13 +204,13 @@ COMMANDS = pytest.mark.parametrize("command", [["inspect", "m"], ["check"], ["se
 @COMMANDS
 def test_a_missing_repository_fails(command: list[str], tmp_path: Path) -> None:
     message = failing(*command, "--repository", tmp_path / "none", code=1)
-    assert message == f"repository: got {tmp_path / 'none'}, allowed an existing folder; `preblock export` makes one"
+    assert message == f"repository: got {tmp_path / 'none'}, expected an existing folder; `preblock export` makes one"
 
 
 @COMMANDS
 def test_an_empty_repository_fails(command: list[str], empty: Path) -> None:
     message = failing(*command, "--repository", empty, code=1)
-    assert message == f"repository: got {empty}, without a model, allowed at least one; `preblock export` adds one"
+    assert message == f"repository: got {empty}, without a model, expected at least one; `preblock export` adds one"
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx"])
@@ -247,7 +247,7 @@ def test_verify_names_the_file_that_differs(copy: Path) -> None:
 )
 def test_a_bad_variable_fails_and_is_named(tiny_repository: Path, variable: str, value: str) -> None:
     message = failing("serve", "--repository", tiny_repository, code=1, **{variable: value})
-    assert message.startswith(f"{variable}: got {value}, allowed ")
+    assert message.startswith(f"{variable}: got {value}, expected ")
 
 
 def test_settings_tells_each_with_its_value_and_origin(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_settings_tells_each_with_its_value_and_origin(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["settings", "serve"])
 def test_a_bad_option_is_wrong_use(command: str) -> None:
     message = failing(command, "--port", "x", code=2)
-    assert message == "--port: got x, allowed a valid integer, unable to parse string as an integer"
+    assert message == "--port: got x, expected a valid integer, unable to parse string as an integer"
 
 
 @pytest.mark.parametrize("option", ["--port", "--grpc-port"])
@@ -273,7 +273,7 @@ def test_a_port_in_use_fails(tiny_repository: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         message = failing("serve", "--repository", tiny_repository, "--port", "0", option, str(port), code=1)
-    assert message.startswith(f"{option[2:]}: got 127.0.0.1:{port}, allowed an address to listen on (")
+    assert message.startswith(f"{option[2:]}: got 127.0.0.1:{port}, expected an address to listen on (")
     assert "Address already in use" in message
 
 
@@ -286,14 +286,14 @@ def test_an_unknown_host_fails(tiny_repository: Path) -> None:
 @pytest.mark.parametrize("command", ["check", "serve"])
 def test_cuda_where_there_is_none_fails_and_says_why(tiny_repository: Path, command: str) -> None:
     message = failing(command, "--repository", tiny_repository, "--provider", "cuda", code=1, PREBLOCK_PORT="0")
-    assert message == f"provider: got cuda, allowed auto or cpu, since {cuda_unavailable_reason()}"
+    assert message == f"provider: got cuda, expected auto or cpu, since {cuda_unavailable_reason()}"
 
 
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
 def test_nothing_is_proven_on_cuda_where_there_is_none(tiny_repository: Path) -> None:
     done = run("verify", "gpt", "--repository", tiny_repository, "--provider", "cuda")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"preblock: --provider: got cuda, allowed cpu, since {cuda_unavailable_reason()}\n"
+    assert done.stderr == f"preblock: --provider: got cuda, expected cpu, since {cuda_unavailable_reason()}\n"
 
 
 def test_a_terminal_shows_one_line_that_changes_and_a_file_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ def test_a_problem_of_the_service_is_an_error_of_its_kind(kind: type[service.Pre
     error = errors.of_problem(STATUS[kind], body)
     assert error.kind == kind.__name__
     assert isinstance(error, errors.RequestError) == issubclass(kind, service.ClientFault)
-    assert (error.field, error.got, error.allowed, error.status) == ("input_ids[0]", "9", "0 to 8", STATUS[kind])
+    assert (error.field, error.got, error.expected, error.status) == ("input_ids[0]", "9", "0 to 8", STATUS[kind])
     assert error.problem == json.loads(body)
-    assert str(error) == "input_ids[0]: got 9, allowed 0 to 8"
+    assert str(error) == "input_ids[0]: got 9, expected 0 to 8"
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy)) == (type(error), str(error))
 

@@ -117,6 +117,6 @@ def test_the_page_shows_vectors_and_errors(page: Page, artifacts: Path) -> None:
     name, *numbers = shown.splitlines()
     assert (name, numbers[-1]) == ("embeddings [1,2,32]", "…")
     assert np.array_equal(np.array(numbers[:-1], np.float32), first)
-    assert submit(ids="[[5, 99]]") == "RangeError: input_ids: got 99, allowed 0 to 98"
-    assert submit(ids="[[5, -1]]") == "RangeError: input_ids: got -1, allowed 0 to 98"
-    assert submit(ids="[[5, 6]]", offset="[63]") == "RangeError: offset: got 63, allowed 0 to 62"
+    assert submit(ids="[[5, 99]]") == "RangeError: input_ids: got 99, expected 0 to 98"
+    assert submit(ids="[[5, -1]]") == "RangeError: input_ids: got -1, expected 0 to 98"
+    assert submit(ids="[[5, 6]]", offset="[63]") == "RangeError: offset: got 63, expected 0 to 62"

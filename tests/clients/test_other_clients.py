@@ -31,7 +31,7 @@ def test_kserve(tiny_server: Server, tiny_clients: Clients) -> None:
     assert found["grpc"] == [True, True, True]
     assert found["answers"] == [["7", "embeddings", "FP32", expected.tobytes().hex()]] * 6
     assert found["half"] == ["7", "embeddings", "FP16", expected.astype("<f2").tobytes().hex()]
-    assert found["refused"].startswith("model: got nope, allowed bert, gpt")
+    assert found["refused"].startswith("model: got nope, expected bert, gpt")
 
 
 def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:
@@ -44,4 +44,4 @@ def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:
     assert (found["id"], found["vectors"]) == ("7", vectors)
     assert found["grpc"]["ready"] == [True, True]
     assert found["grpc"]["answers"] == [["7", vectors]] * 2
-    assert found["grpc"]["refused"] == ["NOT_FOUND", "model: got nope, allowed bert, gpt"]
+    assert found["grpc"]["refused"] == ["NOT_FOUND", "model: got nope, expected bert, gpt"]

@@ -130,12 +130,12 @@ def test_an_offset_may_be_a_parameter(client: TritonClient, tiny_clients: Client
 def test_an_error_is_told(client: TritonClient) -> None:
     with pytest.raises(InferenceServerException) as raised:
         client.infer("gpt", client.inputs(input_ids=[[7]]))
-    assert raised.value.message() == "input_ids[0][0]: got 7, allowed 0 to 6"
+    assert raised.value.message() == "input_ids[0][0]: got 7, expected 0 to 6"
     assert raised.value.status() == ("422" if client.http else "StatusCode.INVALID_ARGUMENT")
 
 
 def test_what_is_not_understood_is_refused(client: TritonClient) -> None:
-    with pytest.raises(InferenceServerException, match="parameters: got max_tokens, allowed "):
+    with pytest.raises(InferenceServerException, match="parameters: got max_tokens, expected "):
         client.infer("gpt", client.inputs(input_ids=IDS), parameters={"max_tokens": 5})
 
 
@@ -177,7 +177,7 @@ def test_model_change_is_forbidden_by_default(client: TritonClient, method: str)
     with pytest.raises(InferenceServerException) as raised:
         getattr(client, method)("bert")
     allowed = "changes by request with model_control explicit; it is none"
-    assert raised.value.message() == f"model: got bert, allowed {allowed}"
+    assert raised.value.message() == f"model: got bert, expected {allowed}"
     assert raised.value.status() == ("403" if client.http else "StatusCode.PERMISSION_DENIED")
 
 
@@ -189,14 +189,14 @@ def test_models_are_unloaded_and_loaded_with_explicit_control(tiny_repository: P
         ):
             client = TritonClient(module, address)
             client.unload_model("gpt")
-            with pytest.raises(InferenceServerException, match="model: got gpt, allowed bert"):
+            with pytest.raises(InferenceServerException, match="model: got gpt, expected bert"):
                 client.infer("gpt", client.inputs(input_ids=IDS))
             index = client.document("get_model_repository_index")
             states = [(model["name"], model["state"]) for model in (index if client.http else index["models"])]
             assert states == [("bert", "READY"), ("bert", "READY"), ("gpt", "UNAVAILABLE")]
             client.load_model("gpt")
             assert client.infer("gpt", client.inputs(input_ids=IDS)).as_numpy("embeddings").shape == (2, 3, 4)
-            with pytest.raises(InferenceServerException, match="parameters: got config, allowed nothing"):
+            with pytest.raises(InferenceServerException, match="parameters: got config, expected nothing"):
                 client.load_model("gpt", config="{}")
         ready = httpx.post(f"{server.address}/v2/repository/index", json={"ready": True}, timeout=60).json()
         assert len(ready) == 3
@@ -267,9 +267,9 @@ def test_async_infer_over_grpc(tiny_clients: Clients) -> None:
 
 STEPS: list[tuple[list[list[int]], int, str | None]] = [
     ([[1, 2]], 0, None),
-    ([[7]], 2, "input_ids[0][0]: got 7, allowed 0 to 6"),
+    ([[7]], 2, "input_ids[0][0]: got 7, expected 0 to 6"),
     ([[3]], 2, None),
-    ([[4]], 6, "offset[0] + tokens: got 6 + 1 = 7, allowed at most 6, the max_len of this model"),
+    ([[4]], 6, "offset[0] + tokens: got 6 + 1 = 7, expected at most 6, the max_len of this model"),
     ([[4], [5]], 3, None),
 ]
 
@@ -286,7 +286,7 @@ def test_a_stream_answers_in_turn_and_outlives_its_errors(tiny_server: Server, t
         answers = [found.get(timeout=30) for _ in range(len(STEPS) + 1)]
         streaming.stop_stream()
     check_steps(answers[:-1], tiny_clients)
-    assert answers[-1][1].message() == "model: got nope, allowed bert, gpt"
+    assert answers[-1][1].message() == "model: got nope, expected bert, gpt"
     final = [result.get_response().parameters["triton_final_response"].bool_param for result, _ in answers if result]
     assert final == [True] * 3
 

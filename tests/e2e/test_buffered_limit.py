@@ -75,7 +75,7 @@ def vectors_of(ids: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 
 
 def message(tokens: int, width: int = D) -> str:
-    return f"got {4 * tokens * width} bytes of vectors, allowed at most {MOST} in a buffered response"
+    return f"got {4 * tokens * width} bytes of vectors, expected at most {MOST} in a buffered response"
 
 
 @pytest.mark.parametrize("protocol", WHOLE)
@@ -174,7 +174,7 @@ def test_text_beside_bytes_is_limited(clients: Clients) -> None:
 def refused(answer: httpx.Response, field: str, size: int) -> bool:
     problem = answer.json()
     allowed = f"at most {MOST} in a buffered response"
-    found = (answer.status_code, problem["field"], problem["got"], problem["allowed"])
+    found = (answer.status_code, problem["field"], problem["got"], problem["expected"])
     return bool(found == (413, field, f"{size} bytes of vectors", allowed))
 
 
@@ -205,7 +205,7 @@ def test_vectors_of_images_are_limited(clients: Clients) -> None:
 
     assert ask(most) == most
     with pytest.raises(
-        InferenceServerException, match=r"pixel_values: got .*, allowed at most 8388608 in a buffered response"
+        InferenceServerException, match=r"pixel_values: got .*, expected at most 8388608 in a buffered response"
     ):
         ask(most + 1)
 

@@ -420,5 +420,5 @@ def test_the_example_refuses_a_family_that_it_does_not_know(tmp_path: Path) -> N
         vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
     )
     transformers.BioGptForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(SystemExit, match="got a biogpt, allowed gpt2, opt, llama"):
+    with pytest.raises(SystemExit, match="got a biogpt, expected gpt2, opt, llama"):
         example.main(str(tmp_path))

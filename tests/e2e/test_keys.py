@@ -111,7 +111,7 @@ def test_model_outside_the_scope_is_forbidden(guarded: Server, keys: dict[str, s
 def test_unknown_model_lists_the_models_of_the_scope(guarded: Server, keys: dict[str, str]) -> None:
     response = ask(guarded, "GET", "/models/bort", keys["bert"])
     assert response.status_code == 404
-    assert response.json()["allowed"] == "bert"
+    assert response.json()["expected"] == "bert"
     assert ask(guarded, "POST", "/v2/repository/models/bert2/unload", keys["bert"]).status_code == 403
     assert "allowed bert" in ask(guarded, "GET", "/v2/models/bort", keys["bert"]).text
 
@@ -213,7 +213,7 @@ def test_tritonclient_sends_a_key(guarded: Server, keys: dict[str, str]) -> None
         assert client.infer("bert", [tensor], headers=headers).as_numpy("embeddings").shape == (1, 1, 4)
         index = client.get_model_repository_index(headers=headers)
         assert {model.name for model in index.models} == {"bert"}
-        with pytest.raises(InferenceServerException, match="Authorization: got nothing, allowed Bearer and a key"):
+        with pytest.raises(InferenceServerException, match="Authorization: got nothing, expected Bearer and a key"):
             client.get_server_metadata()
 
 

@@ -115,7 +115,7 @@ def test_rate_of_a_caller_counts_every_protocol(tiny_repository: Path, tmp_path:
         refused = clients.http.post("/models/gpt/embed", json=ONE)
         assert refused.status_code == 429
         assert 1 <= int(refused.headers["Retry-After"]) <= 20
-        assert refused.json()["allowed"] == "at most 0.05 a second"
+        assert refused.json()["expected"] == "at most 0.05 a second"
         assert clients.http.post("/v1/embeddings", json={"model": "gpt", "input": [1]}).status_code == 429
         with pytest.raises(grpc.RpcError) as raised:
             clients.stub.ModelInfer(request, metadata=[*headers.items()])
@@ -161,7 +161,7 @@ def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
         stream.send('{"append": [0]}')
         assert json.loads(stream.recv())["next_offset"] == [0, 0]
         stream.send('{"append": [0]}')
-        assert json.loads(stream.recv())["error"]["allowed"] == "at most 2 rows in a request"
+        assert json.loads(stream.recv())["error"]["expected"] == "at most 2 rows in a request"
         stream.send(step_frame([1, 2, 3, 4]))  # one row for a stream of two
         answer = stream.recv()
         assert isinstance(answer, bytes)
@@ -244,7 +244,7 @@ def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
         first = asyncio.create_task(scheduler.run(INLINE_MAX_VALUES + 1, gate.wait))
         await asyncio.sleep(0)
         with pytest.raises(
-            Unavailable, match=r"queue: got a wait of more than 0\.1 s, allowed at most 0\.1 s"
+            Unavailable, match=r"queue: got a wait of more than 0\.1 s, expected at most 0\.1 s"
         ) as refused:
             await scheduler.run(INLINE_MAX_VALUES + 1, lambda: ran.append(1))
         assert refused.value.retry_after == 1

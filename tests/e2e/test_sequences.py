@@ -33,18 +33,18 @@ __all__ = ["client"]
 STEPS: list[tuple[list[list[int]], dict[str, Any], int | str]] = [
     ([[1, 2]], {"sequence_start": True}, 0),
     ([[3]], {}, 2),
-    ([[7]], {}, "input_ids[0][0]: got 7, allowed 0 to 6"),
-    ([[4]], {"parameters": {"offset": 2}}, "offset[0]: got 2, allowed 3, the offset of this row"),
-    ([[4], [4]], {}, "input_ids: got 2 rows, allowed one row, as are running"),
-    ([[4, 5, 6, 1]], {}, "offset[0] + tokens: got 3 + 4 = 7, allowed at most 6, the max_len of this model"),
+    ([[7]], {}, "input_ids[0][0]: got 7, expected 0 to 6"),
+    ([[4]], {"parameters": {"offset": 2}}, "offset[0]: got 2, expected 3, the offset of this row"),
+    ([[4], [4]], {}, "input_ids: got 2 rows, expected one row, as are running"),
+    ([[4, 5, 6, 1]], {}, "offset[0] + tokens: got 3 + 4 = 7, expected at most 6, the max_len of this model"),
     ([[4, 5, 6]], {"parameters": {"offset": 3}}, 3),
-    ([[1]], {}, "offset[0] + tokens: got 6 + 1 = 7, allowed at most 6, the max_len of this model"),
+    ([[1]], {}, "offset[0] + tokens: got 6 + 1 = 7, expected at most 6, the max_len of this model"),
     ([[1]], {"sequence_start": True, "parameters": {"offset": 4}}, 4),
     ([[2]], {"sequence_end": True}, 5),
     (
         [[2]],
         {},
-        "parameters.sequence_id: got ID, allowed a sequence that runs on gpt version 1: its first request has ",
+        "parameters.sequence_id: got ID, expected a sequence that runs on gpt version 1: its first request has ",
     ),
 ]
 """Ids, parameters of the sequence, and the offset of the row or the error."""
@@ -241,7 +241,7 @@ def test_over_its_limits_a_server_is_busy(strict: tuple[Server, Clients]) -> Non
         for id_ in (1, 2):
             assert isinstance(stream.ask([[1]], id_, sequence_start=True), bytes)
         assert stream.ask([[1]], 3, sequence_start=True) == (
-            "input_ids: got 1 rows beside 2 that run, allowed at most 2 rows of sequences"
+            "input_ids: got 1 rows beside 2 that run, expected at most 2 rows of sequences"
         )
         call_grpc(clients, "ModelInfer", request([[1]], 1, sequence_start=True))
         with pytest.raises(RequestRefused) as refused:
@@ -251,7 +251,7 @@ def test_over_its_limits_a_server_is_busy(strict: tuple[Server, Clients]) -> Non
         told = {"sequence_id": "x", "sequence_start": True}
         answer = clients.http.post("/v2/models/gpt/infer", json={"inputs": [tensor], "parameters": told})
         assert answer.status_code == 503
-        assert answer.json()["error"].startswith("input_ids: got 1 rows beside 3 that run, allowed at most 3 rows")
+        assert answer.json()["error"].startswith("input_ids: got 1 rows beside 3 that run, expected at most 3 rows")
     wait_for_sequences(clients.http, 0)
 
 
@@ -264,12 +264,12 @@ def test_sequences_that_wait_too_long_are_forgotten(strict: tuple[Server, Client
             time.sleep(0.4)
             assert isinstance(stream.ask([[2]], 2, sequence_start=True), bytes)  # the stream is not idle
         assert sequences_open(clients.http) == 1
-        assert str(stream.ask([[1]], 1)).startswith("parameters.sequence_id: got 1, allowed a sequence that runs on ")
+        assert str(stream.ask([[1]], 1)).startswith("parameters.sequence_id: got 1, expected a sequence that runs on ")
         with pytest.raises(
-            RequestRefused, match=r"parameters\.sequence_id: got 9, allowed a sequence that runs on gpt"
+            RequestRefused, match=r"parameters\.sequence_id: got 9, expected a sequence that runs on gpt"
         ):
             call_grpc(clients, "ModelInfer", request([[1]], 9))
-        assert str(stream.recv()).startswith("stream: got an idle timeout, allowed a new stream")
+        assert str(stream.recv()).startswith("stream: got an idle timeout, expected a new stream")
         with pytest.raises(InferenceServerException, match="no longer in valid state"):
             stream.send([[1]], 1)
     wait_for_streams(clients.http, 0)
@@ -311,7 +311,7 @@ def test_a_server_that_stops_tells_where_sequences_are(tiny_repository: Path) ->
             ],
         }
         for end in (stream.recv(), other.recv()):
-            assert str(end).startswith("stream: got server shutdown, allowed a new stream")
+            assert str(end).startswith("stream: got server shutdown, expected a new stream")
         server.process.wait(20)
         assert time.monotonic() - begin < 9  # less than the grace of requests in flight
 

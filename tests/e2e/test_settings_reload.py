@@ -327,7 +327,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(server: Served) -> None:
         [
             ("max_request_tokens = 0\n", "max_request_tokens in "),
             ("max_request_tokens = \n", "allowed a TOML file"),
-            ("max_toknes = 2\n", "got unknown setting max_toknes, allowed max_request_tokens"),
+            ("max_toknes = 2\n", "got unknown setting max_toknes, expected max_request_tokens"),
             (f"x = {'[' * 10_000}", "allowed a TOML file"),
         ]
     ):

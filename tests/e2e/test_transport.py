@@ -115,16 +115,16 @@ def test_client_without_a_certificate_is_refused(secure: tuple[Server, bool], fi
     [
         (
             {"cert-file": "certificate"},
-            "tls_cert_file: got {certificate}, allowed only together with tls_cert_file",
+            "tls_cert_file: got {certificate}, expected only together with tls_cert_file",
         ),
-        ({"key": "key"}, "tls_key: got {key}, allowed only together with tls_cert_file and tls_key"),
-        ({"client-ca": "ca"}, "tls_client_ca: got {ca}, allowed only together with tls_cert_file and tls_key"),
+        ({"key": "key"}, "tls_key: got {key}, expected only together with tls_cert_file and tls_key"),
+        ({"client-ca": "ca"}, "tls_client_ca: got {ca}, expected only together with tls_cert_file and tls_key"),
         ({"cert-file": "none", "key": "key"}, "allowed PEM files of a certificate and its key (No such file"),
         ({"cert-file": "ca", "key": "key"}, "allowed PEM files of a certificate and its key (KEY_VALUES_MISMATCH)"),
         ({"cert-file": "key", "key": "key"}, "allowed PEM files of a certificate and its key ("),
         (
             {"cert-file": "certificate", "key": "key", "client-ca": "key"},
-            "tls_client_ca: got {key}, allowed a PEM file of certificates (",
+            "tls_client_ca: got {key}, expected a PEM file of certificates (",
         ),
     ],
 )

@@ -148,7 +148,7 @@ def test_tracing_says_what_is_missing(python: Path, repository: Path, workers: s
         env=ENVIRONMENT,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    missing = "tracing: got otlp without its packages, allowed none, or otlp after pip install 'preblock[tracing]'"
+    missing = "tracing: got otlp without its packages, expected none, or otlp after pip install 'preblock[tracing]'"
     assert done.stderr == f"preblock: {missing}\n"
 
 

@@ -49,7 +49,7 @@ def two(tiny_repository: Path) -> Iterator[Server]:
 def test_the_environment_limits_bodies(limited: Clients, path: str) -> None:
     response = limited.http.post(path, content=bytes(201))
     assert response.status_code == 413
-    assert "body: got 201 bytes, allowed at most 200 bytes" in response.text
+    assert "body: got 201 bytes, expected at most 200 bytes" in response.text
 
 
 def test_the_environment_limits_messages(limited: Clients) -> None:
@@ -215,12 +215,12 @@ def test_every_worker_answers_grpc(two: Server) -> None:
 def test_an_address_in_use_is_refused_by_name() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Invalid, match=f"^grpc-port: got 127.0.0.1:{port}, allowed an address to listen on"):
+        with pytest.raises(Invalid, match=f"^grpc-port: got 127.0.0.1:{port}, expected an address to listen on"):
             bind("grpc-port", "127.0.0.1", port)
 
 
 def test_a_host_that_is_none_is_refused_by_name() -> None:
-    with pytest.raises(Invalid, match=r"^port: got no\.such\.host\.invalid:0, allowed an address to listen on"):
+    with pytest.raises(Invalid, match=r"^port: got no\.such\.host\.invalid:0, expected an address to listen on"):
         bind("port", "no.such.host.invalid", 0)
 
 

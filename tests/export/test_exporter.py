@@ -210,7 +210,7 @@ def test_an_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: 
 
 @pytest.mark.skipif(providers.cuda_unavailable_reason() is None, reason="CUDA works here")
 def test_cuda_where_there_is_none_proves_nothing(copy: Path) -> None:
-    with pytest.raises(ExportError, match="--provider: got cuda, allowed cpu, since "):
+    with pytest.raises(ExportError, match="--provider: got cuda, expected cpu, since "):
         verify(copy, provider="cuda")
 
 
@@ -220,7 +220,7 @@ def test_verify_names_the_file_with_a_flipped_bit(copy: Path, name: str, place: 
     content = bytearray((copy / name).read_bytes())
     content[place] ^= 1
     (copy / name).write_bytes(content)
-    with pytest.raises(ExportError, match=rf"^{name}: got sha256 .*, allowed sha256 "):
+    with pytest.raises(ExportError, match=rf"^{name}: got sha256 .*, expected sha256 "):
         verify(copy)
 
 
@@ -313,9 +313,9 @@ def test_a_resized_limit_is_recorded(tiny_checkpoint: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_len": 40}, "resize: got None, allowed truncate"),
-        ({"max_len": 40, "resizing": "truncate"}, "length: got 40, allowed 1 to 20"),
-        ({"resizing": "truncate"}, "--resize: got 'truncate', allowed only with --max-len"),
+        ({"max_len": 40}, "resize: got None, expected truncate"),
+        ({"max_len": 40, "resizing": "truncate"}, "length: got 40, expected 1 to 20"),
+        ({"resizing": "truncate"}, "--resize: got 'truncate', expected only with --max-len"),
     ],
 )
 def test_a_limit_that_cannot_be_reached_is_refused(

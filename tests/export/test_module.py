@@ -104,7 +104,7 @@ def test_it_is_served(mine: Mine, exported: ExportResult) -> None:
     with open_engine(exported.folder.parents[1]) as engine:
         model = engine.repository.get("mine")
         answer = asyncio.run(ask_engine(engine, model, request))
-        with pytest.raises(Invalid, match="got 7 \\+ 3 = 10, allowed at most 9"):
+        with pytest.raises(Invalid, match="got 7 \\+ 3 = 10, expected at most 9"):
             asyncio.run(ask_engine(engine, model, replace(request, offset=np.array([0, 7]))))
     with torch.inference_mode():
         expected = mine(torch.from_numpy(ids), torch.tensor([0, 6])).numpy()

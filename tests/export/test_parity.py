@@ -163,7 +163,7 @@ def test_one_changed_number_is_found(
 
 
 def test_the_smallest_change_is_found_where_bits_must_be_equal(artifacts: dict[str, Path]) -> None:
-    with pytest.raises(ParityError, match="allowed 0"):
+    with pytest.raises(ParityError, match="expected 0"):
         prove(changed(GPT2, "tokens.weight", 0, by=1e-8), Session(artifacts["gpt2"]))
 
 

@@ -311,7 +311,7 @@ def test_verify_finds_a_manifest_that_says_something_else(copy: Path, way: str, 
 def test_a_manifest_of_another_type_is_refused_by_all(copy: Path, way: str) -> None:
     seal(copy / way / "1", dtype="float32")
     stored = {"int8-tensor": "int8", "int4": "uint8"}.get(way, way)
-    message = rf"dtype: got float32, allowed that of model\.onnx frontend\.tokens\.weight, {stored}"
+    message = rf"dtype: got float32, expected that of model\.onnx frontend\.tokens\.weight, {stored}"
     with pytest.raises(ArtifactError, match=message):
         Repository(copy, CPU, 1)
     with pytest.raises(ExportError, match=message):
@@ -336,7 +336,7 @@ def test_a_value_that_does_not_fit_is_named_and_nothing_is_left(tmp_path: Path, 
     with pytest.raises(ExportError) as refused:
         put(frontend, tmp_path, dtype)
     told = f"{np.float32(value):g}"
-    assert str(refused.value) == f"--dtype: got {dtype}, allowed a type that holds {told}, a value of positions.weight"
+    assert str(refused.value) == f"--dtype: got {dtype}, expected a type that holds {told}, a value of positions.weight"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -416,7 +416,7 @@ def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
         hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
     )
     transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
-    with pytest.raises(ExportError, match="--dtype: got 'int8', allowed only float32 for stems and custom modules"):
+    with pytest.raises(ExportError, match="--dtype: got 'int8', expected only float32 for stems and custom modules"):
         export(str(tmp_path / "vit"), "m", tmp_path / "root", dtype="int8")
     assert not (tmp_path / "root").exists()
 
@@ -424,13 +424,13 @@ def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_module_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
     custom = CustomFrontEnd(GPT2Embeddings(7, 4, 6), vocab_size=7, max_len=6)
     loaded = LoadedSource(custom, Source(kind="module"))
-    with pytest.raises(ExportError, match="--dtype: got 'int4', allowed only float32 for stems and custom modules"):
+    with pytest.raises(ExportError, match="--dtype: got 'int4', expected only float32 for stems and custom modules"):
         export_loaded(loaded, "m", tmp_path, format_=find_format("int4"))
 
 
 def test_a_type_that_is_refused_costs_no_reading(tmp_path: Path) -> None:
     told: list[str] = []
-    with pytest.raises(ExportError, match="--scale: got 'row', allowed only with --dtype int8"):
+    with pytest.raises(ExportError, match="--scale: got 'row', expected only with --dtype int8"):
         export("gpt2-small", "m", tmp_path, told.append, dtype="int4", scale="row")
     assert told == []
 

@@ -53,13 +53,13 @@ def test_anything_else_is_refused_and_the_three_kinds_are_listed(source: str) ->
     with pytest.raises(ExportError) as error:
         load_source(source)
     assert str(error.value) == (
-        f"SOURCE: got {source!r}, allowed an existing folder, a preset (gpt2-small, transformer-base), "
+        f"SOURCE: got {source!r}, expected an existing folder, a preset (gpt2-small, transformer-base), "
         "or hf:owner/name[@revision]"
     )
 
 
 def test_a_file_is_no_folder(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ExportError, match="allowed an existing folder"):
+    with pytest.raises(ExportError, match="expected an existing folder"):
         load_source(str(tiny_checkpoint / "config.json"))
 
 
@@ -84,15 +84,15 @@ def test_a_hub_source_names_a_repository_and_perhaps_a_revision(source: str, nam
 
 @pytest.mark.parametrize(("side", "arithmetic"), [("encoder", "float32"), (None, "source")])
 def test_a_preset_leaves_no_choice(side: str | None, arithmetic: Literal["float32", "source"]) -> None:
-    with pytest.raises(ExportError, match=r"--(side|arithmetic): got '(encoder|source)', allowed"):
+    with pytest.raises(ExportError, match=r"--(side|arithmetic): got '(encoder|source)', expected"):
         load_source("gpt2-small", side=side, arithmetic=arithmetic)
 
 
 def test_a_preset_has_no_segments_to_choose() -> None:
-    with pytest.raises(ExportError, match="--segments: got True, allowed only for published checkpoints"):
+    with pytest.raises(ExportError, match="--segments: got True, expected only for published checkpoints"):
         load_source("gpt2-small", segments=True)
 
 
 def test_a_checkpoint_whose_segments_are_no_choice_says_so(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ExportError, match="--segments: got 'bert', allowed for"):
+    with pytest.raises(ExportError, match="--segments: got 'bert', expected for"):
         load_source(str(tiny_checkpoint), segments=True)

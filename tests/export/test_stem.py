@@ -169,7 +169,7 @@ def test_one_changed_number_is_found(graphs: dict[str, Path], kind: str, name: s
     stem = STEMS[kind]
     tensors = {key: value.clone() for key, value in stem.state_dict().items()}
     tensors[name][place] += 1e-3
-    with pytest.raises(ParityError, match=r"differs from its PyTorch module by .* ULP, allowed .*\) at shape \["):
+    with pytest.raises(ParityError, match=r"differs from its PyTorch module by .* ULP, expected .*\) at shape \["):
         prove_stem(from_tensors(stem.config, tensors), Session(graphs[kind]))
 
 

@@ -178,12 +178,12 @@ def test_a_grid_has_as_many_positions_as_cells(kind: str) -> None:
 @pytest.mark.parametrize(
     ("indices", "message"),
     [
-        ({"word": torch.tensor([[7]])}, "word: got 7, allowed 0 to 6"),
-        ({"add": torch.tensor([[-1]])}, "add: got -1, allowed 0 to 2"),
-        ({"word": torch.tensor([[1, 2]])}, r"word: got shape \(1, 2\), allowed \(1, 1\) or \(1, 1\)"),
+        ({"word": torch.tensor([[7]])}, "word: got 7, expected 0 to 6"),
+        ({"add": torch.tensor([[-1]])}, "add: got -1, expected 0 to 2"),
+        ({"word": torch.tensor([[1, 2]])}, r"word: got shape \(1, 2\), expected \(1, 1\) or \(1, 1\)"),
         (
             {"day": torch.tensor([[0]])},
-            "day: the front-end 'hierarchical' has no such index, allowed word, add, em",
+            "day: the front-end 'hierarchical' has no such index, expected word, add, em",
         ),
     ],
 )
@@ -194,7 +194,7 @@ def test_an_index_that_is_not_allowed_is_refused(indices: dict[str, Tensor], mes
 
 def test_segments_are_given_once() -> None:
     types = torch.tensor([[0]])
-    with pytest.raises(ValueError, match="indices: got token_type_ids, allowed others"):
+    with pytest.raises(ValueError, match="indices: got token_type_ids, expected others"):
         FRONTENDS["segments"](torch.tensor([[1]]), 0, types, indices={"token_type_ids": types})
 
 

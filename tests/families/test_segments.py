@@ -90,7 +90,7 @@ def test_without_the_choice_there_are_none(tmp_path: Path) -> None:
 def test_a_family_without_such_segments_refuses_the_choice(name: str, tmp_path: Path) -> None:
     save(name, tmp_path)
     allowed = ", ".join(sorted(("xlm", "openai-gpt", *CACHED), key=list(FAMILIES).index))
-    with pytest.raises(CheckpointError, match=f"--segments: got '{name}', allowed for {allowed}, whose"):
+    with pytest.raises(CheckpointError, match=f"--segments: got '{name}', expected for {allowed}, whose"):
         read_frontend(tmp_path, segments=True)
 
 
@@ -145,7 +145,7 @@ def change(folder: Path, **values: Any) -> None:
 
 def test_the_text_side_of_clip_reads_its_own_part_of_the_config(tmp_path: Path) -> None:
     save("clip/text", tmp_path)
-    with pytest.raises(CheckpointError, match="--side: got None, allowed for 'clip': vision, text"):
+    with pytest.raises(CheckpointError, match="--side: got None, expected for 'clip': vision, text"):
         read_frontend(tmp_path)
     change(tmp_path, hidden_size=7)
     expected = read_frontend(tmp_path, "text").config
@@ -156,7 +156,7 @@ def test_the_text_side_of_clip_reads_its_own_part_of_the_config(tmp_path: Path) 
         read_frontend(tmp_path, "text")
     for value, got in (([7], r"is \[7\]"), (None, "is missing")):
         change(tmp_path, text_config=value)
-        with pytest.raises(CheckpointError, match=f"text_config {got}, allowed an object"):
+        with pytest.raises(CheckpointError, match=f"text_config {got}, expected an object"):
             read_frontend(tmp_path, "text")
 
 

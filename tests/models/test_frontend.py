@@ -192,7 +192,7 @@ def test_saved_weights_load_back(tmp_path: Path) -> None:
 
 
 def test_segments_are_refused_where_there_are_none() -> None:
-    with pytest.raises(ValueError, match="token_type_ids: the front-end 'gpt2' has no such index, allowed none"):
+    with pytest.raises(ValueError, match="token_type_ids: the front-end 'gpt2' has no such index, expected none"):
         GPT2Embeddings(V, D, M)(IDS, token_type_ids=SEGMENTS)
 
 

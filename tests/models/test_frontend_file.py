@@ -119,14 +119,14 @@ def test_save_replaces_the_file_it_was_read_from(tmp_path: Path) -> None:
 
 
 def test_save_of_an_unstorable_type_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"tokens\.weight: got torch\.float64, allowed torch\.float32"):
+    with pytest.raises(ValueError, match=r"tokens\.weight: got torch\.float64, expected torch\.float32"):
         GPT2Embeddings(V, D, M).double().save_frontend(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 def test_save_with_a_bias_is_refused(tmp_path: Path) -> None:
     config = replace(GPT2Embeddings(V, D, M).config, bias=AlibiConfig(heads=2))
-    with pytest.raises(ValueError, match=r"bias: got 'alibi', allowed none: frontend\.toml cannot describe it"):
+    with pytest.raises(ValueError, match=r"bias: got 'alibi', expected none: frontend\.toml cannot describe it"):
         FrontEnd(config).save_frontend(tmp_path)
 
 

@@ -1,6 +1,6 @@
 """Bad requests over every protocol.
 
-Each is refused with the field, the value got and the value allowed, and the server answers a good request right after.
+Each is refused with the field, the value got and the value expected, and the server answers a good request right after.
 """
 
 import json
@@ -42,89 +42,101 @@ TEXTS = (native_json, decode_json)
 Row = tuple[Fields, tuple[Protocol, ...], str]
 BAD: dict[str, list[Row]] = {
     "bert": [
-        ({"input_ids": [[1, -1]]}, EVERY, "input_ids[0][1]: got -1, allowed 0 to 10"),
-        ({"input_ids": [[1, 11]]}, EVERY, "input_ids[0][1]: got 11, allowed 0 to 10"),
-        ({"input_ids": [[2**63 - 1]]}, EVERY, "input_ids[0][0]: got 9223372036854775807, allowed 0 to 10"),
-        ({"input_ids": [[-(2**63)]]}, EVERY, "input_ids[0][0]: got -9223372036854775808, allowed 0 to 10"),
-        ({"input_ids": [[2**63]]}, (*JSON, native_npy), "got 9223372036854775808, allowed a 64-bit integer"),
-        ({"input_ids": [[1, 2.0]]}, JSON, "[1]: got 2.0, allowed a 64-bit integer"),
-        ({"input_ids": [[1.0, 2.0]]}, (native_npy,), "input_ids dtype: got float64, allowed an integer type"),
-        ({"input_ids": [[1, True]]}, JSON, "[1]: got True, allowed a 64-bit integer"),
-        ({"input_ids": [[True]]}, (native_npy,), "input_ids dtype: got bool, allowed an integer type"),
-        ({"input_ids": [[1, "2"]]}, JSON, "[1]: got '2', allowed a 64-bit integer"),
-        ({"input_ids": [["2"]]}, (native_npy,), "input_ids dtype: got <U1, allowed an integer type"),
-        ({"input_ids": [[1, None]]}, JSON, "[1]: got None, allowed a 64-bit integer"),
+        ({"input_ids": [[1, -1]]}, EVERY, "input_ids[0][1]: got -1, expected 0 to 10"),
+        ({"input_ids": [[1, 11]]}, EVERY, "input_ids[0][1]: got 11, expected 0 to 10"),
+        ({"input_ids": [[2**63 - 1]]}, EVERY, "input_ids[0][0]: got 9223372036854775807, expected 0 to 10"),
+        ({"input_ids": [[-(2**63)]]}, EVERY, "input_ids[0][0]: got -9223372036854775808, expected 0 to 10"),
+        ({"input_ids": [[2**63]]}, (*JSON, native_npy), "got 9223372036854775808, expected a 64-bit integer"),
+        ({"input_ids": [[1, 2.0]]}, JSON, "[1]: got 2.0, expected a 64-bit integer"),
+        ({"input_ids": [[1.0, 2.0]]}, (native_npy,), "input_ids dtype: got float64, expected an integer type"),
+        ({"input_ids": [[1, True]]}, JSON, "[1]: got True, expected a 64-bit integer"),
+        ({"input_ids": [[True]]}, (native_npy,), "input_ids dtype: got bool, expected an integer type"),
+        ({"input_ids": [[1, "2"]]}, JSON, "[1]: got '2', expected a 64-bit integer"),
+        ({"input_ids": [["2"]]}, (native_npy,), "input_ids dtype: got <U1, expected an integer type"),
+        ({"input_ids": [[1, None]]}, JSON, "[1]: got None, expected a 64-bit integer"),
         ({"input_ids": [[None]]}, (native_npy,), "body: got no .npy: "),
-        ({"input_ids": [[{}]]}, JSON, "got {}, allowed a 64-bit integer"),
-        ({"input_ids": [[[1]]]}, TEXTS, "input_ids[0][0]: got [1], allowed a 64-bit integer"),
-        ({"input_ids": [[[1]]]}, (open_inference_binary, grpc_raw), "input_ids.shape: got [1, 1, 1], allowed [batch, "),
-        ({"input_ids": [[[1]]]}, (native_npy,), "input_ids shape: got (1, 1, 1), allowed (length,) or (batch, length)"),
-        ({"input_ids": "12"}, TEXTS, "input_ids: got '12', allowed a list of integers"),
-        ({"input_ids": 12}, TEXTS, "input_ids: got 12, allowed a list of integers"),
-        ({"input_ids": [[1], 2]}, TEXTS, "input_ids[1]: got 2, allowed a row"),
-        ({"input_ids": []}, TEXTS, "input_ids: got [], allowed at least one row"),
-        ({"input_ids": []}, (open_inference_json, grpc_typed), "input_ids.shape: got [0, 0], allowed sizes of 1 "),
-        ({"input_ids": [[1], []]}, (native_json,), "input_ids[1]: got [], allowed a row of at least one"),
-        ({"input_ids": [[], []]}, TENSORS, "input_ids.shape: got [2, 0], allowed sizes of 1 or more"),
-        ({"input_ids": [[]]}, STREAMS, "input_ids[0]: got an empty row, allowed at least one id"),
-        ({"input_ids": [[1], [2]]}, (decode_json,), "input_ids: got 2 rows, allowed one row"),
-        ({"offset": 0}, (native_json,), "input_ids: got nothing, allowed rows of token ids"),
-        ({"offset": 0}, TENSORS, "inputs: got no input_ids, allowed a tensor input_ids"),
-        ({"token_type_ids": [0]}, (decode_json,), "input_ids: got None, allowed a list of integers"),
-        ({"input_ids": [[1]], "mask": [[1]]}, NATIVE, "field: got mask, allowed input_ids, "),
-        ({"input_ids": [[1]], "mask": [[1]]}, TENSORS, "inputs.name: got mask, allowed input_ids, "),
+        ({"input_ids": [[{}]]}, JSON, "got {}, expected a 64-bit integer"),
+        ({"input_ids": [[[1]]]}, TEXTS, "input_ids[0][0]: got [1], expected a 64-bit integer"),
+        (
+            {"input_ids": [[[1]]]},
+            (open_inference_binary, grpc_raw),
+            "input_ids.shape: got [1, 1, 1], expected [batch, ",
+        ),
+        (
+            {"input_ids": [[[1]]]},
+            (native_npy,),
+            "input_ids shape: got (1, 1, 1), expected (length,) or (batch, length)",
+        ),
+        ({"input_ids": "12"}, TEXTS, "input_ids: got '12', expected a list of integers"),
+        ({"input_ids": 12}, TEXTS, "input_ids: got 12, expected a list of integers"),
+        ({"input_ids": [[1], 2]}, TEXTS, "input_ids[1]: got 2, expected a row"),
+        ({"input_ids": []}, TEXTS, "input_ids: got [], expected at least one row"),
+        ({"input_ids": []}, (open_inference_json, grpc_typed), "input_ids.shape: got [0, 0], expected sizes of 1 "),
+        ({"input_ids": [[1], []]}, (native_json,), "input_ids[1]: got [], expected a row of at least one"),
+        ({"input_ids": [[], []]}, TENSORS, "input_ids.shape: got [2, 0], expected sizes of 1 or more"),
+        ({"input_ids": [[]]}, STREAMS, "input_ids[0]: got an empty row, expected at least one id"),
+        ({"input_ids": [[1], [2]]}, (decode_json,), "input_ids: got 2 rows, expected one row"),
+        ({"offset": 0}, (native_json,), "input_ids: got nothing, expected rows of token ids"),
+        ({"offset": 0}, TENSORS, "inputs: got no input_ids, expected a tensor input_ids"),
+        ({"token_type_ids": [0]}, (decode_json,), "input_ids: got None, expected a list of integers"),
+        ({"input_ids": [[1]], "mask": [[1]]}, NATIVE, "field: got mask, expected input_ids, "),
+        ({"input_ids": [[1]], "mask": [[1]]}, TENSORS, "inputs.name: got mask, expected input_ids, "),
         (
             {"input_ids": [[1]], "mask": [[1]]},
             (decode_json,),
-            "field: got mask, allowed input_ids, position_ids, ",
+            "field: got mask, expected input_ids, position_ids, ",
         ),
-        ({"input_ids": [[1, 2]], "token_type_ids": [[0, 2]]}, BATCHES, "token_type_ids[0][1]: got 2, allowed 0 to 1"),
-        ({"input_ids": [[1, 2]], "token_type_ids": [[-1, 0]]}, BATCHES, "token_type_ids[0][0]: got -1, allowed 0 to 1"),
+        ({"input_ids": [[1, 2]], "token_type_ids": [[0, 2]]}, BATCHES, "token_type_ids[0][1]: got 2, expected 0 to 1"),
+        (
+            {"input_ids": [[1, 2]], "token_type_ids": [[-1, 0]]},
+            BATCHES,
+            "token_type_ids[0][0]: got -1, expected 0 to 1",
+        ),
         (
             {"input_ids": [[1, 2]], "token_type_ids": [[0]]},
             BATCHES,
-            "token_type_ids[0]: got 1 values, allowed 2 ",
+            "token_type_ids[0]: got 1 values, expected 2 ",
         ),
         (
             {"input_ids": [[1, 2]], "token_type_ids": [[0, 0], [0, 0]]},
             BATCHES,
-            "token_type_ids: got 2 rows, allowed 1 rows",
+            "token_type_ids: got 2 rows, expected 1 rows",
         ),
     ],
     "gpt": [
-        ({"input_ids": [[7, 0]]}, EVERY, "input_ids[0][0]: got 7, allowed 0 to 6"),
-        ({"input_ids": [[1, 2]], "token_type_ids": [[0, 0]]}, BATCHES, "token_type_ids: got a value, allowed nothing"),
-        ({"input_ids": [[1, 2]], "attention_mask": [[1, 2]]}, TENSOR, "attention_mask[0][1]: got 2, allowed 0 to 1"),
-        ({"input_ids": [[1, 2]], "attention_mask": [[1, 1, 1]]}, TENSOR, "attention_mask[0]: got 3 values, allowed 2"),
-        ({"input_ids": [[1, 2]], "position_ids": [[0, 6]]}, TENSOR, "position_ids[0][1]: got 6, allowed 0 to 5"),
-        ({"input_ids": [[1, 2]], "position_ids": [[-1, 0]]}, TENSOR, "position_ids[0][0]: got -1, allowed 0 to 5"),
+        ({"input_ids": [[7, 0]]}, EVERY, "input_ids[0][0]: got 7, expected 0 to 6"),
+        ({"input_ids": [[1, 2]], "token_type_ids": [[0, 0]]}, BATCHES, "token_type_ids: got a value, expected nothing"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1, 2]]}, TENSOR, "attention_mask[0][1]: got 2, expected 0 to 1"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1, 1, 1]]}, TENSOR, "attention_mask[0]: got 3 values, expected 2"),
+        ({"input_ids": [[1, 2]], "position_ids": [[0, 6]]}, TENSOR, "position_ids[0][1]: got 6, expected 0 to 5"),
+        ({"input_ids": [[1, 2]], "position_ids": [[-1, 0]]}, TENSOR, "position_ids[0][0]: got -1, expected 0 to 5"),
         ({"input_ids": [[1]], "position_ids": [[0]], "offset": 0}, TENSOR, "offset: got offset and position_ids, "),
-        ({"input_ids": [[1]], "offset": -1}, TENSOR, "offset[0]: got -1, allowed 0 or more"),
-        ({"input_ids": [[1]], "offset": -1}, STREAMS, "offset: got -1, allowed 0 to 6"),
-        ({"input_ids": [[1], [1]], "offset": [0, -1]}, TENSOR, "offset[1]: got -1, allowed 0 or more"),
-        ({"input_ids": [[1, 2, 3]], "offset": 4}, EVERY, "offset[0] + tokens: got 4 + 3 = 7, allowed at most 6"),
-        ({"input_ids": [[1, 2], [1, 2]], "offset": [4, 5]}, TENSOR, "offset[1] + tokens: got 5 + 2 = 7, allowed at"),
-        ({"input_ids": [[0] * 7]}, EVERY, "offset[0] + tokens: got 0 + 7 = 7, allowed at most 6"),
+        ({"input_ids": [[1]], "offset": -1}, TENSOR, "offset[0]: got -1, expected 0 or more"),
+        ({"input_ids": [[1]], "offset": -1}, STREAMS, "offset: got -1, expected 0 to 6"),
+        ({"input_ids": [[1], [1]], "offset": [0, -1]}, TENSOR, "offset[1]: got -1, expected 0 or more"),
+        ({"input_ids": [[1, 2, 3]], "offset": 4}, EVERY, "offset[0] + tokens: got 4 + 3 = 7, expected at most 6"),
+        ({"input_ids": [[1, 2], [1, 2]], "offset": [4, 5]}, TENSOR, "offset[1] + tokens: got 5 + 2 = 7, expected at"),
+        ({"input_ids": [[0] * 7]}, EVERY, "offset[0] + tokens: got 0 + 7 = 7, expected at most 6"),
         (
             {"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]], "offset": 5},
             TENSOR,
-            "got 5 + 2 = 7, allowed at most 6",
+            "got 5 + 2 = 7, expected at most 6",
         ),
         ({"input_ids": [[1, 2]], "offset": 2**63 - 1}, TENSOR, "got 9223372036854775807 + 2 = 9223372036854775809"),
-        ({"input_ids": [[1]], "offset": 2**63 - 1}, STREAMS, "offset: got 9223372036854775807, allowed 0 to 6"),
-        ({"input_ids": [[1]], "offset": -(2**63)}, TENSOR, "offset[0]: got -9223372036854775808, allowed 0 or more"),
-        ({"input_ids": [[1]], "offset": 2**63}, NATIVE, "offset: got 9223372036854775808, allowed a 64-bit integer"),
+        ({"input_ids": [[1]], "offset": 2**63 - 1}, STREAMS, "offset: got 9223372036854775807, expected 0 to 6"),
+        ({"input_ids": [[1]], "offset": -(2**63)}, TENSOR, "offset[0]: got -9223372036854775808, expected 0 or more"),
+        ({"input_ids": [[1]], "offset": 2**63}, NATIVE, "offset: got 9223372036854775808, expected a 64-bit integer"),
         ({"input_ids": [[1]], "offset": 2**63}, (open_inference_json,), "offset.data[0]: got 9223372036854775808, "),
-        ({"input_ids": [[1]], "offset": 2**63}, STREAMS, "offset: got 9223372036854775808, allowed a 64-bit integer"),
-        ({"input_ids": [[1]], "offset": 2**64}, (*NATIVE, *STREAMS), "offset: got 1.8446744073709552e+19, allowed a"),
-        ({"input_ids": [[1]], "offset": 1.0}, (*NATIVE, *STREAMS), "offset: got 1.0, allowed a"),
-        ({"input_ids": [[1]], "offset": True}, NATIVE, "offset: got True, allowed a"),
-        ({"input_ids": [[1]], "offset": "1"}, NATIVE, "offset: got '1', allowed a"),
-        ({"input_ids": [[1]], "offset": []}, NATIVE, "offset: got [], allowed a"),
-        ({"input_ids": [[1], [1]], "offset": [0, 0, 0]}, TENSOR, "offset: got 3 values, allowed one value, or one "),
-        ({"input_ids": [[1]], "dtype": "float64"}, (native_json,), "dtype: got float64, allowed float32, "),
-        ({"input_ids": [[1]], "dtype": None}, (native_json,), "dtype: got None, allowed a name"),
-        ({"input_ids": [[1]], "encoding": "hex"}, (native_json,), "encoding: got hex, allowed base64, "),
+        ({"input_ids": [[1]], "offset": 2**63}, STREAMS, "offset: got 9223372036854775808, expected a 64-bit integer"),
+        ({"input_ids": [[1]], "offset": 2**64}, (*NATIVE, *STREAMS), "offset: got 1.8446744073709552e+19, expected a"),
+        ({"input_ids": [[1]], "offset": 1.0}, (*NATIVE, *STREAMS), "offset: got 1.0, expected a"),
+        ({"input_ids": [[1]], "offset": True}, NATIVE, "offset: got True, expected a"),
+        ({"input_ids": [[1]], "offset": "1"}, NATIVE, "offset: got '1', expected a"),
+        ({"input_ids": [[1]], "offset": []}, NATIVE, "offset: got [], expected a"),
+        ({"input_ids": [[1], [1]], "offset": [0, 0, 0]}, TENSOR, "offset: got 3 values, expected one value, or one "),
+        ({"input_ids": [[1]], "dtype": "float64"}, (native_json,), "dtype: got float64, expected float32, "),
+        ({"input_ids": [[1]], "dtype": None}, (native_json,), "dtype: got None, expected a name"),
+        ({"input_ids": [[1]], "encoding": "hex"}, (native_json,), "encoding: got hex, expected base64, "),
     ],
 }
 """Fields, the protocols that can express them, and a part of the message, by model."""
@@ -164,7 +176,7 @@ def test_an_unknown_version_is_refused(tiny: httpx.Client, prefix: str, verb: st
     document = response.json()
     message = document["error"] if prefix else document["detail"]
     assert message.startswith("version: got ")
-    assert message.endswith(", allowed 1, 2")
+    assert message.endswith(", expected 1, 2")
 
 
 @pytest.mark.parametrize("version", ["0", "3", "abc", "..", "\0"])
@@ -172,7 +184,7 @@ def test_an_unknown_version_is_refused_over_grpc(tiny_clients: Clients, version:
     with pytest.raises(RequestRefused) as refused:
         call_grpc(tiny_clients, "ModelInfer", service_pb2.ModelInferRequest(model_name="bert", model_version=version))
     assert refused.value.status == "StatusCode.NOT_FOUND"
-    assert refused.value.message == f"version: got {version}, allowed 1, 2"
+    assert refused.value.message == f"version: got {version}, expected 1, 2"
 
 
 NAMES = ["..%2f", "..%2fbert%2f1", "%2e%2e%2f", "bert%2f1", "%00", "bert%00", "%ff", ".", "bert%20", "BERT", "%5c..%5c"]
@@ -232,7 +244,7 @@ NO_OBJECTS = (
 def test_what_is_no_json_object_is_refused(tiny: httpx.Client, path: str, body: bytes) -> None:
     response = tiny.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
-    assert ", allowed a JSON object" in response.text
+    assert ", expected a JSON object" in response.text
 
 
 @pytest.mark.parametrize(
@@ -251,7 +263,7 @@ def test_what_is_no_json_object_is_refused(tiny: httpx.Client, path: str, body: 
 def test_a_name_that_stands_twice_is_refused(tiny: httpx.Client, path: str, body: str, name: str) -> None:
     response = tiny.post(path, content=body)
     assert response.status_code == 400
-    assert f"body: got {name} twice, allowed each name of an object once" in response.text
+    assert f"body: got {name} twice, expected each name of an object once" in response.text
 
 
 def test_a_text_that_looks_like_a_name_is_a_text(tiny: httpx.Client) -> None:
@@ -270,7 +282,7 @@ def test_a_body_over_the_limit_is_refused(tiny_clients: Clients, expected: bytes
     response = httpx.post(tiny_clients.http.base_url.join(path), content=content, timeout=60)
     assert response.status_code == 413
     got = "more than 16777216 bytes" if chunked else "16777217 bytes"
-    assert f"body: got {got}, allowed at most 16777216 bytes" in response.text
+    assert f"body: got {got}, expected at most 16777216 bytes" in response.text
     still_right(tiny_clients.http, expected)
 
 
@@ -286,7 +298,7 @@ def test_a_body_of_the_limit_exactly_is_read(tiny: httpx.Client) -> None:
 def test_another_content_type_is_refused(tiny: httpx.Client, path: str, kind: str) -> None:
     response = tiny.post(path, content=b'{"input_ids": [1]}', headers={"Content-Type": kind})
     assert response.status_code == 415
-    assert f"Content-Type: got {kind}, allowed application/json or application/" in response.text
+    assert f"Content-Type: got {kind}, expected application/json or application/" in response.text
 
 
 def npy(header: str, data: bytes = b"", version: tuple[int, int] = (1, 0)) -> bytes:

@@ -60,5 +60,5 @@ def test_it_lasts_as_long_as_it_is_told(server: Server, repository: Path) -> Non
 
 
 def test_other_front_ends_are_refused(repository: Path) -> None:
-    with pytest.raises(SystemExit, match=r"allowed tokens and positions in float32"):
+    with pytest.raises(SystemExit, match=r"expected tokens and positions in float32"):
         Truth(repository / "minilm" / "1")

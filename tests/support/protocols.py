@@ -344,5 +344,5 @@ def refusal_of(response: httpx.Response) -> RequestRefused:
         return RequestRefused(status, error["message"], error["code"])
     assert response.headers["Content-Type"] == "application/problem+json"
     assert (document["status"], document["type"]) == (status, f"urn:preblock:error:{document['title']}")
-    assert document["detail"] == f"{document['field']}: got {document['got']}, allowed {document['allowed']}"
+    assert document["detail"] == f"{document['field']}: got {document['got']}, expected {document['expected']}"
     return RequestRefused(status, document["detail"], document["title"])

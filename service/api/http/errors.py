@@ -35,7 +35,7 @@ OPENAI = "/v1"
 
 
 def problem(error: errors.PreblockError) -> bytes:
-    """Return the error as a problem document (RFC 9457), with the field, the value got and the value allowed.
+    """Return the error as a problem document (RFC 9457), with the field, the value got and the value expected.
 
     In a stream it also holds `retry_after`, because a step has no headers.
     """
@@ -105,5 +105,5 @@ def _problem_document(error: errors.PreblockError) -> dict[str, Any]:
         "detail": str(error),
         "field": error.field,
         "got": error.got,
-        "allowed": error.allowed,
+        "expected": error.expected,
     }

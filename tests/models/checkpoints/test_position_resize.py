@@ -135,26 +135,26 @@ def test_half_table_is_interpolated_and_rounded_once(table: Tensor, name: str) -
 
 @pytest.mark.parametrize("length", [M + 1, 0, -3])
 def test_truncation_to_a_longer_or_an_empty_table_is_refused(table: Tensor, length: int) -> None:
-    with pytest.raises(ValueError, match=f"length: got {length}, allowed 1 to 10: truncation does not lengthen"):
+    with pytest.raises(ValueError, match=f"length: got {length}, expected 1 to 10: truncation does not lengthen"):
         truncate(table, length)
 
 
 @pytest.mark.parametrize("name", ["interpolate", "interpolate_positions", "hybrid"])
 @pytest.mark.parametrize("length", [M - 1, 0, -3])
 def test_lengthening_to_a_shorter_table_is_refused(table: Tensor, name: str, length: int) -> None:
-    with pytest.raises(ValueError, match=f"length: got {length}, allowed 10 or more; to shorten a table, truncate it"):
+    with pytest.raises(ValueError, match=f"length: got {length}, expected 10 or more; to shorten a table, truncate it"):
         RESIZINGS[name](table, length)
 
 
 @NAMES
 @pytest.mark.parametrize("shape", [(M,), (1, M, D), (0, D)])
 def test_what_is_no_table_is_refused(name: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"table: got shape .*, allowed \(M, D\)"):
+    with pytest.raises(ValueError, match=r"table: got shape .*, expected \(M, D\)"):
         RESIZINGS[name](torch.zeros(shape), M)
 
 
 def test_hybrid_of_an_odd_width_is_refused() -> None:
-    with pytest.raises(ValueError, match="d_model: got 7, allowed an even width"):
+    with pytest.raises(ValueError, match="d_model: got 7, expected an even width"):
         hybrid(torch.zeros(M, 7), 20)
 
 
@@ -163,11 +163,11 @@ def test_hybrid_positions_keep_their_rows_at_another_limit() -> None:
     longer, ids = resize_positions(frontend, 30), torch.zeros((1, 30), dtype=torch.int64)
     assert (longer.config.max_len, longer.state_dict()["positions.weight"].shape) == (30, (M, D))
     assert torch.equal(longer.eval()(ids)[:, :20], frontend(ids[:, :20]))
-    with pytest.raises(ValueError, match="resize: got 'truncate', allowed only for a learned table"):
+    with pytest.raises(ValueError, match="resize: got 'truncate', expected only for a learned table"):
         resize_positions(frontend, 5, "truncate")
 
 
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "factorised"])
 def test_a_grid_is_not_resized_as_if_it_were_a_line(positions: Literal["learned", "sinusoidal", "factorised"]) -> None:
-    with pytest.raises(ValueError, match="max_len: got 12, allowed 6, the cells of a grid"):
+    with pytest.raises(ValueError, match="max_len: got 12, expected 6, the cells of a grid"):
         resize_positions(GridEmbedding(11, 8, (2, 3), positions), 12, "interpolate")

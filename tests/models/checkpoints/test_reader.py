@@ -217,7 +217,7 @@ def test_quantized_weights_are_refused(bert: Path) -> None:
     tensors = load_file(bert / "model.safetensors")
     tensors["embeddings.word_embeddings.weight"] = torch.ones((30, 8), dtype=torch.int8)
     save_file(tensors, bert / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"word_embeddings.weight is torch.int8, allowed torch.float32"):
+    with pytest.raises(CheckpointError, match=r"word_embeddings.weight is torch.int8, expected torch.float32"):
         read_frontend(bert)
 
 

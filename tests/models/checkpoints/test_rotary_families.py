@@ -102,11 +102,15 @@ def test_a_file_means_what_it_means_to_transformers(family: str, values: dict[st
 @pytest.mark.parametrize(
     ("family", "values", "message"),
     [
-        ("phi3", {"rope_scaling": LINEAR}, "rope_type: got 'linear', allowed default, longrope"),
-        ("gptj", {"rope_scaling": LINEAR}, "rope_parameters: got .*, allowed none"),
-        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, allowed 1"),
-        ("gemma3_text", {"rope_parameters": LINEAR}, "got the key 'factor', allowed full_attention, sliding_attention"),
-        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "type: got 'linear', allowed 'default'"),
+        ("phi3", {"rope_scaling": LINEAR}, "rope_type: got 'linear', expected default, longrope"),
+        ("gptj", {"rope_scaling": LINEAR}, "rope_parameters: got .*, expected none"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1"),
+        (
+            "gemma3_text",
+            {"rope_parameters": LINEAR},
+            "got the key 'factor', expected full_attention, sliding_attention",
+        ),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "type: got 'linear', expected 'default'"),
         (
             "modernbert",
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}},
@@ -168,7 +172,7 @@ def test_frequencies_that_a_file_of_esm_holds_win(tmp_path: Path, place: str) ->
     assert again.rotary == frontend.config.rotary
 
     save_file(tensors | {f"{place}.inv_freq": narrow[:3].clone()}, file)
-    with pytest.raises(CheckpointError, match=r"frequencies: got .*, allowed 4 numbers"):
+    with pytest.raises(CheckpointError, match=r"frequencies: got .*, expected 4 numbers"):
         read_frontend(tmp_path)
 
 
@@ -217,7 +221,7 @@ def test_angles_that_depend_on_the_length_need_one(tmp_path: Path) -> None:
     expected = model.rotary_emb(torch.zeros(1), torch.arange(200).unsqueeze(0))
     for found, whole in zip(outputs_of(frontend, 5, 195).values(), expected, strict=True):
         assert torch.equal(found, whole[:, 195:])
-    with pytest.raises(ValueError, match="position: got 200, allowed 0 to 199"):
+    with pytest.raises(ValueError, match="position: got 200, expected 0 to 199"):
         outputs_of(frontend, 5, 196)
 
 
@@ -225,14 +229,14 @@ def test_a_length_that_means_nothing_is_refused(tmp_path: Path) -> None:
     save("llama", tmp_path / "llama")
     save("bert", tmp_path / "bert")
     for family, why in (("llama", "the angles of 'llama' here do not"), ("bert", "'bert' here has no rotary")):
-        with pytest.raises(CheckpointError, match=f"--rotary-length: got 100, allowed none: {why}"):
+        with pytest.raises(CheckpointError, match=f"--rotary-length: got 100, expected none: {why}"):
             read_frontend(tmp_path / family, rotary_length=100)
 
 
 @pytest.mark.parametrize("length", [0, -1])
 def test_a_length_without_a_token_is_refused(tmp_path: Path, length: int) -> None:
     tiny(tmp_path, "LlamaModel", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
-    with pytest.raises(CheckpointError, match=f"length: got {length}, allowed more than 0"):
+    with pytest.raises(CheckpointError, match=f"length: got {length}, expected more than 0"):
         read_frontend(tmp_path, rotary_length=length)
 
 

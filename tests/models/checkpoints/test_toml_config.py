@@ -166,9 +166,9 @@ def test_positions_of_a_grid_are_those_of_its_cells(tmp_path: Path, fields: str,
         *(
             (TOKENS + STEP.format(kind) + fields, message)
             for kind, fields, message in (
-                ("positions", 'weight = "places"\ngrid = [3, 4]', "rows: got 9, allowed 12, the cells of the grid"),
-                ("positions", 'weight = "places"\ngrid = [0, 4]', "grid: got .0, 4., allowed two numbers"),
-                ("positions", 'weight = "places"\ngrid = 9', "grid: got 9, allowed two numbers"),
+                ("positions", 'weight = "places"\ngrid = [3, 4]', "rows: got 9, expected 12, the cells of the grid"),
+                ("positions", 'weight = "places"\ngrid = [0, 4]', "grid: got .0, 4., expected two numbers"),
+                ("positions", 'weight = "places"\ngrid = 9', "grid: got 9, expected two numbers"),
                 ("positions", 'table = "tensor2tensor"\nrows = 9\ngrid = [3, 3]', "allowed none for a table 'tensor"),
                 ("positions", 'table = "factorised"\nweight = "places"\ncolumns = "kinds"', "grid: got none"),
                 ("positions", 'table = "factorised"\nweight = "kinds"\ngrid = [2, 2]', "named by positions.columns"),
@@ -179,50 +179,50 @@ def test_positions_of_a_grid_are_those_of_its_cells(tmp_path: Path, fields: str,
                 ),
                 ("positions", 'table = "hybrid"\nrows = 9', "is named by positions.weight"),
                 ("positions", 'table = "hybrid"\nweight = "places"\nfirst = 2', "counts and first: got 'slots' and 2"),
-                ("segments", 'table = "other"\nweight = "kinds"', "segments.table: got 'other', allowed own, tokens"),
-                ("segments", 'input = "offset"\nweight = "kinds"', "input: got 'offset', allowed small letters"),
-                ("segments", 'input = "dtype"\nweight = "kinds"', "input: got 'dtype', allowed small letters"),
-                ("segments", 'input = "A b"\nweight = "kinds"', "input: got 'A b', allowed small letters"),
+                ("segments", 'table = "other"\nweight = "kinds"', "segments.table: got 'other', expected own, tokens"),
+                ("segments", 'input = "offset"\nweight = "kinds"', "input: got 'offset', expected small letters"),
+                ("segments", 'input = "dtype"\nweight = "kinds"', "input: got 'dtype', expected small letters"),
+                ("segments", 'input = "A b"\nweight = "kinds"', "input: got 'A b', expected small letters"),
                 ("levels", "", "levels: .*missing"),
-                ("levels", "levels = []", "levels: got none, allowed one or more"),
-                ("levels", "levels = [3]", "levels: got 3, allowed tables with the fields of segments"),
+                ("levels", "levels = []", "levels: got none, expected one or more"),
+                ("levels", "levels = [3]", "levels: got 3, expected tables with the fields of segments"),
                 ("levels", "levels = 3", "levels: .*not iterable"),
-                ("levels", '[[steps.levels]]\nkind = "norm"\neps = 1.0', "levels: got .*, allowed tables"),
+                ("levels", '[[steps.levels]]\nkind = "norm"\neps = 1.0', "levels: got .*, expected tables"),
                 ("levels", '[[steps.levels]]\ninput = "word"', "no tensor is named by levels.0.weight"),
                 (
                     "levels",
                     '[[steps.levels]]\nweight = "kinds"\n[[steps.levels]]\nweight = "kinds"',
-                    "input: got 'token_type_ids' 2 times, allowed once",
+                    "input: got 'token_type_ids' 2 times, expected once",
                 ),
                 (
                     "project",
                     'weight = "widen"\n[[steps]]\nkind = "segments"\ntable = "tokens"',
-                    "segments.table: got 'tokens', allowed at a width of 4",
+                    "segments.table: got 'tokens', expected at a width of 4",
                 ),
             )
         ),
-        ("steps = 3", "steps: allowed is a list of tables"),
-        ("", "steps: allowed is a list of tables"),
+        ("steps = 3", "steps: expected a list of tables"),
+        ("", "steps: expected a list of tables"),
         ("max_len = [", "frontend.toml"),
-        ("width = 3\n" + TOKENS, "width is not known, allowed are family, max_len"),
+        ("width = 3\n" + TOKENS, "width is not known, expected are family, max_len"),
         (TOKENS + TOKENS, "2 of kind 'tokens'"),
         ('[[steps]]\nkind = "scale"\nby = 2.0\n', "no tensor is named by the first step"),
-        (TOKENS + '[[steps]]\nkind = "rotate"\n', "kind: got 'rotate', allowed tokens, scale"),
+        (TOKENS + '[[steps]]\nkind = "rotate"\n', "kind: got 'rotate', expected tokens, scale"),
         (TOKENS + '[[steps]]\nkind = "norm"\n', "norm: .*eps"),
         (TOKENS + '[[steps]]\nkind = "positions"\nweight = "elsewhere"\n', "no tensor elsewhere"),
-        (TOKENS + '[[steps]]\nkind = "positions"\ntable = "round"\nrows = 4\n', "table: got 'round', allowed learned"),
+        (TOKENS + '[[steps]]\nkind = "positions"\ntable = "round"\nrows = 4\n', "table: got 'round', expected learned"),
         (TOKENS + '[[steps]]\nkind = "norm"\neps = 1e-5\nweight = "places"\n', "size mismatch"),
         (
             TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "ids"\n',
-            "first: got 0, allowed 1 or more",
+            "first: got 0, expected 1 or more",
         ),
         (TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "foo"\n', "counts: got 'foo'"),
         (
             "max_len = 50\n" + TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\n',
-            "max_len: got 50, allowed 1 to 9",
+            "max_len: got 50, expected 1 to 9",
         ),
-        (TOKENS + '[[steps]]\nkind = "scale"\nby = "x"\n', "scale.by: got 'x', allowed a number"),
-        ("lookup = 2\n" + TOKENS, "lookup: got 2, allowed 1 to 1"),
+        (TOKENS + '[[steps]]\nkind = "scale"\nby = "x"\n', "scale.by: got 'x', expected a number"),
+        ("lookup = 2\n" + TOKENS, "lookup: got 2, expected 1 to 1"),
         (
             TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "ids"\nfirst = 1\n',
             "padding_idx: got none",
@@ -249,7 +249,7 @@ def test_the_files_that_it_needs_are_those_of_its_tensors(tmp_path: Path) -> Non
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     assert files_described(tmp_path) == ["0.safetensors", "1.safetensors", "2.safetensors"]
     (tmp_path / "frontend.toml").write_text("steps = 3")
-    with pytest.raises(CheckpointError, match="steps: allowed is a list"):
+    with pytest.raises(CheckpointError, match="steps: expected a list"):
         files_described(tmp_path)
 
 
@@ -294,19 +294,19 @@ def test_rotary_outputs_can_be_described(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dim = 3", "dim: got 3, allowed an even width"),
-        ("dim = 4.0", "dim: got 4.0, allowed a whole number"),
+        ("dim = 3", "dim: got 3, expected an even width"),
+        ("dim = 4.0", "dim: got 4.0, expected a whole number"),
         ("theta = 5.0", r"rotary.dim: got none"),
-        ('dim = 4\ntheta = "5"', r"rotary.theta: got '5', allowed a number"),
-        ("dim = 4\ntheta = true", r"rotary.theta: got True, allowed a number"),
-        ("dim = 4\ntruncate = 1", r"rotary.truncate: got 1, allowed true or false"),
-        ('dim = 4\nscaling = "given"\nfrequencies = 1.0', r"rotary.frequencies: got 1.0, allowed numbers"),
-        ('dim = 4\nscaling = "given"\nfrequencies = [1, "2"]', r"rotary.frequencies: got .*, allowed numbers"),
-        ('dim = 4\nlayout = "pairs"', r"rotary.layout: got 'pairs', allowed 'half', 'interleaved'"),
-        ('dim = 4\nangles = "bfloat16"', "angles: got 'bfloat16', allowed float32, float64"),
-        ('dim = 4\nname = "a-b"', r"rotary.name: got 'a-b', allowed lower-case"),
-        ("dim = 4\nbase = 3", r"rotary.base is not known, allowed are name, layout, dim, theta"),
-        ("dim = 4\n[[rotary]]\ndim = 4", r"rotary: got the names \['', ''\], allowed each once"),
+        ('dim = 4\ntheta = "5"', r"rotary.theta: got '5', expected a number"),
+        ("dim = 4\ntheta = true", r"rotary.theta: got True, expected a number"),
+        ("dim = 4\ntruncate = 1", r"rotary.truncate: got 1, expected true or false"),
+        ('dim = 4\nscaling = "given"\nfrequencies = 1.0', r"rotary.frequencies: got 1.0, expected numbers"),
+        ('dim = 4\nscaling = "given"\nfrequencies = [1, "2"]', r"rotary.frequencies: got .*, expected numbers"),
+        ('dim = 4\nlayout = "pairs"', r"rotary.layout: got 'pairs', expected 'half', 'interleaved'"),
+        ('dim = 4\nangles = "bfloat16"', "angles: got 'bfloat16', expected float32, float64"),
+        ('dim = 4\nname = "a-b"', r"rotary.name: got 'a-b', expected lower-case"),
+        ("dim = 4\nbase = 3", r"rotary.base is not known, expected are name, layout, dim, theta"),
+        ("dim = 4\n[[rotary]]\ndim = 4", r"rotary: got the names \['', ''\], expected each once"),
     ],
 )
 def test_a_rotary_output_that_is_not_understood_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -315,11 +315,11 @@ def test_a_rotary_output_that_is_not_understood_is_refused(tmp_path: Path, text:
 
 
 def test_rotary_is_a_list_of_tables(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"rotary: allowed is a list of tables, \[\[rotary\]\]"):
+    with pytest.raises(CheckpointError, match=r"rotary: expected a list of tables, \[\[rotary\]\]"):
         read_description(describe(tmp_path, f"{TOKENS}\n[rotary]\ndim = 4\n"))
 
 
 def test_rotary_and_positions_that_skip_do_not_go_together(tmp_path: Path) -> None:
     positions = '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "mask"\nfirst = 1\n'
-    with pytest.raises(CheckpointError, match="rotary: got positions that count 'mask', allowed 'slots'"):
+    with pytest.raises(CheckpointError, match="rotary: got positions that count 'mask', expected 'slots'"):
         read_description(describe(tmp_path, f"{TOKENS}\n{positions}\n[[rotary]]\ndim = 4\n"))

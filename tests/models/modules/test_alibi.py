@@ -119,10 +119,10 @@ def test_every_form_is_its_librarys_to_the_bit(heads: int) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"anchor": "key"}, "anchor: got 'key', allowed query, first, last"),
-        ({"recipe": "fast"}, "recipe: got 'fast', allowed exact, float32_powers, float32_reciprocals"),
-        ({"arithmetic": "float16"}, "arithmetic: got 'float16', allowed float32, bfloat16"),
-        ({"divisor": 0}, "divisor: got 0, allowed a number above 0"),
+        ({"anchor": "key"}, "anchor: got 'key', expected query, first, last"),
+        ({"recipe": "fast"}, "recipe: got 'fast', expected exact, float32_powers, float32_reciprocals"),
+        ({"arithmetic": "float16"}, "arithmetic: got 'float16', expected float32, bfloat16"),
+        ({"divisor": 0}, "divisor: got 0, expected a number above 0"),
     ],
 )
 def test_a_form_that_is_not_known_is_refused(values: dict[str, Any], message: str) -> None:
@@ -185,7 +185,7 @@ def test_storage_that_comes_later_is_filled() -> None:
 
 
 def test_no_heads_are_refused() -> None:
-    with pytest.raises(ValueError, match="heads: got 0, allowed 1 or more"):
+    with pytest.raises(ValueError, match="heads: got 0, expected 1 or more"):
         AlibiBias(0)
 
 
@@ -193,7 +193,7 @@ def test_no_heads_are_refused() -> None:
     ("lengths", "name"), [((-1, 2, 3), "query_offset"), ((0, -1, 3), "query_length"), ((0, 2, -1), "key_length")]
 )
 def test_a_negative_length_is_refused(lengths: tuple[int, int, int], name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: got -1, allowed 0 or more"):
+    with pytest.raises(ValueError, match=f"{name}: got -1, expected 0 or more"):
         AlibiBias(2)(*lengths)
 
 

@@ -128,7 +128,7 @@ def test_sinusoids_follow_the_config(tmp_path: Path) -> None:
         ("falcon", {"num_attention_heads": 0}, "num_attention_heads is 0, understood is 1 or more"),
         ("xlnet", {"bi_data": True}, "bi_data is True, understood is False"),
         ("xlnet", {"attn_type": "other"}, "attn_type is 'other', understood is 'bi' or 'uni'"),
-        ("xlnet", {"clamp_len": 2.5}, "clamp_len: got 2.5, allowed 1 or more"),
+        ("xlnet", {"clamp_len": 2.5}, "clamp_len: got 2.5, expected 1 or more"),
         ("t5/decoder", {"num_heads": 2.0}, "num_heads is 2.0, understood is 1 or more"),
     ],
 )
@@ -163,10 +163,10 @@ def test_a_table_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"kind": "rotary"}, "kind: got 'rotary', allowed alibi, t5, relative_sinusoid"),
+        ({"kind": "rotary"}, "kind: got 'rotary', expected alibi, t5, relative_sinusoid"),
         ({"kind": "alibi"}, "alibi: .*heads"),
         ({"kind": "alibi", "heads": 4, "width": 4}, "alibi: .*width"),
-        ({"kind": "alibi", "heads": True}, "heads: got True, allowed 1 or more"),
+        ({"kind": "alibi", "heads": True}, "heads: got True, expected 1 or more"),
     ],
 )
 def test_a_document_that_is_not_known_is_refused(document: dict[str, Any], message: str) -> None:

@@ -120,26 +120,26 @@ def test_dropout_is_applied_after_the_sum_in_training_alone(kind: type[Module]) 
 @KINDS
 @pytest.mark.parametrize("length", [1, H * W - 1, H * W + 1])
 def test_another_number_of_patches_than_the_grid_has_is_refused(kind: type[Module], length: int) -> None:
-    with pytest.raises(ValueError, match=rf"x: got {length} patches, allowed 15 \(a grid of 3 x 5\)"):
+    with pytest.raises(ValueError, match=rf"x: got {length} patches, expected 15 \(a grid of 3 x 5\)"):
         kind(D, H, W)(torch.randn(2, length, D))
 
 
 @KINDS
 @pytest.mark.parametrize("shape", [(1, 4), (1, 4, 1), (3, 4, 2), (1, 5, 2)])
 def test_position_ids_of_another_shape_are_refused(kind: type[Module], shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"position_ids: got shape .*allowed \(1, 4, 2\) or \(2, 4, 2\)"):
+    with pytest.raises(ValueError, match=r"position_ids: got shape .*expected \(1, 4, 2\) or \(2, 4, 2\)"):
         kind(D, H, W)(torch.randn(2, 4, D), torch.zeros(shape, dtype=torch.int64))
 
 
 @KINDS
 def test_a_negative_index_is_refused(kind: type[Module]) -> None:
-    with pytest.raises(ValueError, match=r"position_ids: .*got -1, allowed 0"):
+    with pytest.raises(ValueError, match=r"position_ids: .*got -1, expected 0"):
         kind(D, H, W)(torch.randn(1, 1, D), torch.tensor([[[0, -1]]]))
 
 
 @pytest.mark.parametrize("kind", [FactorisedGridEncoding, LearnedGridEncoding])
 @pytest.mark.parametrize(
-    ("cell", "message"), [([H, 0], "row got 3, allowed 0 to 2"), ([0, W], "column got 5, allowed 0 to 4")]
+    ("cell", "message"), [([H, 0], "row got 3, expected 0 to 2"), ([0, W], "column got 5, expected 0 to 4")]
 )
 def test_a_cell_outside_the_tables_is_refused(kind: type[Module], cell: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -148,7 +148,7 @@ def test_a_cell_outside_the_tables_is_refused(kind: type[Module], cell: list[int
 
 @pytest.mark.parametrize("d_model", [6, 7])
 def test_sinusoids_of_a_width_not_divisible_by_4_are_refused(d_model: int) -> None:
-    with pytest.raises(ValueError, match=f"d_model: got {d_model}, allowed a multiple of 4"):
+    with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected a multiple of 4"):
         SinusoidalGridEncoding(d_model, H, W)
 
 

@@ -84,10 +84,10 @@ def test_no_tokens_are_legal() -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ([3, 0, 0], "position_ids: paragraph got 3, allowed 0 to 2"),
-        ([0, 4, 9], "position_ids: sentence got 4, allowed 0 to 3"),
-        ([0, 0, 5], "position_ids: word got 5, allowed 0 to 4"),
-        ([0, -1, 0], "position_ids: sentence got -1, allowed 0 to 3"),
+        ([3, 0, 0], "position_ids: paragraph got 3, expected 0 to 2"),
+        ([0, 4, 9], "position_ids: sentence got 4, expected 0 to 3"),
+        ([0, 0, 5], "position_ids: word got 5, expected 0 to 4"),
+        ([0, -1, 0], "position_ids: sentence got -1, expected 0 to 3"),
     ],
 )
 def test_an_index_outside_its_level_is_refused(index: list[int], message: str) -> None:
@@ -98,10 +98,10 @@ def test_an_index_outside_its_level_is_refused(index: list[int], message: str) -
 
 @pytest.mark.parametrize("shape", [(1, 7), (1, 7, 2), (3, 7, 3), (1, 6, 3), (1, 1, 7, 3)])
 def test_position_ids_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"position_ids: got shape .*allowed \(1, 7, 3\) or \(2, 7, 3\)"):
+    with pytest.raises(ValueError, match=r"position_ids: got shape .*expected \(1, 7, 3\) or \(2, 7, 3\)"):
         HierarchicalPositionalEncoding(D, TEXT)(torch.randn(2, 7, D), torch.zeros(shape, dtype=torch.int64))
 
 
 def test_no_levels_are_refused() -> None:
-    with pytest.raises(ValueError, match="levels: got none, allowed one or more"):
+    with pytest.raises(ValueError, match="levels: got none, expected one or more"):
         HierarchicalPositionalEncoding(D, {})

@@ -116,10 +116,10 @@ def test_it_is_built_and_called_as_the_other_kinds_are() -> None:
 @pytest.mark.parametrize(
     ("ids", "offset", "message"),
     [
-        (None, -1, "offset: got -1, allowed 0 or more"),
-        (None, torch.zeros(3, dtype=torch.int64), r"offset: got shape \(3,\), allowed \(1,\) or \(2,\)"),
-        (torch.tensor([[0, -7, 99]]), 0, "position_ids: got -7, allowed 0 or more"),
-        (torch.tensor([[0, 1]]), 0, r"position_ids: got shape \(1, 2\), allowed \(1, 3\) or \(2, 3\)"),
+        (None, -1, "offset: got -1, expected 0 or more"),
+        (None, torch.zeros(3, dtype=torch.int64), r"offset: got shape \(3,\), expected \(1,\) or \(2,\)"),
+        (torch.tensor([[0, -7, 99]]), 0, "position_ids: got -7, expected 0 or more"),
+        (torch.tensor([[0, 1]]), 0, r"position_ids: got shape \(1, 2\), expected \(1, 3\) or \(2, 3\)"),
         (torch.tensor([[0, 1, 2]]), 5, "exclude each other"),
     ],
 )
@@ -129,7 +129,7 @@ def test_wrong_positions_are_refused(ids: Tensor | None, offset: int | Tensor, m
 
 
 def test_an_odd_width_is_refused_when_the_module_is_built() -> None:
-    with pytest.raises(ValueError, match="d_model: got 7, allowed an even width"):
+    with pytest.raises(ValueError, match="d_model: got 7, expected an even width"):
         HybridPositionalEncoding(7, M)
 
 
@@ -140,5 +140,5 @@ def test_an_odd_width_is_padded_with_zeros_on_request() -> None:
 
 
 def test_a_table_without_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_len: got 0, allowed 1 or more"):
+    with pytest.raises(ValueError, match="max_len: got 0, expected 1 or more"):
         HybridPositionalEncoding(D, 0)

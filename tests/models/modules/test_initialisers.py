@@ -91,13 +91,13 @@ def test_every_start_is_trained_further(name: str) -> None:
 
 
 def test_sinusoids_of_an_odd_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="d_model: got 7, allowed an even width"):
+    with pytest.raises(ValueError, match="d_model: got 7, expected an even width"):
         sinusoidal_(torch.empty(10, 7))
 
 
 @pytest.mark.parametrize("shape", [(8, 10), (1, 8), (8,), (11, 8)])
 def test_pretrained_values_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"pretrained: got shape .*, allowed \(10, 8\)"):
+    with pytest.raises(ValueError, match=r"pretrained: got shape .*, expected \(10, 8\)"):
         pretrained_(torch.empty(10, 8), torch.zeros(shape))
 
 
@@ -143,13 +143,13 @@ def test_init_zeros_fills_every_table(build: Callable[..., nn.Module]) -> None:
 
 @pytest.mark.parametrize("build", OWNERS.values(), ids=OWNERS)
 def test_init_unknown_is_refused(build: Callable[..., nn.Module]) -> None:
-    with pytest.raises(ValueError, match="init: got 'pretrained', allowed normal, xavier_uniform"):
+    with pytest.raises(ValueError, match="init: got 'pretrained', expected normal, xavier_uniform"):
         build(init="pretrained")
 
 
 @pytest.mark.parametrize("std", [0.0, -1.0, math.inf, math.nan])
 def test_std_out_of_range_is_refused(std: float) -> None:
-    with pytest.raises(ValueError, match="allowed a number above 0"):
+    with pytest.raises(ValueError, match="expected a number above 0"):
         LearnedPositionalEncoding(D, M, std=std)
 
 
@@ -159,7 +159,7 @@ def test_init_tensor_is_copied(name: str) -> None:
     (table,) = tables(OWNERS[name](init=values))
     assert torch.equal(table, values)
     assert table.data_ptr() != values.data_ptr()
-    with pytest.raises(ValueError, match=r"pretrained: got shape \(2, 3\), allowed"):
+    with pytest.raises(ValueError, match=r"pretrained: got shape \(2, 3\), expected"):
         OWNERS[name](init=torch.zeros(2, 3))
 
 

@@ -78,7 +78,7 @@ def test_no_rows_are_legal(kind: type[Module]) -> None:
 @KINDS
 @pytest.mark.parametrize("offset", [-1, torch.tensor([-1]), torch.tensor([2, -1])])
 def test_a_negative_offset_is_refused(kind: type[Module], offset: int | Tensor) -> None:
-    with pytest.raises(ValueError, match="offset: got -1, allowed 0 or more"):
+    with pytest.raises(ValueError, match="offset: got -1, expected 0 or more"):
         kind(D, M)(torch.randn(2, 4, D), offset=offset)
 
 
@@ -91,7 +91,7 @@ def test_an_offset_of_another_shape_is_refused(kind: type[Module], shape: tuple[
 
 @KINDS
 def test_a_negative_position_is_refused(kind: type[Module]) -> None:
-    with pytest.raises(ValueError, match="position_ids: got -2, allowed 0 or more"):
+    with pytest.raises(ValueError, match="position_ids: got -2, expected 0 or more"):
         kind(D, M)(torch.randn(1, 2, D), position_ids=torch.tensor([[1, -2]]))
 
 
@@ -105,7 +105,7 @@ def test_position_ids_and_an_offset_exclude_each_other(kind: type[Module], offse
 @KINDS
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3), (1, 2, 4)])
 def test_position_ids_of_another_shape_are_refused(kind: type[Module], shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"position_ids: got shape .*allowed \(1, 4\) or \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"position_ids: got shape .*expected \(1, 4\) or \(2, 4\)"):
         kind(D, M)(torch.randn(2, 4, D), position_ids=torch.zeros(shape, dtype=torch.int64))
 
 
@@ -156,7 +156,7 @@ def test_one_token_too_many_is_refused(length: int, offset: int | Tensor, named:
 
 
 def test_a_position_beyond_the_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="position_ids: got 10, allowed 0 to 9"):
+    with pytest.raises(ValueError, match="position_ids: got 10, expected 0 to 9"):
         LearnedPositionalEncoding(D, M)(torch.randn(1, 2, D), position_ids=torch.tensor([[0, M]]))
 
 

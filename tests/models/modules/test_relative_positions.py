@@ -111,14 +111,14 @@ def test_the_type_of_the_module_is_that_of_the_bias() -> None:
     ("buckets", "bidirectional", "allowed"), [(1, False, 2), (2, True, 4), (5, True, 4), (0, True, 4)]
 )
 def test_too_few_buckets_are_refused(buckets: int, bidirectional: bool, allowed: int) -> None:
-    with pytest.raises(ValueError, match=f"buckets: got {buckets}, allowed an? .*number of {allowed} or more"):
+    with pytest.raises(ValueError, match=f"buckets: got {buckets}, expected an? .*number of {allowed} or more"):
         T5RelativeBias(HEADS, buckets, 128, bidirectional)
 
 
 @pytest.mark.parametrize(("bidirectional", "allowed"), [(True, 9), (False, 17)])
 def test_a_maximum_within_the_exact_buckets_is_refused(bidirectional: bool, allowed: int) -> None:
     T5RelativeBias(HEADS, 32, allowed, bidirectional)
-    with pytest.raises(ValueError, match=f"max_distance: got {allowed - 1}, allowed {allowed} or more"):
+    with pytest.raises(ValueError, match=f"max_distance: got {allowed - 1}, expected {allowed} or more"):
         T5RelativeBias(HEADS, 32, allowed - 1, bidirectional)
 
 
@@ -126,7 +126,7 @@ def test_a_maximum_within_the_exact_buckets_is_refused(bidirectional: bool, allo
     ("lengths", "name"), [((-1, 2, 3), "query_offset"), ((0, -1, 3), "query_length"), ((0, 2, -1), "key_length")]
 )
 def test_a_negative_length_is_refused(lengths: tuple[int, int, int], name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: got -1, allowed 0 or more"):
+    with pytest.raises(ValueError, match=f"{name}: got -1, expected 0 or more"):
         T5RelativeBias(HEADS, 32, 128, True)(*lengths)
 
 
@@ -197,19 +197,19 @@ def test_storage_that_comes_later_is_filled() -> None:
 
 @pytest.mark.parametrize("d_model", [0, 7])
 def test_an_odd_width_is_refused(d_model: int) -> None:
-    with pytest.raises(ValueError, match=f"d_model: got {d_model}, allowed an even width of 2 or more"):
+    with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected an even width of 2 or more"):
         RelativeSinusoid(d_model)
 
 
 @pytest.mark.parametrize("clamp_len", [0, -1])
 def test_a_limit_of_no_tokens_is_refused(clamp_len: int) -> None:
-    with pytest.raises(ValueError, match=f"clamp_len: got {clamp_len}, allowed 1 or more, or None"):
+    with pytest.raises(ValueError, match=f"clamp_len: got {clamp_len}, expected 1 or more, or None"):
         RelativeSinusoid(8, clamp_len)
 
 
 @pytest.mark.parametrize(("lengths", "name"), [((-1, 3), "query_length"), ((2, -1), "key_length")])
 def test_a_negative_length_of_sinusoids_is_refused(lengths: tuple[int, int], name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: got -1, allowed 0 or more"):
+    with pytest.raises(ValueError, match=f"{name}: got -1, expected 0 or more"):
         RelativeSinusoid(8)(*lengths)
 
 

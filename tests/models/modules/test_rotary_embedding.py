@@ -332,19 +332,19 @@ def test_a_gradient_turns_back(layout: Layout) -> None:
 
 def test_an_unknown_layout_is_refused() -> None:
     cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS)
-    with pytest.raises(ValueError, match="layout: got 'pairs', allowed 'half', 'interleaved'"):
+    with pytest.raises(ValueError, match="layout: got 'pairs', expected 'half', 'interleaved'"):
         rotate(torch.zeros(2, 1, 5, 32), cos, sin, "pairs")  # type: ignore[arg-type]
 
 
 def test_a_head_narrower_than_the_angles_is_refused() -> None:
     cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS)
-    with pytest.raises(ValueError, match="cos: got 32 columns, allowed up to the width 16 of a head"):
+    with pytest.raises(ValueError, match="cos: got 32 columns, expected up to the width 16 of a head"):
         rotate(torch.zeros(2, 1, 5, 16), cos, sin)
 
 
 @pytest.mark.parametrize("offset", [-1, torch.tensor([3, -1])])
 def test_a_negative_position_is_refused(offset: int | Tensor) -> None:
-    with pytest.raises(ValueError, match="offset: got -1, allowed 0 or more"):
+    with pytest.raises(ValueError, match="offset: got -1, expected 0 or more"):
         RotaryEmbedding(CONFIGS["default"])(IDS, offset=offset)
 
 
@@ -352,29 +352,29 @@ def test_a_negative_position_is_refused(offset: int | Tensor) -> None:
 def test_position_beyond_the_length_is_refused_if_angles_depend(scaling: str) -> None:
     module = RotaryEmbedding(replace(CONFIGS[scaling], length=5000))
     module(IDS, offset=4995)
-    with pytest.raises(ValueError, match="position: got 5000, allowed 0 to 4999"):
+    with pytest.raises(ValueError, match="position: got 5000, expected 0 to 4999"):
         module(IDS, offset=4996)
-    with pytest.raises(ValueError, match="position: got 6000, allowed 0 to 4999"):
+    with pytest.raises(ValueError, match="position: got 6000, expected 0 to 4999"):
         module(IDS, position_ids=torch.tensor([[0, 1, 6000, 2, 3]]))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scaling": "ntk"}, "scaling: got 'ntk', allowed default, linear, dynamic, yarn, llama3, longrope"),
-        ({"dim": 31}, "dim: got 31, allowed an even width of 2 or more"),
-        ({"dim": 32.0}, "dim: got 32.0, allowed a whole number"),
-        ({"dim": 0}, "dim: got 0, allowed an even width of 2 or more"),
-        ({"theta": 1.0}, "theta: got 1.0, allowed more than 1"),
-        ({"factor": 2.0}, "factor: got 2.0, allowed 0.0 with scaling 'default'"),
-        ({"scaling": "linear"}, "factor: got 0.0, allowed more than 0 with scaling 'linear'"),
-        ({"scaling": "linear", "factor": float("nan")}, "factor: got nan, allowed more than 0"),
-        ({"scaling": "linear", "factor": float("inf")}, "factor: got inf, allowed more than 0"),
-        ({"scaling": "linear", "factor": 2.0, "truncate": False}, "truncate: got False, allowed True"),
-        ({"scaling": "dynamic", "factor": 2.0, "original_len": 9}, "length: got 0, allowed more than 0"),
-        ({"scaling": "dynamic", "factor": 2.0, "original_len": 9, "length": 9, "dim": 2}, "dim: got 2, allowed 4"),
+        ({"scaling": "ntk"}, "scaling: got 'ntk', expected default, linear, dynamic, yarn, llama3, longrope"),
+        ({"dim": 31}, "dim: got 31, expected an even width of 2 or more"),
+        ({"dim": 32.0}, "dim: got 32.0, expected a whole number"),
+        ({"dim": 0}, "dim: got 0, expected an even width of 2 or more"),
+        ({"theta": 1.0}, "theta: got 1.0, expected more than 1"),
+        ({"factor": 2.0}, "factor: got 2.0, expected 0.0 with scaling 'default'"),
+        ({"scaling": "linear"}, "factor: got 0.0, expected more than 0 with scaling 'linear'"),
+        ({"scaling": "linear", "factor": float("nan")}, "factor: got nan, expected more than 0"),
+        ({"scaling": "linear", "factor": float("inf")}, "factor: got inf, expected more than 0"),
+        ({"scaling": "linear", "factor": 2.0, "truncate": False}, "truncate: got False, expected True"),
+        ({"scaling": "dynamic", "factor": 2.0, "original_len": 9}, "length: got 0, expected more than 0"),
+        ({"scaling": "dynamic", "factor": 2.0, "original_len": 9, "length": 9, "dim": 2}, "dim: got 2, expected 4"),
         ({"scaling": "yarn", "factor": 2.0, "original_len": 9, "attention_factor": 0.0}, "attention_factor: got 0.0"),
-        ({"scaling": "yarn", "factor": 2.0, "original_len": 9, "beta_fast": 0.5}, "beta_fast: got 0.5, allowed at"),
+        ({"scaling": "yarn", "factor": 2.0, "original_len": 9, "beta_fast": 0.5}, "beta_fast: got 0.5, expected at"),
     ],
 )
 def test_a_number_that_makes_no_angles_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -383,38 +383,38 @@ def test_a_number_that_makes_no_angles_is_refused(changes: dict[str, Any], messa
 
 
 def test_llama3_needs_two_borders() -> None:
-    with pytest.raises(ValueError, match=r"high_freq_factor: got 1.0, allowed more than low_freq_factor, 1.0"):
+    with pytest.raises(ValueError, match=r"high_freq_factor: got 1.0, expected more than low_freq_factor, 1.0"):
         replace(CONFIGS["llama3"], high_freq_factor=1.0)
 
 
 @pytest.mark.parametrize("factors", [(), (1.0,) * 15, (1.0,) * 15 + (0.0,)])
 def test_longrope_needs_a_factor_per_frequency(factors: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match=r"short_factor: got .*, allowed 16 numbers of more than 0"):
+    with pytest.raises(ValueError, match=r"short_factor: got .*, expected 16 numbers of more than 0"):
         replace(CONFIGS["longrope"], short_factor=factors)
 
 
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "su"}, "rope_type: got 'su', allowed default, linear"),
-        ({"type": "mrope", "mrope_section": [8, 12, 12]}, "rope_type: got 'mrope', allowed default, linear"),
+        ({"rope_type": "su"}, "rope_type: got 'su', expected default, linear"),
+        ({"type": "mrope", "mrope_section": [8, 12, 12]}, "rope_type: got 'mrope', expected default, linear"),
         ({"rope_type": "default", "mrope_section": [8]}, "got the key 'mrope_section', not known with rope_type 'def"),
         ({"rope_type": "linear", "factor": 2.0, "beta_fast": 9}, "got the key 'beta_fast', not known with rope_type"),
         ({"full_attention": {"rope_type": "default"}}, "got the key 'full_attention', not known"),
         ({"rope_type": "default", "length": 9}, "got the key 'length', not known"),
         ({"rope_type": "dynamic", "factor": 2.0, "length": 9}, "got the key 'length', not known"),
-        ({"rope_type": "linear"}, "factor: got 0.0, allowed more than 0 with scaling 'linear'"),
-        ({"rope_type": "linear", "factor": "2"}, "factor: got '2', allowed a number"),
-        ({"rope_type": "longrope", "long_factor": 1.0}, "long_factor: got 1.0, allowed a list of numbers"),
-        ({"rope_type": "longrope", "long_factor": [1, "2"]}, r"long_factor\[1\]: got '2', allowed a number"),
+        ({"rope_type": "linear"}, "factor: got 0.0, expected more than 0 with scaling 'linear'"),
+        ({"rope_type": "linear", "factor": "2"}, "factor: got '2', expected a number"),
+        ({"rope_type": "longrope", "long_factor": 1.0}, "long_factor: got 1.0, expected a list of numbers"),
+        ({"rope_type": "longrope", "long_factor": [1, "2"]}, r"long_factor\[1\]: got '2', expected a number"),
         ({"rope_type": "dynamic", "factor": 2.0}, "rope_type 'dynamic' depends on the length .*, and none was given"),
-        ({"rope_type": "given", "frequencies": [1.0]}, "rope_type: got 'given', allowed default, linear"),
-        ({"rope_type": "linear", "type": "dynamic", "factor": 2.0}, "type: got 'dynamic', allowed 'linear'"),
+        ({"rope_type": "given", "frequencies": [1.0]}, "rope_type: got 'given', expected default, linear"),
+        ({"rope_type": "linear", "type": "dynamic", "factor": 2.0}, "type: got 'dynamic', expected 'linear'"),
         ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, allow"),
-        ({"rope_type": "linear", "factor": True}, "factor: got True, allowed a number"),
-        ({"rope_type": "yarn", "factor": 2.0, "truncate": 0}, "truncate: got 0, allowed true or false"),
+        ({"rope_type": "linear", "factor": True}, "factor: got True, expected a number"),
+        ({"rope_type": "yarn", "factor": 2.0, "truncate": 0}, "truncate: got 0, expected true or false"),
         ({"rope_type": "yarn", "original_max_position_embeddings": 0}, "original_max_position_embeddings: got 0, allo"),
-        ("linear", "got 'linear', allowed a JSON object"),
+        ("linear", "got 'linear', expected a JSON object"),
     ],
 )
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
@@ -425,7 +425,7 @@ def test_a_file_that_is_not_understood_is_refused(rope: object, message: str, ke
 
 @pytest.mark.parametrize("heads", [0, 257, "4", True])
 def test_a_number_of_heads_that_is_none_is_refused(heads: object) -> None:
-    with pytest.raises(ValueError, match=rf"num_attention_heads: got {heads!r}, allowed 1 to 256"):
+    with pytest.raises(ValueError, match=rf"num_attention_heads: got {heads!r}, expected 1 to 256"):
         read({**SIZES, "num_attention_heads": heads})
 
 

@@ -102,7 +102,7 @@ def test_takes_the_place_of_learned_positions() -> None:
 
 
 def test_an_odd_width_is_refused() -> None:
-    with pytest.raises(ValueError, match="d_model: got 7, allowed an even width"):
+    with pytest.raises(ValueError, match="d_model: got 7, expected an even width"):
         SinusoidalPositionalEncoding(7, 16)
 
 

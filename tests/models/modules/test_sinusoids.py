@@ -348,7 +348,7 @@ def test_nothing_is_trained_or_saved() -> None:
 
 @pytest.mark.parametrize("d_model", [1, 7])
 def test_an_odd_width_is_refused_or_padded_with_zeros(d_model: int) -> None:
-    with pytest.raises(ValueError, match=f"d_model: got {d_model}, allowed an even width"):
+    with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected an even width"):
         Sinusoid(d_model)
     found = sinusoid(torch.tensor([0, 1, 2**30]), d_model, pad_odd=True)
     assert found.shape == (3, d_model)
@@ -366,19 +366,19 @@ def test_a_padded_width_is_exported() -> None:
 
 @pytest.mark.parametrize("d_model", [0, -2])
 def test_a_width_below_one_is_refused(d_model: int) -> None:
-    with pytest.raises(ValueError, match=f"d_model: got {d_model}, allowed 1 or more"):
+    with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected 1 or more"):
         Sinusoid(d_model)
 
 
 @pytest.mark.parametrize("base", [0.0, -10.0, math.inf, math.nan])
 def test_a_base_that_is_no_positive_number_is_refused(base: float) -> None:
-    with pytest.raises(ValueError, match=f"base: got {base}, allowed finite numbers greater than 0"):
+    with pytest.raises(ValueError, match=f"base: got {base}, expected finite numbers greater than 0"):
         Sinusoid(8, base)
 
 
 @pytest.mark.parametrize("position", [2**31, -(2**31), 2**62, -(2**63)])
 def test_a_position_of_more_than_31_bits_is_refused(position: int) -> None:
-    with pytest.raises(ValueError, match=f"positions: got {position}, allowed -2147483647 to 2147483647"):
+    with pytest.raises(ValueError, match=f"positions: got {position}, expected -2147483647 to 2147483647"):
         sinusoid(torch.tensor([0, position]), 8)
 
 
@@ -457,13 +457,13 @@ def test_only_the_padding_row_is_zeroed(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("padding_idx", [-1, 9])
 def test_a_padding_row_outside_the_table_is_refused(recipe: str, padding_idx: int) -> None:
-    with pytest.raises(ValueError, match=f"padding_idx: got {padding_idx}, allowed 0 to 8"):
+    with pytest.raises(ValueError, match=f"padding_idx: got {padding_idx}, expected 0 to 8"):
         RECIPES[recipe](9, 8, padding_idx)
 
 
 @pytest.mark.parametrize("d_model", [2, 3])
 def test_tensor2tensor_refuses_a_width_that_divides_by_zero(d_model: int) -> None:
-    with pytest.raises(ValueError, match=f"d_model: got {d_model}, allowed 4 or more"):
+    with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected 4 or more"):
         RECIPES["tensor2tensor"](4, d_model)
 
 

@@ -151,9 +151,9 @@ def test_a_square_that_is_given_by_two_numbers_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("vit", {"image_size": [30, 40]}, r"config\.json: image_size: got \[30, 40\], allowed one number"),
+        ("vit", {"image_size": [30, 40]}, r"config\.json: image_size: got \[30, 40\], expected one number"),
         ("vit", {"patch_size": [8, 4]}, r"config\.json: patch_size: got \[8, 4\]"),
-        ("vit", {"patch_size": 31}, r"patch_size: got 31, allowed 1 to 30"),
+        ("vit", {"patch_size": 31}, r"patch_size: got 31, expected 1 to 30"),
         ("vit", {"patch_size": "8"}, r"patch_size: got '8'"),
         ("vit", {"image_size": 0}, r"image_size: got 0"),
         ("vit", {"image_size": 64}, r"disagree: .*positions.*\[10, 16\].*\[65, 16\]"),
@@ -241,7 +241,7 @@ def test_a_config_survives_its_document(config: PatchConfig | AudioConfig) -> No
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"kind": "text"}, "kind: got 'text', allowed patches, audio"),
+        ({"kind": "text"}, "kind: got 'text', expected patches, audio"),
         ({"kind": "audio", "family": "a", "width": 1, "channels": 1}, "audio: .*positions"),
         (to_document(AUDIO) | {"color": 1}, "audio: .*color"),
         (to_document(AUDIO) | {"positions": True}, "positions: got True"),
@@ -256,12 +256,12 @@ def test_a_document_that_is_not_understood_is_refused(document: dict[str, Any], 
 @pytest.mark.parametrize(
     ("kind", "shape", "message"),
     [
-        ("patches", (1, 4, 12, 12), r"pixel_values: got shape \(1, 4, 12, 12\), allowed \(batch, 3, height, width\)"),
+        ("patches", (1, 4, 12, 12), r"pixel_values: got shape \(1, 4, 12, 12\), expected \(batch, 3, height, width\)"),
         ("patches", (3, 12, 12), r"pixel_values: got shape"),
-        ("patches", (1, 3, 14, 12), r"pixel_values: got height 14 and width 12, allowed multiples of 4"),
+        ("patches", (1, 3, 14, 12), r"pixel_values: got height 14 and width 12, expected multiples of 4"),
         ("patches", (1, 3, 12, 3), r"got height 12 and width 3"),
         ("patches", (1, 3, 0, 12), r"got height 0 and width 12"),
-        ("audio", (1, 5, 12), r"input_features: got shape \(1, 5, 12\), allowed \(batch, 4, 12\)"),
+        ("audio", (1, 5, 12), r"input_features: got shape \(1, 5, 12\), expected \(batch, 4, 12\)"),
         ("audio", (1, 4, 13), r"input_features: got shape"),
         ("audio", (1, 4, 11), r"input_features: got shape"),
     ],

@@ -90,15 +90,15 @@ def test_a_tied_table_is_trained_from_both_sides() -> None:
 
 @pytest.mark.parametrize("padding_idx", [-1, 10])
 def test_a_padding_id_outside_the_table_is_refused(padding_idx: int) -> None:
-    with pytest.raises(ValueError, match=f"padding_idx: got {padding_idx}, allowed 0 to 9"):
+    with pytest.raises(ValueError, match=f"padding_idx: got {padding_idx}, expected 0 to 9"):
         TokenEmbedding(10, 4, padding_idx=padding_idx)
 
 
 def test_pretrained_values_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"pretrained: got shape \(4, 10\), allowed \(10, 4\)"):
+    with pytest.raises(ValueError, match=r"pretrained: got shape \(4, 10\), expected \(10, 4\)"):
         TokenEmbedding(10, 4, init=torch.ones(4, 10))
 
 
 def test_a_projection_of_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"projection: got weight \(4, 10\), allowed \(10, 4\)"):
+    with pytest.raises(ValueError, match=r"projection: got weight \(4, 10\), expected \(10, 4\)"):
         TokenEmbedding(10, 4).tie(nn.Linear(10, 4))

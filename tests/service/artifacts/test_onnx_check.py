@@ -108,13 +108,13 @@ FILES = pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, POSITIONED_GRA
 def test_a_symbolic_link_is_refused(folder: Path, name: str) -> None:
     (folder / name).rename(folder.parent / "outside")
     (folder / name).symlink_to(folder.parent / "outside")
-    assert refusal(folder) == f"{name}: got a symbolic link, allowed a regular file"
+    assert refusal(folder) == f"{name}: got a symbolic link, expected a regular file"
 
 
 @FILES
 def test_a_second_hard_link_is_refused(folder: Path, name: str) -> None:
     os.link(folder / name, folder.parent / "outside")
-    assert refusal(folder) == f"{name}: got 2 hard links, allowed a file with this one name"
+    assert refusal(folder) == f"{name}: got 2 hard links, expected a file with this one name"
 
 
 @FILES
@@ -124,7 +124,7 @@ def test_what_is_no_file_is_refused_and_keeps_nobody_waiting(
 ) -> None:
     (folder / name).unlink()
     make(folder / name)
-    assert refusal(folder) == f"{name}: got a folder or device, allowed a regular file"
+    assert refusal(folder) == f"{name}: got a folder or device, expected a regular file"
 
 
 @FILES
@@ -134,7 +134,7 @@ def test_a_device_is_refused(folder: Path, name: str) -> None:
         os.mknod(folder / name, 0o020666, os.makedev(1, 5))  # /dev/zero has no end
     except PermissionError:
         pytest.skip("this user makes no devices")
-    assert refusal(folder) == f"{name}: got a folder or device, allowed a regular file"
+    assert refusal(folder) == f"{name}: got a folder or device, expected a regular file"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_file_of_a_gigabyte_is_not_read(folder: Path, name: str, most: int, mo
     os.truncate(folder / name, 2**30)
     # The hash, read in small chunks, agrees.
     monkeypatch.setattr(loader, "check_files", lambda *_: {})
-    assert refusal(folder) == f"{name}: got more than {most} bytes, allowed at most {most} bytes"
+    assert refusal(folder) == f"{name}: got more than {most} bytes, expected at most {most} bytes"
 
 
 def test_a_file_that_changes_while_it_is_opened_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_file_that_changes_while_it_is_opened_is_refused(folder: Path, monkeyp
         return opened
 
     monkeypatch.setattr(loader, "open_session", slow)
-    assert refusal(folder) == f"{DATA}: got a change while it was opened, allowed the checked file"
+    assert refusal(folder) == f"{DATA}: got a change while it was opened, expected the checked file"
 
 
 LOCATIONS = [
@@ -177,7 +177,7 @@ LOCATIONS = [
 def test_another_location_is_refused(folder: Path, location: str) -> None:
     edit(folder, lambda model: place(model.graph.initializer[0], location=location))
     got = location.replace("\0", "\\x00")
-    assert refusal(folder) == f"{TOKENS} location: got {got}, allowed {DATA}, in the same folder"
+    assert refusal(folder) == f"{TOKENS} location: got {got}, expected {DATA}, in the same folder"
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -192,44 +192,44 @@ def test_another_location_is_refused_though_it_holds_the_same(folder: Path, abso
 @pytest.mark.parametrize("text", ["-1", "1e3", " 0", "", "0x10", "+1", "\u0661", "1" * 19, "1_0", "0\n"])
 def test_a_number_of_bytes_that_is_none_is_refused(folder: Path, key: str, text: str) -> None:
     edit(folder, lambda model: place(model.graph.initializer[0], **{key: text}))
-    assert refusal(folder) == f"{TOKENS} {key}: got {ascii(text)[1:-1]}, allowed a whole number of bytes"
+    assert refusal(folder) == f"{TOKENS} {key}: got {ascii(text)[1:-1]}, expected a whole number of bytes"
 
 
 @pytest.mark.parametrize("offset", [6401, 19200, 10**17])
 def test_an_offset_beyond_the_data_is_refused(folder: Path, offset: int) -> None:
     edit(folder, lambda model: place(model.graph.initializer[0], offset=str(offset)))
-    message = f"{TOKENS}: got bytes {offset} to {offset + LENGTH}, allowed 0 to 19200, as {DATA} has"
+    message = f"{TOKENS}: got bytes {offset} to {offset + LENGTH}, expected 0 to 19200, as {DATA} has"
     assert refusal(folder) == message
 
 
 @pytest.mark.parametrize("length", [0, 12799, 12801, 19200])
 def test_a_length_of_another_shape_is_refused(folder: Path, length: int) -> None:
     edit(folder, lambda model: place(model.graph.initializer[0], length=str(length)))
-    expected = f"{TOKENS} length: got {length}, allowed {LENGTH} bytes, as float32 [100, 32] has"
+    expected = f"{TOKENS} length: got {length}, expected {LENGTH} bytes, as float32 [100, 32] has"
     assert refusal(folder) == expected
 
 
 @pytest.mark.parametrize("data_type", [11, 10, 7, 2])
 def test_a_length_of_another_type_is_refused(folder: Path, data_type: int) -> None:
     edit(folder, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
-    assert refusal(folder).startswith(f"{TOKENS} length: got {LENGTH}, allowed ")
+    assert refusal(folder).startswith(f"{TOKENS} length: got {LENGTH}, expected ")
 
 
 @pytest.mark.parametrize("data_type", [0, 8, 14, 22, 99, -1])
 def test_a_type_that_is_not_read_is_refused(folder: Path, data_type: int) -> None:
     edit(folder, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
-    assert refusal(folder).startswith(f"{TOKENS} data_type: got {data_type}, allowed 1 (float32), 2 (uint8), ")
+    assert refusal(folder).startswith(f"{TOKENS} data_type: got {data_type}, expected 1 (float32), 2 (uint8), ")
 
 
 @pytest.mark.parametrize(
     ("dims", "message"),
     [
-        ([2**40, 2**40], f" length: got {LENGTH}, allowed {4 * 2**80} bytes"),
-        ([2**62, 2**62, 2**62], f" length: got {LENGTH}, allowed {4 * 2**186} bytes"),
-        ([2**63 - 1, 0, 2**63 - 1], f" length: got {LENGTH}, allowed 0 bytes"),
-        ([-100, -32], " dims: got [-100, -32], allowed sizes of 0 or more"),
-        ([2**62] * 10**5, " dims: got 100000 of them, allowed at most 32"),
-        ([], f" length: got {LENGTH}, allowed 4 bytes"),
+        ([2**40, 2**40], f" length: got {LENGTH}, expected {4 * 2**80} bytes"),
+        ([2**62, 2**62, 2**62], f" length: got {LENGTH}, expected {4 * 2**186} bytes"),
+        ([2**63 - 1, 0, 2**63 - 1], f" length: got {LENGTH}, expected 0 bytes"),
+        ([-100, -32], " dims: got [-100, -32], expected sizes of 0 or more"),
+        ([2**62] * 10**5, " dims: got 100000 of them, expected at most 32"),
+        ([], f" length: got {LENGTH}, expected 4 bytes"),
     ],
     ids=range(6),
 )
@@ -244,7 +244,7 @@ def test_a_shape_that_is_none_is_refused(folder: Path, dims: list[int], message:
 @pytest.mark.parametrize("offset", [1, 12796, 12799])
 def test_tensors_that_overlap_are_refused(folder: Path, offset: int) -> None:
     edit(folder, lambda model: place(model.graph.initializer[1], offset=str(offset)))
-    message = f"{GRAPH} frontend.positions.weight: got offset {offset}, within {TOKENS}, allowed bytes of its own"
+    message = f"{GRAPH} frontend.positions.weight: got offset {offset}, within {TOKENS}, expected bytes of its own"
     assert refusal(folder) == message
 
 
@@ -259,7 +259,7 @@ def test_two_tensors_of_the_same_bytes_are_refused(folder: Path) -> None:
         model.graph.initializer[-1].name = "twin"
 
     edit(folder, change)
-    assert refusal(folder) == f"{GRAPH} twin: got the bytes of {TOKENS}, allowed bytes of its own"
+    assert refusal(folder) == f"{GRAPH} twin: got the bytes of {TOKENS}, expected bytes of its own"
 
 
 def entries(*pairs: tuple[str, str]) -> Callable[[TensorProto], None]:
@@ -284,7 +284,7 @@ def test_a_graph_that_fails_is_refused_and_the_log_says_how(
 
     repository = Repository(shutil.copytree(tiny_repository, folder.parents[2] / "repository"), CPU, 1)
     edit(folder, change, POSITIONED_GRAPH)
-    assert refusal(folder) == "manifest.json: got an internal error; see the log, allowed an artifact to run"
+    assert refusal(folder) == "manifest.json: got an internal error; see the log, expected an artifact to run"
     assert "gpt/1 cannot be opened" in caplog.text
     assert "indices element out of data bounds" in caplog.text
     shutil.copytree(folder, repository.root / "other" / "1")
@@ -305,14 +305,17 @@ PLACE = (("location", DATA), ("offset", "0"), ("length", "12800"))
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (entries(), " external_data: got , allowed location, offset and length, once each"),
+        (entries(), " external_data: got , expected location, offset and length, once each"),
         (entries(*PLACE[:2]), " external_data: got location, offset, allowed"),
         (entries(*PLACE, ("location", "/etc/passwd")), " external_data: got location, offset, length, location, al"),
         (entries(*PLACE, ("checksum", "x")), " external_data: got location, offset, length, checksum, allowed"),
-        (lambda tensor: tensor.ClearField("data_location"), " data_location: got DEFAULT, allowed EXTERNAL, since"),
-        (lambda tensor: setattr(tensor, "raw_data", b"abcd"), " data_location: got EXTERNAL, allowed DEFAULT, since"),
-        (lambda tensor: tensor.float_data.append(1), " data_location: got EXTERNAL, allowed DEFAULT, since it holds 4"),
-        (lambda tensor: setattr(tensor.segment, "end", 4), ": got a segment, allowed a whole tensor"),
+        (lambda tensor: tensor.ClearField("data_location"), " data_location: got DEFAULT, expected EXTERNAL, since"),
+        (lambda tensor: setattr(tensor, "raw_data", b"abcd"), " data_location: got EXTERNAL, expected DEFAULT, since"),
+        (
+            lambda tensor: tensor.float_data.append(1),
+            " data_location: got EXTERNAL, expected DEFAULT, since it holds 4",
+        ),
+        (lambda tensor: setattr(tensor.segment, "end", 4), ": got a segment, expected a whole tensor"),
     ],
     ids=range(8),
 )
@@ -326,12 +329,12 @@ def test_external_data_that_says_more_or_less_is_refused(
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (TensorProto(data_type=1, dims=[2], raw_data=bytes(4)), "4 bytes, allowed 8 bytes, as float32 [2] has"),
-        (TensorProto(data_type=1, dims=[1], raw_data=bytes(8)), "8 bytes, allowed 4 bytes, as float32 [1] has"),
-        (TensorProto(data_type=1, dims=[2**50]), f"0 bytes, allowed {2**52} bytes, as float32 [{2**50}] has"),
-        (TensorProto(data_type=7, dims=[3], int64_data=[1, 2]), "16 bytes, allowed 24 bytes, as int64 [3] has"),
-        (TensorProto(data_type=10, dims=[3], int32_data=[1]), "2 bytes, allowed 6 bytes, as float16 [3] has"),
-        (TensorProto(data_type=1, dims=[1], double_data=[1]), "0 bytes, allowed 4 bytes, as float32 [1] has"),
+        (TensorProto(data_type=1, dims=[2], raw_data=bytes(4)), "4 bytes, expected 8 bytes, as float32 [2] has"),
+        (TensorProto(data_type=1, dims=[1], raw_data=bytes(8)), "8 bytes, expected 4 bytes, as float32 [1] has"),
+        (TensorProto(data_type=1, dims=[2**50]), f"0 bytes, expected {2**52} bytes, as float32 [{2**50}] has"),
+        (TensorProto(data_type=7, dims=[3], int64_data=[1, 2]), "16 bytes, expected 24 bytes, as int64 [3] has"),
+        (TensorProto(data_type=10, dims=[3], int32_data=[1]), "2 bytes, expected 6 bytes, as float16 [3] has"),
+        (TensorProto(data_type=1, dims=[1], double_data=[1]), "0 bytes, expected 4 bytes, as float32 [1] has"),
     ],
     ids=range(6),
 )
@@ -377,7 +380,7 @@ HIDING_PLACES: dict[str, Callable[[onnx.ModelProto], object]] = {
 @pytest.mark.parametrize("hide", HIDING_PLACES.values(), ids=HIDING_PLACES)
 def test_a_location_is_refused_wherever_it_hides(folder: Path, hide: Callable[[onnx.ModelProto], object]) -> None:
     edit(folder, hide)
-    assert refusal(folder) == f"{GRAPH} hidden location: got /etc/passwd, allowed {DATA}, in the same folder"
+    assert refusal(folder) == f"{GRAPH} hidden location: got /etc/passwd, expected {DATA}, in the same folder"
 
 
 def sparse() -> onnx.SparseTensorProto:
@@ -397,7 +400,7 @@ def sparse() -> onnx.SparseTensorProto:
 )
 def test_a_sparse_tensor_is_refused(folder: Path, change: Callable[[onnx.ModelProto], object]) -> None:
     edit(folder, change)
-    assert refusal(folder) == f"{GRAPH} thin: got a sparse tensor, allowed a dense one"
+    assert refusal(folder) == f"{GRAPH} thin: got a sparse tensor, expected a dense one"
 
 
 @pytest.mark.parametrize("graph", [GRAPH, TOKEN_GRAPH])
@@ -407,7 +410,7 @@ def test_a_graph_that_is_none_is_refused(folder: Path, graph: str, content: byte
     seal(folder)
     message = refusal(folder)
     assert message.startswith(f"{graph}: got ")
-    assert message.endswith(", allowed an ONNX model")
+    assert message.endswith(", expected an ONNX model")
 
 
 def varint(number: int) -> bytes:
@@ -450,21 +453,21 @@ def test_a_name_that_is_no_text_harms_no_message(folder: Path, name: bytes) -> N
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"vocab_size": 101}, f"{MANIFEST} vocab_size: got 101, allowed 100, the rows of {TOKENS}"),
-        ({"vocab_size": 99}, f"{MANIFEST} vocab_size: got 99, allowed 100, the rows of {TOKENS}"),
-        ({"max_len": 51}, f"{MANIFEST} max_len: got 51, allowed at most the rows of {GRAPH} (["),
-        ({"max_len": 2**40}, f"{MANIFEST} max_len: got {2**40}, allowed at most the rows of {GRAPH} (["),
-        ({"width": 33}, f"{MANIFEST} width: got 33, allowed 32, the width of embeddings"),
-        ({"indices": {"token_type_ids": 2}}, f"{MANIFEST} indices: got token_type_ids, allowed inputs of {GRAPH}"),
+        ({"vocab_size": 101}, f"{MANIFEST} vocab_size: got 101, expected 100, the rows of {TOKENS}"),
+        ({"vocab_size": 99}, f"{MANIFEST} vocab_size: got 99, expected 100, the rows of {TOKENS}"),
+        ({"max_len": 51}, f"{MANIFEST} max_len: got 51, expected at most the rows of {GRAPH} (["),
+        ({"max_len": 2**40}, f"{MANIFEST} max_len: got {2**40}, expected at most the rows of {GRAPH} (["),
+        ({"width": 33}, f"{MANIFEST} width: got 33, expected 32, the width of embeddings"),
+        ({"indices": {"token_type_ids": 2}}, f"{MANIFEST} indices: got token_type_ids, expected inputs of {GRAPH}"),
         (
             {"token_embeddings": {"output": "token_embeddings", "width": 16, "consumer_scales": None}},
-            f"{MANIFEST} token_embeddings.width: got 16, allowed 32, the width of token_embeddings",
+            f"{MANIFEST} token_embeddings.width: got 16, expected 32, the width of token_embeddings",
         ),
         (
             {"files": {}},
-            f"{MANIFEST} files: got , allowed also {GRAPH}, {DATA}, {POSITIONED_GRAPH}, {TOKEN_GRAPH}",
+            f"{MANIFEST} files: got , expected also {GRAPH}, {DATA}, {POSITIONED_GRAPH}, {TOKEN_GRAPH}",
         ),
-        ({"graphs": {}}, f"{MANIFEST} graphs: got , allowed at least {GRAPH}"),
+        ({"graphs": {}}, f"{MANIFEST} graphs: got , expected at least {GRAPH}"),
     ],
     ids=range(9),
 )
@@ -477,7 +480,7 @@ def test_a_manifest_that_promises_something_else_is_refused(folder: Path, values
 def test_segments_that_the_table_has_not_are_refused(bert: Path, segments: int) -> None:
     seal(bert, indices={"token_type_ids": segments})
     table = f"{GRAPH} frontend.segments.weight"
-    assert refusal(bert) == f"{MANIFEST} indices.token_type_ids: got {segments}, allowed 2, the rows of {table}"
+    assert refusal(bert) == f"{MANIFEST} indices.token_type_ids: got {segments}, expected 2, the rows of {table}"
 
 
 def test_custom_module_is_checked_against_its_tables(tmp_path: Path) -> None:
@@ -500,7 +503,7 @@ def test_custom_module_is_checked_against_its_tables(tmp_path: Path) -> None:
     for field, value in (("vocab_size", 8), ("max_len", 7)):
         (folder / MANIFEST).write_text(manifest)
         seal(folder, **{field: value})
-        assert refusal(folder).startswith(f"{MANIFEST} {field}: got {value}, allowed ")
+        assert refusal(folder).startswith(f"{MANIFEST} {field}: got {value}, expected ")
 
 
 def test_an_input_that_no_request_has_is_refused(folder: Path) -> None:
@@ -511,7 +514,7 @@ def test_an_input_that_no_request_has_is_refused(folder: Path) -> None:
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["graphs"][GRAPH]["inputs"].append({"name": "strange", "dtype": "int64", "shape": ["batch"]})
     seal(folder, graphs=manifest["graphs"])
-    assert refusal(folder) == f"{GRAPH} inputs: got strange, allowed attention_mask, input_ids, offset"
+    assert refusal(folder) == f"{GRAPH} inputs: got strange, expected attention_mask, input_ids, offset"
 
 
 def paths(ours: Any, theirs: Any, seen: set[str]) -> Iterator[str]:

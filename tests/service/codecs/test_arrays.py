@@ -32,7 +32,7 @@ def test_read_npy_does_not_copy() -> None:
 
 
 def test_read_npy_reads_no_pickle() -> None:
-    with pytest.raises(Malformed, match=r"allowed an integer array in \.npy format"):
+    with pytest.raises(Malformed, match=r"expected an integer array in \.npy format"):
         read_npy(saved(np.array([{}], dtype=object)))
 
 
@@ -65,9 +65,9 @@ def test_raw_values_have_the_shape_that_is_told(shape: str | None, found: tuple[
 @pytest.mark.parametrize(
     ("size", "shape", "message"),
     [
-        (47, None, "body: got 47 bytes, allowed int64 values of 8 bytes each"),
-        (48, "2,2", "body: got 6 values, allowed 4, as the shape 2,2 declares"),
-        (48, "1,2,3", "shape: got 1,2,3, allowed one or two sizes with a comma, such as 2,3"),
+        (47, None, "body: got 47 bytes, expected int64 values of 8 bytes each"),
+        (48, "2,2", "body: got 6 values, expected 4, as the shape 2,2 declares"),
+        (48, "1,2,3", "shape: got 1,2,3, expected one or two sizes with a comma, such as 2,3"),
         (0, "0,9", "shape: got 0,9, "),
         (48, "-2,-3", "shape: got -2,-3, "),
         (48, "[2,3]", r"shape: got \[2,3\], "),
@@ -75,7 +75,7 @@ def test_raw_values_have_the_shape_that_is_told(shape: str | None, found: tuple[
         (48, "\u0662,\u0663", "shape: got \u0662,\u0663, "),
         (48, "", "shape: got , "),
         (48, "2,3\n", "shape: got 2,3\n, "),
-        (48, "999999999999999999,999999999999999999", "body: got 6 values, allowed 999999999999999998000000"),
+        (48, "999999999999999999,999999999999999999", "body: got 6 values, expected 999999999999999998000000"),
         (48, "9" * 10_000, "shape: got 9999"),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_step_of_version_2_has_the_parts_that_its_flags_name(flags: int, furth
 
 @pytest.mark.parametrize("flags", [8, 128, 1 << 10, 1 << 15])
 def test_a_part_that_the_model_does_not_have_is_refused(flags: int) -> None:
-    with pytest.raises(Invalid, match=rf"got {flags}, 0 and 000000, allowed flags 775 and 0 in a step$"):
+    with pytest.raises(Invalid, match=rf"got {flags}, 0 and 000000, expected flags 775 and 0 in a step$"):
         read_frame(frame_of(1, flags, 0, 1, 1, bytes(8) + b"\1\0\0\0"), INDICES)
 
 
@@ -109,7 +109,7 @@ def test_every_operation_has_a_kind(kind: int, values: list[int] | None, operati
     with pytest.raises(PreblockError):
         read_frame(frame_of(kind, 0, 3, count, 0, bytes(8 * count), version=1))
     if values is None:
-        with pytest.raises(PreblockError, match="allowed no rows and tokens in a "):
+        with pytest.raises(PreblockError, match="expected no rows and tokens in a "):
             read_frame(frame_of(kind, 0, 3, 1, 0, bytes(8)))
 
 
@@ -184,7 +184,7 @@ def test_version_1_of_vectors_is_laid_out_as_ever() -> None:
 
 def test_version_1_has_no_room_for_several_outputs() -> None:
     vectors = np.zeros((3, 4), np.float16)
-    with pytest.raises(Invalid, match=r"^output: got \['a', 'b'\], allowed one output, or"):
+    with pytest.raises(Invalid, match=r"^output: got \['a', 'b'\], expected one output, or"):
         write_vectors(answer_of(a=vectors, b=vectors), 7, version=1)
 
 

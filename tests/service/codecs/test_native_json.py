@@ -56,7 +56,7 @@ def test_a_query_value_that_is_no_json_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"1", b"[]", b"null", b'"x"', b"{", b"\xff"])
 def test_read_json_wants_an_object(body: bytes) -> None:
-    with pytest.raises(Malformed, match="allowed a JSON object"):
+    with pytest.raises(Malformed, match="expected a JSON object"):
         read_json(body)
 
 
@@ -92,7 +92,7 @@ def test_text_holds_narrow_types_exactly(dtype: str, numpy_type: Any) -> None:
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_text_refuses_what_json_cannot_hold(value: float) -> None:
     vectors = np.array([[1, value]], np.float32)
-    with pytest.raises(Invalid, match="encoding: got float, allowed base64"):
+    with pytest.raises(Invalid, match="encoding: got float, expected base64"):
         build_document(answer(vectors, lengths=(1,)), "float")
     assert json.loads(write_json(build_document(answer(vectors, lengths=(1,)), "base64")))["embeddings"]
 
@@ -109,24 +109,30 @@ ROW = np.array([[1, 2, 3]])
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"lengths": [1]}, "field: got lengths, allowed input_ids, "),
-        ({"input_ids": [[1, 2]], "lengths": [2]}, "field: got lengths, allowed input_ids, "),
-        ({"input_ids": ROW, "lengths": [3]}, r"input_ids shape: got \(1, 3\), allowed \(tokens,\) beside lengths"),
-        ({"input_ids": ROW[0], "lengths": [1, 1]}, "lengths: got 2 tokens in all, allowed 3, as many as input_ids has"),
-        ({"input_ids": ROW[0], "lengths": [0, 3]}, r"lengths\[0\]: got 0, allowed 1 to 3, as many as input_ids has"),
-        ({"input_ids": ROW[0], "lengths": [4, -1]}, r"lengths\[0\]: got 4, allowed 1 to 3"),
-        ({"input_ids": ROW[0], "lengths": [3] * 2**10}, "lengths: got 3072 tokens in all, allowed 3"),
-        ({"input_ids": ROW[0], "lengths": [2**63]}, r"lengths\[0\]: got 9223372036854775808, allowed a 64-bit integer"),
-        ({"input_ids": ROW[0], "lengths": 3}, "lengths: got 3, allowed a list of integers"),
-        ({"input_ids": ROW[0], "lengths": []}, r"lengths: got \[\], allowed a list of integers"),
-        ({"input_ids": ROW[0], "lengths": ROW}, r"lengths shape: got \(1, 3\), allowed one dimension"),
-        ({"input_ids": ROW[0], "lengths": ROW[0] * 1.0}, "lengths dtype: got float64, allowed an integer type"),
-        ({"input_ids": ROW, "offset": ROW}, r"offset shape: got \(1, 3\), allowed one dimension"),
-        ({"input_ids": ROW, "offset": ROW[0] == 1}, "offset dtype: got bool, allowed an integer type"),
-        ({"input_ids": ROW, "dtype": ROW}, "dtype: got a tensor, allowed a query parameter"),
-        ({"input_ids": ROW, "encoding": ROW}, "encoding: got a tensor, allowed a query parameter"),
-        ({"input_ids": ROW, "nope": ROW}, "field: got nope, allowed input_ids, "),
-        ({"position_ids": ROW}, "input_ids: got nothing, allowed rows of token ids, or text"),
+        ({"lengths": [1]}, "field: got lengths, expected input_ids, "),
+        ({"input_ids": [[1, 2]], "lengths": [2]}, "field: got lengths, expected input_ids, "),
+        ({"input_ids": ROW, "lengths": [3]}, r"input_ids shape: got \(1, 3\), expected \(tokens,\) beside lengths"),
+        (
+            {"input_ids": ROW[0], "lengths": [1, 1]},
+            "lengths: got 2 tokens in all, expected 3, as many as input_ids has",
+        ),
+        ({"input_ids": ROW[0], "lengths": [0, 3]}, r"lengths\[0\]: got 0, expected 1 to 3, as many as input_ids has"),
+        ({"input_ids": ROW[0], "lengths": [4, -1]}, r"lengths\[0\]: got 4, expected 1 to 3"),
+        ({"input_ids": ROW[0], "lengths": [3] * 2**10}, "lengths: got 3072 tokens in all, expected 3"),
+        (
+            {"input_ids": ROW[0], "lengths": [2**63]},
+            r"lengths\[0\]: got 9223372036854775808, expected a 64-bit integer",
+        ),
+        ({"input_ids": ROW[0], "lengths": 3}, "lengths: got 3, expected a list of integers"),
+        ({"input_ids": ROW[0], "lengths": []}, r"lengths: got \[\], expected a list of integers"),
+        ({"input_ids": ROW[0], "lengths": ROW}, r"lengths shape: got \(1, 3\), expected one dimension"),
+        ({"input_ids": ROW[0], "lengths": ROW[0] * 1.0}, "lengths dtype: got float64, expected an integer type"),
+        ({"input_ids": ROW, "offset": ROW}, r"offset shape: got \(1, 3\), expected one dimension"),
+        ({"input_ids": ROW, "offset": ROW[0] == 1}, "offset dtype: got bool, expected an integer type"),
+        ({"input_ids": ROW, "dtype": ROW}, "dtype: got a tensor, expected a query parameter"),
+        ({"input_ids": ROW, "encoding": ROW}, "encoding: got a tensor, expected a query parameter"),
+        ({"input_ids": ROW, "nope": ROW}, "field: got nope, expected input_ids, "),
+        ({"position_ids": ROW}, "input_ids: got nothing, expected rows of token ids, or text"),
     ],
 )
 def test_arrays_that_say_too_much_or_too_little_are_refused(fields: dict[str, Any], message: str) -> None:

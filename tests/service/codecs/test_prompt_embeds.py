@@ -117,7 +117,7 @@ def test_one_row_is_a_file_and_several_rows_are_a_list() -> None:
 )
 def test_unknown_consumer_is_rejected(embeddings: TokenEmbeddings | None) -> None:
     with pytest.raises(
-        Invalid, match=r"^encoding: got prompt_embeds, allowed base64, float, since it is unknown whether a bert"
+        Invalid, match=r"^encoding: got prompt_embeds, expected base64, float, since it is unknown whether a bert"
     ):
         check_prompt_embeds(REQUEST, tiny_manifest().model_copy(update={"token_embeddings": embeddings}))
 

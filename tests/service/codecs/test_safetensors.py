@@ -161,7 +161,7 @@ HOSTILE = [
 @pytest.mark.parametrize("body", HOSTILE)
 def test_malformed_file_is_refused(body: bytes) -> None:
     with pytest.raises(
-        Malformed, match=r"^body: got no safetensors: .*, allowed integer tensors in safetensors format"
+        Malformed, match=r"^body: got no safetensors: .*, expected integer tensors in safetensors format"
     ):
         read_safetensors(body)
 

@@ -64,7 +64,7 @@ def test_other_values_than_rows_are_refused_by_place(value: Any, field: str, got
 def test_integers_are_exact_or_refused() -> None:
     values = [0, -1, 2**53 + 1, 2**63 - 1]
     assert read_integers("x", values).tolist() == values
-    with pytest.raises(Invalid, match=r"x\[1\]: got 1.0, allowed a 64-bit integer"):
+    with pytest.raises(Invalid, match=r"x\[1\]: got 1.0, expected a 64-bit integer"):
         read_integers("x", [1, 1.0])
 
 
@@ -104,18 +104,18 @@ def test_a_contiguous_int64_array_is_not_copied() -> None:
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.array(1), r"x shape: got \(\), allowed \(length,\) or \(batch, length\)"),
+        (np.array(1), r"x shape: got \(\), expected \(length,\) or \(batch, length\)"),
         (np.zeros((1, 1, 1), np.int64), r"x shape: got \(1, 1, 1\), allowed"),
-        (np.zeros((0, 3), np.int64), r"x shape: got \(0, 3\), allowed at least one row"),
+        (np.zeros((0, 3), np.int64), r"x shape: got \(0, 3\), expected at least one row"),
         (
             np.broadcast_to(np.zeros((1, 0), np.int64), (2**40, 0)),
-            r"x shape: got \(1099511627776, 0\), allowed at least",
+            r"x shape: got \(1099511627776, 0\), expected at least",
         ),
-        (np.array([1.0]), "x dtype: got float64, allowed an integer type"),
-        (np.array([True]), "x dtype: got bool, allowed an integer type"),
-        (np.array(["1"]), "x dtype: got <U1, allowed an integer type"),
-        (np.array([1], "m8[s]"), r"x dtype: got timedelta64\[s\], allowed an integer type"),
-        (np.array([2**63], np.uint64), "x: got 9223372036854775808, allowed a 64-bit integer"),
+        (np.array([1.0]), "x dtype: got float64, expected an integer type"),
+        (np.array([True]), "x dtype: got bool, expected an integer type"),
+        (np.array(["1"]), "x dtype: got <U1, expected an integer type"),
+        (np.array([1], "m8[s]"), r"x dtype: got timedelta64\[s\], expected an integer type"),
+        (np.array([2**63], np.uint64), "x: got 9223372036854775808, expected a 64-bit integer"),
     ],
 )
 def test_another_array_is_refused(array: Any, message: str) -> None:
@@ -125,5 +125,5 @@ def test_another_array_is_refused(array: Any, message: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e39, "1", True, None])
 def test_value_that_float32_cannot_hold_is_refused(value: Any) -> None:
-    with pytest.raises(Invalid, match=r"^x\[1\]: got .*, allowed a number that float32 holds$"):
+    with pytest.raises(Invalid, match=r"^x\[1\]: got .*, expected a number that float32 holds$"):
         read_floats("x", [1.5, value, 2])

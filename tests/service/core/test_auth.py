@@ -57,7 +57,7 @@ def test_a_key_of_the_file_is_let_in(file: Path, authorization: bytes) -> None:
 def test_any_other_is_not_and_is_not_repeated(file: Path, authorization: bytes | None, got: str) -> None:
     with pytest.raises(Unauthenticated) as refused:
         enter(Authenticator(file), authorization)
-    assert str(refused.value) == f"Authorization: got {got}, allowed Bearer and a key"
+    assert str(refused.value) == f"Authorization: got {got}, expected Bearer and a key"
 
 
 def test_whoever_was_not_let_in_may_use_nothing(file: Path) -> None:
@@ -72,7 +72,7 @@ def test_whoever_was_not_let_in_may_use_nothing(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "model", "allowed"),
+    ("models", "model", "expected"),
     [
         ('["gpt"]', "gpt", True),
         ('["gpt"]', "gpt2", False),
@@ -95,7 +95,7 @@ def test_a_scope_is_names_and_patterns(file: Path, models: str, model: str, allo
 
 
 def test_only_an_administrator_of_a_model_may_change_it(file: Path) -> None:
-    with pytest.raises(Forbidden, match="key: got one, allowed a key with admin = true"):
+    with pytest.raises(Forbidden, match="key: got one, expected a key with admin = true"):
         enter(Authenticator(file), b"Bearer key", admin=True)
     file.write_text(f'{ENTRY}admin = true\nmodels = ["bert"]\n')
     enter(Authenticator(file), b"Bearer key", "bert", admin=True)
@@ -109,7 +109,7 @@ def test_only_an_administrator_of_a_model_may_change_it(file: Path) -> None:
         ("", "keys of {file}"),
         ("keys = []", "keys of {file}"),
         ("keys = 3", "keys of {file}"),
-        ("[[keys", "got {file}, allowed a TOML file"),
+        ("[[keys", "got {file}, expected a TOML file"),
         ('[[keys]]\nname = "x"', "keys.0.sha256 of {file}"),
         (ENTRY.replace(DIGEST, "key"), "keys.0.sha256 of {file}"),
         (ENTRY.replace(DIGEST, DIGEST.upper()), "keys.0.sha256 of {file}"),
@@ -135,10 +135,10 @@ def test_a_mistake_in_the_file_is_named(
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="allowed a readable TOML file"):
+    with pytest.raises(Invalid, match="expected a readable TOML file"):
         Authenticator(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff")
-    with pytest.raises(Invalid, match="allowed a TOML file"):
+    with pytest.raises(Invalid, match="expected a TOML file"):
         Authenticator(tmp_path / "bytes.toml")
 
 

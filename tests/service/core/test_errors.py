@@ -9,8 +9,8 @@ from preblock.service.core.errors import Invalid, Malformed
 
 def test_an_error_names_field_value_and_allowed() -> None:
     error = Invalid("input_ids[3]", 11, "0 to 10")
-    assert str(error) == "input_ids[3]: got 11, allowed 0 to 10"
-    assert (error.field, error.got, error.allowed) == ("input_ids[3]", "11", "0 to 10")
+    assert str(error) == "input_ids[3]: got 11, expected 0 to 10"
+    assert (error.field, error.got, error.expected) == ("input_ids[3]", "11", "0 to 10")
 
 
 @pytest.mark.parametrize("got", ["x" * 81, "x" * 10**7, "é" * 81], ids=["81", "10^7", "81-wide"])

@@ -149,23 +149,27 @@ def test_a_rewound_row_is_fed_again(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("operation", "kind", "message"),
     [
-        (RewindOp(array(4, 4)), Invalid, r"^rewind\[1\]: got 4, allowed 0 to 3$"),
-        (RewindOp(array(-1)), Invalid, r"^rewind\[0\]: got -1, allowed 0 to 4$"),
-        (RewindOp(array(0, 0, 0)), Invalid, r"^rewind: got 3 values, allowed one value, or one for each of 2 rows$"),
-        (ReorderOp(array(0, 2)), Invalid, r"^reorder\[1\]: got 2, allowed 0 to 1$"),
-        (ReorderOp(array(-1)), Invalid, r"^reorder\[0\]: got -1, allowed 0 to 1$"),
-        (ReorderOp(array(*[0] * 7)), TooLarge, r"^reorder: got 7 rows, allowed at most 6 rows of a stream$"),
-        (AppendOp(array(9)), Invalid, r"^append: got 9, allowed 0 to 8$"),
-        (AppendOp(array(0, -1)), Invalid, r"^append\[1\]: got -1, allowed 0 to 8$"),
-        (AppendOp(array(*[0] * 5)), TooLarge, r"^append: got 7 rows, allowed at most 6 rows of a stream$"),
-        (DropOp(array(2)), Invalid, r"^drop\[0\]: got 2, allowed 0 to 1$"),
-        (StepOp(input_ids=rows([1], [1]), offset=array(4, 2)), Conflict, r"^offset\[1\]: got 2, allowed 3, the offset"),
-        (StepOp(input_ids=rows([1], [1]), offset=array(4)), Conflict, r"^offset\[1\]: got 4, allowed 3, the offset"),
-        (StepOp(input_ids=rows([], [11])), Invalid, r"^input_ids\[1\]\[0\]: got 11, allowed 0 to 10$"),
-        (StepOp(input_ids=rows([], [1] * 6)), Invalid, r"^offset\[1\] \+ tokens: got 3 \+ 6 = 9, allowed at most 8,"),
+        (RewindOp(array(4, 4)), Invalid, r"^rewind\[1\]: got 4, expected 0 to 3$"),
+        (RewindOp(array(-1)), Invalid, r"^rewind\[0\]: got -1, expected 0 to 4$"),
+        (RewindOp(array(0, 0, 0)), Invalid, r"^rewind: got 3 values, expected one value, or one for each of 2 rows$"),
+        (ReorderOp(array(0, 2)), Invalid, r"^reorder\[1\]: got 2, expected 0 to 1$"),
+        (ReorderOp(array(-1)), Invalid, r"^reorder\[0\]: got -1, expected 0 to 1$"),
+        (ReorderOp(array(*[0] * 7)), TooLarge, r"^reorder: got 7 rows, expected at most 6 rows of a stream$"),
+        (AppendOp(array(9)), Invalid, r"^append: got 9, expected 0 to 8$"),
+        (AppendOp(array(0, -1)), Invalid, r"^append\[1\]: got -1, expected 0 to 8$"),
+        (AppendOp(array(*[0] * 5)), TooLarge, r"^append: got 7 rows, expected at most 6 rows of a stream$"),
+        (DropOp(array(2)), Invalid, r"^drop\[0\]: got 2, expected 0 to 1$"),
+        (
+            StepOp(input_ids=rows([1], [1]), offset=array(4, 2)),
+            Conflict,
+            r"^offset\[1\]: got 2, expected 3, the offset",
+        ),
+        (StepOp(input_ids=rows([1], [1]), offset=array(4)), Conflict, r"^offset\[1\]: got 4, expected 3, the offset"),
+        (StepOp(input_ids=rows([], [11])), Invalid, r"^input_ids\[1\]\[0\]: got 11, expected 0 to 10$"),
+        (StepOp(input_ids=rows([], [1] * 6)), Invalid, r"^offset\[1\] \+ tokens: got 3 \+ 6 = 9, expected at most 8,"),
         (StepOp(input_ids=rows([], [1]), position_ids=rows([1], [])), Invalid, r"^position_ids\[0\]: got 1 values"),
-        (StepOp(input_ids=rows([], [])), Invalid, r"^input_ids\[0\]: got an empty row, allowed at least one id$"),
-        (StepOp(input_ids=rows([1])), Invalid, r"^input_ids: got 1 rows, allowed 2 rows, as are running$"),
+        (StepOp(input_ids=rows([], [])), Invalid, r"^input_ids\[0\]: got an empty row, expected at least one id$"),
+        (StepOp(input_ids=rows([1])), Invalid, r"^input_ids: got 1 rows, expected 2 rows, as are running$"),
     ],
 )
 def test_what_is_not_allowed_changes_nothing(
@@ -204,7 +208,7 @@ def test_a_step_that_is_not_allowed_changes_nothing(
 def test_after_an_exact_fit_a_stream_can_be_rewound(engine: Engine) -> None:
     stream = stream_of(engine, offset=(6,))
     assert feed(stream, row(1, 2)).next_offset.tolist() == [8]
-    with pytest.raises(Invalid, match=r"got 8 \+ 1 = 9, allowed at most 8"):
+    with pytest.raises(Invalid, match=r"got 8 \+ 1 = 9, expected at most 8"):
         feed(stream, row(1))
     do(stream, RewindOp(array(7)))
     assert feed(stream, row(2)).next_offset.tolist() == [8]
@@ -236,7 +240,7 @@ def test_a_numbered_operation_that_is_sent_again_is_done_once(engine: Engine) ->
 def test_a_number_that_was_used_for_something_else_is_a_conflict(engine: Engine, number: int, digest: bytes) -> None:
     stream = stream_of(engine)
     feed(stream, row(1), 5, b"a")
-    with pytest.raises(Conflict, match=f"^step: got {number}, allowed more than 5, or 5 again with the same content$"):
+    with pytest.raises(Conflict, match=f"^step: got {number}, expected more than 5, or 5 again with the same content$"):
         feed(stream, row(1), number, digest)
     assert stream.offset.tolist() == [1]
 
@@ -245,7 +249,7 @@ def test_a_repetition_after_another_change_is_a_conflict(engine: Engine) -> None
     stream = stream_of(engine)
     feed(stream, row(1), 5, b"a")
     do(stream, RewindOp(array(1)))
-    with pytest.raises(Conflict, match=r"^step: got 5, allowed more than 5$"):
+    with pytest.raises(Conflict, match=r"^step: got 5, expected more than 5$"):
         feed(stream, row(1), 5, b"a")
 
 
@@ -258,9 +262,9 @@ def test_the_number_of_a_refused_step_can_be_used_again(engine: Engine) -> None:
 
 @pytest.mark.parametrize("offset", [-1, 9, 2**63 - 1])
 def test_an_offset_that_no_stream_can_have_is_refused(engine: Engine, offset: int) -> None:
-    with pytest.raises(Invalid, match=f"^offset: got {offset}, allowed 0 to 8$"):
+    with pytest.raises(Invalid, match=f"^offset: got {offset}, expected 0 to 8$"):
         stream_of(engine, offset=(offset,))
-    with pytest.raises(Invalid, match=rf"^offset\[1\]: got {offset}, allowed 0 to 8$"):
+    with pytest.raises(Invalid, match=rf"^offset\[1\]: got {offset}, expected 0 to 8$"):
         stream_of(engine, offset=(8, offset))
 
 
@@ -272,14 +276,14 @@ def test_an_offset_may_be_as_large_as_max_len(engine: Engine, offset: int) -> No
 def test_one_offset_stands_for_all_rows(engine: Engine) -> None:
     assert stream_of(engine, offset=(3,), rows=2).offset.tolist() == [3, 3]
     assert stream_of(engine, offset=(3,), rows=0).offset.tolist() == []
-    with pytest.raises(TooLarge, match=r"^rows: got 7 rows, allowed at most 6 rows of a stream$"):
+    with pytest.raises(TooLarge, match=r"^rows: got 7 rows, expected at most 6 rows of a stream$"):
         stream_of(engine, rows=7)
 
 
 def test_type_and_outputs_are_checked_when_the_stream_opens(engine: Engine) -> None:
-    with pytest.raises(Invalid, match=r"^dtype: got float64, allowed float32, float16, bfloat16$"):
+    with pytest.raises(Invalid, match=r"^dtype: got float64, expected float32, float16, bfloat16$"):
         stream_of(engine, dtype="float64")
-    with pytest.raises(Invalid, match=r"^output: got nope, allowed embeddings, token_embeddings$"):
+    with pytest.raises(Invalid, match=r"^output: got nope, expected embeddings, token_embeddings$"):
         stream_of(engine, outputs=("embeddings", "nope"))
 
 

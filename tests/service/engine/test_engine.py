@@ -135,7 +135,7 @@ def test_float32_is_not_copied() -> None:
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 65520.0), ("float16", -7e4), ("bfloat16", 3.4e38)])
 def test_a_value_that_does_not_fit_is_refused(dtype: str, value: float) -> None:
-    with pytest.raises(Invalid, match=f"dtype: got {dtype}, allowed float32, since a value of"):
+    with pytest.raises(Invalid, match=f"dtype: got {dtype}, expected float32, since a value of"):
         cast(np.array([[1, value]], np.float32), dtype)
 
 

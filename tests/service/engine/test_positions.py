@@ -123,7 +123,7 @@ def test_the_limit_counts_real_tokens(engine: Engine) -> None:
     mask = (ids != PAD).astype(np.int64)
     for name in (*COUNTS, "masked"):
         assert embed(engine, name, ids, mask, np.array([5])).next_offset == [10]
-        with pytest.raises(Invalid, match="6 \\+ 5 = 11, allowed at most 10"):
+        with pytest.raises(Invalid, match="6 \\+ 5 = 11, expected at most 10"):
             embed(engine, name, ids, mask, np.array([6]))
 
 
@@ -158,5 +158,5 @@ def test_what_is_not_real_is_no_part_of_a_mean(
 
 def test_a_row_of_padding_has_no_mean(engine: Engine) -> None:
     request = TokenRequest(input_ids=TokenRows(np.array([5, PAD]), np.array([1, 1])), pooling="mean")
-    with pytest.raises(Invalid, match=r"input_ids\[1\]: got no real token, allowed at least one, to take the mean"):
+    with pytest.raises(Invalid, match=r"input_ids\[1\]: got no real token, expected at least one, to take the mean"):
         asyncio.run(ask_engine(engine, engine.repository.get("ids"), request))

@@ -142,51 +142,51 @@ REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
         SequenceRef(6),
         None,
         Invalid,
-        r"parameters.sequence_id: got 6, allowed a sequence that runs on gpt version 1: ",
+        r"parameters.sequence_id: got 6, expected a sequence that runs on gpt version 1: ",
     ),
     (
         [1],
         SequenceRef("5"),
         None,
         Invalid,
-        r"parameters.sequence_id: got '5', allowed a sequence that runs on gpt version 1",
+        r"parameters.sequence_id: got '5', expected a sequence that runs on gpt version 1",
     ),
-    ([[1], [2]], SequenceRef(5), None, Invalid, r"input_ids: got 2 rows, allowed one row, as are running"),
-    ([1], SequenceRef(5), 3, Conflict, r"offset\[0\]: got 3, allowed 4, the offset of this row"),
-    ([1], SequenceRef(5, end=True), 5, Conflict, r"offset\[0\]: got 5, allowed 4, the offset of this row"),
-    ([1], SequenceRef(5), [4, 4], Invalid, r"offset: got 2 values, allowed one value, or one for each of 1 rows"),
-    ([7], SequenceRef(5), None, Invalid, r"input_ids\[0\]\[0\]: got 7, allowed 0 to 6"),
-    ([7], SequenceRef(5, start=True), None, Invalid, r"input_ids\[0\]\[0\]: got 7, allowed 0 to 6"),
-    ([7], SequenceRef(5, end=True), None, Invalid, r"input_ids\[0\]\[0\]: got 7, allowed 0 to 6"),
+    ([[1], [2]], SequenceRef(5), None, Invalid, r"input_ids: got 2 rows, expected one row, as are running"),
+    ([1], SequenceRef(5), 3, Conflict, r"offset\[0\]: got 3, expected 4, the offset of this row"),
+    ([1], SequenceRef(5, end=True), 5, Conflict, r"offset\[0\]: got 5, expected 4, the offset of this row"),
+    ([1], SequenceRef(5), [4, 4], Invalid, r"offset: got 2 values, expected one value, or one for each of 1 rows"),
+    ([7], SequenceRef(5), None, Invalid, r"input_ids\[0\]\[0\]: got 7, expected 0 to 6"),
+    ([7], SequenceRef(5, start=True), None, Invalid, r"input_ids\[0\]\[0\]: got 7, expected 0 to 6"),
+    ([7], SequenceRef(5, end=True), None, Invalid, r"input_ids\[0\]\[0\]: got 7, expected 0 to 6"),
     (
         [1, 2, 3],
         SequenceRef(5),
         None,
         Invalid,
-        r"offset\[0\] \+ tokens: got 4 \+ 3 = 7, allowed at most 6, the max_len",
+        r"offset\[0\] \+ tokens: got 4 \+ 3 = 7, expected at most 6, the max_len",
     ),
-    ([1], SequenceRef(5, start=True), 7, Invalid, r"offset: got 7, allowed 0 to 6"),
-    ([1], SequenceRef(5, start=True), -1, Invalid, r"offset: got -1, allowed 0 to 6"),
+    ([1], SequenceRef(5, start=True), 7, Invalid, r"offset: got 7, expected 0 to 6"),
+    ([1], SequenceRef(5, start=True), -1, Invalid, r"offset: got -1, expected 0 to 6"),
     (
         [1],
         SequenceRef(5, start=True),
         [0, 0],
         Invalid,
-        r"offset: got 2 values, allowed one value, or one for each of 1 rows",
+        r"offset: got 2 values, expected one value, or one for each of 1 rows",
     ),
     (
         [[1]] * 5,
         SequenceRef(5, start=True),
         None,
         Unavailable,
-        r"input_ids: got 4 rows beside 1 that run, allowed at most 4",
+        r"input_ids: got 4 rows beside 1 that run, expected at most 4",
     ),
     (
         [[1]] * 9,
         SequenceRef(6, start=True),
         None,
         TooLarge,
-        r"input_ids: got 9 rows beside 1 that run, allowed at most 4 ",
+        r"input_ids: got 9 rows beside 1 that run, expected at most 4 ",
     ),
 ]
 
@@ -211,7 +211,7 @@ def test_sequence_outlives_a_refusal_after_an_exact_fit(engine: Engine) -> None:
 
     async def test(_: Sequences, room: SequenceStore) -> None:
         assert await ask(room, model, IDS, SequenceRef(5, start=True)) == await stateless(engine, model, IDS, 0)
-        with pytest.raises(Invalid, match=r"offset\[0\] \+ tokens: got 6 \+ 1 = 7, allowed at most 6, the max_len"):
+        with pytest.raises(Invalid, match=r"offset\[0\] \+ tokens: got 6 \+ 1 = 7, expected at most 6, the max_len"):
             await ask(room, model, [1], SequenceRef(5))
         assert where(room) == {("gpt", 1, 5): [6]}
 
@@ -243,7 +243,7 @@ def test_a_sequence_is_fed_by_one_request_at_a_time(engine: Engine) -> None:
         async with room.answer(model, request([1], SequenceRef(5, start=True)), RequestRecord("grpc")):
             for turn in (SequenceRef(5), SequenceRef(5, start=True)):
                 with pytest.raises(
-                    Conflict, match=r"parameters\.sequence_id: got 5, allowed one request of a sequence"
+                    Conflict, match=r"parameters\.sequence_id: got 5, expected one request of a sequence"
                 ):
                     await ask(room, model, [1], turn)
             await ask(room, model, [1], SequenceRef(6, start=True))
@@ -258,11 +258,11 @@ def test_rows_are_counted_in_a_stream_and_in_the_process(engine: Engine) -> None
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         for id_ in range(1, 5):
             await ask(room, model, [1], SequenceRef(id_, start=True))
-        with pytest.raises(Unavailable, match="got 1 rows beside 4 that run, allowed at most 4 rows of sequences"):
+        with pytest.raises(Unavailable, match="got 1 rows beside 4 that run, expected at most 4 rows of sequences"):
             await ask(room, model, [1], SequenceRef(5, start=True))
         with sequences.stream() as other:
             await ask(other, model, [[1]] * 4, SequenceRef(1, start=True))
-            with pytest.raises(Unavailable, match="got 1 rows beside 8 that run, allowed at most 8 rows of sequences"):
+            with pytest.raises(Unavailable, match="got 1 rows beside 8 that run, expected at most 8 rows of sequences"):
                 await ask(sequences.shared_store, model, [1], SequenceRef(5, start=True))
         await ask(sequences.shared_store, model, [1], SequenceRef(5, start=True))
         await ask(room, model, [1], SequenceRef(4, end=True))
@@ -285,7 +285,7 @@ def test_who_waits_too_long_is_forgotten_and_nobody_else(engine: Engine) -> None
                 await asyncio.sleep(0.1)
                 await ask(room, model, [1], SequenceRef(5))
         assert where(room) == {("gpt", 1, 5): [4], ("gpt", 1, 7): [1]}
-        with pytest.raises(Invalid, match="got 6, allowed a sequence that runs"):
+        with pytest.raises(Invalid, match="got 6, expected a sequence that runs"):
             await ask(room, model, [[1], [2]], SequenceRef(6))
         async with asyncio.timeout(10):
             while where(room):
@@ -321,7 +321,7 @@ def test_with_several_workers_only_streams_have_sequences(engine: Engine) -> Non
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         allowed = "none, since any of 2 workers may get the next request: state its offset instead"
         for turn in (SequenceRef("a", start=True), SequenceRef("a")):
-            with pytest.raises(Invalid, match=f"parameters.sequence_id: got 'a', allowed {allowed}"):
+            with pytest.raises(Invalid, match=f"parameters.sequence_id: got 'a', expected {allowed}"):
                 await ask(sequences.shared_store, model, [1], turn)
         await ask(room, model, [1], SequenceRef("a", start=True))
 

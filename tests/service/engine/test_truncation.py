@@ -91,12 +91,12 @@ def test_nothing_is_cut_unless_asked_for() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"offset": np.array([8])}, r"offset\[0\] \+ tokens: got 8 \+ 1 = 9, allowed at most 8"),
+        ({"offset": np.array([8])}, r"offset\[0\] \+ tokens: got 8 \+ 1 = 9, expected at most 8"),
         (
             {"offset": np.array([6]), "special": np.array([1, 0, 0, 0, 0, 0, 0, 0, 0, 1], np.bool_)},
-            r"got 6 \+ 3 = 9, allowed at most 8",
+            r"got 6 \+ 3 = 9, expected at most 8",
         ),
-        ({"position_ids": rows_of([[0] * 10])}, "truncate: got truncate and position_ids, allowed one of them"),
+        ({"position_ids": rows_of([[0] * 10])}, "truncate: got truncate and position_ids, expected one of them"),
     ],
 )
 def test_what_leaves_no_room_for_a_token_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -44,70 +44,70 @@ def test_the_limits_themselves_are_legal(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"input_ids": [[0, 11]]}, "input_ids[0][1]: got 11, allowed 0 to 10"),
-        ({"input_ids": [[0], [1, -1]]}, "input_ids[1][1]: got -1, allowed 0 to 10"),
-        ({"input_ids": [0, 11]}, "input_ids[1]: got 11, allowed 0 to 10"),
-        ({"input_ids": [LARGEST]}, f"input_ids[0]: got {LARGEST}, allowed 0 to 10"),
-        ({"input_ids": [SMALLEST]}, f"input_ids[0]: got {SMALLEST}, allowed 0 to 10"),
-        ({"input_ids": [11, -1]}, "input_ids[0]: got 11, allowed 0 to 10"),
-        ({"input_ids": [0], "token_type_ids": [2]}, "token_type_ids[0]: got 2, allowed 0 to 1"),
-        ({"input_ids": [0], "token_type_ids": [-1]}, "token_type_ids[0]: got -1, allowed 0 to 1"),
+        ({"input_ids": [[0, 11]]}, "input_ids[0][1]: got 11, expected 0 to 10"),
+        ({"input_ids": [[0], [1, -1]]}, "input_ids[1][1]: got -1, expected 0 to 10"),
+        ({"input_ids": [0, 11]}, "input_ids[1]: got 11, expected 0 to 10"),
+        ({"input_ids": [LARGEST]}, f"input_ids[0]: got {LARGEST}, expected 0 to 10"),
+        ({"input_ids": [SMALLEST]}, f"input_ids[0]: got {SMALLEST}, expected 0 to 10"),
+        ({"input_ids": [11, -1]}, "input_ids[0]: got 11, expected 0 to 10"),
+        ({"input_ids": [0], "token_type_ids": [2]}, "token_type_ids[0]: got 2, expected 0 to 1"),
+        ({"input_ids": [0], "token_type_ids": [-1]}, "token_type_ids[0]: got -1, expected 0 to 1"),
         (
             {"input_ids": [0], "token_type_ids": [0, 0]},
-            "token_type_ids[0]: got 2 values, allowed 1 values, as input_ids[0] has",
+            "token_type_ids[0]: got 2 values, expected 1 values, as input_ids[0] has",
         ),
         (
             {"input_ids": [0], "token_type_ids": [[0], [0]]},
-            "token_type_ids: got 2 rows, allowed 1 rows, as input_ids has",
+            "token_type_ids: got 2 rows, expected 1 rows, as input_ids has",
         ),
         (
             {"input_ids": [[0, 0], [0]], "token_type_ids": [[0], [0, 0]]},
-            "token_type_ids[0]: got 1 values, allowed 2 values, as input_ids[0] has",
+            "token_type_ids[0]: got 1 values, expected 2 values, as input_ids[0] has",
         ),
-        ({"input_ids": [0], "attention_mask": [2]}, "attention_mask[0]: got 2, allowed 0 to 1"),
-        ({"input_ids": [0], "attention_mask": [-1]}, "attention_mask[0]: got -1, allowed 0 to 1"),
+        ({"input_ids": [0], "attention_mask": [2]}, "attention_mask[0]: got 2, expected 0 to 1"),
+        ({"input_ids": [0], "attention_mask": [-1]}, "attention_mask[0]: got -1, expected 0 to 1"),
         (
             {"input_ids": [0], "attention_mask": [1, 1]},
-            "attention_mask[0]: got 2 values, allowed 1 values, as input_ids[0] has",
+            "attention_mask[0]: got 2 values, expected 1 values, as input_ids[0] has",
         ),
-        ({"input_ids": [0], "position_ids": [8]}, "position_ids[0]: got 8, allowed 0 to 7"),
-        ({"input_ids": [0], "position_ids": [-1]}, "position_ids[0]: got -1, allowed 0 to 7"),
+        ({"input_ids": [0], "position_ids": [8]}, "position_ids[0]: got 8, expected 0 to 7"),
+        ({"input_ids": [0], "position_ids": [-1]}, "position_ids[0]: got -1, expected 0 to 7"),
         (
             {"input_ids": [0], "position_ids": [0, 1]},
-            "position_ids[0]: got 2 values, allowed 1 values, as input_ids[0] has",
+            "position_ids[0]: got 2 values, expected 1 values, as input_ids[0] has",
         ),
         (
             {"input_ids": [0], "position_ids": [0], "offset": 0},
-            "offset: got offset and position_ids, allowed one of them, since position_ids give every position",
+            "offset: got offset and position_ids, expected one of them, since position_ids give every position",
         ),
-        ({"input_ids": [0], "offset": -1}, "offset[0]: got -1, allowed 0 or more"),
-        ({"input_ids": [[0], [0]], "offset": [0, SMALLEST]}, f"offset[1]: got {SMALLEST}, allowed 0 or more"),
+        ({"input_ids": [0], "offset": -1}, "offset[0]: got -1, expected 0 or more"),
+        ({"input_ids": [[0], [0]], "offset": [0, SMALLEST]}, f"offset[1]: got {SMALLEST}, expected 0 or more"),
         (
             {"input_ids": [0], "offset": 8},
-            "offset[0] + tokens: got 8 + 1 = 9, allowed at most 8, the max_len of this model",
+            "offset[0] + tokens: got 8 + 1 = 9, expected at most 8, the max_len of this model",
         ),
-        ({"input_ids": [0] * 9}, "offset[0] + tokens: got 0 + 9 = 9, allowed at most 8, the max_len of this model"),
+        ({"input_ids": [0] * 9}, "offset[0] + tokens: got 0 + 9 = 9, expected at most 8, the max_len of this model"),
         (
             {"input_ids": [[0], [0, 0]], "offset": 7},
-            "offset[1] + tokens: got 7 + 2 = 9, allowed at most 8, the max_len of this model",
+            "offset[1] + tokens: got 7 + 2 = 9, expected at most 8, the max_len of this model",
         ),
         (
             {"input_ids": [0], "offset": LARGEST},
-            f"offset[0] + tokens: got {LARGEST} + 1 = {LARGEST + 1}, allowed at most 8, the max_len of this model",
+            f"offset[0] + tokens: got {LARGEST} + 1 = {LARGEST + 1}, expected at most 8, the max_len of this model",
         ),
         (
             {"input_ids": [0, 0], "attention_mask": [1, 0], "offset": 8},
-            "offset[0] + tokens: got 8 + 1 = 9, allowed at most 8, the max_len of this model",
+            "offset[0] + tokens: got 8 + 1 = 9, expected at most 8, the max_len of this model",
         ),
         (
             {"input_ids": [0, 0], "attention_mask": [0, 0], "offset": 9},
-            "offset[0] + tokens: got 9 + 0 = 9, allowed at most 8, the max_len of this model",
+            "offset[0] + tokens: got 9 + 0 = 9, expected at most 8, the max_len of this model",
         ),
         (
             {"input_ids": [[0], [0], [0]], "offset": [0, 0]},
-            "offset: got 2 values, allowed one value, or one for each of 3 rows",
+            "offset: got 2 values, expected one value, or one for each of 3 rows",
         ),
-        ({"input_ids": [0], "dtype": "int8"}, "dtype: got int8, allowed float32, float16, bfloat16"),
+        ({"input_ids": [0], "dtype": "int8"}, "dtype: got int8, expected float32, float16, bfloat16"),
     ],
 )
 def test_one_step_beyond_is_refused_by_field_value_and_allowed(fields: dict[str, Any], message: str) -> None:
@@ -117,13 +117,16 @@ def test_one_step_beyond_is_refused_by_field_value_and_allowed(fields: dict[str,
 
 
 def test_a_model_without_segments_takes_none() -> None:
-    with pytest.raises(Invalid, match="token_type_ids: got a value, allowed nothing"):
+    with pytest.raises(Invalid, match="token_type_ids: got a value, expected nothing"):
         check(request(input_ids=[0], token_type_ids=[0]), tiny_manifest(segments=0), 20)
 
 
 @pytest.mark.parametrize(
     ("lengths", "message"),
-    [([], "input_ids: got an empty batch, allowed at least one row"), ([1, 0, 1], r"input_ids\[1\]: got an empty row")],
+    [
+        ([], "input_ids: got an empty batch, expected at least one row"),
+        ([1, 0, 1], r"input_ids\[1\]: got an empty row"),
+    ],
 )
 def test_empty_rows_are_refused(lengths: list[int], message: str) -> None:
     rows = TokenRows(np.zeros(sum(lengths), np.int64), np.array(lengths, np.int64))
@@ -133,7 +136,7 @@ def test_empty_rows_are_refused(lengths: list[int], message: str) -> None:
 
 def test_the_most_tokens_of_a_request_are_counted_over_all_rows() -> None:
     check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=16)
-    with pytest.raises(TooLarge, match="input_ids: got 16 tokens, allowed at most 15 tokens in a request"):
+    with pytest.raises(TooLarge, match="input_ids: got 16 tokens, expected at most 15 tokens in a request"):
         check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=15)
 
 

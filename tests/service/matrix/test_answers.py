@@ -30,10 +30,10 @@ def test_vectors_equal_the_tables(path: CodePath, caller: Caller, expect: Expect
 @pytest.mark.parametrize(
     ("ids", "offset", "message"),
     [
-        ([[1, -1]], 0, "input_ids[0][1]: got -1, allowed 0 to 49"),
-        ([[-(2**63), 1]], 0, f"input_ids[0][0]: got {-(2**63)}, allowed 0 to 49"),
-        ([[1, VOCABULARY]], 0, "input_ids[0][1]: got 50, allowed 0 to 49"),
-        ([[1, 2**63 - 1]], 0, f"input_ids[0][1]: got {2**63 - 1}, allowed 0 to 49"),
+        ([[1, -1]], 0, "input_ids[0][1]: got -1, expected 0 to 49"),
+        ([[-(2**63), 1]], 0, f"input_ids[0][0]: got {-(2**63)}, expected 0 to 49"),
+        ([[1, VOCABULARY]], 0, "input_ids[0][1]: got 50, expected 0 to 49"),
+        ([[1, 2**63 - 1]], 0, f"input_ids[0][1]: got {2**63 - 1}, expected 0 to 49"),
         ([[1, 2]], MAX_LEN - 1, ""),
         ([[1, 2]], MAX_LEN + 1, ""),
         ([[1, 2]], -1, ""),
@@ -52,13 +52,13 @@ def test_bad_request_is_refused_and_the_next_answered(
     if path.protocol == "openai":
         message = message.replace("input_ids", "input")
     assert message in answer.message
-    assert re.search(": got .*, allowed ", answer.message)
+    assert re.search(": got .*, expected ", answer.message)
     assert caller.ask(GOOD).content == expect(GOOD)
 
 
 def test_unknown_model_is_not_found(caller: Caller) -> None:
     answer = caller.ask(np.array([[1]]), model="nope")
-    assert (answer.status, answer.content) == (404, b"model: got nope, allowed gpt")
+    assert (answer.status, answer.content) == (404, b"model: got nope, expected gpt")
 
 
 def test_content_of_wrong_size_is_refused(path: CodePath, caller: Caller, expect: Expect) -> None:

@@ -123,7 +123,9 @@ def test_too_many_tokens_or_rows_are_refused(path: CodePath, strict_servers: Ser
         for shape in ((1, MAX_TOKENS + 1), (MAX_ROWS + 1, 1)):
             answer = caller.ask(np.ones(shape, np.int64))
             assert answer.status in (413, 429)
-            assert re.search(r": got \d+ (tokens|rows), allowed at most \d+ (tokens|rows) in a request", answer.message)
+            assert re.search(
+                r": got \d+ (tokens|rows), expected at most \d+ (tokens|rows) in a request", answer.message
+            )
             assert caller.ask(GOOD).status == 200
 
 
@@ -138,7 +140,7 @@ def test_concurrent_requests_are_limited(path: CodePath, strict_servers: Servers
                 if (found := caller.ask(GOOD)).status == 503:
                     break
             assert found.status == 503
-            assert "got more than 1 at a time, allowed at most 1; try again later" in found.message
+            assert "got more than 1 at a time, expected at most 1; try again later" in found.message
             check_retry(path, found)
         wait_for(caller, 200)
 

@@ -379,8 +379,8 @@ def test_missing_collector_delays_the_end_by_seconds(tiny_repository: Path) -> N
 @pytest.mark.parametrize(
     ("workers", "name", "value", "message"),
     [
-        ("1", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "got grpc, allowed http/protobuf, or nothing"),
-        ("2", "OTEL_TRACES_EXPORTER", "console", "got console, allowed otlp, or nothing"),
+        ("1", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "got grpc, expected http/protobuf, or nothing"),
+        ("2", "OTEL_TRACES_EXPORTER", "console", "got console, expected otlp, or nothing"),
     ],
 )
 def test_unsupported_exporter_is_refused(

@@ -76,7 +76,7 @@ def test_id_without_a_row_is_refused_before_any_write(id_: int, at: int) -> None
     ids, table, positions = np.arange(9), np.ones((100, 4), np.float32), np.ones((3, 4), np.float32)
     ids[at] = id_
     out = np.full((9, 4), 7, np.float32)
-    with pytest.raises(IndexError, match=f"id: got {id_}, allowed 0 to 99"):
+    with pytest.raises(IndexError, match=f"id: got {id_}, expected 0 to 99"):
         add_rows(ids, table, 1.0, positions, out, 4)
     assert (out == 7).all()
 
@@ -110,7 +110,7 @@ def test_sizes_that_do_not_fit_are_refused(name: str, change: Callable[[dict[str
     }
     out = given["out"]
     given[name] = change(given)
-    with pytest.raises(ValueError, match=r"width: got .*, allowed whole rows"):
+    with pytest.raises(ValueError, match=r"width: got .*, expected whole rows"):
         add_rows(*given.values())
     assert (out == 7).all()
 
@@ -213,16 +213,16 @@ def test_threads_do_not_meet(model: TokenModel) -> None:
 @pytest.mark.parametrize(
     ("table", "changed", "message"),
     [
-        ("tokens", {"rows": 99}, "kernel.tokens.rows: got 99, allowed 100 to "),
+        ("tokens", {"rows": 99}, "kernel.tokens.rows: got 99, expected 100 to "),
         ("tokens", {"rows": 2**40}, "kernel.tokens.rows: got "),
         ("tokens", {"begin": 2**50}, "kernel.tokens.rows: got "),
-        ("tokens", {"begin": 2}, "kernel.tokens.begin: got 2, allowed a multiple of 4"),
-        ("tokens", {"width": 16}, "kernel.tokens.width: got 16, allowed 32, the width of embeddings"),
-        ("tokens", {"scale": 2.0}, r"kernel: got .*, allowed the tables of model\.onnx"),
-        ("positions", {"rows": 49}, "kernel.positions.rows: got 49, allowed 50 to "),
+        ("tokens", {"begin": 2}, "kernel.tokens.begin: got 2, expected a multiple of 4"),
+        ("tokens", {"width": 16}, "kernel.tokens.width: got 16, expected 32, the width of embeddings"),
+        ("tokens", {"scale": 2.0}, r"kernel: got .*, expected the tables of model\.onnx"),
+        ("positions", {"rows": 49}, "kernel.positions.rows: got 49, expected 50 to "),
         ("positions", {"begin": 2**50}, "kernel.positions.rows: got "),
-        ("positions", {"begin": 4}, r"kernel: got .*, allowed the tables of model\.onnx"),
-        ("positions", {"first": 1}, "kernel.positions.rows: got 50, allowed 51 to "),
+        ("positions", {"begin": 4}, r"kernel: got .*, expected the tables of model\.onnx"),
+        ("positions", {"first": 1}, "kernel.positions.rows: got 50, expected 51 to "),
     ],
 )
 def test_a_manifest_that_declares_other_tables_is_refused(

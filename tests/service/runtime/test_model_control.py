@@ -79,7 +79,7 @@ def test_what_is_gone_is_let_go_of_after_its_last_request(root: Path) -> None:
     shutil.rmtree(root / "bert/1")
     (change,) = repository.refresh()
     assert (change.version, change.state, change.reason) == (1, "UNAVAILABLE", "gone")
-    with pytest.raises(NotFound, match="version: got 1, allowed 2"):
+    with pytest.raises(NotFound, match="version: got 1, expected 2"):
         repository.get("bert", "1")
     assert session() is not None
     del held
@@ -122,7 +122,7 @@ def test_refresh_after_a_system_error_opens_all_new_versions(root: Path, monkeyp
 @pytest.mark.parametrize("mode", ["none", "poll"])
 def test_a_request_for_a_change_needs_the_mode_for_it(root: Path, mode: str) -> None:
     control = ModelControl(Repository(root, CPU, 1), mode, 1)  # type: ignore[arg-type]
-    with pytest.raises(Forbidden, match=f"model: got gpt, allowed changes by request .* it is {mode}"):
+    with pytest.raises(Forbidden, match=f"model: got gpt, expected changes by request .* it is {mode}"):
         asyncio.run(control.unload("gpt"))
 
 
@@ -135,7 +135,7 @@ def test_models_are_unloaded_and_loaded_by_request(root: Path, tmp_path: Path, s
         control = ModelControl(repository, "explicit", 1, tmp_path / "shared" if shared else None)
         following = asyncio.create_task(control.run())
         await control.unload("gpt")
-        with pytest.raises(NotFound, match="model: got gpt, allowed bert"):
+        with pytest.raises(NotFound, match="model: got gpt, expected bert"):
             repository.get("gpt")
         assert [state.reason for state in repository.index() if state.name == "gpt"] == ["unloaded"]
         copy_artifact("gpt-again", root, "gpt")
@@ -146,7 +146,7 @@ def test_models_are_unloaded_and_loaded_by_request(root: Path, tmp_path: Path, s
             await control.load("gpt")
         assert repository.get("gpt").version == 2
         for call in (control.load, control.unload):
-            with pytest.raises(NotFound, match="model: got nothing, allowed bert, gpt"):
+            with pytest.raises(NotFound, match="model: got nothing, expected bert, gpt"):
                 await call("nothing")
         following.cancel()
 

@@ -54,18 +54,18 @@ def test_models_are_listed_by_name_and_version(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "version", "message"),
     [
-        ("nope", None, "model: got nope, allowed bert, gpt"),
-        ("../root/bert", None, "model: got ../root/bert, allowed bert, gpt"),
-        ("", None, "model: got , allowed bert, gpt"),
-        ("nope", "1", "model: got nope, allowed bert, gpt"),
-        ("bert", "3", "version: got 3, allowed 1, 2"),
-        ("bert", "0", "version: got 0, allowed 1, 2"),
-        ("bert", "01", "version: got 01, allowed 1, 2"),
-        ("bert", "+1", "version: got +1, allowed 1, 2"),
-        ("bert", "1\n", "version: got 1\n, allowed 1, 2"),
-        ("bert", "\u0661", "version: got \u0661, allowed 1, 2"),  # a digit, in Arabic
-        ("bert", "9" * 5000, f"version: got {'9' * 80}…, allowed 1, 2"),
-        ("bert", "../bert/1", "version: got ../bert/1, allowed 1, 2"),
+        ("nope", None, "model: got nope, expected bert, gpt"),
+        ("../root/bert", None, "model: got ../root/bert, expected bert, gpt"),
+        ("", None, "model: got , expected bert, gpt"),
+        ("nope", "1", "model: got nope, expected bert, gpt"),
+        ("bert", "3", "version: got 3, expected 1, 2"),
+        ("bert", "0", "version: got 0, expected 1, 2"),
+        ("bert", "01", "version: got 01, expected 1, 2"),
+        ("bert", "+1", "version: got +1, expected 1, 2"),
+        ("bert", "1\n", "version: got 1\n, expected 1, 2"),
+        ("bert", "\u0661", "version: got \u0661, expected 1, 2"),  # a digit, in Arabic
+        ("bert", "9" * 5000, f"version: got {'9' * 80}…, expected 1, 2"),
+        ("bert", "../bert/1", "version: got ../bert/1, expected 1, 2"),
     ],
     ids=range(12),
 )
@@ -89,12 +89,12 @@ def test_a_file_where_a_version_would_be_is_no_artifact(root: Path) -> None:
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    allowed = "allowed an existing folder; `preblock export` makes one"
+    allowed = "expected an existing folder; `preblock export` makes one"
     assert refusal(tmp_path / "no") == f"repository: got {str(tmp_path / 'no')[:80]}, {allowed}"
 
 
 def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path).endswith(", allowed at least one; `preblock export` adds one")
+    assert refusal(tmp_path).endswith(", expected at least one; `preblock export` adds one")
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, DATA])

@@ -59,7 +59,7 @@ def test_a_session_says_where_it_runs_and_what_it_takes(tiny_repository: Path) -
 def test_a_missing_file_is_refused_by_name(tiny_repository: Path, tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(tiny_repository / "gpt" / "1", tmp_path / "1")
     (folder / name).unlink()
-    with pytest.raises(ArtifactError, match=f"^{name}: got no such file, allowed a file of the artifact$"):
+    with pytest.raises(ArtifactError, match=f"^{name}: got no such file, expected a file of the artifact$"):
         Session(folder)
 
 
@@ -71,7 +71,7 @@ def test_a_graph_that_is_none_is_refused_and_the_log_says_why(
     with pytest.raises(ArtifactError) as refused:
         Session(folder)
     assert refused.value.field == GRAPH
-    assert str(refused.value) == f"{GRAPH}: got a graph that cannot be loaded; see the log, allowed a valid graph"
+    assert str(refused.value) == f"{GRAPH}: got a graph that cannot be loaded; see the log, expected a valid graph"
     assert str(folder) in caplog.text
 
 
@@ -84,14 +84,14 @@ def test_the_cpu_package_says_why_it_has_no_cuda() -> None:
 def test_cuda_that_cannot_be_used_is_refused_and_never_replaced() -> None:
     with pytest.raises(ProviderError) as refused:
         choose_provider("cuda")
-    assert str(refused.value) == f"provider: got cuda, allowed auto or cpu, since {cuda_unavailable_reason()}"
+    assert str(refused.value) == f"provider: got cuda, expected auto or cpu, since {cuda_unavailable_reason()}"
 
 
 @cpu_package
 @pytest.mark.filterwarnings("ignore:Specified provider 'CUDAExecutionProvider':UserWarning")
 def test_a_session_that_fell_back_is_refused(tiny_repository: Path) -> None:
     with pytest.raises(
-        ProviderError, match=f"^provider: got {CPU}, allowed {CUDA}, which onnxruntime could not start$"
+        ProviderError, match=f"^provider: got {CPU}, expected {CUDA}, which onnxruntime could not start$"
     ):
         Session(tiny_repository / "gpt" / "1", CUDA)
 
@@ -172,6 +172,6 @@ def test_tables_larger_than_the_gpu_memory_limit_are_refused(repository: Path) -
     with pytest.raises(ArtifactError) as refused:
         CudaSession(folder, CUDA, gpu_mem_limit_bytes=size - 1)
     assert str(refused.value) == (
-        f"model.onnx.data: got {size} bytes, allowed at most {size - 1}, by gpu_mem_limit_bytes"
+        f"model.onnx.data: got {size} bytes, expected at most {size - 1}, by gpu_mem_limit_bytes"
     )
     Session(folder, gpu_mem_limit_bytes=1)  # the limit is not for the CPU

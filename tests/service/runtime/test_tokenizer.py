@@ -53,11 +53,11 @@ def test_truncation_and_padding_of_the_file_are_disabled(tiny: Tokenizer) -> Non
 
 
 def test_too_much_text_is_refused_with_the_numbers(tiny: Tokenizer) -> None:
-    with pytest.raises(TooLarge, match="text: got 9 tokens, allowed at most 8 tokens in a request"):
+    with pytest.raises(TooLarge, match="text: got 9 tokens, expected at most 8 tokens in a request"):
         tiny.encode(["a b c d", "a"], 8, spans=False)
-    with pytest.raises(TooLarge, match=f"text: got 65 characters, allowed at most {4 * MAX_CHARACTERS_PER_TOKEN} "):
+    with pytest.raises(TooLarge, match=f"text: got 65 characters, expected at most {4 * MAX_CHARACTERS_PER_TOKEN} "):
         tiny.encode(["a" * 64, "b"], 4, spans=False)
-    with pytest.raises(TooLarge, match="text: got 5 texts, allowed at most 4 tokens in a request"):
+    with pytest.raises(TooLarge, match="text: got 5 texts, expected at most 4 tokens in a request"):
         tiny.encode(["a"] * 5, 4, spans=False)
 
 
@@ -65,7 +65,7 @@ def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json")
     document = json.loads((tmp_path / "tokenizer.json").read_text()) | {"post_processor": None}
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    with pytest.raises(Invalid, match=r"text\[1\]: got ' ', allowed text of at least one token"):
+    with pytest.raises(Invalid, match=r"text\[1\]: got ' ', expected text of at least one token"):
         tokenizer_of(tmp_path / "tokenizer.json").encode(["a", " "], 100, spans=False)
 
 
@@ -79,7 +79,7 @@ def test_a_file_that_is_no_tokenizer_is_a_broken_artifact(tmp_path: Path) -> Non
 
 def test_without_the_package_text_is_refused(tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(Invalid, match="allowed token ids, since the package tokenizers is not installed"):
+    with pytest.raises(Invalid, match="expected token ids, since the package tokenizers is not installed"):
         tiny.encode(["a"], 100, spans=False)
 
 
@@ -142,5 +142,5 @@ def test_a_file_that_changed_since_start_up_is_not_used(tmp_path: Path) -> None:
     write_tokenizer(file)
     tokenizer = tokenizer_of(file)
     file.write_text(file.read_text().replace('"type_id":0', '"type_id":1').replace('"type_id": 0', '"type_id": 1'))
-    with pytest.raises(ArtifactError, match=r"tokenizer\.json: got sha256 .*, allowed sha256 "):
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: got sha256 .*, expected sha256 "):
         tokenizer.encode(["a"], 100, spans=False)

@@ -121,7 +121,7 @@ class Problem(Documented):
     detail: str
     field: str | None = None
     got: str | None = None
-    allowed: str | None = None
+    expected: str | None = None
     request_id: str | None = Field(None, description="The X-Request-Id; none in a stream.")
 
 

@@ -95,29 +95,29 @@ def test_the_output_may_be_named(tiny_clients: Clients) -> None:
 
 
 BAD = [
-    (request(raw_input_contents=[bytes(16)]), "inputs[0]: got contents and raw_input_contents, allowed one of them"),
-    (request(raw_input_contents=[bytes(16)] * 2), "raw_input_contents: got 2 entries, allowed 1, one for each input"),
-    (raw_request(IDS, bytes(15)), "input_ids: got 15 bytes, allowed 16 bytes for shape [1, 2]"),
-    (raw_request(IDS, bytes(24)), "input_ids: got 24 bytes, allowed 16 bytes for shape [1, 2]"),
-    (raw_request(IDS, b""), "input_ids: got 0 bytes, allowed 16 bytes for shape [1, 2]"),
-    (raw_request(IDS), "input_ids.data: got 0 values, allowed 2 for shape [1, 2]"),
-    (raw_request(IDS, bytes(16), shape=[-1, -2]), "inputs[0].shape: got [-1, -2], allowed a list of sizes"),
-    (raw_request(IDS, bytes(16), shape=[2]), "input_ids.shape: got [2], allowed [batch, length]"),
-    (raw_request(IDS, bytes(16), shape=[]), "input_ids.shape: got [], allowed [batch, length]"),
-    (raw_request(IDS, b"", shape=[2**40, 0]), f"input_ids.shape: got [{2**40}, 0], allowed sizes of 1 or more"),
+    (request(raw_input_contents=[bytes(16)]), "inputs[0]: got contents and raw_input_contents, expected one of them"),
+    (request(raw_input_contents=[bytes(16)] * 2), "raw_input_contents: got 2 entries, expected 1, one for each input"),
+    (raw_request(IDS, bytes(15)), "input_ids: got 15 bytes, expected 16 bytes for shape [1, 2]"),
+    (raw_request(IDS, bytes(24)), "input_ids: got 24 bytes, expected 16 bytes for shape [1, 2]"),
+    (raw_request(IDS, b""), "input_ids: got 0 bytes, expected 16 bytes for shape [1, 2]"),
+    (raw_request(IDS), "input_ids.data: got 0 values, expected 2 for shape [1, 2]"),
+    (raw_request(IDS, bytes(16), shape=[-1, -2]), "inputs[0].shape: got [-1, -2], expected a list of sizes"),
+    (raw_request(IDS, bytes(16), shape=[2]), "input_ids.shape: got [2], expected [batch, length]"),
+    (raw_request(IDS, bytes(16), shape=[]), "input_ids.shape: got [], expected [batch, length]"),
+    (raw_request(IDS, b"", shape=[2**40, 0]), f"input_ids.shape: got [{2**40}, 0], expected sizes of 1 or more"),
     (
         raw_request(IDS, bytes(16), shape=[2**32, 2**32]),
-        f"input_ids: got 16 bytes, allowed {2**67} bytes for shape [{2**32}, {2**32}]",
+        f"input_ids: got 16 bytes, expected {2**67} bytes for shape [{2**32}, {2**32}]",
     ),
-    (raw_request(IDS, bytes(16), datatype="INT32"), "input_ids.datatype: got INT32, allowed INT64"),
-    (raw_request(IDS, bytes(16), datatype=""), "input_ids.datatype: got , allowed INT64"),
-    (raw_request(IDS, bytes(16), name="ids"), "inputs.name: got ids, allowed input_ids, "),
-    (request(inputs=[request().inputs[0]]), "inputs.name: got input_ids twice, allowed each name once"),
-    (service_pb2.ModelInferRequest(model_name="gpt"), "inputs: got no input_ids, allowed a tensor input_ids"),
-    (request(outputs=[{"name": "x"}]), "outputs[0].name: got x, allowed embeddings, token_embeddings, each once"),
+    (raw_request(IDS, bytes(16), datatype="INT32"), "input_ids.datatype: got INT32, expected INT64"),
+    (raw_request(IDS, bytes(16), datatype=""), "input_ids.datatype: got , expected INT64"),
+    (raw_request(IDS, bytes(16), name="ids"), "inputs.name: got ids, expected input_ids, "),
+    (request(inputs=[request().inputs[0]]), "inputs.name: got input_ids twice, expected each name once"),
+    (service_pb2.ModelInferRequest(model_name="gpt"), "inputs: got no input_ids, expected a tensor input_ids"),
+    (request(outputs=[{"name": "x"}]), "outputs[0].name: got x, expected embeddings, token_embeddings, each once"),
     (
         request(outputs=[{"name": "embeddings"}] * 2),
-        "outputs[1].name: got embeddings, allowed embeddings, token_embeddings, each once",
+        "outputs[1].name: got embeddings, expected embeddings, token_embeddings, each once",
     ),
 ]
 
@@ -139,7 +139,7 @@ def test_contents_of_another_type_are_refused(tiny_clients: Clients, field: str)
     status, text = refusal(tiny_clients, message)
     assert (status, text) == (
         "StatusCode.INVALID_ARGUMENT",
-        "input_ids.data: got 0 values, allowed 2 for shape [1, 2]",
+        "input_ids.data: got 0 values, expected 2 for shape [1, 2]",
     )
 
 
@@ -157,7 +157,7 @@ def test_malformed_message_is_refused_without_internals(tiny_server: Server, met
         channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff\xff")
     error: Any = raised.value
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert error.details() == f"message: got 3 bytes, allowed a message inference.{method}Request"
+    assert error.details() == f"message: got 3 bytes, expected a message inference.{method}Request"
 
 
 def test_a_message_over_the_limit_is_refused(tiny_clients: Clients) -> None:
@@ -219,7 +219,7 @@ def test_bytes_that_are_no_message_do_not_end_a_stream(tiny_server: Server) -> N
         bad, refused, right = stream(
             iter([b"\xff\xff\xff", request(id="1", parameters=BAD_OFFSET).SerializeToString(), good])
         )
-    assert bad.error_message == "message: got 3 bytes, allowed a message inference.ModelInferRequest"
+    assert bad.error_message == "message: got 3 bytes, expected a message inference.ModelInferRequest"
     assert refused.error_message.startswith("offset[0] + tokens: got 5 + 2 = 7")
     assert (refused.infer_response.id, right.infer_response.id, right.error_message) == ("1", "2", "")
     assert right.infer_response.outputs[0].shape == [1, 2, 4]

@@ -59,9 +59,9 @@ def test_raw_ids_are_one_row_or_have_a_shape(tiny: httpx.Client, shape: str | No
 @pytest.mark.parametrize(
     ("kind", "body", "query", "status", "detail"),
     [
-        (BYTES, bytes(9), {}, 400, "body: got 9 bytes, allowed int64 values of 8 bytes each"),
-        (BYTES, b"", {}, 422, "input_ids shape: got (0,), allowed at least one row of at least one integer"),
-        (BYTES, bytes(48), {"shape": "2,2"}, 400, "body: got 6 values, allowed 4, as the shape 2,2 declares"),
+        (BYTES, bytes(9), {}, 400, "body: got 9 bytes, expected int64 values of 8 bytes each"),
+        (BYTES, b"", {}, 422, "input_ids shape: got (0,), expected at least one row of at least one integer"),
+        (BYTES, bytes(48), {"shape": "2,2"}, 400, "body: got 6 values, expected 4, as the shape 2,2 declares"),
         (
             BYTES,
             bytes(8),
@@ -69,10 +69,10 @@ def test_raw_ids_are_one_row_or_have_a_shape(tiny: httpx.Client, shape: str | No
             422,
             "input_ids: got a value in the query and one in the body, allowed",
         ),
-        (BYTES, bytes(8), {"text": '"a"'}, 422, "input_ids: got text and input_ids, allowed one of them"),
-        (JSON, b'{"input_ids": [1]}', {"shape": "1"}, 422, "field: got shape, allowed input_ids, "),
-        (JSON, b'{"input_ids": [1]}', {"lengths": "[1]"}, 422, "field: got lengths, allowed input_ids, "),
-        (SAFETENSORS, bytes(8), {}, 400, "body: got no safetensors: a header that is no JSON object, allowed integer"),
+        (BYTES, bytes(8), {"text": '"a"'}, 422, "input_ids: got text and input_ids, expected one of them"),
+        (JSON, b'{"input_ids": [1]}', {"shape": "1"}, 422, "field: got shape, expected input_ids, "),
+        (JSON, b'{"input_ids": [1]}', {"lengths": "[1]"}, 422, "field: got lengths, expected input_ids, "),
+        (SAFETENSORS, bytes(8), {}, 400, "body: got no safetensors: a header that is no JSON object, expected integer"),
         (SAFETENSORS, b"\xff" * 20, {}, 400, "body: got no safetensors: a header of 18446744073709551615 bytes in 20"),
     ],
 )
@@ -86,16 +86,19 @@ def test_a_body_that_lies_is_refused(
 @pytest.mark.parametrize(
     ("tensors", "detail"),
     [
-        ({"offset": [1]}, "input_ids: got nothing, allowed rows of token ids, or text"),
-        ({"input_ids": [1.0]}, "input_ids dtype: got float64, allowed an integer type"),
-        ({"input_ids": [True]}, "input_ids dtype: got bool, allowed an integer type"),
-        ({"input_ids": [[[1]]]}, "input_ids shape: got (1, 1, 1), allowed (length,) or (batch, length)"),
-        ({"input_ids": 1}, "input_ids shape: got (), allowed (length,) or (batch, length)"),
-        ({"input_ids": [1], "dtype": [1]}, "dtype: got a tensor, allowed a query parameter"),
-        ({"input_ids": [1], "nope": [1]}, "field: got nope, allowed input_ids, "),
-        ({"input_ids": [1], "offset": [[1]]}, "offset shape: got (1, 1), allowed one dimension"),
-        ({"input_ids": [1, 2], "lengths": [1, 2]}, "lengths: got 3 tokens in all, allowed 2, as many as input_ids has"),
-        ({"input_ids": [1, 7, 11], "lengths": [2, 1]}, "input_ids[1][0]: got 11, allowed 0 to 10"),
+        ({"offset": [1]}, "input_ids: got nothing, expected rows of token ids, or text"),
+        ({"input_ids": [1.0]}, "input_ids dtype: got float64, expected an integer type"),
+        ({"input_ids": [True]}, "input_ids dtype: got bool, expected an integer type"),
+        ({"input_ids": [[[1]]]}, "input_ids shape: got (1, 1, 1), expected (length,) or (batch, length)"),
+        ({"input_ids": 1}, "input_ids shape: got (), expected (length,) or (batch, length)"),
+        ({"input_ids": [1], "dtype": [1]}, "dtype: got a tensor, expected a query parameter"),
+        ({"input_ids": [1], "nope": [1]}, "field: got nope, expected input_ids, "),
+        ({"input_ids": [1], "offset": [[1]]}, "offset shape: got (1, 1), expected one dimension"),
+        (
+            {"input_ids": [1, 2], "lengths": [1, 2]},
+            "lengths: got 3 tokens in all, expected 2, as many as input_ids has",
+        ),
+        ({"input_ids": [1, 7, 11], "lengths": [2, 1]}, "input_ids[1][0]: got 11, expected 0 to 10"),
     ],
 )
 def test_tensors_that_are_not_allowed_are_refused_by_name(tiny: httpx.Client, tensors: Any, detail: str) -> None:
@@ -236,19 +239,25 @@ def test_several_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
             {},
             JSON,
             422,
-            "encoding: got prompt_embeds, allowed base64, float, since it is unknown whether",
+            "encoding: got prompt_embeds, expected base64, float, since it is unknown whether",
         ),
         (
             "minilm",
             {"output": "embeddings"},
             JSON,
             422,
-            "output: got ['embeddings'], allowed token_embeddings with the",
+            "output: got ['embeddings'], expected token_embeddings with the",
         ),
         ("minilm", {"output": ["token_embeddings", "embeddings"]}, JSON, 422, "output: got ['token_embeddings', 'embe"),
-        ("minilm", {"attention_mask": [[1]]}, JSON, 422, "attention_mask: got a value, allowed nothing with the encod"),
-        ("minilm", {}, BYTES, 406, f"Accept: got {BYTES}, allowed {JSON} with the encoding prompt_embeds"),
-        ("minilm", {}, SAFETENSORS, 406, f"Accept: got {SAFETENSORS}, allowed {JSON} with the encoding prompt_embeds"),
+        (
+            "minilm",
+            {"attention_mask": [[1]]},
+            JSON,
+            422,
+            "attention_mask: got a value, expected nothing with the encod",
+        ),
+        ("minilm", {}, BYTES, 406, f"Accept: got {BYTES}, expected {JSON} with the encoding prompt_embeds"),
+        ("minilm", {}, SAFETENSORS, 406, f"Accept: got {SAFETENSORS}, expected {JSON} with the encoding prompt_embeds"),
     ],
 )
 def test_what_could_mislead_a_consumer_is_refused(

@@ -73,7 +73,7 @@ def test_a_binary_answer_is_the_array_itself() -> None:
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None:
-    with pytest.raises(Invalid, match="outputs embeddings: got JSON, allowed binary_data"):
+    with pytest.raises(Invalid, match="outputs embeddings: got JSON, expected binary_data"):
         write_infer(answer(value), infer(binary=False))
     (_, data), _ = write_infer(answer(value), infer(binary=True))
     assert join([data]) == np.array([value, 1], np.float32).tobytes()
@@ -102,17 +102,17 @@ def test_no_id_is_no_sequence(parameters: dict[str, Any]) -> None:
 
 
 ID = "parameters.sequence_id: got "
-NO_ID = ", allowed the id of a sequence, since the request starts or ends one"
+NO_ID = ", expected the id of a sequence, since the request starts or ends one"
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"sequence_id": "é" * 65}, ID + "130 bytes, allowed at most 128 bytes of text"),
-    ({"sequence_id": True}, f"{ID}True, allowed an integer of 64 bits, or a text"),
-    ({"sequence_id": None}, f"{ID}None, allowed an integer of 64 bits, or a text"),
-    ({"sequence_id": 5.0}, f"{ID}5.0, allowed an integer of 64 bits, or a text"),
-    ({"sequence_id": [5]}, f"{ID}[5], allowed an integer of 64 bits, or a text"),
+    ({"sequence_id": "é" * 65}, ID + "130 bytes, expected at most 128 bytes of text"),
+    ({"sequence_id": True}, f"{ID}True, expected an integer of 64 bits, or a text"),
+    ({"sequence_id": None}, f"{ID}None, expected an integer of 64 bits, or a text"),
+    ({"sequence_id": 5.0}, f"{ID}5.0, expected an integer of 64 bits, or a text"),
+    ({"sequence_id": [5]}, f"{ID}[5], expected an integer of 64 bits, or a text"),
     ({"sequence_start": True}, f"{ID}0{NO_ID}"),
     ({"sequence_id": "", "sequence_end": True}, f"{ID}''{NO_ID}"),
-    ({"sequence_id": 5, "sequence_start": 1}, "parameters.sequence_start: got 1, allowed true or false"),
-    ({"sequence_id": 5, "sequence_end": "true"}, "parameters.sequence_end: got true, allowed true or false"),
+    ({"sequence_id": 5, "sequence_start": 1}, "parameters.sequence_start: got 1, expected true or false"),
+    ({"sequence_id": 5, "sequence_end": "true"}, "parameters.sequence_end: got true, expected true or false"),
 ]
 
 

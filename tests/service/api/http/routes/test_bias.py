@@ -103,7 +103,7 @@ def test_angles_have_a_limit_of_their_own(http: httpx.Client) -> None:
     assert http.post("/models/rotary/embed", json=fields).status_code == 200
     answer = http.post("/models/rotary/embed", json=fields | {"output": "rotary_cos_near"})
     status, detail = error_of(answer)
-    assert (status, detail[:56]) == (422, "offset[0] + tokens: got 14 + 3 = 17, allowed at most 16,")
+    assert (status, detail[:56]) == (422, "offset[0] + tokens: got 14 + 3 = 17, expected at most 16,")
 
 
 def test_the_manifest_says_how_angles_are_used(http: httpx.Client) -> None:
@@ -167,21 +167,21 @@ def test_a_bias_goes_over_grpc(clients: Clients) -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "status", "message"),
     [
-        ("levels", {}, 422, "bias: got a request for it, allowed none"),
-        ("alibi", {"query_length": 0}, 422, "query_length: got 0, allowed 1 to 50"),
-        ("alibi", {"key_length": 51}, 422, "key_length: got 51, allowed 1 to 50"),
-        ("alibi", {"query_offset": 48, "query_length": 3}, 422, "query_length: got 3, allowed 1 to 2"),
-        ("alibi", {"query_offset": -1}, 422, "query_offset: got -1, allowed 0 or more"),
-        ("t5", {"query_length": 0}, 422, "query_length: got 0, allowed 1 or more"),
+        ("levels", {}, 422, "bias: got a request for it, expected none"),
+        ("alibi", {"query_length": 0}, 422, "query_length: got 0, expected 1 to 50"),
+        ("alibi", {"key_length": 51}, 422, "key_length: got 51, expected 1 to 50"),
+        ("alibi", {"query_offset": 48, "query_length": 3}, 422, "query_length: got 3, expected 1 to 2"),
+        ("alibi", {"query_offset": -1}, 422, "query_offset: got -1, expected 0 or more"),
+        ("t5", {"query_length": 0}, 422, "query_length: got 0, expected 1 or more"),
         ("t5", {"query_length": 2**40, "key_length": 2**40}, 413, "query_length and key_length: got 36"),
-        ("t5", {"query_length": 2**63}, 422, "query_length: got 9223372036854775808, allowed a 64-bit integer"),
-        ("t5", {"key_length": "5"}, 422, "key_length: got '5', allowed a 64-bit integer"),
-        ("t5", {"key_length": None}, 422, "key_length: got None, allowed a 64-bit integer"),
-        ("t5", {"dtype": "int8"}, 422, "dtype: got int8, allowed float32"),
-        ("t5", {"encoding": "hex"}, 422, "encoding: got hex, allowed base64, float"),
-        ("t5", {"input_ids": [1]}, 422, "field: got input_ids, allowed query_length, key_length"),
-        ("sinusoid", {"query_offset": 1}, 422, "query_offset: got 1, allowed nothing, since the last query"),
-        ("vit", {}, 422, "model: got vit, allowed one of token ids; this takes pixel_values"),
+        ("t5", {"query_length": 2**63}, 422, "query_length: got 9223372036854775808, expected a 64-bit integer"),
+        ("t5", {"key_length": "5"}, 422, "key_length: got '5', expected a 64-bit integer"),
+        ("t5", {"key_length": None}, 422, "key_length: got None, expected a 64-bit integer"),
+        ("t5", {"dtype": "int8"}, 422, "dtype: got int8, expected float32"),
+        ("t5", {"encoding": "hex"}, 422, "encoding: got hex, expected base64, float"),
+        ("t5", {"input_ids": [1]}, 422, "field: got input_ids, expected query_length, key_length"),
+        ("sinusoid", {"query_offset": 1}, 422, "query_offset: got 1, expected nothing, since the last query"),
+        ("vit", {}, 422, "model: got vit, expected one of token ids; this takes pixel_values"),
     ],
 )
 def test_a_bad_request_for_a_bias_is_refused_by_name(
@@ -194,7 +194,7 @@ def test_a_bad_request_for_a_bias_is_refused_by_name(
 def test_a_bias_is_asked_for_alone(http: httpx.Client) -> None:
     body = {"inputs": [tensor("input_ids", IDS)], "outputs": [{"name": "embeddings"}, {"name": "bias"}]}
     status, message = error_of(http.post("/v2/models/t5/infer", json=body))
-    assert (status, message[:52]) == (422, "outputs: got ['embeddings', 'bias'], allowed bias al")
+    assert (status, message[:52]) == (422, "outputs: got ['embeddings', 'bias'], expected bias al")
 
 
 def test_levels_are_inputs_by_their_names(http: httpx.Client) -> None:
@@ -214,12 +214,12 @@ def test_levels_are_inputs_by_their_names(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"word": [[0, 1, 6], [0, 0, 0]]}, "word[0][2]: got 6, allowed 0 to 5"),
-        ({"word": [[0, 1], [0, 0, 0]]}, "word[0]: got 2 values, allowed 3 values, as input_ids[0] has"),
-        ({"token_type_ids": IDS}, "token_type_ids: got a value, allowed nothing, since this model has no segments"),
+        ({"word": [[0, 1, 6], [0, 0, 0]]}, "word[0][2]: got 6, expected 0 to 5"),
+        ({"word": [[0, 1], [0, 0, 0]]}, "word[0]: got 2 values, expected 3 values, as input_ids[0] has"),
+        ({"token_type_ids": IDS}, "token_type_ids: got a value, expected nothing, since this model has no segments"),
         (
             {"day": IDS},
-            "field: got day, allowed input_ids, position_ids, attention_mask, token_type_ids, sentence",
+            "field: got day, expected input_ids, position_ids, attention_mask, token_type_ids, sentence",
         ),
     ],
 )
@@ -235,7 +235,7 @@ def test_segments_that_are_tokens_must_be_given(http: httpx.Client) -> None:
     status, detail = error_of(http.post("/models/segments/embed", json={"input_ids": IDS}))
     assert (status, detail) == (
         422,
-        "token_type_ids: got nothing, allowed one value for each token, since this model has no default for it",
+        "token_type_ids: got nothing, expected one value for each token, since this model has no default for it",
     )
 
 
@@ -266,18 +266,18 @@ def test_a_stem_says_what_it_takes(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (zeros(1, 3, 8, 10), "pixel_values.shape: got [1, 3, 8, 10], allowed multiples of 4, or 8 by 8"),
-        (zeros(1, 2, 8, 8), "pixel_values.shape: got [1, 2, 8, 8], allowed [-1, 3, -1, -1]"),
-        (zeros(3, 8, 8), "pixel_values.shape: got [3, 8, 8], allowed [-1, 3, -1, -1]"),
-        (zeros(1, 3, 8, 8) | {"datatype": "INT64"}, "pixel_values.datatype: got INT64, allowed FP32"),
-        (tensor("input_ids", IDS), "inputs.name: got input_ids, allowed pixel_values"),
+        (zeros(1, 3, 8, 10), "pixel_values.shape: got [1, 3, 8, 10], expected multiples of 4, or 8 by 8"),
+        (zeros(1, 2, 8, 8), "pixel_values.shape: got [1, 2, 8, 8], expected [-1, 3, -1, -1]"),
+        (zeros(3, 8, 8), "pixel_values.shape: got [3, 8, 8], expected [-1, 3, -1, -1]"),
+        (zeros(1, 3, 8, 8) | {"datatype": "INT64"}, "pixel_values.datatype: got INT64, expected FP32"),
+        (tensor("input_ids", IDS), "inputs.name: got input_ids, expected pixel_values"),
         (
             {"name": "pixel_values", "datatype": "FP32", "shape": [1, 3, 4, 4], "data": [0] * 47 + [1e39]},
-            "pixel_values.data[47]: got 1e+39, allowed a number that float32 holds",
+            "pixel_values.data[47]: got 1e+39, expected a number that float32 holds",
         ),
         (
             {"name": "pixel_values", "datatype": "FP32", "shape": [1, 3, 4, 4], "data": [0] * 47 + [True]},
-            "pixel_values.data[47]: got True, allowed a number that float32 holds",
+            "pixel_values.data[47]: got True, expected a number that float32 holds",
         ),
     ],
 )
@@ -288,5 +288,5 @@ def test_a_bad_image_is_refused_by_name(http: httpx.Client, given: dict[str, Any
 
 def test_the_protocols_of_tokens_name_the_protocol_of_a_stem(http: httpx.Client) -> None:
     status, detail = error_of(http.post("/models/vit/embed", json={"input_ids": [1]}))
-    expected = "model: got vit, allowed one of token ids; this takes pixel_values, by the Open Inference Protocol"
+    expected = "model: got vit, expected one of token ids; this takes pixel_values, by the Open Inference Protocol"
     assert (status, detail) == (422, expected)

@@ -151,7 +151,7 @@ def test_npy_holds_the_same_bits_as_bytes(clients: Clients, dtype: type[np.gener
 def test_npy_refuses_bfloat16(tiny: httpx.Client) -> None:
     response = ask_for(tiny, NPY, input_ids=[1], dtype="bfloat16")
     assert response.status_code == 406
-    assert response.json()["detail"] == f"Accept: got {NPY}, allowed {JSON} or {BYTES} or {SAFETENSORS} for bfloat16"
+    assert response.json()["detail"] == f"Accept: got {NPY}, expected {JSON} or {BYTES} or {SAFETENSORS} for bfloat16"
 
 
 @pytest.mark.parametrize("accept", [BYTES, NPY])
@@ -342,11 +342,11 @@ def test_json_may_leave_fields_to_the_query(tiny: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("query", "detail"),
     [
-        ("offset=1&offset=2", "offset: got 2 times in the query, allowed once"),
-        ("offset=x", "offset: got x, allowed JSON"),
-        ("offset=", "offset: got , allowed JSON"),
-        ("nope=1", "field: got nope, allowed input_ids, "),
-        ("input_ids=[1]", "input_ids: got a value in the query and one in the body, allowed only one of them"),
+        ("offset=1&offset=2", "offset: got 2 times in the query, expected once"),
+        ("offset=x", "offset: got x, expected JSON"),
+        ("offset=", "offset: got , expected JSON"),
+        ("nope=1", "field: got nope, expected input_ids, "),
+        ("input_ids=[1]", "input_ids: got a value in the query and one in the body, expected only one of them"),
     ],
 )
 @pytest.mark.parametrize("kind", [JSON, NPY])
@@ -415,10 +415,10 @@ def test_a_problem_names_field_value_and_allowed(tiny: httpx.Client) -> None:
         "type": "urn:preblock:error:Invalid",
         "title": "Invalid",
         "status": 422,
-        "detail": "input_ids[1][1]: got 7, allowed 0 to 6",
+        "detail": "input_ids[1][1]: got 7, expected 0 to 6",
         "field": "input_ids[1][1]",
         "got": "7",
-        "allowed": "0 to 6",
+        "expected": "0 to 6",
         "request_id": "mine",
     }
 

@@ -55,11 +55,11 @@ def test_rows_of_several_lengths_have_every_output(tiny: httpx.Client, tables: T
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ("x", "output: got x, allowed embeddings, token_embeddings"),
-        (1, "output: got 1, allowed the name of an output, or a list of names"),
-        ([], "output: got [], allowed the name of an output, or a list of names"),
-        (["embeddings", "embeddings"], "output: got ['embeddings', 'embeddings'], allowed each name once"),
-        ("rotary_cos", "output: got rotary_cos, allowed embeddings, token_embeddings"),
+        ("x", "output: got x, expected embeddings, token_embeddings"),
+        (1, "output: got 1, expected the name of an output, or a list of names"),
+        ([], "output: got [], expected the name of an output, or a list of names"),
+        (["embeddings", "embeddings"], "output: got ['embeddings', 'embeddings'], expected each name once"),
+        ("rotary_cos", "output: got rotary_cos, expected embeddings, token_embeddings"),
     ],
 )
 def test_an_output_that_is_not_there_is_refused_by_name(tiny: httpx.Client, output: Any, message: str) -> None:
@@ -72,7 +72,7 @@ def test_a_format_of_one_tensor_refuses_two(tiny: httpx.Client, media: str) -> N
     answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": BOTH}, headers={"Accept": media})
     assert answer.status_code == 406
     allowed = "application/json or application/x-safetensors for several outputs"
-    assert answer.json()["detail"] == f"Accept: got {media}, allowed {allowed}"
+    assert answer.json()["detail"] == f"Accept: got {media}, expected {allowed}"
 
 
 def test_open_inference_returns_requested_outputs_in_order(tiny: httpx.Client, tables: Tables) -> None:

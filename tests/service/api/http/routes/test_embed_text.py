@@ -64,7 +64,7 @@ def test_text_that_is_too_long_is_refused_with_the_numbers(http: httpx.Client) -
     status, detail = refusal(http, "minilm", text="word " * 600)
     assert (status, detail) == (
         422,
-        "offset[0] + tokens: got 0 + 602 = 602, allowed at most 512, the max_len of this model",
+        "offset[0] + tokens: got 0 + 602 = 602, expected at most 512, the max_len of this model",
     )
 
 
@@ -110,38 +110,42 @@ def test_the_vectors_of_text_are_those_of_the_front_end(clients: Clients, oracle
 @pytest.mark.parametrize(
     ("model", "fields", "detail"),
     [
-        ("gpt", {"text": "a"}, "text: got 'a', allowed token ids, since this model has no tokenizer"),
-        ("bert", {"text": ""}, "text: got '', allowed a text of at least one character"),
-        ("bert", {"text": ["a", ""]}, "text[1]: got '', allowed a text of at least one character"),
-        ("bert", {"text": []}, "text: got [], allowed at least one text"),
-        ("bert", {"text": 3}, "text: got 3, allowed a text"),
-        ("bert", {"text": ["a", 3]}, "text[1]: got 3, allowed a text"),
-        ("bert", {"text": [["a"]]}, "text[0]: got ['a'], allowed a text"),
-        ("bert", {"text": {}}, "text: got {}, allowed a text"),
-        ("bert", {"text": "a", "input_ids": [[1]]}, "input_ids: got text and input_ids, allowed one of them"),
-        ("bert", {"text": "a", "position_ids": [[1]]}, "position_ids: got text and position_ids, allowed one of them"),
+        ("gpt", {"text": "a"}, "text: got 'a', expected token ids, since this model has no tokenizer"),
+        ("bert", {"text": ""}, "text: got '', expected a text of at least one character"),
+        ("bert", {"text": ["a", ""]}, "text[1]: got '', expected a text of at least one character"),
+        ("bert", {"text": []}, "text: got [], expected at least one text"),
+        ("bert", {"text": 3}, "text: got 3, expected a text"),
+        ("bert", {"text": ["a", 3]}, "text[1]: got 3, expected a text"),
+        ("bert", {"text": [["a"]]}, "text[0]: got ['a'], expected a text"),
+        ("bert", {"text": {}}, "text: got {}, expected a text"),
+        ("bert", {"text": "a", "input_ids": [[1]]}, "input_ids: got text and input_ids, expected one of them"),
+        ("bert", {"text": "a", "position_ids": [[1]]}, "position_ids: got text and position_ids, expected one of them"),
         (
             "bert",
             {"text": "a", "attention_mask": [[1]]},
-            "attention_mask: got text and attention_mask, allowed one of them",
+            "attention_mask: got text and attention_mask, expected one of them",
         ),
-        ("bert", {"text": "a", "token_type_ids": [[1]]}, "token_type_ids: got text and token_type_ids, allowed one"),
-        ("bert", {"text": "a", "return_tokens": 1}, "return_tokens: got 1, allowed true or false, beside text"),
-        ("bert", {"text": "a", "return_tokens": None}, "return_tokens: got None, allowed true or false, beside text"),
-        ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True, allowed true or false, beside"),
-        ("bert", {"text": "a", "truncate": "middle"}, "truncate: got middle, allowed left, right"),
-        ("bert", {"text": "a", "truncate": True}, "truncate: got True, allowed left, right"),
-        ("bert", {"text": "a", "truncate": ["left"]}, "truncate: got ['left'], allowed left, right"),
-        ("bert", {"input_ids": [1], "truncate": "middle"}, "truncate: got middle, allowed left, right"),
+        ("bert", {"text": "a", "token_type_ids": [[1]]}, "token_type_ids: got text and token_type_ids, expected one"),
+        ("bert", {"text": "a", "return_tokens": 1}, "return_tokens: got 1, expected true or false, beside text"),
+        ("bert", {"text": "a", "return_tokens": None}, "return_tokens: got None, expected true or false, beside text"),
+        ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True, expected true or false, beside"),
+        ("bert", {"text": "a", "truncate": "middle"}, "truncate: got middle, expected left, right"),
+        ("bert", {"text": "a", "truncate": True}, "truncate: got True, expected left, right"),
+        ("bert", {"text": "a", "truncate": ["left"]}, "truncate: got ['left'], expected left, right"),
+        ("bert", {"input_ids": [1], "truncate": "middle"}, "truncate: got middle, expected left, right"),
         (
             "bert",
             {"input_ids": [1], "position_ids": [0], "truncate": "left"},
-            "truncate: got truncate and position_ids, allowed one of them",
+            "truncate: got truncate and position_ids, expected one of them",
         ),
-        ("bert", {"input_ids": [1], "offset": 8, "truncate": "left"}, "offset[0] + tokens: got 8 + 1 = 9, allowed at"),
-        ("bert", {"text": "a", "offset": 6, "truncate": "left"}, "offset[0] + tokens: got 6 + 3 = 9, allowed at"),
-        ("bert", {"text": "a", "offset": [0, 0]}, "offset: got 2 values, allowed one value, or one for each of 1 rows"),
-        ("bert", {"text": "a b c d e f g"}, "offset[0] + tokens: got 0 + 9 = 9, allowed at most 8"),
+        ("bert", {"input_ids": [1], "offset": 8, "truncate": "left"}, "offset[0] + tokens: got 8 + 1 = 9, expected at"),
+        ("bert", {"text": "a", "offset": 6, "truncate": "left"}, "offset[0] + tokens: got 6 + 3 = 9, expected at"),
+        (
+            "bert",
+            {"text": "a", "offset": [0, 0]},
+            "offset: got 2 values, expected one value, or one for each of 1 rows",
+        ),
+        ("bert", {"text": "a b c d e f g"}, "offset[0] + tokens: got 0 + 9 = 9, expected at most 8"),
     ],
 )
 def test_bad_text_and_bad_cuts_are_refused_by_name(
@@ -160,7 +164,7 @@ def test_a_format_of_one_tensor_could_not_say_the_lengths(
     status, detail = refusal(tiny, "bert", accept, **fields)
     assert status == 406
     allowed = "application/json or application/x-safetensors with text or truncate, to state the row lengths"
-    assert detail == f"Accept: got {accept}, allowed {allowed}"
+    assert detail == f"Accept: got {accept}, expected {allowed}"
 
 
 def test_half_a_character_is_no_text(tiny: httpx.Client) -> None:
@@ -172,5 +176,5 @@ def test_too_many_characters_are_refused(tiny: httpx.Client) -> None:
     status, detail = refusal(tiny, "bert", text="a" * (2**20 + 1))
     assert (status, detail) == (
         413,
-        "text: got 1048577 characters, allowed at most 1048576 characters in a request",
+        "text: got 1048577 characters, expected at most 1048576 characters in a request",
     )

@@ -56,10 +56,10 @@ def test_a_model_is_listed_as_it_is_shown(tiny: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "detail"),
     [
-        ("nope", "model: got nope, allowed bert, gpt"),
-        ("bert/versions/3", "version: got 3, allowed 1, 2"),
-        ("bert/versions/0", "version: got 0, allowed 1, 2"),
-        ("bert/versions/x", "version: got x, allowed 1, 2"),
+        ("nope", "model: got nope, expected bert, gpt"),
+        ("bert/versions/3", "version: got 3, expected 1, 2"),
+        ("bert/versions/0", "version: got 0, expected 1, 2"),
+        ("bert/versions/x", "version: got x, expected 1, 2"),
     ],
 )
 def test_an_unknown_model_or_version_is_a_problem(tiny: httpx.Client, path: str, detail: str) -> None:

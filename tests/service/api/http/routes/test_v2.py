@@ -265,7 +265,7 @@ def test_a_header_length_that_is_none_is_refused(tiny: httpx.Client, length: str
     content = json.dumps({"inputs": [tensor()]})
     error = error_of(tiny.post("/v2/models/gpt/infer", content=content, headers=headers))
     assert error.startswith(f"{HEADER_LENGTH}: got ")
-    assert error.endswith(f", allowed 0 to {len(content)}, the length of the body")
+    assert error.endswith(f", expected 0 to {len(content)}, the length of the body")
 
 
 @pytest.mark.parametrize("length", ["1", "10"])
@@ -277,31 +277,31 @@ def test_a_header_length_that_cuts_the_json_is_refused(tiny: httpx.Client, lengt
 def test_a_binary_size_that_is_none_is_refused(tiny: httpx.Client, size: Any) -> None:
     error = error_of(infer_binary(tiny, {"inputs": [declared(IDS, binary_data_size=size)]}, raw(IDS)))
     assert error.startswith("inputs[0].binary_data_size: got ")
-    assert error.endswith(", allowed 0 to 48, the remaining bytes")
+    assert error.endswith(", expected 0 to 48, the remaining bytes")
 
 
 def test_binary_sizes_that_do_not_sum_up_are_refused(tiny: httpx.Client) -> None:
     inputs = [declared(IDS), declared([0], "offset", binary_data_size=16)]
     error = error_of(infer_binary(tiny, {"inputs": inputs}, raw(IDS) + bytes(8)))
-    assert error == "inputs[1].binary_data_size: got 16, allowed 0 to 8, the remaining bytes"
+    assert error == "inputs[1].binary_data_size: got 16, expected 0 to 8, the remaining bytes"
 
 
 @pytest.mark.parametrize("extra", [1, 8])
 def test_bytes_that_no_input_declares_are_refused(tiny: httpx.Client, extra: int) -> None:
     error = error_of(infer_binary(tiny, {"inputs": [declared(IDS)]}, raw(IDS) + bytes(extra)))
-    assert error == f"body: got {extra} bytes more, allowed the bytes that binary_data_size declares"
+    assert error == f"body: got {extra} bytes more, expected the bytes that binary_data_size declares"
 
 
 @pytest.mark.parametrize("missing", [1, 8, 48])
 def test_missing_bytes_are_refused(tiny: httpx.Client, missing: int) -> None:
     error = error_of(infer_binary(tiny, {"inputs": [declared(IDS)]}, raw(IDS)[missing:]))
-    assert error.startswith("inputs[0].binary_data_size: got 48, allowed 0 to ")
+    assert error.startswith("inputs[0].binary_data_size: got 48, expected 0 to ")
 
 
 @pytest.mark.parametrize("size", [0, 8, 47])
 def test_bytes_that_do_not_fill_the_shape_are_refused(tiny: httpx.Client, size: int) -> None:
     error = error_of(infer_binary(tiny, {"inputs": [declared(IDS, binary_data_size=size)]}, bytes(size)))
-    assert error == f"input_ids: got {size} bytes, allowed 48 bytes for shape [2, 3]"
+    assert error == f"input_ids: got {size} bytes, expected 48 bytes for shape [2, 3]"
 
 
 def test_binary_data_without_the_header_is_refused(tiny: httpx.Client) -> None:
@@ -312,49 +312,52 @@ def test_binary_data_without_the_header_is_refused(tiny: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("inputs", "error"),
     [
-        ([tensor(), tensor()], "inputs.name: got input_ids twice, allowed each name once"),
+        ([tensor(), tensor()], "inputs.name: got input_ids twice, expected each name once"),
         (
             [tensor(), tensor("x")],
-            "inputs.name: got x, allowed input_ids, attention_mask, position_ids, offset",
+            "inputs.name: got x, expected input_ids, attention_mask, position_ids, offset",
         ),
-        ([tensor("Input_ids")], "inputs.name: got Input_ids, allowed input_ids, "),
-        ([tensor(datatype="INT32")], "input_ids.datatype: got INT32, allowed INT64"),
-        ([tensor(datatype="int64")], "input_ids.datatype: got int64, allowed INT64"),
-        ([tensor(datatype="FP32")], "input_ids.datatype: got FP32, allowed INT64"),
-        ([tensor(datatype="BYTES")], "input_ids.datatype: got BYTES, allowed INT64"),
-        ([tensor(datatype=None)], "inputs[0]: got ['input_ids', None], allowed two strings, name and datatype"),
-        ([tensor(name=5)], "inputs[0]: got [5, 'INT64'], allowed two strings, name and datatype"),
-        ([tensor(shape=[6])], "input_ids.shape: got [6], allowed [batch, length]"),
-        ([tensor(shape=[2, 3, 1])], "input_ids.shape: got [2, 3, 1], allowed [batch, length]"),
-        ([tensor(shape=[])], "input_ids.shape: got [], allowed [batch, length]"),
-        ([tensor(), tensor("offset", [[1]])], "offset.shape: got [1, 1], allowed [1] or [batch]"),
-        ([tensor(), tensor("offset", 1)], "inputs[1].data: got 1, allowed a list"),
-        ([tensor(), tensor("offset", [])], "offset.shape: got [0], allowed sizes of 1 or more"),
-        ([tensor(shape=[2, 4])], "input_ids.data: got 6 values, allowed 8 for shape [2, 4]"),
-        ([tensor(shape=[1, 1])], "input_ids.data: got 6 values, allowed 1 for shape [1, 1]"),
-        ([tensor(shape=[-2, -3])], "inputs[0].shape: got [-2, -3], allowed a list of sizes"),
-        ([tensor(shape=[-1, 3])], "inputs[0].shape: got [-1, 3], allowed a list of sizes"),
-        ([tensor(shape=[2.0, 3.0])], "inputs[0].shape: got [2.0, 3.0], allowed a list of sizes"),
-        ([tensor(shape=[True, 6])], "inputs[0].shape: got [True, 6], allowed a list of sizes"),
-        ([tensor(shape="2,3")], "inputs[0].shape: got 2,3, allowed a list of sizes"),
-        ([tensor(shape=None)], "inputs[0].shape: got None, allowed a list of sizes"),
-        ([tensor(shape=[2**32, 2**32])], f"input_ids.data: got 6 values, allowed {2**64} for shape [{2**32}, {2**32}]"),
-        ([tensor(shape=[2**63, 2])], f"input_ids.data: got 6 values, allowed {2**64} for shape [{2**63}, 2]"),
-        ([tensor(data=[], shape=[2**40, 0])], f"input_ids.shape: got [{2**40}, 0], allowed sizes of 1 or more"),
-        ([tensor(data=[], shape=[0, 2**63])], f"input_ids.shape: got [0, {2**63}], allowed sizes of 1 or more"),
-        ([tensor(data=[[1, 2], 3], shape=[1, 3])], "inputs[0].data: got lists beside numbers, allowed nested lists"),
+        ([tensor("Input_ids")], "inputs.name: got Input_ids, expected input_ids, "),
+        ([tensor(datatype="INT32")], "input_ids.datatype: got INT32, expected INT64"),
+        ([tensor(datatype="int64")], "input_ids.datatype: got int64, expected INT64"),
+        ([tensor(datatype="FP32")], "input_ids.datatype: got FP32, expected INT64"),
+        ([tensor(datatype="BYTES")], "input_ids.datatype: got BYTES, expected INT64"),
+        ([tensor(datatype=None)], "inputs[0]: got ['input_ids', None], expected two strings, name and datatype"),
+        ([tensor(name=5)], "inputs[0]: got [5, 'INT64'], expected two strings, name and datatype"),
+        ([tensor(shape=[6])], "input_ids.shape: got [6], expected [batch, length]"),
+        ([tensor(shape=[2, 3, 1])], "input_ids.shape: got [2, 3, 1], expected [batch, length]"),
+        ([tensor(shape=[])], "input_ids.shape: got [], expected [batch, length]"),
+        ([tensor(), tensor("offset", [[1]])], "offset.shape: got [1, 1], expected [1] or [batch]"),
+        ([tensor(), tensor("offset", 1)], "inputs[1].data: got 1, expected a list"),
+        ([tensor(), tensor("offset", [])], "offset.shape: got [0], expected sizes of 1 or more"),
+        ([tensor(shape=[2, 4])], "input_ids.data: got 6 values, expected 8 for shape [2, 4]"),
+        ([tensor(shape=[1, 1])], "input_ids.data: got 6 values, expected 1 for shape [1, 1]"),
+        ([tensor(shape=[-2, -3])], "inputs[0].shape: got [-2, -3], expected a list of sizes"),
+        ([tensor(shape=[-1, 3])], "inputs[0].shape: got [-1, 3], expected a list of sizes"),
+        ([tensor(shape=[2.0, 3.0])], "inputs[0].shape: got [2.0, 3.0], expected a list of sizes"),
+        ([tensor(shape=[True, 6])], "inputs[0].shape: got [True, 6], expected a list of sizes"),
+        ([tensor(shape="2,3")], "inputs[0].shape: got 2,3, expected a list of sizes"),
+        ([tensor(shape=None)], "inputs[0].shape: got None, expected a list of sizes"),
+        (
+            [tensor(shape=[2**32, 2**32])],
+            f"input_ids.data: got 6 values, expected {2**64} for shape [{2**32}, {2**32}]",
+        ),
+        ([tensor(shape=[2**63, 2])], f"input_ids.data: got 6 values, expected {2**64} for shape [{2**63}, 2]"),
+        ([tensor(data=[], shape=[2**40, 0])], f"input_ids.shape: got [{2**40}, 0], expected sizes of 1 or more"),
+        ([tensor(data=[], shape=[0, 2**63])], f"input_ids.shape: got [0, {2**63}], expected sizes of 1 or more"),
+        ([tensor(data=[[1, 2], 3], shape=[1, 3])], "inputs[0].data: got lists beside numbers, expected nested lists"),
         (
             [tensor(data=[[1, 2], [[3], [4]]], shape=[2, 2])],
-            "inputs[0].data: got lists beside numbers, allowed nested lists",
+            "inputs[0].data: got lists beside numbers, expected nested lists",
         ),
-        ([tensor(data=None)], "inputs[0].data: got None, allowed a list"),
-        ([tensor(data="1", shape=[1, 1])], "inputs[0].data: got 1, allowed a list"),
-        ([tensor(parameters=5)], "inputs[0].parameters: got 5, allowed an object"),
-        ([declared(IDS) | {"data": IDS}], "inputs[0]: got data and binary_data_size, allowed one of them"),
-        (["input_ids"], "inputs: got ['input_ids'], allowed a list of objects"),
-        ({}, "inputs: got {}, allowed a list of objects"),
-        (None, "inputs: got None, allowed a list of objects"),
-        ([], "inputs: got no input_ids, allowed a tensor input_ids"),
+        ([tensor(data=None)], "inputs[0].data: got None, expected a list"),
+        ([tensor(data="1", shape=[1, 1])], "inputs[0].data: got 1, expected a list"),
+        ([tensor(parameters=5)], "inputs[0].parameters: got 5, expected an object"),
+        ([declared(IDS) | {"data": IDS}], "inputs[0]: got data and binary_data_size, expected one of them"),
+        (["input_ids"], "inputs: got ['input_ids'], expected a list of objects"),
+        ({}, "inputs: got {}, expected a list of objects"),
+        (None, "inputs: got None, expected a list of objects"),
+        ([], "inputs: got no input_ids, expected a tensor input_ids"),
     ],
 )
 def test_a_bad_input_tensor_is_refused_by_name(tiny: httpx.Client, inputs: Any, error: str) -> None:
@@ -364,23 +367,23 @@ def test_a_bad_input_tensor_is_refused_by_name(tiny: httpx.Client, inputs: Any, 
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        ({"outputs": [{"name": "x"}]}, "outputs[0].name: got x, allowed embeddings, token_embeddings, each once"),
-        ({"outputs": [{}]}, "outputs[0].name: got None, allowed embeddings, token_embeddings, each once"),
+        ({"outputs": [{"name": "x"}]}, "outputs[0].name: got x, expected embeddings, token_embeddings, each once"),
+        ({"outputs": [{}]}, "outputs[0].name: got None, expected embeddings, token_embeddings, each once"),
         (
             {"outputs": [{"name": "embeddings"}] * 2},
-            "outputs[1].name: got embeddings, allowed embeddings, token_embeddings, each once",
+            "outputs[1].name: got embeddings, expected embeddings, token_embeddings, each once",
         ),
-        ({"outputs": {"name": "embeddings"}}, "outputs: got {'name': 'embeddings'}, allowed a list of objects"),
+        ({"outputs": {"name": "embeddings"}}, "outputs: got {'name': 'embeddings'}, expected a list of objects"),
         (
             {"outputs": [{"name": "embeddings", "parameters": {"binary_data": 1}}]},
-            "outputs[0].parameters.binary_data: got 1, allowed true or false",
+            "outputs[0].parameters.binary_data: got 1, expected true or false",
         ),
         (
             {"parameters": {"binary_data_output": "yes"}},
-            "parameters.binary_data_output: got yes, allowed true or false",
+            "parameters.binary_data_output: got yes, expected true or false",
         ),
-        ({"parameters": []}, "parameters: got [], allowed an object"),
-        ({"id": 5}, "id: got 5, allowed a string"),
+        ({"parameters": []}, "parameters: got [], expected an object"),
+        ({"id": 5}, "id: got 5, expected a string"),
     ],
 )
 def test_bad_wishes_for_the_output_are_refused_by_name(tiny: httpx.Client, more: dict[str, Any], error: str) -> None:

@@ -50,11 +50,11 @@ def test_a_raw_body_is_one_row_of_ids_and_its_answer_is_bytes(tiny: httpx.Client
 @pytest.mark.parametrize("size", [0, 1, 7, 9, 23])
 def test_a_raw_body_of_no_whole_ids_is_refused(tiny: httpx.Client, size: int) -> None:
     error = error_of(infer_raw(tiny, bytes(size)))
-    assert error == f"body: got {size} bytes, allowed input_ids of shape [1, -1]: 8 bytes for each"
+    assert error == f"body: got {size} bytes, expected input_ids of shape [1, -1]: 8 bytes for each"
 
 
 def test_a_raw_body_is_checked_like_any_other(tiny: httpx.Client) -> None:
-    assert error_of(infer_raw(tiny, raw([1, 7]))) == "input_ids[0][1]: got 7, allowed 0 to 6"
+    assert error_of(infer_raw(tiny, raw([1, 7]))) == "input_ids[0][1]: got 7, expected 0 to 6"
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "float16", "bfloat16"])
@@ -92,7 +92,7 @@ def test_narrow_types_have_no_form_in_json(tiny: httpx.Client, datatype: str) ->
 def test_several_outputs_share_a_type(tiny: httpx.Client) -> None:
     outputs = [{"name": "embeddings", "parameters": {"dtype": "FP16"}}, {"name": "token_embeddings"}]
     error = error_of(infer(tiny, tensor(), outputs=outputs, parameters={"binary_data_output": True}))
-    assert error == "outputs[1].parameters.dtype: got FP32, allowed FP16, as outputs[0] has: one type for all"
+    assert error == "outputs[1].parameters.dtype: got FP32, expected FP16, as outputs[0] has: one type for all"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_an_offset_may_be_a_parameter(tiny: httpx.Client, tiny_clients: Clients,
 
 def test_unknown_field_is_refused(tiny: httpx.Client) -> None:
     error = error_of(infer(tiny, tensor(), offset=2))
-    assert error == "field: got offset, allowed id, parameters, inputs, outputs, model_name"
+    assert error == "field: got offset, expected id, parameters, inputs, outputs, model_name"
     assert infer(tiny, tensor(), model_name="gpt").status_code == 200
 
 
@@ -116,40 +116,40 @@ REQUEST = (
 DTYPES = "FP32, FP16, BF16, float32, float16, bfloat16"
 INTEGER = "an integer, 0 or more"
 PARAMETERS: list[tuple[dict[str, Any], str]] = [
-    ({"max_tokens": 5}, f"parameters: got max_tokens, allowed {REQUEST}"),
-    ({"": 5}, f"parameters: got , allowed {REQUEST}"),
-    ({"shared_memory_region": "x"}, f"parameters: got shared_memory_region, allowed {REQUEST}"),
-    ({"sequence_id": True}, "parameters.sequence_id: got True, allowed an integer of 64 bits, or a text"),
+    ({"max_tokens": 5}, f"parameters: got max_tokens, expected {REQUEST}"),
+    ({"": 5}, f"parameters: got , expected {REQUEST}"),
+    ({"shared_memory_region": "x"}, f"parameters: got shared_memory_region, expected {REQUEST}"),
+    ({"sequence_id": True}, "parameters.sequence_id: got True, expected an integer of 64 bits, or a text"),
     (
         {"sequence_id": 2**64 - 1},
-        f"parameters.sequence_id: got {2**64 - 1}, allowed a sequence that runs on gpt version 1: "
+        f"parameters.sequence_id: got {2**64 - 1}, expected a sequence that runs on gpt version 1: "
         "its first request has sequence_start",
     ),
-    ({"dtype": "FP64"}, f"parameters.dtype: got FP64, allowed {DTYPES}"),
-    ({"dtype": 16}, f"parameters.dtype: got 16, allowed {DTYPES}"),
-    ({"offset": -1}, "offset[0]: got -1, allowed 0 or more"),
-    ({"offset": 5}, "offset[0] + tokens: got 5 + 2 = 7, allowed at most 6, the max_len of this model"),
-    ({"offset": 2**63}, f"parameters.offset: got {2**63}, allowed a 64-bit integer"),
-    ({"offset": 1.5}, "parameters.offset: got 1.5, allowed a 64-bit integer"),
-    ({"offset": True}, "parameters.offset: got True, allowed a 64-bit integer"),
-    ({"offset": "1"}, "parameters.offset: got '1', allowed a 64-bit integer"),
-    ({"binary_data_output": 1}, "parameters.binary_data_output: got 1, allowed true or false"),
-    ({"content_type": "str"}, "parameters.content_type: got str, allowed np, an unchanged tensor"),
-    ({"priority": -1}, f"parameters.priority: got -1, allowed {INTEGER}"),
-    ({"timeout": "1"}, f"parameters.timeout: got 1, allowed {INTEGER}"),
+    ({"dtype": "FP64"}, f"parameters.dtype: got FP64, expected {DTYPES}"),
+    ({"dtype": 16}, f"parameters.dtype: got 16, expected {DTYPES}"),
+    ({"offset": -1}, "offset[0]: got -1, expected 0 or more"),
+    ({"offset": 5}, "offset[0] + tokens: got 5 + 2 = 7, expected at most 6, the max_len of this model"),
+    ({"offset": 2**63}, f"parameters.offset: got {2**63}, expected a 64-bit integer"),
+    ({"offset": 1.5}, "parameters.offset: got 1.5, expected a 64-bit integer"),
+    ({"offset": True}, "parameters.offset: got True, expected a 64-bit integer"),
+    ({"offset": "1"}, "parameters.offset: got '1', expected a 64-bit integer"),
+    ({"binary_data_output": 1}, "parameters.binary_data_output: got 1, expected true or false"),
+    ({"content_type": "str"}, "parameters.content_type: got str, expected np, an unchanged tensor"),
+    ({"priority": -1}, f"parameters.priority: got -1, expected {INTEGER}"),
+    ({"timeout": "1"}, f"parameters.timeout: got 1, expected {INTEGER}"),
 ]
 OUTPUTS: list[tuple[dict[str, Any], str]] = [
-    ({"classification": 3}, "outputs[0].parameters: got classification, allowed dtype, binary_data, content_type"),
+    ({"classification": 3}, "outputs[0].parameters: got classification, expected dtype, binary_data, content_type"),
     (
         {"shared_memory_region": "x"},
-        "outputs[0].parameters: got shared_memory_region, allowed dtype, binary_data, content_type",
+        "outputs[0].parameters: got shared_memory_region, expected dtype, binary_data, content_type",
     ),
-    ({"dtype": "INT64"}, f"outputs[0].parameters.dtype: got INT64, allowed {DTYPES}"),
-    ({"binary_data": "yes"}, "outputs[0].parameters.binary_data: got yes, allowed true or false"),
+    ({"dtype": "INT64"}, f"outputs[0].parameters.dtype: got INT64, expected {DTYPES}"),
+    ({"binary_data": "yes"}, "outputs[0].parameters.binary_data: got yes, expected true or false"),
 ]
 INPUTS: list[tuple[dict[str, Any], str]] = [
-    ({"scale": 2.5}, "inputs[0].parameters: got scale, allowed binary_data_size, content_type"),
-    ({"content_type": "base64"}, "inputs[0].parameters.content_type: got base64, allowed np, an unchanged tensor"),
+    ({"scale": 2.5}, "inputs[0].parameters: got scale, expected binary_data_size, content_type"),
+    ({"content_type": "base64"}, "inputs[0].parameters.content_type: got base64, expected np, an unchanged tensor"),
 ]
 
 
@@ -190,16 +190,16 @@ def test_a_bad_parameter_is_the_same_error_over_http_and_grpc(
 
 def test_an_offset_is_given_once(tiny: httpx.Client) -> None:
     error = error_of(infer(tiny, tensor(), tensor("offset", [1]), parameters={"offset": 1}))
-    assert error == "parameters.offset: got an offset and an input offset, allowed one of them"
+    assert error == "parameters.offset: got an offset and an input offset, expected one of them"
     error = error_of(infer(tiny, tensor(), tensor("position_ids", [[0, 1, 2]] * 2), parameters={"offset": 1}))
-    assert error.startswith("offset: got offset and position_ids, allowed one of them")
+    assert error.startswith("offset: got offset and position_ids, expected one of them")
 
 
 def test_a_parameter_without_a_value_is_refused_over_grpc(tiny_clients: Clients) -> None:
     message = service_pb2.ModelInferRequest(model_name="gpt")
     message.parameters["offset"].SetInParent()
     message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2]).contents.int64_contents.extend([1, 2])
-    with pytest.raises(RequestRefused, match=r"parameters\.offset: got None, allowed a 64-bit integer"):
+    with pytest.raises(RequestRefused, match=r"parameters\.offset: got None, expected a 64-bit integer"):
         call_grpc(tiny_clients, "ModelInfer", message)
 
 
@@ -208,7 +208,7 @@ def test_a_size_that_differs_from_the_bytes_is_refused_over_grpc(tiny_clients: C
     message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(16)])
     sent = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
     sent.parameters["binary_data_size"].int64_param = size
-    with pytest.raises(RequestRefused, match=rf"binary_data_size: got {size}, allowed 16, the bytes of its"):
+    with pytest.raises(RequestRefused, match=rf"binary_data_size: got {size}, expected 16, the bytes of its"):
         call_grpc(tiny_clients, "ModelInfer", message)
     sent.parameters["binary_data_size"].int64_param = 16
     assert call_grpc(tiny_clients, "ModelInfer", message).outputs[0].shape == [1, 2, 4]
@@ -256,8 +256,8 @@ def test_the_index_can_leave_out_what_is_not_ready(tiny: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ({"ready": 1}, "ready: got 1, allowed true or false"),
-        ({"name": "x"}, "field: got name, allowed ready"),
+        ({"ready": 1}, "ready: got 1, expected true or false"),
+        ({"name": "x"}, "field: got name, expected ready"),
     ],
 )
 def test_a_bad_index_request_is_refused_by_name(tiny: httpx.Client, body: dict[str, Any], error: str) -> None:
@@ -284,10 +284,10 @@ def test_a_binary_header_may_be_mixed_with_a_narrow_answer(tiny: httpx.Client) -
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({"inputs": [tensor("input_ids", [[1]]) | {"dtype": "x"}]}, "inputs[0]: got dtype, allowed name, datatype, "),
+        ({"inputs": [tensor("input_ids", [[1]]) | {"dtype": "x"}]}, "inputs[0]: got dtype, expected name, datatype, "),
         (
             {"inputs": [tensor("input_ids", [[1]])], "outputs": [{"name": "embeddings", "binary_data": True}]},
-            "outputs[0]: got binary_data, allowed name, parameters",
+            "outputs[0]: got binary_data, expected name, parameters",
         ),
     ],
 )

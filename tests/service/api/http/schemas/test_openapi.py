@@ -88,7 +88,7 @@ def test_operation_ids_are_unique(document: Any) -> None:
 def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:
     content = document["paths"]["/models/{name}/embed"]["post"]["requestBody"]["content"]
     fields = list(document["components"]["schemas"]["EmbedRequest"]["properties"])
-    allowed = tiny.post("/models/gpt/embed", json={"nope": 1}).json()["allowed"].split(", ")
+    allowed = tiny.post("/models/gpt/embed", json={"nope": 1}).json()["expected"].split(", ")
     assert sorted(fields) == sorted(allowed)
     assert list(content) == TYPES
     described = document["paths"]["/models/{name}/embed"]["post"]
@@ -102,7 +102,7 @@ def test_decode_describes_every_field_that_is_read(tiny: httpx.Client, document:
     known = {"step"}  # a field of stream messages only
     for values in ({"nope": 1}, {"open": {"nope": 1}}):
         line = tiny.post("/models/gpt/decode", json=values, headers={"Content-Type": "application/x-ndjson"})
-        known |= set(line.json()["error"]["allowed"].split(", "))
+        known |= set(line.json()["error"]["expected"].split(", "))
     assert fields - {"chunk"} == known - {"step"}
     assert list(content) == ["application/x-ndjson", "application/json"]
 

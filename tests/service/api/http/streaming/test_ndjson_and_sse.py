@@ -123,13 +123,13 @@ def test_a_line_that_is_too_long_ends_the_answer(tiny_clients: Clients) -> None:
 @pytest.mark.parametrize(
     ("path", "headers", "status", "detail"),
     [
-        ("nope/decode", NDJSON, 404, "model: got nope, allowed bert, gpt"),
-        ("gpt/decode?offset=7", NDJSON, 422, "offset: got 7, allowed 0 to 6"),
-        ("gpt/decode?nope=7", NDJSON, 422, "field: got nope, allowed offset, rows, output, dtype, encoding"),
-        ("gpt/decode", {"Content-Type": "text/plain"}, 415, "Content-Type: got text/plain, allowed application/x-ndj"),
-        ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding: got gzip, allowed identity"),
-        ("gpt/decode", {"Accept": "application/json"}, 406, "Accept: got application/json, allowed application/x-ndj"),
-        ("gpt/decode", EVENTS | NDJSON, 415, "Content-Type: got application/x-ndjson, allowed application/json"),
+        ("nope/decode", NDJSON, 404, "model: got nope, expected bert, gpt"),
+        ("gpt/decode?offset=7", NDJSON, 422, "offset: got 7, expected 0 to 6"),
+        ("gpt/decode?nope=7", NDJSON, 422, "field: got nope, expected offset, rows, output, dtype, encoding"),
+        ("gpt/decode", {"Content-Type": "text/plain"}, 415, "Content-Type: got text/plain, expected application/x-ndj"),
+        ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding: got gzip, expected identity"),
+        ("gpt/decode", {"Accept": "application/json"}, 406, "Accept: got application/json, expected application/x-ndj"),
+        ("gpt/decode", EVENTS | NDJSON, 415, "Content-Type: got application/x-ndjson, expected application/json"),
         ("gpt/decode", EVENTS, 400, "body: got no JSON"),
     ],
 )
@@ -179,14 +179,14 @@ def test_rows_of_unequal_length_end_when_they_end(tiny_clients: Clients) -> None
 @pytest.mark.parametrize(
     ("fields", "status", "detail"),
     [
-        ({"input_ids": [7]}, 422, "input_ids[0]: got 7, allowed 0 to 6"),
-        ({"input_ids": []}, 422, "input_ids: got [], allowed at least one row"),
+        ({"input_ids": [7]}, 422, "input_ids[0]: got 7, expected 0 to 6"),
+        ({"input_ids": []}, 422, "input_ids: got [], expected at least one row"),
         ({"input_ids": [[]]}, 422, "input_ids[0]: got an empty row"),
-        ({"input_ids": [1], "chunk": 0}, 422, "chunk: got 0, allowed 1 or more"),
-        ({"input_ids": [1], "step": 7}, 422, "field: got step, allowed "),
-        ({"input_ids": [1], "rows": 2}, 422, "input_ids: got 1 rows, allowed 2 rows"),
+        ({"input_ids": [1], "chunk": 0}, 422, "chunk: got 0, expected 1 or more"),
+        ({"input_ids": [1], "step": 7}, 422, "field: got step, expected "),
+        ({"input_ids": [1], "rows": 2}, 422, "input_ids: got 1 rows, expected 2 rows"),
         ({"input_ids": [1], "offset": 6}, 422, "offset[0] + tokens: got 6 + 1 = 7"),
-        ({"input_ids": [1, 2], "attention_mask": [1]}, 422, "attention_mask[0]: got 1 values, allowed 2 values"),
+        ({"input_ids": [1, 2], "attention_mask": [1]}, 422, "attention_mask[0]: got 1 values, expected 2 values"),
         ({"input_ids": [1], "nope": 1}, 422, "field: got nope"),
     ],
 )
@@ -210,4 +210,4 @@ def test_fields_stand_in_the_query_or_in_the_body(tiny_clients: Clients) -> None
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1, 2]}, headers=EVENTS)
     assert answer.text.count("\ndata: ") == 2
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1], "chunk": 1}, headers=EVENTS)
-    assert answer.json()["detail"] == "chunk: got a value in the query and one in the body, allowed only one of them"
+    assert answer.json()["detail"] == "chunk: got a value in the query and one in the body, expected only one of them"

@@ -178,7 +178,7 @@ def test_a_step_that_is_sent_again_is_answered_again(tiny_clients: Clients, ask:
         assert (conflict.status, conflict.step, conflict.detail) == (
             409,
             8,
-            "step: got 8, allowed more than 8, or 8 again with the same content",
+            "step: got 8, expected more than 8, or 8 again with the same content",
         )
         assert ask(stream, input_ids=[[1], [1], [1]], step=9).offset == [2, 3, 6]
 
@@ -187,7 +187,7 @@ def test_after_an_exact_fit_the_stream_stays_open_for_a_rewind(tiny_clients: Cli
     with stream_of(tiny_clients, "gpt", "?offset=[4,0]") as stream:
         assert ask(stream, input_ids=[[1, 2], [1]]).offset == [6, 1]
         refused = ask(stream, input_ids=[[1], [1]])
-        assert refused.detail == "offset[0] + tokens: got 6 + 1 = 7, allowed at most 6, the max_len of this model"
+        assert refused.detail == "offset[0] + tokens: got 6 + 1 = 7, expected at most 6, the max_len of this model"
         assert ask(stream, input_ids=[[], [1]]).offset == [6, 2]
         assert ask(stream, rewind=[5, 2]).offset == [5, 2]
         assert ask(stream, input_ids=[[1], [1]]).offset == [6, 3]
@@ -233,10 +233,10 @@ def test_a_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
 @pytest.mark.parametrize(
     ("fields", "detail"),
     [
-        ({"open": {"offset": 7}}, "offset: got 7, allowed 0 to 6"),
-        ({"open": {"nope": 1}}, "field: got nope, allowed offset, rows, output, dtype, encoding"),
-        ({"open": []}, "open: got [], allowed a JSON object"),
-        ({"open": {}, "step": 1}, "field: got step, allowed open"),
+        ({"open": {"offset": 7}}, "offset: got 7, expected 0 to 6"),
+        ({"open": {"nope": 1}}, "field: got nope, expected offset, rows, output, dtype, encoding"),
+        ({"open": []}, "open: got [], expected a JSON object"),
+        ({"open": {}, "step": 1}, "field: got step, expected open"),
     ],
 )
 def test_what_cannot_open_leaves_the_stream_as_it_was(
@@ -260,7 +260,7 @@ def test_messages_are_answered_in_their_order_without_waiting(tiny_clients: Clie
 def test_a_stream_without_rows_takes_rows(tiny_clients: Clients, ask: Ask) -> None:
     with stream_of(tiny_clients, "gpt", "?rows=0") as stream:
         assert ask(stream, ping=True).offset == []
-        assert ask(stream, drop=[0]).detail == "drop[0]: got 0, allowed nothing, since the stream has no rows"
+        assert ask(stream, drop=[0]).detail == "drop[0]: got 0, expected nothing, since the stream has no rows"
         assert ask(stream, append=[0, 3]).offset == [0, 3]
         assert ask(stream, input_ids=[[1], [1]]).offset == [1, 4]
 
