@@ -113,7 +113,7 @@ def test_unknown_model_lists_the_models_of_the_scope(guarded: Server, keys: dict
     assert response.status_code == 404
     assert response.json()["expected"] == "bert"
     assert ask(guarded, "POST", "/v2/repository/models/bert2/unload", keys["bert"]).status_code == 403
-    assert "allowed bert" in ask(guarded, "GET", "/v2/models/bort", keys["bert"]).text
+    assert "expected bert" in ask(guarded, "GET", "/v2/models/bort", keys["bert"]).text
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready"])

@@ -318,7 +318,7 @@ def test_a_server_that_stops_tells_where_sequences_are(tiny_repository: Path) ->
 
 def test_with_several_workers_requests_state_their_offset(tiny_repository: Path) -> None:
     with serve(tiny_repository, "--workers", "2") as server, connect(server) as clients:
-        allowed = "allowed none, since any of 2 workers may get the next request: state its offset instead"
+        allowed = "expected none, since any of 2 workers may get the next request: state its offset instead"
         for module, address in (
             (tritonclient.http, clients.http.base_url.netloc.decode()),
             (tritonclient.grpc, server.grpc),

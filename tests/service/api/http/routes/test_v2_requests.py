@@ -85,7 +85,7 @@ def test_the_type_of_an_output_overrides_that_of_the_request(tiny: httpx.Client)
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_narrow_types_have_no_form_in_json(tiny: httpx.Client, datatype: str) -> None:
     error = error_of(infer(tiny, tensor(), parameters={"dtype": datatype}))
-    allowed = f"allowed binary_data, since {datatype} has no form in JSON"
+    allowed = f"expected binary_data, since {datatype} has no form in JSON"
     assert error == f"outputs embeddings: got {datatype} as JSON, {allowed}"
 
 

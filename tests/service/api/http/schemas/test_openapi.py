@@ -123,7 +123,7 @@ def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, docume
 def test_embeddings_describes_every_field(tiny: httpx.Client, document: Any) -> None:
     described = document["components"]["schemas"]["EmbeddingsRequest"]
     refused = tiny.post("/v1/embeddings", json={"nope": 1}).json()
-    assert sorted(described["properties"]) == sorted(refused["error"]["message"].partition("allowed ")[2].split(", "))
+    assert sorted(described["properties"]) == sorted(refused["error"]["message"].partition("expected ")[2].split(", "))
     fields = {"model": "gpt", "input": [1], "pooling": "none", "truncate": "left"}
     answer = tiny.post("/v1/embeddings", json=fields).json()
     shown = {
