@@ -22,7 +22,7 @@ from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.system import usable_cores
+from preblock.service.core.system import usable_cores, use_single_arena
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
@@ -48,6 +48,7 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
+    use_single_arena()
     if not BUILT:
         LOG.warning("installed without a C compiler; positions are added by onnxruntime, which is slower")
     choice = choose_provider(settings.provider)

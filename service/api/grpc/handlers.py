@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from preblock.service.api.grpc.errors import abort, context_of
+from preblock.service.api.grpc.errors import context_of, fail
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs.v2.protobuf import read
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, PreblockError, Unavailable
@@ -26,6 +26,8 @@ END_REASONS = {
 COMPRESSIONS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
 ACCEPT = "accept-encoding"
 """Metadata with the requested compression, as in HTTP. gRPC itself lists only the encodings of the client's library."""
+MESSAGE_EXPANSION = 4
+"""Memory of a message and its parsed copies, in sizes of the message."""
 DRAIN_POLL_INTERVAL_SECONDS = 0.02
 LOG = logging.getLogger(__name__)
 
@@ -53,9 +55,9 @@ class CallHandlers:
         """Return the handler of a unary method; `kind` is the class of its requests, or None for bytes."""
 
         async def answer(message: bytes, call: grpc.aio.ServicerContext) -> bytes:
-            size = len(message)
-            request = message if kind is None else await self._engine.scheduler.run(size, partial(read, kind, message))
-            response = await method(request)
+            size, run = len(message), self._engine.scheduler.run
+            async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * size):
+                response = await method(message if kind is None else await run(size, partial(read, kind, message)))
             written: bytes = response if isinstance(response, bytes) else response.SerializeToString()
             self._engine.metrics.count_bytes(GRPC, size, len(written))
             call.set_trailing_metadata(context_of(call).metadata())
@@ -111,11 +113,12 @@ class CallHandlers:
         try:
             return await answer(message, call)
         except PreblockError as error:
-            await abort(call, error)
+            fail(call, error)
         except Exception:
             LOG.exception("internal error in a gRPC call")
-            await call.abort(grpc.StatusCode.INTERNAL, INTERNAL_ERROR_MESSAGE)
-        raise AssertionError("abort raises")
+            call.set_code(grpc.StatusCode.INTERNAL)
+            call.set_details(INTERNAL_ERROR_MESSAGE)
+        return None
 
     async def drain(self, server: grpc.aio.Server, seconds: float) -> None:
         """Accept no new call, and stop the server after the open calls end, or after `seconds`.

@@ -36,10 +36,16 @@ def read(kind: Any, message: bytes) -> Any:
         raise Malformed("message", f"{len(message)} bytes", f"a message {kind.DESCRIPTOR.full_name}") from error
 
 
-def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest:
+def read_infer(message: pb.ModelInferRequest, manifest: Manifests, max_values: int | None = None) -> AnyRequest:
     """Read an inference request, with raw bytes for all inputs or for none.
 
+    Args:
+        message: the request.
+        manifest: of the model.
+        max_values: maximum values of an input that is not raw; default None: any number.
+
     Raises:
+        TooLarge: an input has more values.
         Malformed: the numbers of raw entries and inputs differ, or a declared size is wrong.
         Invalid: a name, datatype, shape or value is not allowed.
 
@@ -57,6 +63,8 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
         parameters = read_parameters(tensor.parameters)
         check_parameters(f"{where}.parameters", parameters, INPUT_PARAMETERS)
         typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
+        if max_values is not None and len(typed) > max_values:
+            raise TooLarge(tensor.name, f"{len(typed)} values", f"at most {max_values} values")
         data = memoryview(raw[index]) if raw else list(typed)
         # Some clients send parameters of HTTP over gRPC too.
         size = parameters.get("binary_data_size", len(data))

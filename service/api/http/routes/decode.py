@@ -57,7 +57,7 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
             fields = read_query(single_values(request.query))
             body_type(request.header(b"content-type"), (JSON,) if media == EVENTS else (NDJSON,))
             if media == EVENTS:
-                body = await read_body(request, engine, max_body_bytes)
+                body = await read_body(request, engine, max_body_bytes, record)
                 return await answer_events(streams, engine, model, body, fields)
             encoding = request.header(b"content-encoding")
             if encoding is not None and encoding.lower() != "identity":
