@@ -85,5 +85,7 @@ class Instruments:
         text = "Seconds spent writing responses, including the computation of streamed responses."
         written = counter("preblock_request_response_write_seconds", text, "protocol")
         self.bytes = cache(lambda protocol: [total(protocol) for total in (received, sent, read, written)])
+        text = "Lines of the log that were dropped, because standard error accepted no more."
+        self.dropped_lines = Counter("preblock_log_dropped_lines", text, registry=registry)
         text = "Execution providers of onnxruntime: requested, active, and probed at the start."
         self.provider = gauge("preblock_provider_info", text, "max", "requested", "active", "probed")

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from preblock.service.core.errors import Unavailable
 from preblock.service.observability.instruments import LARGER_BATCH, MAX_BATCH_LABEL, Instruments
+from preblock.service.observability.log_writer import DROPPED_LINES
 from preblock.service.observability.metric_files import FOLDER, remove_dead_gauges
 from preblock.service.observability.record import OK, RequestRecord
 from preblock.service.observability.statistics import InferenceStatistics, read_statistics
@@ -120,6 +121,7 @@ class Metrics:
                         instruments.stage(sums.runs, getattr(sums, stage), model, version, batch, stage)
                     else:
                         instruments.batched(sums.runs, getattr(sums, stage), model, version, stage)
+        instruments.dropped_lines.inc(DROPPED_LINES.take())
         transferred, self._bytes = self._bytes, defaultdict(lambda: [0, 0, 0.0, 0.0])
         for protocol, amounts in transferred.items():
             for counter, amount in zip(instruments.bytes(protocol), amounts, strict=True):

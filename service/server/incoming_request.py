@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from preblock.service.api.http.request import Route
 from preblock.service.api.request_cache import RequestTemplate
+from preblock.service.observability.context import Target
 
 
 @dataclass(eq=False, slots=True)
@@ -21,6 +22,7 @@ class IncomingRequest:
         complete: whether the body is complete.
         answer_begun: whether the contained protocol has begun the response.
         answered: whether the response was written before the body was complete.
+        target: of a tensor request, for its context.
         route: of a tensor request; None if the application answers. The fields below belong to it.
         template: of the request, if the cache has one.
         caller: context variables with the authenticated caller.
@@ -45,6 +47,7 @@ class IncomingRequest:
     complete: bool = False
     answer_begun: bool = False
     answered: bool = False
+    target: Target | None = None
     route: Route | None = None
     template: RequestTemplate | None = None
     caller: Context | None = None

@@ -8,6 +8,7 @@ import grpc
 from preblock.service.core import errors
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 
+SERVICE = "inference.GRPCInferenceService"
 STATUS: dict[type[errors.PreblockError], grpc.StatusCode] = {
     errors.Malformed: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Invalid: grpc.StatusCode.INVALID_ARGUMENT,

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from preblock.service.api.grpc.errors import context_of, fail
+from preblock.service.api.grpc.errors import SERVICE, context_of, fail
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs.v2.protobuf import read
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, PreblockError, Unavailable
@@ -64,7 +64,7 @@ class CallHandlers:
             return written
 
         # Without a deserializer gRPC passes bytes. Its own error for invalid bytes would reveal internals.
-        return grpc.unary_unary_rpc_method_handler(partial(self._run, answer))
+        return grpc.unary_unary_rpc_method_handler(partial(self._run, answer, method.__name__))
 
     def stream(self, method: StreamMethod) -> grpc.RpcMethodHandler:
         """Return the handler of a streaming method."""
@@ -86,6 +86,7 @@ class CallHandlers:
                     raise asyncio.CancelledError from None
                 count_bytes(GRPC_STREAM, 0, len(response), 0, perf_counter() - began)
 
+            context_of(call).set_status("OPEN")  # the log has lines of its messages before the stream ends
             try:
                 with self._streams.open() as lifetime:
                     await method(receive, send, lifetime)
@@ -94,11 +95,14 @@ class CallHandlers:
                 reason = END_REASONS[end.reason]
                 raise Unavailable("stream", reason, "a new stream, to another server or later") from None
 
-        return grpc.stream_stream_rpc_method_handler(partial(self._run, answer))
+        return grpc.stream_stream_rpc_method_handler(partial(self._run, answer, method.__name__))
 
-    async def _run(self, answer: Answer, message: Any, call: grpc.aio.ServicerContext) -> bytes | None:
-        """Answer a call, and count it until its status is sent."""
-        context_of(call)
+    async def _run(self, answer: Answer, name: str, message: Any, call: grpc.aio.ServicerContext) -> bytes | None:
+        """Answer a call of the method `name`, and count it until its status is sent."""
+        context = context_of(call)
+        peer = unquote(call.peer())  # ipv4:127.0.0.1:5 or ipv6:[::1]:5
+        host = peer.rpartition(":")[0].partition(":")[2].strip("[]")
+        context.target = "POST", f"/{SERVICE}/{name}", host
         encoding = dict(call.invocation_metadata() or ()).get(ACCEPT)
         if encoding in COMPRESSIONS:
             call.set_compression(COMPRESSIONS[encoding])
@@ -108,16 +112,21 @@ class CallHandlers:
         call.add_done_callback(self._open.discard)
         access = self._engine.repository.access
         if not access.needs_key:
-            host = unquote(call.peer()).rpartition(":")[0].partition(":")[2]  # of ipv4:127.0.0.1:5 or ipv6:[::1]:5
-            access.identify(host.strip("[]"))
+            access.identify(host)
+        status = grpc.StatusCode.CANCELLED
         try:
-            return await answer(message, call)
+            response = await answer(message, call)
+            status = grpc.StatusCode.OK
+            return response
         except PreblockError as error:
-            fail(call, error)
+            status = fail(call, error)
         except Exception:
             LOG.exception("internal error in a gRPC call")
-            call.set_code(grpc.StatusCode.INTERNAL)
+            status = grpc.StatusCode.INTERNAL
+            call.set_code(status)
             call.set_details(INTERNAL_ERROR_MESSAGE)
+        finally:
+            context.set_status(status.name)
         return None
 
     async def drain(self, server: grpc.aio.Server, seconds: float) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health
 
-from preblock.service.api.grpc.errors import context_of, fail, headers_of
+from preblock.service.api.grpc.errors import SERVICE, context_of, fail, headers_of
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import PreblockError
 from preblock.service.observability.context import Begin
 
-SERVICE = "inference.GRPCInferenceService"
 OPEN = (f"/{health.SERVICE_NAME}/", f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
 """Methods without authentication and spans: the health probes of an orchestrator have no key."""
 SERVER_ERRORS = frozenset(

@@ -7,8 +7,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from preblock.service.api.grpc.errors import SERVICE
 from preblock.service.api.grpc.handlers import CallHandlers
-from preblock.service.api.grpc.interceptor import SERVICE, CallInterceptor
+from preblock.service.api.grpc.interceptor import CallInterceptor
 from preblock.service.api.grpc.servicer import InferenceService
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
