@@ -27,6 +27,7 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.process_metrics import ProcessCollector
 from preblock.service.runtime.collectors import ModelCollector
 from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.model_control import ModelControl
@@ -56,7 +57,7 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     threads, limit = settings.intra_op_threads, settings.gpu_mem_limit_bytes
     repository = Repository(settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit)
     control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
-    metrics = Metrics(ModelCollector(repository))
+    metrics = Metrics(ModelCollector(repository), ProcessCollector())
     metrics.provider(choice.requested, choice.active, choice.probed)
     return Engine(repository, Scheduler(usable_cores(), live), metrics, live, control)
 
