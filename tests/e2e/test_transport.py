@@ -161,7 +161,9 @@ def test_a_page_that_is_named_may_ask_and_no_other(open_to_a_page: Server, tiny_
     for origin, allowed in ((PAGE, PAGE), ("https://evil.example", None)):
         listed = httpx.get(f"{open_to_a_page.address}/models", headers={"Origin": origin}, timeout=60)
         assert (listed.status_code, listed.headers.get("Access-Control-Allow-Origin")) == (200, allowed)
-    assert preflight(tiny_server, PAGE).status_code == 405
+    refused = preflight(tiny_server, PAGE)
+    assert (refused.status_code, refused.headers["Allow"]) == (204, "POST, OPTIONS")
+    assert not any(name.startswith("access-control") for name in refused.headers)
     closed = httpx.get(f"{tiny_server.address}/models", headers={"Origin": PAGE}, timeout=60)
     assert not any(name.startswith("access-control") for name in closed.headers)
 
@@ -200,6 +202,15 @@ def test_socket_of_an_allowed_page_is_opened(open_to_a_page: Server, tiny_server
     ):
         pass
     assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/json", "text/plain"])
+def test_another_page_cannot_change_models(tiny_server: Server, kind: str) -> None:
+    """A browser sends the first and the last without a preflight."""
+    path, headers = f"{tiny_server.address}/v2/repository/models/gpt/unload", {"Content-Type": kind}
+    for origin, field in (("https://evil.example", "Origin"), (tiny_server.address, "model_control")):
+        answer = httpx.post(path, content=b"{}", headers=headers | {"Origin": origin}, timeout=60)
+        assert (answer.status_code, field in answer.json()["error"]) == (403, True)
 
 
 def statuses(server: Server, addresses: list[str]) -> list[int]:

@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from preblock.service.api.http import errors
+from preblock.service.api.http.methods import answer_head
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
 from preblock.service.api.http.tracing import ROUTE, set_status, trace_request
@@ -28,7 +29,9 @@ LOG = logging.getLogger(__name__)
 
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 """Paths without authentication, because an orchestrator has no API key."""
-METHODS = ("GET", "POST")
+METHODS = ("GET", "HEAD", "POST")
+MODEL_CHANGES = "/v2/repository/"
+"""Path prefix of requests that can change the served models."""
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
@@ -108,7 +111,10 @@ class Dispatcher:
         except PreblockError as error:
             await errors.respond(error, scope["path"])(scope, receive, send)
         else:
-            await self.app(scope, receive, send)
+            if scope["type"] == "http" and scope["method"] == "HEAD":
+                await answer_head(self.app, scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
 
     async def answer(self, request: RawRequest, route: Route) -> Response:
         """Authenticate and answer a tensor request, without the CORS checks."""
@@ -162,7 +168,9 @@ class Dispatcher:
     def _authenticate(self, scope: Scope) -> None:
         """Set the caller of a request. Raise Forbidden or Unauthenticated if access is denied."""
         headers = scope["headers"]
-        origin = _header(headers, b"origin") if scope["type"] == "websocket" else None
+        # Browsers let any page open a WebSocket, and send a POST whose response it cannot read.
+        changes = scope["type"] == "websocket" or scope["path"].startswith(MODEL_CHANGES)
+        origin = _header(headers, b"origin") if changes else None
         if origin is not None:
             self._check_origin(origin.decode("latin-1"), headers)
         if scope["path"] not in PUBLIC_PATHS:
@@ -176,7 +184,7 @@ class Dispatcher:
             self._access.identify(client[0] if client else "")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
-        """Raise Forbidden for a web page from a foreign origin, because browsers let any page open a WebSocket."""
+        """Raise Forbidden for a web page from a foreign origin."""
         own = (_header(headers, b"host") or b"").decode("latin-1")
         if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
             raise Forbidden("Origin", origin, ", ".join((f"the origin of {own}", *self._origins)))
