@@ -216,4 +216,4 @@ def test_fields_stand_in_the_query_or_in_the_body(tiny_clients: Clients) -> None
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1, 2]}, headers=EVENTS)
     assert answer.text.count("\ndata: ") == 2
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1], "chunk": 1}, headers=EVENTS)
-    assert answer.json()["detail"] == "chunk: got a value in the query and one in the body, expected only one of them"
+    assert answer.json()["detail"] == "chunk is both in the query and in the body; send it in one of them"
