@@ -20,7 +20,7 @@ IDLE, TOTAL = 1, 3
 
 @pytest.fixture(scope="module")
 def stub(tiny_repository: Path) -> Iterator[Any]:
-    """A client of a server that waits one second for it, and serves a stream for three."""
+    """Return a client; the server waits one second for it, and serves a stream for three."""
     limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": str(IDLE), "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": str(TOTAL)}
     with serve(tiny_repository, **limits) as server, open_stub(server.grpc) as stub:
         assert list(stub.ModelStreamInfer(iter([infer_message([[1]])]), wait_for_ready=True))
@@ -28,7 +28,7 @@ def stub(tiny_repository: Path) -> Iterator[Any]:
 
 
 def until_the_end(stream: Any) -> tuple[list[Any], Any, float]:
-    """Return the answers of a stream, the error that ends it, and after how many seconds it came."""
+    """Return the answers of a stream, its final error, and the seconds until then."""
     began, answers = time.monotonic(), []
     with pytest.raises(grpc.RpcError) as raised:
         answers.extend(stream)
