@@ -1,4 +1,4 @@
-"""The HTTP/1.1 connection of a client: it frames requests, answers tensor requests, and forwards all others.
+"""The HTTP/1.1 connection of a client: it orders responses, answers tensor requests, and forwards all others.
 
 A contained protocol of uvicorn answers the others. It reads requests serialized from the parsed ones, so both parsers
 always agree on the end of a request.
@@ -23,7 +23,7 @@ from preblock.service.server.websocket import WebSocket
 
 
 class Front(asyncio.Protocol):
-    """One HTTP/1.1 connection, with limits for the size and the time of request heads.
+    """One HTTP/1.1 connection. Its responses have the order of the requests, for any segments of the input.
 
     Args:
         config: of the server, loaded.

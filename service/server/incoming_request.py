@@ -98,7 +98,7 @@ class IncomingRequest:
         if lower == b"host":
             self.hosts += 1
         elif lower == b"transfer-encoding":
-            self.transfer_encodings.append(value.lower())
+            self.transfer_encodings.append(value.strip().lower())
 
     def check_head(self) -> Refusal | None:
         """Return the refusal of a complete head with invalid or unsupported headers; None for any other."""

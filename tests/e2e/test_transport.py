@@ -1,6 +1,7 @@
 """TLS at every protocol, CORS and trusted proxies: real servers, real clients."""
 
 import json
+import re
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
+from tests.support.connections import dial
 from tests.support.paths import PREBLOCK
 from tests.support.servers import Server, serve
 
@@ -80,6 +82,18 @@ def test_every_protocol_speaks_tls(secure: tuple[Server, bool], files: Files) ->
         stream.send('{"input_ids": [1]}')
         assert json.loads(stream.recv())["next_offset"] == [1]
     assert ready_over_grpc(server, files, certificate=asked)
+
+
+def test_responses_before_an_error_are_read_over_tls(secure: tuple[Server, bool], files: Files) -> None:
+    server, asked = secure
+    good = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    with (
+        dial(server.address) as plain,
+        context(files, certificate=asked).wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+    ):
+        stream.sendall(good * 3 + b"\x00garbage\r\n\r\n" + bytes(2**18))
+        answer = b"".join(iter(lambda: stream.recv(2**16), b""))
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200"] * 3 + [b"400"]
 
 
 def test_no_protocol_answers_without_tls(secure: tuple[Server, bool], files: Files) -> None:

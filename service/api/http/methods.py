@@ -21,4 +21,5 @@ async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
 
     get = {**scope, "method": "GET"}
     await app(get, receive, send_without_body)
-    scope.update({key: get[key] for key in ("route",) if key in get})  # for the span of the request
+    if "route" in get:
+        scope["route"] = get["route"]  # for the span of the request

@@ -8,6 +8,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from preblock.service.server.lingering_close import MAX_DISCARDED_BYTES
 from tests.support.connections import dial
 from tests.support.servers import Server
 
@@ -56,6 +57,16 @@ def test_malformed_head_is_refused(tiny_server: Server, sent: bytes, line: bytes
     found = ask(tiny_server, sent)
     assert (found[0], found[2]) == (b"HTTP/1.1 " + line, text)
     assert b"connection: close" in found[1]
+
+
+def test_input_after_a_refusal_is_bounded(tiny_server: Server) -> None:
+    sent, piece = 0, bytes(2**20)
+    with dial(tiny_server.address) as stream, suppress(ConnectionError):
+        stream.sendall(EMBED + BODY)
+        while sent < 8 * MAX_DISCARDED_BYTES:
+            stream.sendall(piece)
+            sent += len(piece)
+    assert sent < 2 * MAX_DISCARDED_BYTES
 
 
 def test_request_of_http_1_0_needs_no_host(tiny_server: Server) -> None:
