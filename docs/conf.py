@@ -7,7 +7,7 @@ import preblock
 
 project = "Preblock"
 author = "The Preblock authors"
-copyright = author  # noqa: A001
+copyright = author
 release = preblock.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
