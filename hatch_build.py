@@ -1,7 +1,7 @@
 """Build `_fused_embedding.c` with the package.
 
-The module uses the stable ABI of Python 3.11 (PEP 384): one wheel serves every later Python. Without a compiler the wheel
-is pure, and onnxruntime does the work of the module. `HATCH_BUILD_NO_HOOKS=1` builds the pure wheel on purpose.
+The module uses the stable ABI of Python 3.11 (PEP 384): one wheel serves every later Python. Without a compiler the
+wheel is pure, and onnxruntime does the work of the module. `HATCH_BUILD_NO_HOOKS=1` builds the pure wheel on purpose.
 """
 
 import sysconfig
