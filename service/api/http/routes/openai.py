@@ -30,7 +30,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
                 document = read_json(body)
                 model = engine.repository.get(*openai.read_model(document), caller=caller())
                 record.model = model.name
-                return model, openai.read_embeddings(document, model.manifest.width)
+                return model, openai.read_embeddings(document, model.manifest)
 
             model, message = await engine.scheduler.run(len(body), read, text=True)
             answer = await engine.embed(model, message.request, record)

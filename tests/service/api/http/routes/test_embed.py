@@ -345,7 +345,7 @@ def test_json_may_leave_fields_to_the_query(tiny: httpx.Client) -> None:
         ("offset=1&offset=2", "offset: got 2 times in the query, expected once"),
         ("offset=x", "offset: got x, expected JSON"),
         ("offset=", "offset: got , expected JSON"),
-        ("nope=1", "field: got nope, expected input_ids, "),
+        ("nope=1", "unknown field nope; expected input_ids, "),
         ("input_ids=[1]", "input_ids: got a value in the query and one in the body, expected only one of them"),
     ],
 )

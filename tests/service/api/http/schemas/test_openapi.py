@@ -124,7 +124,7 @@ def test_embeddings_describes_every_field(tiny: httpx.Client, document: Any) -> 
     described = document["components"]["schemas"]["EmbeddingsRequest"]
     refused = tiny.post("/v1/embeddings", json={"nope": 1}).json()
     assert sorted(described["properties"]) == sorted(refused["error"]["message"].partition("expected ")[2].split(", "))
-    fields = {"model": "gpt", "input": [1], "pooling": "none", "truncate": "left"}
+    fields = {"model": "gpt", "input": [1], "pooling": "none", "truncate_prompt_tokens": 3}
     answer = tiny.post("/v1/embeddings", json=fields).json()
     shown = {
         "EmbeddingsAnswer": answer,
