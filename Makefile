@@ -12,7 +12,7 @@ REPOSITORY := model_repository
 # Parsers of untrusted bytes, by their names in tests/reliability/parsers.py.
 PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
 # Clients with conflicting requirements get separate environments.
-CLIENTS := kserve==0.21.0 mlserver==1.7.1
+CLIENTS := kserve==0.21.0 mlserver==1.7.1 langchain-openai==1.7.4
 EXPORT := $(BIN)/preblock export --repository $(REPOSITORY)
 MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
 # onnxruntime-web for the test of examples/browser; without npm the test is skipped.
