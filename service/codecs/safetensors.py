@@ -43,7 +43,9 @@ def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
     try:
         return _read(body)
     except (ValueError, OverflowError, RecursionError) as error:
-        raise Malformed("body", f"no safetensors: {error}", "integer tensors in safetensors format") from error
+        expected = "integer tensors in safetensors format"
+        message = f"body: not a valid safetensors file ({error}), expected integer tensors"
+        raise Malformed("body", "an invalid safetensors file", expected, message=message) from error
 
 
 def _read(body: bytes) -> dict[str, NDArray[Any]]:

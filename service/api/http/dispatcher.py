@@ -31,6 +31,7 @@ PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/re
 METHODS = ("GET", "POST")
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
+    *("Preblock-Next-Offset", "Preblock-Lengths", "Preblock-Truncated"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Response headers readable by a web page."""

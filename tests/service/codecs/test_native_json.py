@@ -132,7 +132,7 @@ ROW = np.array([[1, 2, 3]])
         ({"input_ids": ROW, "dtype": ROW}, "dtype: got a tensor, expected a query parameter"),
         ({"input_ids": ROW, "encoding": ROW}, "encoding: got a tensor, expected a query parameter"),
         ({"input_ids": ROW, "nope": ROW}, "unknown field nope; expected input_ids, "),
-        ({"position_ids": ROW}, "input_ids: got nothing, expected rows of token ids, or text"),
+        ({"position_ids": ROW}, "input_ids or text is required: rows of token ids"),
     ],
 )
 def test_arrays_that_say_too_much_or_too_little_are_refused(fields: dict[str, Any], message: str) -> None:

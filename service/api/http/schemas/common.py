@@ -14,6 +14,7 @@ Rows = Annotated[list[Row], Field(min_length=1)] | Row
 Text = Annotated[str, Field(min_length=1)]
 Texts = Text | Annotated[list[Text], Field(min_length=1)]
 Truncate = Literal["left", "right"]
+Pooling = Literal["none", "mean", "first", "last"]
 
 
 Dtype = Literal["float32", "float16", "bfloat16"]

@@ -12,6 +12,7 @@ from preblock.service.api.http.schemas.common import (
     Documented,
     Dtype,
     OpenAPI,
+    Pooling,
     RequestBody,
     Rows,
     Texts,
@@ -51,6 +52,7 @@ class EmbedRequest(TokenFields):
         None, description="Instead of input_ids, for a model with a tokenizer: a text for each row."
     )
     truncate: Truncate | None = Field(None, description="Side on which a too long row is cut; default is an error.")
+    pooling: Pooling = Field("none", description="One vector for each row, of its real tokens; none: for each token.")
     encoding: Literal["base64", "float", "prompt_embeds"] = Field(
         "base64", description="Form of the vectors in JSON; prompt_embeds is vLLM's, of token_embeddings alone."
     )
@@ -76,7 +78,9 @@ class EmbedAnswer(Answer):
     """The vectors that enter block 0, or another output under its own name, or several in `outputs`."""
 
     encoding: Literal["base64", "float", "prompt_embeds"]
-    shape: list[int] | None = Field(None, description="[B, L, D] where all rows have one length, else [T, D].")
+    shape: list[int] | None = Field(
+        None, description="[B, L, D] where all rows have one length, else [T, D]; [B, D] with pooling."
+    )
     embeddings: Values = Field(None, description="Base64 of little-endian bytes, or nested lists.")
     token_embeddings: Values = Field(
         None, description="The same of the model's own lookup; as prompt_embeds a file for each row, in base64."
@@ -153,6 +157,17 @@ PROBLEMS = describe_errors(Problem, MEDIA_TYPE, 400, 401, 403, 404, 406, 413, 41
 NOT_FOUND = describe_errors(Problem, MEDIA_TYPE, 401, 403, 404)
 UNAVAILABLE = describe_errors(Problem, MEDIA_TYPE, 401, 503)
 ARRAYS = {BYTES: BINARY, NPY: BINARY, SAFETENSORS: BINARY}
+QUERY_FIELDS = ("offset", "text", "truncate", "pooling", "output", "dtype", "encoding")
+ROW_HEADERS = {
+    "Preblock-Output": "Name of the output in a binary body.",
+    "Preblock-Shape": "Sizes of a binary body, separated by commas.",
+    "Preblock-Dtype": "Type of the values in a binary body.",
+    "Preblock-Model": "Name of the model, with a binary body.",
+    "Preblock-Version": "Version of the model, with a binary body.",
+    "Preblock-Next-Offset": "next_offset of each row, or one number for all, with a binary body of up to 512 rows.",
+    "Preblock-Lengths": "lengths, like Preblock-Next-Offset; where rows differ in length.",
+    "Preblock-Truncated": "truncated, like Preblock-Next-Offset; with truncate.",
+}
 EMBED = describe_operation(
     {**describe_body(EmbedRequest), **ARRAYS},
     {**describe_body(EmbedAnswer), **ARRAYS},
@@ -160,8 +175,12 @@ EMBED = describe_operation(
     [
         describe_parameter("shape", "query", "Sizes of a body of raw int64, such as 2,3; without it one row."),
         describe_parameter("lengths", "query", "Tokens of each row in a body of arrays, such as [3,1]."),
+        *(describe_parameter(name, "query", f"The field {name} of a body of arrays.") for name in QUERY_FIELDS),
     ],
 )
+EMBED["responses"][200]["headers"] = {
+    name: {"description": text, "schema": {"type": "string"}} for name, text in ROW_HEADERS.items()
+}
 BIAS = describe_operation(describe_body(BiasRequest), {**describe_body(BiasAnswer), **ARRAYS}, PROBLEMS)
 
 

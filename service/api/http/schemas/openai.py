@@ -8,6 +8,7 @@ from preblock.service.api.http.negotiation import JSON
 from preblock.service.api.http.schemas.common import (
     Documented,
     Dtype,
+    Pooling,
     RequestBody,
     Rows,
     Texts,
@@ -26,7 +27,7 @@ class EmbeddingsRequest(RequestBody):
     encoding_format: Literal["float", "base64"] = Field("float", description="How JSON holds the vectors.")
     dimensions: int | None = Field(None, description="The width of the model, or nothing.")
     user: str | None = Field(None, description="Not used.")
-    pooling: Literal["none", "mean", "first", "last"] = Field(
+    pooling: Pooling = Field(
         "mean", description="How the vectors of an input become one vector; with none, one vector for each token."
     )
     truncate: Truncate | None = Field(None, description="Side on which a too long input is cut; default is an error.")

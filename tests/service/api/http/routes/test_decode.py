@@ -129,10 +129,10 @@ def test_streams_know_nothing_of_each_other(tiny_clients: Clients) -> None:
 
 
 BAD_TEXT = [
-    ("", "body: got no JSON"),
-    ("x", "body: got no JSON"),
+    ("", "body: not valid JSON"),
+    ("x", "body: not valid JSON"),
     ("[1]", "body: got a JSON list, expected a JSON object"),
-    ("[" * 100_000, "body: got no JSON: depth limit exceeded"),
+    ("[" * 100_000, "body: not valid JSON (depth limit exceeded"),
     ("{}", "input_ids: got None, expected a list of integers"),
     ('{"input_ids": []}', "input_ids: got [], expected at least one row"),
     ('{"input_ids": [[]]}', "input_ids[0]: got an empty row, expected at least one id"),

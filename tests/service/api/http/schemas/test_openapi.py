@@ -93,7 +93,12 @@ def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: 
     assert list(content) == TYPES
     described = document["paths"]["/models/{name}/embed"]["post"]
     assert list(described["responses"]["200"]["content"]) == TYPES
-    assert [parameter["name"] for parameter in described["parameters"]] == ["name", "shape", "lengths"]
+    parameters = ["shape", "lengths", "offset", "text", "truncate", "pooling", "output", "dtype", "encoding"]
+    assert [parameter["name"] for parameter in described["parameters"]] == ["name", *parameters]
+    headers = {"Accept": TYPES[1]}
+    binary = tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "truncate": "left"}, headers=headers)
+    answered = {name for name in binary.headers if name.startswith("preblock-")}
+    assert {name.lower() for name in described["responses"]["200"]["headers"]} == answered
 
 
 def test_decode_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:

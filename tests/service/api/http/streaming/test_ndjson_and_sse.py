@@ -130,7 +130,7 @@ def test_a_line_that_is_too_long_ends_the_answer(tiny_clients: Clients) -> None:
         ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding: got gzip, expected identity"),
         ("gpt/decode", {"Accept": "application/json"}, 406, "Accept: got application/json, expected application/x-ndj"),
         ("gpt/decode", EVENTS | NDJSON, 415, "Content-Type: got application/x-ndjson, expected application/json"),
-        ("gpt/decode", EVENTS, 400, "body: got no JSON"),
+        ("gpt/decode", EVENTS, 400, "body: not valid JSON"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_with_a_status(
