@@ -62,6 +62,7 @@ class EmbedRequest(TokenFields):
 class OutputDescription(Documented):
     """One of several outputs."""
 
+    use_as: str = Field(description="What the output is for, such as: input of block 0.")
     shape: list[int]
     data: str | list[Any]
 
@@ -78,6 +79,7 @@ class EmbedAnswer(Answer):
     """The vectors that enter block 0, or another output under its own name, or several in `outputs`."""
 
     encoding: Literal["base64", "float", "prompt_embeds"]
+    use_as: str | None = Field(None, description="What the output is for, such as: input of block 0.")
     shape: list[int] | None = Field(
         None, description="[B, L, D] where all rows have one length, else [T, D]; [B, D] with pooling."
     )
@@ -111,6 +113,7 @@ class BiasAnswer(Answer):
     """The addend of attention for each head, query and key; or the sinusoid of each distance."""
 
     encoding: Encoding
+    use_as: str = Field(description="What the output is for.")
     shape: list[int] = Field(description="[1, H, Q, K]; of a sinusoid [rows, D].")
     bias: Values = Field(None, description="Base64 of little-endian bytes, or nested lists.")
     relative_positions: Values = Field(None, description="The same of a sinusoid.")
@@ -138,6 +141,26 @@ class ProviderDescription(BaseModel):
     reason: str | None = Field(description="Why CUDA is not used after a trial.")
 
 
+class ModelSummary(BaseModel):
+    """A model in the list: its highest served version, or without one its highest version."""
+
+    name: str
+    version: int
+    ready: bool = Field(description="Whether it is served.")
+    family: str | None = Field(None, description="Null if the model is not ready.")
+    max_len: int | None = Field(None, description="The largest legal offset + real tokens; null without a limit.")
+    vocab_size: int | None = Field(None, description="Ids are 0 to vocab_size - 1; null without token ids.")
+    max_tokens: int | None = Field(None, description="Most tokens of one request.")
+
+
+class ModelOutput(BaseModel):
+    """An output of a model."""
+
+    width: int | None = Field(description="Width of a vector; null for an attention bias.")
+    use_as: str = Field(description="What the output is for.")
+    description: str
+
+
 class ModelDescription(BaseModel):
     """A served model."""
 
@@ -149,6 +172,7 @@ class ModelDescription(BaseModel):
     provider_choice: ProviderDescription
     max_len: int | None = Field(description="The largest legal offset + real tokens; null without a limit.")
     max_tokens: int = Field(description="Most tokens of one request.")
+    outputs: dict[str, ModelOutput] = Field(description="The outputs by name.")
     manifest: Manifest | StemManifest
     parity: ParityReport
 

@@ -158,7 +158,7 @@ def test_tensors_name_the_model_and_its_version(tiny: httpx.Client, tmp_path: Pa
     file = tmp_path / "answer.safetensors"
     file.write_bytes(ask(tiny, "bert", SAFETENSORS, input_ids=[1]).content)
     with safetensors.safe_open(file, "np") as answer:
-        assert answer.metadata() == {"model": "bert", "version": "2"}
+        assert answer.metadata() == {"model": "bert", "version": "2", "use_as.embeddings": "input of block 0"}
 
 
 def test_several_outputs_are_several_tensors(tiny: httpx.Client) -> None:

@@ -106,7 +106,7 @@ def test_unequal_rows_have_shape_T_D_and_lengths(tiny: httpx.Client) -> None:
 
 def test_the_answer_names_model_version_type_and_encoding(tiny: httpx.Client) -> None:
     answer = embed(tiny, "bert", input_ids=[1], dtype="float16", encoding="float")
-    assert list(answer) == ["model", "version", "dtype", "encoding", "shape", "embeddings", "next_offset"]
+    assert list(answer) == ["model", "version", "dtype", "encoding", "use_as", "shape", "embeddings", "next_offset"]
     assert (answer["model"], answer["version"], answer["dtype"], answer["encoding"]) == ("bert", 2, "float16", "float")
 
 
