@@ -11,9 +11,12 @@ from preblock.service.api.http.schemas.common import (
     BINARY,
     Documented,
     Dtype,
+    Masks,
+    Natural,
     OpenAPI,
     Pooling,
     RequestBody,
+    Row,
     Rows,
     Texts,
     Truncate,
@@ -32,12 +35,12 @@ Values = str | list[Any] | None
 class TokenFields(Documented):
     """Inputs of each token, and options of the answer."""
 
-    offset: int | list[int] = Field(0, description="Real tokens already fed: one number, or one for each row.")
+    offset: Natural | Row = Field(0, description="Real tokens already fed: one number, or one for each row.")
     position_ids: Rows | None = Field(None, description="Position index of each token; in embed it excludes offset.")
     token_type_ids: Rows | None = Field(
         None, description="Segment of each token; default 0. Further inputs of a model are fields beside it."
     )
-    attention_mask: Rows | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
+    attention_mask: Masks | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
     output: str | list[str] = Field("embeddings", description="One output, or several, as JSON or safetensors only.")
     dtype: Dtype = "float32"
 
@@ -102,9 +105,9 @@ class EmbedAnswer(Answer):
 class BiasRequest(RequestBody):
     """The lengths of a bias for the distance between a query and a key, or of sinusoids of distances."""
 
-    query_length: int
-    key_length: int
-    query_offset: int = Field(0, description="Keys that were fed before the first query.")
+    query_length: int = Field(ge=1, description="Number of queries.")
+    key_length: int = Field(ge=1, description="Number of keys.")
+    query_offset: Natural = Field(0, description="Keys that were fed before the first query.")
     dtype: Dtype = "float32"
     encoding: Encoding = Field("base64", description="How JSON holds the values.")
 
@@ -193,7 +196,7 @@ ROW_HEADERS = {
     "Preblock-Truncated": "truncated, like Preblock-Next-Offset; with truncate.",
 }
 EMBED = describe_operation(
-    {**describe_body(EmbedRequest), **ARRAYS},
+    {**describe_body(EmbedRequest, example={"input_ids": [[1, 2, 3], [4]], "encoding": "float"}), **ARRAYS},
     {**describe_body(EmbedAnswer), **ARRAYS},
     PROBLEMS,
     [
@@ -205,18 +208,30 @@ EMBED = describe_operation(
 EMBED["responses"][200]["headers"] = {
     name: {"description": text, "schema": {"type": "string"}} for name, text in ROW_HEADERS.items()
 }
-BIAS = describe_operation(describe_body(BiasRequest), {**describe_body(BiasAnswer), **ARRAYS}, PROBLEMS)
+BIAS = describe_operation(
+    describe_body(BiasRequest, example={"query_length": 2, "key_length": 3, "encoding": "float"}),
+    {**describe_body(BiasAnswer), **ARRAYS},
+    PROBLEMS,
+)
 
 
 class DecodeRequest(TokenFields):
     """A known list of ids, answered as events. Lines hold messages of `docs/decode.md` instead."""
 
     input_ids: Rows = Field(description="Rows of token ids of any lengths; a flat list is one row.")
-    chunk: int = Field(1, description="Tokens of each row in one event.")
-    rows: int | None = Field(None, description="Number of rows; default those of input_ids.")
+    chunk: int = Field(1, ge=1, lt=2**31, description="Tokens of each row in one event.")
+    rows: int | None = Field(None, ge=0, description="Number of rows; default those of input_ids.")
     encoding: Encoding = Field("base64", description="How JSON holds the vectors.")
 
 
 TEXT: OpenAPI = {"schema": {"type": "string"}}
-DECODE = describe_operation({NDJSON: TEXT, **describe_body(DecodeRequest)}, {NDJSON: TEXT, EVENTS: TEXT}, PROBLEMS)
+DECODE = describe_operation(
+    {
+        NDJSON: TEXT | {"example": '{"input_ids": [1, 2]}\n{"input_ids": [3]}\n'},
+        **describe_body(DecodeRequest, example={"input_ids": [1, 2, 3], "chunk": 2}),
+    },
+    {NDJSON: TEXT, EVENTS: TEXT},
+    PROBLEMS,
+    required=False,
+)
 DECODE["response_class"] = Response

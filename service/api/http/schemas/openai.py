@@ -22,10 +22,10 @@ from preblock.service.api.http.schemas.common import (
 class EmbeddingsRequest(RequestBody):
     """Fields of the OpenAI API; those after `user` are additions of vLLM and of Preblock."""
 
-    model: str = Field(description="`name`, or `name:version`.")
+    model: str = Field(min_length=1, description="`name`, or `name:version`.")
     input: Texts | Rows
     encoding_format: Literal["float", "base64"] = Field("float", description="How JSON holds the vectors.")
-    dimensions: int | None = Field(None, description="The width of the model, or nothing.")
+    dimensions: int | None = Field(None, ge=1, description="The width of the model, or nothing.")
     user: str | None = Field(None, description="Not used.")
     pooling: Pooling = Field(
         "mean", description="How the vectors of an input become one vector; with none, one vector for each token."
@@ -98,7 +98,7 @@ class OpenAIError(Documented):
 
 NOT_FOUND = describe_errors(OpenAIError, JSON, 401, 403, 404)
 EMBEDDINGS = describe_operation(
-    describe_body(EmbeddingsRequest),
+    describe_body(EmbeddingsRequest, example={"model": "gpt2-small", "input": [[1, 2, 3], [4]]}),
     describe_body(EmbeddingsAnswer),
     describe_errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 429, 500, 503),
 )
