@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,9 +119,10 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         summary="Token ids in, the vectors that enter block 0 out.",
         lifespan=lifespan,
         redoc_url=None,
+        generate_unique_id_function=attrgetter("name"),
         static_url="/docs/static",
     )
-    app.openapi = partial(document, app.openapi)  # type: ignore[method-assign]
+    app.openapi = partial(document, app.openapi, engine.repository.access.needs_key)  # type: ignore[method-assign]
     errors.install(app)
     limit = settings.max_body_bytes
     embedding = embed.handler(engine, limit)

@@ -168,7 +168,8 @@ class ModelApi:
             NoAnswer: no answer came.
 
         """
-        return await self._send("GET", "/models", lambda body: list(map(_read_model, json.loads(body))))
+        listed = await self._send("GET", "/models", lambda body: [m["name"] for m in json.loads(body) if m["ready"]])
+        return [await self.model(name) for name in listed]
 
     async def model(self, name: str, version: int | None = None) -> Model:
         """Return one model; default in its highest version.

@@ -27,13 +27,17 @@ from preblock.service.observability.context import CURRENT_REQUEST, Begin, Reque
 
 LOG = logging.getLogger(__name__)
 
-PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Paths without authentication, because an orchestrator has no API key."""
+HEALTH_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
+"""Paths without authentication and traces, because an orchestrator has no API key."""
+DOCUMENT_PATHS = frozenset({"/docs", "/openapi.json"})
+STATIC_DOCUMENTS = "/docs/static/"
+"""Files of the documentation. A browser opens it without a key, and asks for the key in the page."""
 METHODS = ("GET", "HEAD", "POST")
 MODEL_CHANGES = "/v2/repository/"
 """Path prefix of requests that can change the served models."""
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
+    *("Preblock-Next-Offset", "Preblock-Lengths", "Preblock-Truncated"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Response headers readable by a web page."""
@@ -41,6 +45,11 @@ CountBytes = Callable[[str, int, int, float, float], None]
 """Counts, for a protocol, the bytes received and sent, and the seconds of reading and writing."""
 START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """ASGI messages with response headers."""
+
+
+def is_public(path: str) -> bool:
+    """Return whether a path needs no API key."""
+    return path in HEALTH_PATHS or path in DOCUMENT_PATHS or path.startswith(STATIC_DOCUMENTS)
 
 
 class Dispatcher:
@@ -93,7 +102,7 @@ class Dispatcher:
             return
         channel = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
         CURRENT_REQUEST.set(channel.context)
-        if self.trace is None or scope["path"] in PUBLIC_PATHS:
+        if self.trace is None or scope["path"] in HEALTH_PATHS:
             await self._entry(scope, channel.receive, channel.send)
         else:
             await trace_request(self._entry, self.trace, channel.context, scope, channel.receive, channel.send)
@@ -173,7 +182,7 @@ class Dispatcher:
         origin = _header(headers, b"origin") if changes else None
         if origin is not None:
             self._check_origin(origin.decode("latin-1"), headers)
-        if scope["path"] not in PUBLIC_PATHS:
+        if not is_public(scope["path"]):
             self._identify(headers, scope.get("client"))
 
     def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:

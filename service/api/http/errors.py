@@ -37,6 +37,14 @@ OPENAI = "/v1"
 """Path prefix of the OpenAI API. Its errors are `{"error": {"message": "…", …}}`."""
 
 
+def status_of(error: errors.PreblockError, path: str) -> int:
+    """Return the status of an error in the protocol of `path`."""
+    # OpenAI's clients know one status for all values that are not allowed.
+    if path.startswith(OPENAI) and isinstance(error, errors.Invalid | errors.TooLarge) and error.field != "body":
+        return 400
+    return STATUS[type(error)]
+
+
 def problem(error: errors.PreblockError) -> bytes:
     """Return the error as a problem document (RFC 9457), with the field, the value got and the value expected.
 
@@ -50,7 +58,7 @@ def problem(error: errors.PreblockError) -> bytes:
 
 def respond(error: errors.PreblockError, path: str) -> Response:
     """Return the error in the format of the protocol of `path`."""
-    response = _respond(path, STATUS[type(error)], "", str(error), error)
+    response = _respond(path, status_of(error, path), "", str(error), error)
     if isinstance(error, errors.Unauthenticated):
         response.headers["WWW-Authenticate"] = "Bearer"
     if error.retry_after is not None:

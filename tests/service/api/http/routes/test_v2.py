@@ -270,7 +270,7 @@ def test_a_header_length_that_is_none_is_refused(tiny: httpx.Client, length: str
 
 @pytest.mark.parametrize("length", ["1", "10"])
 def test_a_header_length_that_cuts_the_json_is_refused(tiny: httpx.Client, length: str) -> None:
-    assert error_of(infer_binary(tiny, {"inputs": [tensor()]}, b"", length)).startswith("body: got no JSON")
+    assert error_of(infer_binary(tiny, {"inputs": [tensor()]}, b"", length)).startswith("body: not valid JSON")
 
 
 @pytest.mark.parametrize("size", [-8, -1, 49, 2**31, 2**63, 2**64 - 1, "48", 48.0, True, [48], {}])
@@ -306,7 +306,7 @@ def test_bytes_that_do_not_fill_the_shape_are_refused(tiny: httpx.Client, size: 
 
 def test_binary_data_without_the_header_is_refused(tiny: httpx.Client) -> None:
     body = json.dumps({"inputs": [declared(IDS)]}).encode() + raw(IDS)
-    assert error_of(tiny.post("/v2/models/gpt/infer", content=body)).startswith("body: got no JSON")
+    assert error_of(tiny.post("/v2/models/gpt/infer", content=body)).startswith("body: not valid JSON")
 
 
 @pytest.mark.parametrize(
