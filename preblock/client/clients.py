@@ -5,8 +5,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
 from typing import Concatenate, ParamSpec
 
-from preblock.client.api import ModelApi
-from preblock.client.streams import AsyncDecodeStream, DecodeStream
+from preblock.client.async_client import ModelApi
+from preblock.client.async_stream import AsyncDecodeStream, DecodeStream
 from preblock.client.sync_wrapper import Blocking, blocking
 from preblock.client.transport import AsyncTransport, SyncTransport
 

@@ -63,7 +63,7 @@ def test_a_request_at_fault(tiny: Any, ids: Any, options: dict[str, Any], kind: 
 def test_format_unknown_to_the_service_is_refused(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, format: str, media_type: str, kind: str
 ) -> None:
-    monkeypatch.setattr(f"preblock.client.api.{format}", media_type)
+    monkeypatch.setattr(f"preblock.client.async_client.{format}", media_type)
     with raises_kind(kind):
         tiny.embed([1], model="gpt")
 

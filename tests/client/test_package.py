@@ -9,8 +9,8 @@ import pytest
 import preblock
 from preblock import client
 from preblock.client import AsyncClient, Client
-from preblock.client.api import ModelApi
-from preblock.client.streams import AsyncDecodeStream, DecodeStream
+from preblock.client.async_client import ModelApi
+from preblock.client.async_stream import AsyncDecodeStream, DecodeStream
 from tests.support.paths import ROOT
 
 HEAVY = ("torch", "onnxruntime", "fastapi", "starlette", "orjson", "tokenizers", "ml_dtypes", "websockets")

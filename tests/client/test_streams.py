@@ -18,7 +18,7 @@ import torch
 
 import preblock
 from preblock.client import errors
-from preblock.client.streams import AsyncDecodeStream
+from preblock.client.async_stream import AsyncDecodeStream
 from preblock.client.sync_wrapper import finish
 from tests.client.conftest import Connect as Connecting
 from tests.client.conftest import raises_kind

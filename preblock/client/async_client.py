@@ -9,11 +9,11 @@ from urllib.parse import urlencode
 
 import numpy as np
 
+from preblock.client.async_stream import AsyncDecodeStream
 from preblock.client.errors import ServerError, invalid, needed
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.retry import retry
 from preblock.client.safetensors import read_safetensors, write_safetensors
-from preblock.client.streams import AsyncDecodeStream
 from preblock.client.token_ids import Row, Rows, from_torch, read_integers
 from preblock.client.transport import AsyncTransport, SyncTransport, model_path
 
