@@ -1,39 +1,64 @@
-"""The calls of a client, as coroutines over either transport."""
+"""The asynchronous client. `sync_client.py` is generated from this file."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from functools import partial
-from typing import Any, TypeVar
-from urllib.parse import urlencode
+from collections.abc import Sequence
+from typing import Any, Self, TypeVar
 
-import numpy as np
+import httpx
 
+from preblock.client import calls
+from preblock.client.access import Certificate, Verify, read_access
+from preblock.client.async_retry import retry
 from preblock.client.async_stream import AsyncDecodeStream
-from preblock.client.errors import ServerError, invalid, needed
+from preblock.client.calls import Call, Dtype, Side
+from preblock.client.errors import NoAnswer, ServiceError, invalid
+from preblock.client.keywords import checks_keywords
 from preblock.client.results import Embeddings, Model, Vectors
-from preblock.client.retry import retry
-from preblock.client.safetensors import read_safetensors, write_safetensors
-from preblock.client.token_ids import Row, Rows, from_torch, read_integers
-from preblock.client.transport import AsyncTransport, SyncTransport, model_path
+from preblock.client.token_ids import Row, Rows, read_integers
+from preblock.client.transport import AsyncTransport, model_path
 
 T = TypeVar("T")
 
-JSON, SAFETENSORS = "application/json", "application/x-safetensors"
 
+class AsyncClient:
+    """A client of one server, for `async with`; tasks and threads share it as they share an httpx client.
 
-class ModelApi:
-    """The calls to one server.
+    Every method raises `ServiceError` if the service refuses the request or cannot answer it, and `NoAnswer` if no
+    answer comes.
 
     Args:
-        transport: the connections to the server.
-        retries: most further attempts of a call.
+        url: http://… or https://…, with the path prefix of the service, if any.
+        timeout: seconds for connecting, and for each read and write.
+        retries: most further attempts of a call, after a broken connection or while the service is too busy.
+        key: API key; default none.
+        verify: certificates to trust: True for the usual ones, False for any, a file or folder in PEM, or a context.
+        cert: the client's own certificate in PEM: a file with its key, or a tuple (certificate, key[, password]).
+        http_client: an own httpx client for the calls, with proxies or a transport. It is not closed. Streams do not
+            use it, and `verify` and `cert` then apply to them only.
+
+    Raises:
+        RequestError: `url` is not an HTTP URL, `key` cannot be sent, or a certificate cannot be read.
 
     """
 
-    def __init__(self, transport: AsyncTransport | SyncTransport, retries: int) -> None:
-        self._transport, self._retries = transport, retries
+    @checks_keywords
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        retries: int = 3,
+        key: str | None = None,
+        verify: Verify = True,
+        cert: Certificate | None = None,
+        http_client: httpx.AsyncClient | None = None,
+    ) -> None:
+        if not isinstance(http_client, httpx.AsyncClient | None):
+            raise invalid("http_client", f"a {type(http_client).__name__}", "an httpx.AsyncClient")
+        self._server = read_access(url, timeout, key, verify, cert)
+        self._transport = AsyncTransport(self._server, http_client)
+        self._retries = retries
 
+    @checks_keywords
     async def embed(
         self,
         /,
@@ -44,12 +69,13 @@ class ModelApi:
         offset: int | Row | None = None,
         position_ids: Rows | None = None,
         attention_mask: Rows | None = None,
-        truncate: str | None = None,
+        token_type_ids: Rows | None = None,
+        truncate: Side | None = None,
         output: str = "embeddings",
-        dtype: str = "float32",
+        dtype: Dtype = "float32",
         **indices: Rows,
     ) -> Embeddings:
-        """Return the vectors that enter block 0.
+        """Return the vectors of token ids: those that enter block 0, or another output.
 
         Args:
             ids: rows of token ids: lists, an integer array (B, L), or tensors. Rows may differ in length; a flat list
@@ -59,26 +85,19 @@ class ModelApi:
             offset: real tokens fed before, one number or one for each row; default 0.
             position_ids: position index of each token, like `ids`; excludes `offset`.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
+            token_type_ids: segment of each token, like `ids`; default 0.
             truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
-            output: name of the output.
-            dtype: "float32", "float16" or "bfloat16".
-            indices: `token_type_ids` and further inputs of the model, like `ids`.
-
-        Raises:
-            ServiceError: the service refuses the request, or cannot answer it.
-            NoAnswer: no answer came.
+            output: "embeddings" to feed block 0 directly. "token_embeddings" for `inputs_embeds` or `prompt_embeds`:
+                the model adds positions itself, so "embeddings" would hold them twice, without an error.
+            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
+            indices: further inputs in `Model.indices`, like `ids`.
 
         """
-        rows = _given(input_ids=ids, offset=offset, position_ids=position_ids, attention_mask=attention_mask, **indices)
-        names = _given(truncate=truncate, output=output, dtype=dtype)
-        path, read = model_path(model, version, "embed"), partial(_read_embeddings, output)
-        if isinstance(offset, int):
-            rows["offset"] = np.array([offset])
-        if not all(isinstance(value, np.ndarray) and value.dtype.kind in "iu" for value in rows.values()):
-            return await self._post(path, rows | _given(offset=offset) | names, SAFETENSORS, read)
-        headers = {"Accept": SAFETENSORS, "Content-Type": SAFETENSORS}
-        return await self._send("POST", f"{path}?{urlencode(names)}", read, write_safetensors(rows), headers)
+        inputs = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        call = calls.embed(model, version, ids, offset, inputs | indices, truncate, output, dtype)
+        return await self._send(call)
 
+    @checks_keywords
     async def text(
         self,
         text: str | Sequence[str],
@@ -86,9 +105,9 @@ class ModelApi:
         model: str,
         version: int | None = None,
         offset: int | Row | None = None,
-        truncate: str | None = None,
+        truncate: Side | None = None,
         output: str = "embeddings",
-        dtype: str = "float32",
+        dtype: Dtype = "float32",
         return_tokens: bool = False,
     ) -> Embeddings:
         """Return the vectors of texts, for a model with a tokenizer.
@@ -99,38 +118,37 @@ class ModelApi:
             version: version of the model; default the highest.
             offset: real tokens fed before, one number or one for each row; default 0.
             truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
-            output: name of the output.
-            dtype: "float32", "float16" or "bfloat16".
+            output: name of the output, as for `embed`.
+            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
             return_tokens: whether the result has `input_ids` and `spans`.
 
-        Raises:
-            ServiceError: the service refuses the request, or cannot answer it.
-            NoAnswer: no answer came.
-
         """
-        options = _given(offset=offset, truncate=truncate, output=output, dtype=dtype, return_tokens=return_tokens)
-        path, read = model_path(model, version, "embed"), partial(_read_embeddings, output)
-        return await self._post(path, {"text": text, **options}, SAFETENSORS, read)
+        options: dict[str, Any] = {"offset": offset, "truncate": truncate, "return_tokens": return_tokens}
+        return await self._send(calls.text(model, version, output, text=text, dtype=dtype, **options))
 
+    @checks_keywords
     async def prompt_embeds(
-        self, ids: Rows, *, model: str, version: int | None = None, dtype: str = "float32"
+        self,
+        ids: Rows | None = None,
+        *,
+        text: str | Sequence[str] | None = None,
+        model: str,
+        version: int | None = None,
+        dtype: Dtype = "float32",
     ) -> list[str]:
         """Return each row for the field `prompt_embeds` of vLLM: a tensor saved by torch, in base64.
 
         Args:
-            ids: rows of token ids, as for `embed`.
+            ids: rows of token ids, as for `embed`; or else `text`.
+            text: one text for each row, or a single text, for a model with a tokenizer.
             model: name of the model; its manifest must say who applies the embedding scale.
             version: version of the model; default the highest.
-            dtype: "float32", "float16" or "bfloat16".
-
-        Raises:
-            ServiceError: the service refuses the request, or cannot answer it.
-            NoAnswer: no answer came.
+            dtype: "float32", "float16" or "bfloat16"; vLLM needs its own.
 
         """
-        document = {"input_ids": ids, "dtype": dtype, "encoding": "prompt_embeds"}
-        return await self._post(model_path(model, version, "embed"), document, JSON, _read_prompts)
+        return await self._send(calls.prompt_embeds(model, version, ids, text, dtype))
 
+    @checks_keywords
     async def bias(
         self,
         query_length: int,
@@ -139,7 +157,7 @@ class ModelApi:
         model: str,
         version: int | None = None,
         query_offset: int | None = None,
-        dtype: str = "float32",
+        dtype: Dtype = "float32",
     ) -> Vectors:
         """Return the attention bias for distances between queries and keys: (1, heads, Q, K); of a sinusoid (rows, D).
 
@@ -149,37 +167,49 @@ class ModelApi:
             model: name of a model with an attention bias.
             version: version of the model; default the highest.
             query_offset: keys fed before the first query; default 0.
-            dtype: "float32", "float16" or "bfloat16".
-
-        Raises:
-            ServiceError: the service refuses the request, or cannot answer it.
-            NoAnswer: no answer came.
+            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
 
         """
-        lengths = {"query_length": query_length, "key_length": key_length}
-        options = _given(query_offset=query_offset, dtype=dtype)
-        return await self._post(model_path(model, version, "bias"), lengths | options, SAFETENSORS, _read_only_tensor)
+        lengths = {"query_length": query_length, "key_length": key_length, "query_offset": query_offset}
+        return await self._send(calls.bias(model, version, dtype=dtype, **lengths))
 
     async def models(self) -> list[Model]:
-        """Return every model, in its highest version.
+        """Return every model, in its highest version, with one request for the list and one for each model."""
+        return [await self.model(name) for name in await self._send(calls.list_names())]
 
-        Raises:
-            ServiceError: the service cannot answer.
-            NoAnswer: no answer came.
-
-        """
-        return await self._send("GET", "/models", lambda body: list(map(_read_model, json.loads(body))))
-
+    @checks_keywords
     async def model(self, name: str, version: int | None = None) -> Model:
-        """Return one model; default in its highest version.
+        """Return one model, by default in its highest version. An unknown one is a `RequestError`, kind "NotFound"."""
+        return await self._send(calls.describe(name, version))
 
-        Raises:
-            ServiceError: no such model or version (kind "NotFound"), or the service cannot answer.
-            NoAnswer: no answer came.
+    @checks_keywords
+    async def ready(self, model: str | None = None, version: int | None = None) -> bool:
+        """Return whether the service, or one of its models, answers requests. It is asked once, without retries.
 
+        While the service starts it refuses connections, so no connection and no answer are False, too.
         """
-        return await self._send("GET", model_path(name, version), lambda body: _read_model(json.loads(body)))
+        path = "/readyz" if model is None else model_path(model, version)
+        try:
+            await self._transport.request("GET", path, b"", {})
+        except NoAnswer:
+            return False
+        except ServiceError as error:
+            if error.status in (404, 503):
+                return False
+            raise
+        return True
 
+    @checks_keywords
+    async def load(self, name: str) -> None:
+        """Load the new versions of a model, even after an unload; the service needs `--model-control explicit`."""
+        await self._send(calls.control(name, "load"))
+
+    @checks_keywords
+    async def unload(self, name: str) -> None:
+        """Unload every version of a model after its last request; the service needs `--model-control explicit`."""
+        await self._send(calls.control(name, "unload"))
+
+    @checks_keywords
     def decode(
         self,
         model: str,
@@ -189,93 +219,43 @@ class ModelApi:
         rows: int | None = None,
         output: str = "embeddings",
         companions: Sequence[str] = (),
-        dtype: str = "float32",
+        dtype: Dtype = "float32",
         resume: bool = False,
     ) -> AsyncDecodeStream:
-        """Open a decode stream, for a `with` block; with an `AsyncClient`, `async with` and `await`.
+        """Return a decode stream. `async with` opens and closes it; without, the first message opens it.
 
         Args:
             model: name of the model.
             version: version of the model; default the highest at the first opening.
             offset: real tokens fed before, one number or one for each row.
             rows: number of rows, if `offset` is one number; default 1. May be 0.
-            output: name of the output of a step.
+            output: name of the output of a step, as for `embed`.
             companions: further outputs, such as "rotary_cos" and "rotary_sin", found in `stream.companions` after a
                 step.
-            dtype: "float32", "float16" or "bfloat16".
+            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
             resume: whether to continue over a new connection after one breaks, with the retries and pauses of a call.
 
-        Raises:
-            ServiceError: the service refuses the stream.
-            NoAnswer: no connection, or no answer in time.
-
         """
-        with needed("a decode stream", "websockets"):
-            from preblock.client.sockets import make_socket
+        from preblock.client.sockets import AsyncSocket
+
         given = read_integers("offset", offset).tolist()
         count = len(given) if rows is None else rows
         # The service rejects an empty list of offsets.
         opening = {"offset": given if count else 0, "rows": count, "output": [output, *companions], "dtype": dtype}
-        retries = self._retries if resume else None
-        return AsyncDecodeStream(make_socket(self._transport.http), model, version, opening, retries)
+        return AsyncDecodeStream(AsyncSocket(self._server), model, version, opening, self._retries, resume)
 
-    async def _post(self, path: str, document: Mapping[str, Any], accept: str, read: Callable[[bytearray], T]) -> T:
-        body = json.dumps(document, default=_listed).encode()
-        return await self._send("POST", path, read, body, {"Accept": accept, "Content-Type": JSON})
+    async def aclose(self) -> None:
+        """Close the connections of the calls; streams stay open, and so does an own httpx client."""
+        await self._transport.aclose()
 
-    async def _send(
-        self, method: str, path: str, read: Callable[[bytearray], T], body: bytes = b"", headers: Mapping[str, str] = {}
-    ) -> T:
-        """Send a request, and return its answer as `read` returns it."""
-        request = partial(self._transport.request, method, path, body, headers)
-        answer = await retry(request, self._retries, self._transport.sleep)
-        try:
-            return read(answer)
-        except (KeyError, TypeError, ValueError) as error:
-            detail = f"{path}: the answer is not from Preblock ({error!r})"
-            raise ServerError({"status": 200, "detail": detail}) from error
+    async def __aenter__(self) -> Self:
+        return self
 
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
-def _given(**options: Any) -> dict[str, Any]:
-    """Return the options other than None, tensors as arrays."""
-    return {name: from_torch(value) for name, value in options.items() if value is not None}
+    async def _send(self, call: Call[T]) -> T:
+        async def attempt() -> bytearray:
+            return await self._transport.request(call.method, call.path, call.body, call.headers)
 
-
-def _listed(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # an array, a tensor, or one of their scalars
-        return value.tolist()
-    raise invalid("request", f"a {type(value).__name__}", "numbers, and lists, arrays or tensors of them")
-
-
-def _read_embeddings(output: str, body: bytearray) -> Embeddings:
-    tensors, metadata = read_safetensors(body)
-    lengths = tensors["lengths"]
-    input_ids, spans = (
-        np.split(tensors[name], np.cumsum(lengths)[:-1]) if name in tensors else None for name in ("input_ids", "spans")
-    )
-    return Embeddings(
-        model=metadata["model"],
-        version=int(metadata["version"]),
-        vectors=tensors[output],
-        lengths=lengths,
-        next_offset=tensors["next_offset"],
-        truncated=tensors.get("truncated"),
-        input_ids=input_ids,
-        spans=spans,
-    )
-
-
-def _read_only_tensor(body: bytearray) -> Vectors:
-    tensors, _ = read_safetensors(body)
-    (tensor,) = tensors.values()
-    return tensor
-
-
-def _read_prompts(body: bytearray) -> list[str]:
-    prompts = json.loads(body)["token_embeddings"]
-    return [prompts] if isinstance(prompts, str) else list(prompts)
-
-
-def _read_model(document: Mapping[str, Any]) -> Model:
-    """Read a model. Unknown fields, of a later service, are ignored."""
-    return Model(**{known.name: document[known.name] for known in fields(Model)})
+        return call.read(await retry(attempt, self._retries, self._transport.sleep))
