@@ -49,7 +49,7 @@ def load(path: str) -> ModuleType:
     return module
 
 
-example = load("examples/decode_loop.py")
+example = load("examples/generate_with_transformers.py")
 
 
 def tiny(family: str) -> Any:

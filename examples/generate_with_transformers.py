@@ -1,9 +1,9 @@
 """Generate tokens with a decoder without its front-end; a running server supplies the vectors of block 0.
 
-    python examples/decode_loop.py            # a tiny GPT-2 with random weights: learned positions
-    python examples/decode_loop.py opt        # OPT: positions derived from the mask
-    python examples/decode_loop.py llama      # Llama: rotary cosines and sines from the server
-    python examples/decode_loop.py FOLDER     # a checkpoint of one of these families, saved by transformers
+    python examples/generate_with_transformers.py            # a tiny GPT-2 with random weights: learned positions
+    python examples/generate_with_transformers.py opt        # OPT: positions derived from the mask
+    python examples/generate_with_transformers.py llama      # Llama: rotary cosines and sines from the server
+    python examples/generate_with_transformers.py FOLDER     # a checkpoint of one of these families, saved by transformers
 
 The program exports and serves the front-end of the model, and generates with its blocks. First greedily, for a batch of
 prompts of unequal lengths padded on the left, with draft tokens and a broken connection. Then by beam search. The
