@@ -3,13 +3,14 @@
     python examples/generate_with_transformers.py            # a tiny GPT-2 with random weights: learned positions
     python examples/generate_with_transformers.py opt        # OPT: positions derived from the mask
     python examples/generate_with_transformers.py llama      # Llama: rotary cosines and sines from the server
-    python examples/generate_with_transformers.py FOLDER     # a checkpoint of one of these families, saved by transformers
+    python examples/generate_with_transformers.py FOLDER     # a checkpoint of these families, saved by transformers
 
 The program exports and serves the front-end of the model, and generates with its blocks. First greedily, for a batch of
 prompts of unequal lengths padded on the left, with draft tokens and a broken connection. Then by beam search. The
 tokens must equal the output of `generate()` in transformers.
 """
 
+import argparse
 import re
 import subprocess
 import sys
@@ -19,11 +20,16 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-from torch import Tensor, nn
+try:
+    import torch
+    import transformers
+    from torch import Tensor, nn
 
-import preblock
+    import preblock
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"This example needs {missing.name}. Install its packages: pip install 'preblock[cpu,export]' transformers"
+    ) from None
 
 DRAFT = 3
 BREAK_STEP = 6
@@ -205,12 +211,19 @@ def tiny(family: str) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, initializer_range=0.1)).eval()
 
 
-def main(source: str = "gpt2") -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Export, serve, generate and compare."""
+    parser = argparse.ArgumentParser(description="Generate tokens with the blocks of a model and a served front-end.")
+    parser.add_argument(
+        "source", nargs="?", default="gpt2", help=f"a tiny model ({', '.join(BLOCKS)}), or a folder with a checkpoint"
+    )
+    source: str = parser.parse_args(arguments).source
+    if source not in BLOCKS and not Path(source).is_dir():
+        raise SystemExit(f"source: {source!r} is neither {', '.join(BLOCKS)} nor a folder")
     model = tiny(source) if source in BLOCKS else transformers.AutoModelForCausalLM.from_pretrained(source).eval()
     family = model.config.model_type
     if family not in BLOCKS:
-        raise SystemExit(f"{source}: got a {family}, expected {', '.join(BLOCKS)}")
+        raise SystemExit(f"source: {source} holds a {family}; this example knows {', '.join(BLOCKS)}")
     with tempfile.TemporaryDirectory() as folder:
         if source in BLOCKS:
             source = f"{folder}/source"
@@ -253,4 +266,4 @@ def compare(model: Any, address: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
