@@ -54,7 +54,8 @@ def read_access(
     if address.scheme not in ("http", "https") or not address.host:
         raise invalid("url", url or "nothing", "http://… or https://…")
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise invalid("key", "other characters", "printable characters of ASCII")
+        message = "key: a header cannot carry its characters; a key has printable characters of ASCII alone"
+        raise invalid("key", "other characters", "printable characters of ASCII", message)
     headers = {"User-Agent": f"preblock/{__version__}", **authorization(key)}
     tls = read_certificates(verify, cert) if address.scheme == "https" else None
     return ServerAccess(str(address).rstrip("/"), timeout, headers, tls)

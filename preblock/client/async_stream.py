@@ -195,7 +195,7 @@ class AsyncDecodeStream:
                 raise of_stream(json.dumps(document["error"]).encode())
             version, offset, indices = (document[name] for name in ("version", "next_offset", "indices"))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConnectionFailed(f"{received[:200]!r} came") from error
+            raise ConnectionFailed(f"the server opened no decode stream: it sent {received[:200]!r}") from error
         self._version, self._offset, self._indices = version, offset, indices
         self._opened, self._unusable, self._number = True, None, 0
 
@@ -223,10 +223,10 @@ class AsyncDecodeStream:
         try:
             answer = read_frame(received)
         except ValueError as error:
-            raise ConnectionFailed(f"{error} came") from error
+            raise ConnectionFailed(f"the server sent no frame of a decode stream: {error}") from error
         if answer.kind == frames.CLOSING:
             raise ConnectionFailed(f"the service closed the stream ({answer.text.decode(errors='replace')})")
         outputs = len(self._fields["output"]) if answer.kind == frames.VECTORS else 0
         if answer.kind not in (kind, frames.ERROR) or (answer.number, len(answer.tensors)) != (self._number, outputs):
-            raise ConnectionFailed("a frame came that answers another message")
+            raise ConnectionFailed("the server sent an answer to another message")
         return answer

@@ -101,8 +101,8 @@ def of_problem(status: int, body: bytes | bytearray) -> ServiceError:
     return RequestError(error) if 400 <= error["status"] < 500 else ServerError(error)
 
 
-def invalid(field: str, got: object, allowed: str) -> RequestError:
-    """Return the error for a value rejected before sending."""
-    detail = f"{field}: got {got}, expected {allowed}"
+def invalid(field: str, got: object, allowed: str, message: str | None = None) -> RequestError:
+    """Return the error for a value rejected before sending; `message` replaces "FIELD: got …, expected …"."""
+    detail = message or f"{field}: got {got}, expected {allowed}"
     stated = {"detail": detail, "field": field, "got": str(got), "expected": allowed}
     return RequestError({"type": f"{KIND_PREFIX}Invalid", "title": "Invalid", **stated})

@@ -526,7 +526,7 @@ def test_a_frame_that_answers_nothing_closes_the_stream(frame: bytes) -> None:
 @pytest.mark.parametrize("message", [b"", b"\xff", b"[]", b"{}"])
 def test_an_opening_that_answers_nothing(message: bytes) -> None:
     socket: Any = ScriptedSocket(message)
-    with pytest.raises(errors.ConnectionFailed, match="came") as raised:
+    with pytest.raises(errors.ConnectionFailed, match="the server opened no decode stream") as raised:
         DecodeStream(socket, "m", None, FIELDS, retries=0, resume=False).__enter__()
     assert socket.sent[-1] == f"close after {raised.type}"
 
