@@ -46,8 +46,8 @@ def find_newest(repository: Path | None, name: str) -> Path:
         name: name of the model.
 
     """
+    from preblock.service.artifacts.catalog import find_artifacts
     from preblock.service.core.errors import NotFound
-    from preblock.service.runtime.repository import find_artifacts
 
     artifacts = find_artifacts(read_settings(repository=repository).repository)
     folders = [folder for found, _, folder in artifacts if found == name]

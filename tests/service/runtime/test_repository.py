@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, read_keys
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
 from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository, find_artifacts
+from preblock.service.runtime.repository import Repository
 
 
 @pytest.fixture
