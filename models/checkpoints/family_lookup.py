@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from preblock.models.checkpoints.families import FAMILIES
-from preblock.models.checkpoints.family import Family
+from preblock.models.checkpoints.family import Config, Family
 from preblock.models.checkpoints.stem_families import STEMS
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
 
@@ -22,6 +22,19 @@ def sides_of(model_type: str) -> list[str]:
 def known() -> list[str]:
     """Return all known model types."""
     return sorted({name.partition("/")[0] for name in (*FAMILIES, *STEMS)})
+
+
+class _LibraryDefaults(Config):
+    """A config without a key; 1 stands for values without a default."""
+
+    def __call__(self, _: str, default: Any = None) -> Any:
+        """Return `default`, or 1."""
+        return 1 if default is None else default
+
+
+def default_kinds(family: Family) -> list[str]:
+    """Return the kinds of a family's steps with the library's default values."""
+    return [step.kind for step in family.steps(_LibraryDefaults({}))]
 
 
 def is_stem(folder: Path, side: str | None = None) -> bool:

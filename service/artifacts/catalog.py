@@ -17,7 +17,8 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
 
     """
     if not root.is_dir():
-        raise ArtifactError("repository", str(root), "an existing folder; `preblock export` makes one")
+        message = f"the repository {root} does not exist; `preblock export` makes one"
+        raise ArtifactError("repository", str(root), "an existing folder", message=message)
     found = [
         (folder.parent.name, int(folder.name), folder)
         for folder in root.glob("[!.]*/[1-9]*")
@@ -27,5 +28,6 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
         if not re.fullmatch(NAME, name):
             raise ArtifactError("model", name, "a name of letters, digits, '.', '_' and '-'")
     if not found:
-        raise ArtifactError("repository", f"{root}, without a model", "at least one; `preblock export` adds one")
+        message = f"the repository {root} holds no model; `preblock export` adds one"
+        raise ArtifactError("repository", str(root), "a folder with a model", message=message)
     return sorted(found)
