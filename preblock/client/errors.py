@@ -1,13 +1,15 @@
 """Errors of the client.
 
-ClientError                 base class
-├── ServiceError            the service answered with a problem document; `kind` names the error
-│   ├── RequestError        the request is at fault; the same request fails again, unless it is RateLimited
-│   └── ServerError         the service cannot answer; the request may be fine
-└── NoAnswer                no answer came
-    ├── ConnectionFailed    no connection, or it broke
-    ├── TimedOut            nothing arrived within the timeout
-    └── StreamClosed        the decode stream ended; `offset` says where to resume
+The classes form a tree::
+
+    ClientError                 base class
+    ├── ServiceError            the service answered with a problem document; `kind` names the error
+    │   ├── RequestError        the request is at fault; the same request fails again, unless it is RateLimited
+    │   └── ServerError         the service cannot answer; the request may be fine
+    └── NoAnswer                no answer came
+        ├── ConnectionFailed    no connection, or it broke
+        ├── TimedOut            nothing arrived within the timeout
+        └── StreamClosed        the decode stream ended; `offset` says where to resume
 """
 
 import json

@@ -307,7 +307,7 @@ PLACE = (("location", DATA), ("offset", "0"), ("length", "12800"))
     [
         (entries(), " external_data: got , expected location, offset and length, once each"),
         (entries(*PLACE[:2]), " external_data: got location, offset, expected"),
-        (entries(*PLACE, ("location", "/etc/passwd")), " external_data: got location, offset, length, location, al"),
+        (entries(*PLACE, ("location", "/etc/passwd")), " external_data: got location, offset, length, location, ex"),
         (entries(*PLACE, ("checksum", "x")), " external_data: got location, offset, length, checksum, expected"),
         (lambda tensor: tensor.ClearField("data_location"), " data_location: got DEFAULT, expected EXTERNAL, since"),
         (lambda tensor: setattr(tensor, "raw_data", b"abcd"), " data_location: got EXTERNAL, expected DEFAULT, since"),
