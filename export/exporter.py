@@ -7,15 +7,16 @@ from typing import Unpack
 
 from torch import nn
 
+from preblock.export.arguments import SourceOptions, check_arguments
 from preblock.export.bias import export_bias
 from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError
 from preblock.export.graph import export_graph
 from preblock.export.position_inputs import write_positioned
 from preblock.export.progress import Report
-from preblock.export.publication import check_name, draft, publish
+from preblock.export.publication import draft, publish
 from preblock.export.quantization import compare_tables, shrink_tables, write_tables
-from preblock.export.source import AnyFrontEnd, LoadedSource, SourceOptions, load_source
+from preblock.export.source import AnyFrontEnd, LoadedSource, load_source
 from preblock.export.stem import export_stem
 from preblock.export.stored_tables import build_quantized
 from preblock.export.table_formats import TableFormat, find_format
@@ -71,18 +72,14 @@ def export(
         ExportError: the source cannot be read, the graph is not equal to its module, or a file cannot be written.
 
     """
-    check_name(name)
+    check_arguments(source, name, max_len, resizing, dtype, scale, choices)
     format_ = find_format(dtype, scale)
 
     def load() -> LoadedSource:
         loaded = load_source(source, report, widen=format_ is None, **choices)
         if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
             report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
-        if max_len is not None:
-            return _resize(loaded, max_len, resizing)
-        if resizing is not None:
-            raise ExportError(f"--resize: got {resizing!r}, expected only with --max-len")
-        return loaded
+        return loaded if max_len is None else _resize(loaded, max_len, resizing)
 
     # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
     return export_loaded(load(), name, repository, report, format_)
@@ -107,7 +104,6 @@ def export_loaded(
         if format_ and not isinstance(source, FrontEnd):
             raise ExportError(f"--dtype: got {format_.dtype!r}, expected only float32 for stems and custom modules")
         with draft(repository, name) as folder:
-            report("writing the graph")
             if isinstance(source, Stem):
                 export_stem(source, folder, report)
             else:
