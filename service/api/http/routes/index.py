@@ -17,8 +17,8 @@ def router(version: str, grpc_port: int | None) -> APIRouter:
     content = ServiceIndex(version=version, protocols=ProtocolPaths(grpc_port=grpc_port), health=HealthPaths())
 
     @routes.get("/")
-    async def index() -> ServiceIndex:
-        """Return the paths of the documentation, the models, the protocols, health and metrics."""
+    async def list_paths() -> ServiceIndex:
+        """Return the paths of documents, models, protocols, health and metrics."""
         return content
 
     return routes
