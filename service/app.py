@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.api.http.routes import bias, decode, embed, health, models, openai, v2
+from preblock.service.api.http.routes import bias, decode, embed, health, index, models, openai, v2
 from preblock.service.api.http.schemas.openapi import document
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
@@ -134,6 +134,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.include_router(v2.router(engine, inference, VERSION, limit))
     app.include_router(openai.router(engine, limit))
     app.include_router(health.router(engine))
+    app.include_router(index.router(VERSION, settings.grpc_port))
     return Dispatcher(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},

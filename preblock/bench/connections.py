@@ -115,7 +115,7 @@ class DecodeConnection:
     async def open(self) -> None:
         """Connect, and open a stream."""
         self._steps = 0
-        with failures():
+        with failures(self.address):
             self._socket = await connect(
                 self.address,
                 additional_headers=self._target.headers,
@@ -132,7 +132,7 @@ class DecodeConnection:
         """Send a step, and return the number of bytes of the answer."""
         assert self._socket is not None
         answers = 1
-        with failures():
+        with failures(self.address):
             if self._steps and self._steps % self._max_steps == 0:
                 await self._socket.send(self._rewind)
                 answers = 2

@@ -10,9 +10,9 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock import __version__
+from preblock.client.access import authorization, read_access
 from preblock.client.errors import invalid
 from preblock.client.results import Model
-from preblock.client.transport import authorization, options
 
 Ids = NDArray[np.int64]
 NPY, BYTES, JSON = "application/x-npy", "application/octet-stream", "application/json"
@@ -33,7 +33,7 @@ class LoadTarget:
     """
 
     def __init__(self, url: str, model: str, key: str | None = None, grpc_port: int | None = None) -> None:
-        options(url, 0, key)
+        read_access(url, 0, key)
         self.url, self.model, self.key, self.grpc_port = url, model, key, grpc_port
         self.address = httpx.URL(url)
         secure = self.address.scheme == "https"

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from preblock.cli.options import require
 from preblock.cli.progress import ProgressLine
 
 
@@ -79,8 +78,6 @@ def bench(
         raise click.UsageError(
             "--grpc-port: got nothing, expected the port of the server's gRPC, for the protocol grpc"
         )
-    require("httpx", "client")
-    require("websockets", "client")
     from preblock import connect
     from preblock.bench.load import measure
     from preblock.bench.report import table

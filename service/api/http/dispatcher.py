@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from preblock.service.api.http import errors
+from preblock.service.api.http.methods import answer_head
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
 from preblock.service.api.http.tracing import ROUTE, set_status, trace_request
@@ -31,7 +32,9 @@ HEALTH_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/re
 DOCUMENT_PATHS = frozenset({"/docs", "/openapi.json"})
 STATIC_DOCUMENTS = "/docs/static/"
 """Files of the documentation. A browser opens it without a key, and asks for the key in the page."""
-METHODS = ("GET", "POST")
+METHODS = ("GET", "HEAD", "POST")
+MODEL_CHANGES = "/v2/repository/"
+"""Path prefix of requests that can change the served models."""
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
     *("Preblock-Next-Offset", "Preblock-Lengths", "Preblock-Truncated"),
@@ -117,7 +120,10 @@ class Dispatcher:
         except PreblockError as error:
             await errors.respond(error, scope["path"])(scope, receive, send)
         else:
-            await self.app(scope, receive, send)
+            if scope["type"] == "http" and scope["method"] == "HEAD":
+                await answer_head(self.app, scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
 
     async def answer(self, request: RawRequest, route: Route) -> Response:
         """Authenticate and answer a tensor request, without the CORS checks."""
@@ -171,7 +177,9 @@ class Dispatcher:
     def _authenticate(self, scope: Scope) -> None:
         """Set the caller of a request. Raise Forbidden or Unauthenticated if access is denied."""
         headers = scope["headers"]
-        origin = _header(headers, b"origin") if scope["type"] == "websocket" else None
+        # Browsers let any page open a WebSocket, and send a POST whose response it cannot read.
+        changes = scope["type"] == "websocket" or scope["path"].startswith(MODEL_CHANGES)
+        origin = _header(headers, b"origin") if changes else None
         if origin is not None:
             self._check_origin(origin.decode("latin-1"), headers)
         if not is_public(scope["path"]):
@@ -185,7 +193,7 @@ class Dispatcher:
             self._access.identify(client[0] if client else "")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
-        """Raise Forbidden for a web page from a foreign origin, because browsers let any page open a WebSocket."""
+        """Raise Forbidden for a web page from a foreign origin."""
         own = (_header(headers, b"host") or b"").decode("latin-1")
         if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
             raise Forbidden("Origin", origin, ", ".join((f"the origin of {own}", *self._origins)))

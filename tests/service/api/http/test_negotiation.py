@@ -67,7 +67,7 @@ def test_raw_ids_are_one_row_or_have_a_shape(tiny: httpx.Client, shape: str | No
             bytes(8),
             {"input_ids": "[1]"},
             422,
-            "input_ids: got a value in the query and one in the body, expected",
+            "input_ids is both in the query and in the body; send it in",
         ),
         (BYTES, bytes(8), {"text": '"a"'}, 422, "input_ids cannot be used with text, because"),
         (JSON, b'{"input_ids": [1]}', {"shape": "1"}, 422, "unknown field shape; expected input_ids, "),

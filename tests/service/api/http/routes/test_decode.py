@@ -161,7 +161,7 @@ BAD_TEXT = [
     ('{"drop": [1]}', "drop[0]: got 1, expected 0 to 0"),
     ('{"ping": 1}', "ping: got 1, expected true"),
     ('{"close": false}', "close: got False, expected true"),
-    ('{"open": {}}', "open: got an open message after another message, expected only"),
+    ('{"open": {}}', "an open message must be the first message of its stream"),
     ('{"input_ids": [1], "token_type_ids": [0]}', "token_type_ids: got a value, expected nothing"),
     ('{"input_ids": [0, 0, 0, 0, 0, 0]}', "offset[0] + tokens: got 1 + 6 = 7, expected at most 6"),
 ]
@@ -260,7 +260,7 @@ def test_a_frame_without_a_whole_header_is_answered_with_step_0(tiny_clients: Cl
         ("gpt/decode?output=rotary_cos", 422, "output: got rotary_cos, expected embeddings, token_embeddings"),
         ("gpt/decode?output=embeddings,embeddings", 422, "output: got"),
         ("gpt/decode?offset=x", 400, "offset: got x, expected JSON"),
-        ("gpt/decode?offset=1&offset=2", 422, "offset: got 2 times in the query, expected once"),
+        ("gpt/decode?offset=1&offset=2", 422, "the query has 2 values of offset; send one"),
         ("gpt/decode?dtype=int8", 422, "dtype: got int8, expected float32, float16, bfloat16"),
         ("gpt/decode?encoding=hex", 422, "encoding: got hex, expected base64, float"),
         ("gpt/decode?nope=1", 422, "unknown field nope; expected offset, rows, output, dtype, encoding"),

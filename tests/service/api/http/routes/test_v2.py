@@ -149,7 +149,7 @@ def test_what_does_not_exist_is_404(tiny: httpx.Client, path: str) -> None:
 def test_another_method_is_405(tiny: httpx.Client) -> None:
     response = tiny.get("/v2/models/bert/infer")
     assert response.status_code == 405
-    assert response.headers["Allow"] == "POST"
+    assert response.headers["Allow"] == "POST, OPTIONS"
     assert error_of(response) == "GET /v2/models/bert/infer: Method Not Allowed"
 
 

@@ -44,6 +44,7 @@ ROUTES = {
     "/livez": "get",
     "/readyz": "get",
     "/metrics": "get",
+    "/": "get",
 }
 
 TYPES = [f"application/{kind}" for kind in ("json", "octet-stream", "x-npy", "x-safetensors")]

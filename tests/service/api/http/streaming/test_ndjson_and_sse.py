@@ -17,6 +17,9 @@ from tests.support.connections import dial
 from tests.support.protocols import Clients, native_bytes
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
+JSON = {"Content-Type": "application/json"}
+CURL = {"Content-Type": "application/x-www-form-urlencoded"}
+"""The content type of `curl -d`."""
 EVENTS = {"Accept": "text/event-stream"}
 
 
@@ -127,6 +130,9 @@ def test_a_line_that_is_too_long_ends_the_answer(tiny_clients: Clients) -> None:
         ("gpt/decode?offset=7", NDJSON, 422, "offset: got 7, expected 0 to 6"),
         ("gpt/decode?nope=7", NDJSON, 422, "unknown field nope; expected offset, rows, output, dtype, encoding"),
         ("gpt/decode", {"Content-Type": "text/plain"}, 415, "Content-Type: got text/plain, expected application/x-ndj"),
+        ("gpt/decode", JSON, 406, "Accept: got */*, expected text/event-stream for a JSON body; a body of lines needs"),
+        ("gpt/decode", CURL, 406, "Accept: got */*, expected text/event-stream for a JSON body; a body of lines needs"),
+        ("gpt/decode", JSON | {"Accept": NDJSON["Content-Type"]}, 415, "Content-Type: got application/json, expected"),
         ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding: got gzip, expected identity"),
         ("gpt/decode", {"Accept": "application/json"}, 406, "Accept: got application/json, expected application/x-ndj"),
         ("gpt/decode", EVENTS | NDJSON, 415, "Content-Type: got application/x-ndjson, expected application/json"),
@@ -210,4 +216,4 @@ def test_fields_stand_in_the_query_or_in_the_body(tiny_clients: Clients) -> None
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1, 2]}, headers=EVENTS)
     assert answer.text.count("\ndata: ") == 2
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1], "chunk": 1}, headers=EVENTS)
-    assert answer.json()["detail"] == "chunk: got a value in the query and one in the body, expected only one of them"
+    assert answer.json()["detail"] == "chunk is both in the query and in the body; send it in one of them"
