@@ -18,7 +18,7 @@ def router(version: str, grpc_port: int | None) -> APIRouter:
 
     @routes.get("/")
     async def index() -> ServiceIndex:
-        """Return the paths of the documentation, the models, the protocols, health and metrics."""
+        """Return the paths of documentation, models, protocols, health and metrics."""
         return content
 
     return routes
