@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,17 @@ def test_unknown_model_lists_the_models_of_the_scope(guarded: Server, keys: dict
 )
 def test_health_and_documentation_need_no_key(guarded: Server, path: str) -> None:
     assert ask(guarded, "GET", path, None).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/docs/static/%2e%2e/%2e%2e/models", "/docs/static/../../models", "/docs/static//models"]
+)
+def test_files_of_the_documentation_lead_nowhere_else(guarded: Server, path: str) -> None:
+    host, _, port = guarded.address.partition("://")[2].partition(":")
+    connection = HTTPConnection(host, int(port), timeout=60)  # sends the path unchanged
+    connection.request("GET", path)
+    assert connection.getresponse().status == 404
+    connection.close()
 
 
 @pytest.mark.parametrize("key", [None, "wrong", "all"])

@@ -39,10 +39,9 @@ OPENAI = "/v1"
 
 def status_of(error: errors.PreblockError, path: str) -> int:
     """Return the status of an error in the protocol of `path`."""
+    is_value = isinstance(error, errors.Invalid) or (isinstance(error, errors.TooLarge) and error.field != "body")
     # OpenAI's clients know one status for all values that are not allowed.
-    if path.startswith(OPENAI) and isinstance(error, errors.Invalid | errors.TooLarge) and error.field != "body":
-        return 400
-    return STATUS[type(error)]
+    return 400 if path.startswith(OPENAI) and is_value else STATUS[type(error)]
 
 
 def problem(error: errors.PreblockError) -> bytes:

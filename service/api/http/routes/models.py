@@ -36,16 +36,6 @@ def router(engine: Engine) -> APIRouter:
             parity=model.parity,
         )
 
-    @routes.get("/models")
-    async def list_models() -> list[schemas.ModelSummary]:
-        """List the models: name, version, family, limits, and readiness."""
-        served = {model.name: model for model in engine.repository.newest(caller())}
-        highest = {state.name: state.version for state in engine.repository.index(caller())}
-        return [
-            summarize(served[name]) if name in served else schemas.ModelSummary(name=name, version=version, ready=False)
-            for name, version in highest.items()
-        ]
-
     def summarize(model: TokenModel | EncoderStem) -> schemas.ModelSummary:
         tokens = model.manifest if isinstance(model.manifest, Manifest) else None
         return schemas.ModelSummary(
@@ -57,6 +47,16 @@ def router(engine: Engine) -> APIRouter:
             vocab_size=tokens and tokens.vocab_size,
             max_tokens=engine.max_tokens,
         )
+
+    @routes.get("/models")
+    async def list_models() -> list[schemas.ModelSummary]:
+        """List the models: name, version, family, limits, and readiness."""
+        served = {model.name: model for model in engine.repository.newest(caller())}
+        highest = {state.name: state.version for state in engine.repository.index(caller())}
+        return [
+            summarize(served[name]) if name in served else schemas.ModelSummary(name=name, version=version, ready=False)
+            for name, version in highest.items()
+        ]
 
     async def get_model(_: RawRequest, name: str, version: str | None) -> schemas.ModelDescription:
         """Describe a model: outputs, limits, manifest, parity report, provider."""

@@ -141,7 +141,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
             raise Invalid(name, value, allowed)
         return value
 
-    @routes.post("/repository/index", **schemas.INDEX)
+    @routes.post("/repository/index", name="repository_index", **schemas.INDEX)
     async def index(request: fastapi.Request) -> list[dict[str, str]]:
         """Return every version of every model; with `ready`, only the ready ones."""
         only_ready = await read_option(request, "ready", False, "true or false")
