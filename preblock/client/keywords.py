@@ -1,4 +1,4 @@
-"""Unknown keywords of the client's methods: a TypeError with the keyword that was meant, as Python 3.13 has it."""
+"""Unknown keywords of the client's methods: a TypeError with a suggestion, as Python 3.13 has it."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable
@@ -10,7 +10,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MIN_SIMILARITY = 0.8
-"""Least similarity to a keyword of a misspelling, where further names are allowed: from 0 for none to 1 for equal."""
+"""Least similarity of a misspelling to a keyword, from 0 to 1 for equal; for methods with further names."""
 
 
 def checks_keywords(method: Callable[P, T]) -> Callable[P, T]:
