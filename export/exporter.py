@@ -163,7 +163,7 @@ def export_module(
 
 def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:
     if not isinstance(loaded.frontend, FrontEnd):
-        raise ExportError(f"--max-len: got {max_len}, expected only for front-ends of token ids")
+        raise ExportError("--max-len is only for front-ends of token ids; the source takes images or spectrograms")
     try:
         frontend = resize_positions(loaded.frontend, max_len, resizing)
     except ValueError as error:
