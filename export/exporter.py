@@ -195,7 +195,7 @@ def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exac
 
 def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:
     if not isinstance(loaded.frontend, FrontEnd):
-        raise ExportError(f"--max-len: got {max_len}, expected only for front-ends of token ids")
+        raise ExportError("--max-len is only for front-ends of token ids; the source takes images or spectrograms")
     try:
         frontend = resize_positions(loaded.frontend, max_len, resizing)
     except ValueError as error:

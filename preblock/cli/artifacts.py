@@ -58,11 +58,13 @@ def inspect(model: str, repository: Path | None, as_json: bool) -> None:
     from preblock.cli.page import write_page
     from preblock.service.artifacts.io import read, read_with_identity
     from preblock.service.artifacts.manifest import PARITY
+    from preblock.service.artifacts.onnx_check import check_graphs
     from preblock.service.artifacts.parity import ParityReport
 
     artifact = find_artifact(repository, model)
     manifest, identity = read_with_identity(artifact.folder)
     report = read(ParityReport, artifact.folder / PARITY)
+    check_graphs(artifact.folder, manifest)
     if not as_json:
         click.echo(write_page(artifact, manifest, identity, report))
         return
@@ -152,6 +154,8 @@ def _summarize(folder: Path) -> tuple[str, str, str]:
     except PreblockError as error:
         return "damaged", size, str(error)
     outputs = [output for parity in report.providers.values() for output in parity.outputs.values()]
+    if not outputs:
+        return family, size, "not proven"
     worst = max(outputs, key=lambda output: output.max_abs)
     providers = ", ".join(name.removesuffix("ExecutionProvider") for name in report.providers)
     return family, size, f"{worst.difference} on {providers}"

@@ -21,7 +21,7 @@ from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.files import read_file
 
 WEIGHT_TYPES = ("float32", "float16", "bfloat16", "int8", "uint8")
-"""Types of stored weights; a uint8 holds two numbers of int4."""
+"""Types of stored weights."""
 Section = list[tuple[str, str]]
 """Names and values of a part of the page."""
 
@@ -32,7 +32,7 @@ def write_page(artifact: FoundArtifact, manifest: Manifest | StemManifest, ident
         "": list(_identify(artifact, manifest, identity)),
         "Inputs": list(_inputs(manifest)),
         "Outputs": list(_outputs(manifest)),
-        "Weights": list(_weights(artifact.folder, manifest)),
+        "Weights": list(_weights(artifact.folder, manifest, report)),
         "Parity with the PyTorch module": list(_parity(manifest, report)),
         "Files": list(_files(artifact.folder, manifest)),
     }
@@ -94,8 +94,10 @@ def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
         yield manifest.bias.name, f"{_shape(manifest.bias.shape)}: added in attention, from /bias"
 
 
-def _weights(folder: Path, manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
-    counts = _parameters(folder, manifest)
+def _weights(folder: Path, manifest: Manifest | StemManifest, report: ParityReport) -> Iterator[tuple[str, str]]:
+    # The rows of an int4 table are packed and padded.
+    stored = {name: table_.rows * table_.width for name, table_ in report.storage.items()}
+    counts = _parameters(folder, manifest) | stored
     dtype = manifest.stored_as if isinstance(manifest, Manifest) else manifest.dtype
     yield "parameters", f"{sum(counts.values()):,}"
     for name, count in counts.items():
@@ -115,7 +117,7 @@ def _parameters(folder: Path, manifest: Manifest | StemManifest) -> dict[str, in
             trained = name.endswith(("weight", "bias")) or manifest.kind == "stem" or manifest.front_end is None
             if tensor.dims and dtype in WEIGHT_TYPES and trained:
                 name = f"bias {name}" if graph == BIAS_GRAPH else name
-                counts[name] = math.prod(tensor.dims) * (2 if dtype == "uint8" else 1)
+                counts[name] = math.prod(tensor.dims)
     return counts
 
 

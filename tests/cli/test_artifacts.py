@@ -69,6 +69,17 @@ def test_inspect_shows_a_page(tiny_repository: Path) -> None:
     assert page["Files"].keys() == {entry.name for entry in folder.iterdir()}
 
 
+def test_list_says_that_an_artifact_is_not_proven(copy: Path) -> None:
+    (copy / "gpt" / "1" / "parity.json").write_text('{"providers": {}}')
+    assert run("list", "--repository", copy).stdout.splitlines()[3].endswith("  not proven")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx"])
+def test_inspect_names_the_file_that_is_broken(copy: Path, name: str) -> None:
+    (copy / "gpt" / "1" / name).write_text("garbage")
+    assert failing("inspect", "gpt", "--repository", copy, code=1).startswith(name)
+
+
 def test_inspect_shows_the_named_version(tiny_repository: Path) -> None:
     assert run("inspect", "bert@1", "--repository", tiny_repository).stdout.startswith("bert version 1\n")
     assert run("inspect", "bert", "--repository", tiny_repository).stdout.startswith("bert version 2\n")

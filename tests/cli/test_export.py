@@ -1,6 +1,7 @@
 """`preblock export`: arguments are checked first, and the end says what was made."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,10 +75,12 @@ def test_the_next_command_quotes_the_repository(source: Path, tmp_path: Path) ->
 
 
 def test_an_export_in_a_pipe_writes_each_line_once(source: Path, tmp_path: Path) -> None:
-    done = run("export", source, "--repository", tmp_path / "r", "--dtype", "int8")
+    done = run("export", source, "--name", "m", "--repository", tmp_path / "r", "--dtype", "int4")
     lines = done.stderr.splitlines()
     assert len(lines) == len(set(lines))
     assert all(line.isprintable() for line in lines)
+    page = run("inspect", "m", "--repository", tmp_path / "r").stdout
+    assert re.search(r"^  parameters +52$", page, re.MULTILINE)  # without the padding of int4
 
 
 def test_a_broken_checkpoint_fails_after_the_checks(source: Path, tmp_path: Path) -> None:

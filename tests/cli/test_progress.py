@@ -25,9 +25,10 @@ def test_a_terminal_shows_one_line_that_changes_and_a_file_few(monkeypatch: pyte
     def shown(terminal: bool) -> str:
         stream, clock = StringIO(), iter([100.0, 101.0, 109.0, 111.0, 112.0])
         monkeypatch.setattr(stream, "isatty", lambda: terminal)
-        monkeypatch.setattr("preblock.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
         with monkeypatch.context() as patch:
             patch.setattr("sys.stderr", stream)
+            if not terminal:
+                patch.setattr("preblock.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
             with ProgressLine("m") as progress:
                 for step in ("reading", "writing", "writing: 8 GB, 1 GB/s", "writing: 9 GB, 1 GB/s", "proving"):
                     progress(step)
