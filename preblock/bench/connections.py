@@ -167,6 +167,7 @@ class GrpcConnection:
         self._target = target
         request = pb.ModelInferRequest(model_name=target.model, raw_input_contents=[ids.astype("<i8").tobytes()])
         request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
+        request.outputs.add(name="embeddings")
         self._request = request.SerializeToString()
         self._metadata = (("authorization", f"Bearer {target.key}"),) if target.key is not None else ()
         self._channel: Any = None
