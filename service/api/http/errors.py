@@ -30,6 +30,8 @@ STATUS: dict[type[errors.PreblockError], int] = {
 MEDIA_TYPE = "application/problem+json"
 OPEN_INFERENCE = "/v2"
 """Path prefix of the Open Inference Protocol. Its errors are `{"error": "…"}`."""
+OPEN_INFERENCE_STATUS = STATUS | {errors.Invalid: 400}
+"""Triton and KServe answer every invalid request with 400."""
 OPENAI = "/v1"
 """Path prefix of the OpenAI API. Its errors are `{"error": {"message": "…", …}}`."""
 
@@ -47,7 +49,8 @@ def problem(error: errors.PreblockError) -> bytes:
 
 def respond(error: errors.PreblockError, path: str) -> Response:
     """Return the error in the format of the protocol of `path`."""
-    response = _respond(path, STATUS[type(error)], "", str(error), error)
+    statuses = OPEN_INFERENCE_STATUS if path.startswith(OPEN_INFERENCE) else STATUS
+    response = _respond(path, statuses[type(error)], "", str(error), error)
     if isinstance(error, errors.Unauthenticated):
         response.headers["WWW-Authenticate"] = "Bearer"
     if error.retry_after is not None:

@@ -48,7 +48,7 @@ def test_bad_request_is_refused_and_the_next_answered(
         pytest.skip("no offset")
     path.prepare(caller, GOOD)
     answer = caller.ask(np.array(ids), offset=offset)
-    assert answer.status == 422, answer
+    assert answer.status in (400, 422), answer  # 400 over V2
     if path.protocol == "openai":
         message = message.replace("input_ids", "input")
     assert message in answer.message
