@@ -90,7 +90,8 @@ class CallHandlers:
             except StreamEnd as end:
                 # After the status OK, clients would wait for the responses to their next messages.
                 reason = END_REASONS[end.reason]
-                raise Unavailable("stream", reason, "a new stream, to another server or later") from None
+                message = f"the stream ended because of {reason}; open a new one, to another server or later"
+                raise Unavailable("stream", reason, "a new stream", message=message) from None
 
         return grpc.stream_stream_rpc_method_handler(partial(self._run, answer))
 

@@ -58,5 +58,5 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
 def check_finite(output: str, tensor: NDArray[np.generic]) -> None:
     """Raise Invalid for infinities and NaN, because JSON cannot hold them."""
     if not np.isfinite(tensor).all():
-        allowed = "binary_data, since JSON cannot hold an infinite value or NaN"
-        raise Invalid(f"outputs {output}", "JSON", allowed)
+        message = f"output {output}: JSON cannot hold its infinite values or NaN; request binary_data"
+        raise Invalid(f"outputs {output}", "JSON", "binary_data", message=message)

@@ -34,7 +34,7 @@ def until_the_end(stream: Any) -> tuple[list[Any], Any, float]:
 
 def check(error: Any, got: str) -> None:
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert error.details() == f"stream: got {got}, expected a new stream, to another server or later"
+    assert error.details() == f"the stream ended because of {got}; open a new one, to another server or later"
     assert dict(error.trailing_metadata())["retry-after"] == "1"
 
 

@@ -76,7 +76,7 @@ def test_a_binary_answer_is_the_array_itself() -> None:
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None:
-    with pytest.raises(Invalid, match="outputs embeddings: got JSON, expected binary_data"):
+    with pytest.raises(Invalid, match="JSON cannot hold its infinite values or NaN; request binary_data"):
         write_infer(answer(value), infer(binary=False))
     (_, data), _ = write_infer(answer(value), infer(binary=True))
     assert join([data]) == np.array([value, 1], np.float32).tobytes()

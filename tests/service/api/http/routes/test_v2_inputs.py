@@ -49,6 +49,35 @@ def test_int32_ids_over_grpc_are_accepted(tiny_clients: Clients, raw_contents: b
         assert not answer.outputs[0].HasField("contents")
 
 
+def test_zeros_for_every_declared_input_are_answered(tiny: httpx.Client) -> None:
+    """perf_analyzer without a data file sends all declared inputs, and requests all declared outputs."""
+    metadata = tiny.get("/v2/models/gpt").json()
+    config = {described["name"]: described for described in tiny.get("/v2/models/gpt/config").json()["input"]}
+    assert list(config) == [described["name"] for described in metadata["inputs"]]
+    inputs = []
+    for described in metadata["inputs"]:
+        shape = [1 if size == -1 else size for size in described["shape"]]
+        inputs.append(described | {"shape": shape, "parameters": {"binary_data_size": 8}})
+    outputs = [{"name": output["name"], "parameters": {"binary_data": True}} for output in metadata["outputs"]]
+    answer = infer_binary(tiny, {"inputs": inputs, "outputs": outputs}, bytes(8 * len(inputs)))
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    ("model", "optional"),
+    [
+        ("gpt", ["attention_mask", "offset"]),
+        ("bert", ["input_ids", "token_type_ids", "attention_mask", "offset", "text"]),
+    ],
+)
+def test_inputs_that_a_data_file_may_leave_out_are_optional(
+    tiny: httpx.Client, model: str, optional: list[str]
+) -> None:
+    config = tiny.get(f"/v2/models/{model}/config").json()["input"]
+    assert [described["name"] for described in config if described["optional"]] == optional
+
+
 NULLS: list[dict[str, Any]] = [
     {"parameters": None},
     {"id": None, "model_name": None, "parameters": {}},
