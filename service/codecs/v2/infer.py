@@ -187,7 +187,8 @@ def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manif
         return TextRequest(text=text, spans=any(name in options.binary for name in TEXT_OUTPUTS), **wanted)
     for name in TEXT_OUTPUTS:
         if name in options.binary:
-            raise Invalid("outputs", name, f"{name} only beside the input text, whose tokens it describes")
+            message = f"outputs: {name} needs the input text, because it describes the tokens of a text"
+            raise Invalid("outputs", name, "an output of token ids", message=message)
     rows = {name: TokenRows.of_array(tensor) for name, tensor in tensors.items()}
     return TokenRequest(sequence=options.sequence, **wanted, **token_inputs(rows))
 
@@ -210,7 +211,8 @@ def _read_text(inputs: list[InputTensor], manifest: Manifest) -> tuple[tuple[str
 def _check_text(tensors: Mapping[str, NDArray[Any]], options: InferOptions) -> None:
     """Raise Invalid for inputs and options that need the ids of the client."""
     for name in tensors:
-        raise Invalid(name, f"text and {name}", "one of them, because the tokenizer makes the tokens of a text")
+        message = f"{name} cannot be used with text, because the tokenizer makes the tokens of a text"
+        raise Invalid(name, f"text and {name}", "one of them", message=message)
     if options.sequence is not None:
         raise Invalid("parameters.sequence_id", format_value(options.sequence.id), "none beside text")
 

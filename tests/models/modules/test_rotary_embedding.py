@@ -410,10 +410,16 @@ def test_longrope_needs_a_factor_per_frequency(factors: tuple[float, ...]) -> No
         ({"rope_type": "dynamic", "factor": 2.0}, "rope_type 'dynamic' depends on the length .*, and none was given"),
         ({"rope_type": "given", "frequencies": [1.0]}, "rope_type: got 'given', expected default, linear"),
         ({"rope_type": "linear", "type": "dynamic", "factor": 2.0}, "type: got 'dynamic', expected 'linear'"),
-        ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, allow"),
+        (
+            {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor: got 0.5, expect",
+        ),
         ({"rope_type": "linear", "factor": True}, "factor: got True, expected a number"),
         ({"rope_type": "yarn", "factor": 2.0, "truncate": 0}, "truncate: got 0, expected true or false"),
-        ({"rope_type": "yarn", "original_max_position_embeddings": 0}, "original_max_position_embeddings: got 0, allo"),
+        (
+            {"rope_type": "yarn", "original_max_position_embeddings": 0},
+            "original_max_position_embeddings: got 0, expec",
+        ),
         ("linear", "got 'linear', expected a JSON object"),
     ],
 )

@@ -154,8 +154,8 @@ def test_metadata_lists_text_for_models_with_a_tokenizer(tiny: httpx.Client) -> 
 TEXT = tensor("text", ["a"], datatype="BYTES")
 BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("gpt", [TEXT], {}, "inputs.name: got text, expected input_ids, attention_mask, position_ids, offset"),
-    ("bert", [TEXT, tensor()], {}, "input_ids: got text and input_ids, expected one of them, because the tokenizer"),
-    ("bert", [TEXT, tensor("attention_mask", [[1]])], {}, "attention_mask: got text and attention_mask, expected one"),
+    ("bert", [TEXT, tensor()], {}, "input_ids cannot be used with text, because the tokenizer"),
+    ("bert", [TEXT, tensor("attention_mask", [[1]])], {}, "attention_mask cannot be used with text, because the"),
     ("bert", [TEXT, TEXT], {}, "inputs.name: got text twice, expected each name once"),
     ("bert", [tensor("text", [["a"]], datatype="BYTES")], {}, "text.shape: got [1, 1], expected [batch]"),
     ("bert", [tensor("text", ["a"], datatype="INT64")], {}, "text.datatype: got INT64, expected BYTES"),
@@ -170,7 +170,7 @@ BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("bert", [tensor("text", [], datatype="BYTES", shape=[0])], {}, "text.shape: got [0], expected sizes of 1 or more"),
     ("bert", [TEXT], {"parameters": {"sequence_id": 5}}, "parameters.sequence_id: got 5, expected none beside text"),
     ("bert", [TEXT], {"parameters": {"truncate": ["left"]}}, "truncate: got ['left'], expected left, right"),
-    ("bert", [tensor()], {"outputs": names("embeddings", "spans")}, "outputs: got spans, expected spans only beside"),
+    ("bert", [tensor()], {"outputs": names("embeddings", "spans")}, "outputs: spans needs the input text, because it"),
     ("bert", [tensor()], {"outputs": names("lengths")}, "outputs: got lengths, expected at least one of embeddings, "),
     ("bert", [], {}, "inputs: got no input_ids, expected a tensor input_ids"),
 ]
