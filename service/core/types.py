@@ -233,4 +233,4 @@ class StemRequest:
     dtype: str = "float32"
 
 
-AnyRequest = TokenRequest | PairwiseBiasRequest | StemRequest
+AnyRequest = TokenRequest | TextRequest | PairwiseBiasRequest | StemRequest

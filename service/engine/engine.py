@@ -76,7 +76,7 @@ class Engine:
     async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord) -> Result:
         """Return the result of `embed`, `bias` or `stem`, by the kind of request."""
         match model, request:
-            case TokenModel(), TokenRequest():
+            case TokenModel(), TokenRequest() | TextRequest():
                 return await self.embed(model, request, record)
             case TokenModel(), PairwiseBiasRequest():
                 return await self.bias(model, request, record)

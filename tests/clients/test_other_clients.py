@@ -29,7 +29,7 @@ def test_kserve(tiny_server: Server, tiny_clients: Clients) -> None:
     found = ask("kserve", "kserve_client.py", tiny_server.address, tiny_server.grpc)
     expected = native_bytes(tiny_clients, "gpt", FIELDS)
     assert found["http"] == [True, True, True, False]
-    assert found["grpc"] == [True, True, True]
+    assert found["grpc"] == [True, True, True, False]
     assert found["answers"] == [["7", "embeddings", "FP32", expected.tobytes().hex()]] * 6
     assert found["half"] == ["7", "embeddings", "FP16", expected.astype("<f2").tobytes().hex()]
     assert found["refused"].startswith("model: got nope, expected bert, gpt")
@@ -49,7 +49,7 @@ def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:
     vectors = native_bytes(tiny_clients, "gpt", FIELDS).tobytes().hex()
     for protocol in (found, found["grpc"]):
         assert protocol["server"] == "preblock"
-        assert protocol["inputs"] == ["input_ids", "attention_mask", "position_ids", "offset"]
+        assert protocol["inputs"] == ["input_ids", "attention_mask", "offset"]
         assert protocol["index"] == [["bert", "1", "READY"], ["bert", "2", "READY"], ["gpt", "1", "READY"]]
     assert (found["id"], found["vectors"]) == ("7", vectors)
     assert found["grpc"]["ready"] == [True, True]

@@ -228,7 +228,7 @@ def nested(depth: int) -> bytes:
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])
 def test_deep_nesting_is_refused(tiny_clients: Clients, expected: bytes, path: str, body: bytes, status: int) -> None:
     response = tiny_clients.http.post(path, content=body, headers={"Content-Type": "application/json"})
-    assert response.status_code == (400 if path.startswith("/v1") else status)
+    assert response.status_code == (400 if path.startswith("/v") else status)
     assert len(response.content) < 1000
     still_right(tiny_clients.http, expected)
 

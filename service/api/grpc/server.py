@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from preblock.service.api.grpc.handlers import CallHandlers
 from preblock.service.api.grpc.interceptor import SERVICE, CallInterceptor
+from preblock.service.api.grpc.reflection import enable_reflection
 from preblock.service.api.grpc.servicer import InferenceService
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
@@ -76,7 +76,7 @@ async def running(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    enable_reflection(server, (SERVICE, health.SERVICE_NAME))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     _listen(server, f"{host}:{settings.grpc_port}", settings)
     for name in ("", SERVICE):

@@ -39,9 +39,13 @@ OPENAI = "/v1"
 
 def status_of(error: errors.PreblockError, path: str) -> int:
     """Return the status of an error in the protocol of `path`."""
-    is_value = isinstance(error, errors.Invalid) or (isinstance(error, errors.TooLarge) and error.field != "body")
+    if path.startswith(OPEN_INFERENCE) and isinstance(error, errors.Invalid):  # as in Triton and KServe
+        return 400
     # OpenAI's clients know one status for all values that are not allowed.
-    return 400 if path.startswith(OPENAI) and is_value else STATUS[type(error)]
+    is_value = isinstance(error, errors.Invalid) or (isinstance(error, errors.TooLarge) and error.field != "body")
+    if path.startswith(OPENAI) and is_value:
+        return 400
+    return STATUS[type(error)]
 
 
 def problem(error: errors.PreblockError) -> bytes:

@@ -125,7 +125,8 @@ def test_vectors_equal_the_tables(server: Server, path: CodePath, expected: byte
     with path.open({UVICORN: server}) as caller:
         for _ in range(3):
             assert caller.ask(IDS).content == expected
-        assert (caller.ask(-IDS).status, caller.ask(IDS, model="none").status) == (422, 404)
+        assert caller.ask(-IDS).status in (400, 422)  # 400 over V2
+        assert caller.ask(IDS, model="none").status == 404
 
 
 def test_test_client_reaches_every_protocol(wide_repository: Path, expected: bytes) -> None:

@@ -194,7 +194,7 @@ def test_a_bad_request_for_a_bias_is_refused_by_name(
 def test_a_bias_is_asked_for_alone(http: httpx.Client) -> None:
     body = {"inputs": [tensor("input_ids", IDS)], "outputs": [{"name": "embeddings"}, {"name": "bias"}]}
     status, message = error_of(http.post("/v2/models/t5/infer", json=body))
-    assert (status, message[:53]) == (422, "outputs: got ['embeddings', 'bias'], expected bias al")
+    assert (status, message[:53]) == (400, "outputs: got ['embeddings', 'bias'], expected bias al")
 
 
 def test_levels_are_inputs_by_their_names(http: httpx.Client) -> None:
@@ -283,7 +283,7 @@ def test_a_stem_says_what_it_takes(http: httpx.Client) -> None:
 )
 def test_a_bad_image_is_refused_by_name(http: httpx.Client, given: dict[str, Any], message: str) -> None:
     status, error = error_of(http.post("/v2/models/vit/infer", json={"inputs": [given]}))
-    assert (status, error[: len(message)]) == (422, message)
+    assert (status, error[: len(message)]) == (400, message)
 
 
 def test_the_protocols_of_tokens_name_the_protocol_of_a_stem(http: httpx.Client) -> None:

@@ -24,6 +24,7 @@ ROUTES = {
     "/v2": "get",
     "/v2/health/live": "get",
     "/v2/health/ready": "get",
+    "/v2/models": "get",
     "/v2/models/stats": "get",
     "/v2/models/{name}/stats": "get",
     "/v2/models/{name}/versions/{version}/stats": "get",
