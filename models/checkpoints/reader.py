@@ -61,6 +61,7 @@ def read_frontend(
     steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, count_bytes, widen)
     try:
         config = _configure(name, family, values, steps)
+        _zero(tensors, family.zeroed(Config(values)))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
     config = _with_rotary(config, folder, family.prefix, values, rotary_length)
@@ -121,7 +122,7 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
     model_type = config.get("model_type")
     sides = sides_of(str(model_type))
     name = f"{model_type}/{side}" if sides else str(model_type)
-    if not sides and name not in FAMILIES:
+    if not sides and (name not in FAMILIES or "/" in name):  # names with a slash are rows, not model types
         raise CheckpointError(f"config.json: model_type is {model_type!r}, known are {', '.join(known())}")
     if sides and side not in sides:
         raise CheckpointError(f"--side: got {side!r}, expected for {model_type!r}: {', '.join(sides)}")
@@ -197,6 +198,17 @@ def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tupl
     )
     _check_sizes(values, frontend)
     return frontend
+
+
+def _zero(tensors: dict[str, Tensor], token: int | None) -> None:
+    """Replace the row of `token` in the token table by zeros, if the library does so."""
+    if token is None:
+        return
+    table = tensors["tokens.weight"].clone()
+    if type(token) is not int or not -len(table) <= token < len(table):
+        raise ValueError(f"pad_token_id is {token!r}, the tensors have {len(table)} rows")
+    table[token] = 0
+    tensors["tokens.weight"] = table
 
 
 def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:
