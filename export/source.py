@@ -1,6 +1,7 @@
 """Sources of a front-end: a folder, a preset, or a repository of the hub. Nothing is guessed."""
 
 import glob
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from preblock.export.progress import Report, StepProgress
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.stem_reader import is_stem, read_stem, stem_files_needed
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.checkpoints.weight_files import CheckpointError, read_bytes
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION, INDEX
@@ -21,6 +22,8 @@ from preblock.models.presets import PRESETS, build_preset
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import TOKENIZER
 from preblock.service.artifacts.records import Resized, Source
+from preblock.service.core.errors import PreblockError
+from preblock.service.runtime.tokenizer import find_largest_id
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 SMALL_FILES = ["config.json", DESCRIPTION, INDEX, TOKENIZER]
@@ -63,7 +66,7 @@ def load_source(
     report(f"reading {source}")
     progress = StepProgress(report, f"reading {source}")
     # An empty name would be the working folder.
-    if source and Path(source).is_dir():
+    if source and _is_folder(source):
         return _load_folder(Path(source), Source(kind="folder"), choices, progress, widen)
     if source in PRESETS:
         _refuse_choices(source, choices)
@@ -79,10 +82,17 @@ def load_source(
     )
 
 
+def _is_folder(source: str) -> bool:
+    try:
+        return Path(source).is_dir()
+    except OSError as error:
+        raise ExportError(f"{source}: {(error.strerror or 'unreadable').lower()}") from error
+
+
 def _load_folder(
     folder: Path, record: Source, choices: SourceOptions, progress: StepProgress, widen: bool
 ) -> LoadedSource:
-    described = (folder / DESCRIPTION).is_file()
+    described = os.path.lexists(folder / DESCRIPTION)
     if described:
         _refuse_choices(DESCRIPTION, choices)
     try:
@@ -99,7 +109,23 @@ def _load_folder(
     config = folder / (DESCRIPTION if described else "config.json")
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
-    return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None)
+    if not os.path.lexists(tokenizer):
+        return LoadedSource(frontend, record)
+    _check_tokenizer(tokenizer, frontend)
+    return LoadedSource(frontend, record, tokenizer)
+
+
+def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:
+    """Open the tokenizer in `file`; raise ExportError unless all its ids are rows of the token table."""
+    try:
+        largest = find_largest_id(str(file), read_bytes(file))
+    except (CheckpointError, PreblockError) as error:
+        raise ExportError(str(error)) from error
+    if isinstance(frontend, FrontEnd) and largest >= (rows := frontend.signature.vocab_size):
+        raise ExportError(
+            f"{file}: the tokenizer gives ids up to {largest}, but the largest row of the token table is {rows - 1}; "
+            "remove the tokens beyond it, or the file to export without a tokenizer"
+        )
 
 
 def _refuse_choices(source: str, choices: Mapping[str, Any]) -> None:
@@ -117,7 +143,7 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
-        described = (folder / DESCRIPTION).is_file()
+        described = os.path.lexists(folder / DESCRIPTION)
         side = choices.get("side")
         if described:
             needed = files_described(folder)
