@@ -21,10 +21,14 @@ class Config:
 
     def __init__(self, values: Mapping[str, Any], segments: bool = False) -> None:
         self._values, self.segments = values, segments
+        self.missing: list[str] = []
+        """Requested keys without a value and without a default."""
 
     def __call__(self, key: str, default: Any = None) -> Any:
         """Return a value, or the default if the key is absent or null."""
         value = self._values.get(key)
+        if value is None and default is None:
+            self.missing.append(key)
         return default if value is None else value
 
     def nullable(self, key: str, default: Any) -> Any:

@@ -97,10 +97,13 @@ def _read_config(
     if segments and not family.segments:
         allowed = ", ".join(other for other, row in FAMILIES.items() if row.segments)
         raise CheckpointError(f"--segments: got {name!r}, expected for {allowed}, whose segments are token ids")
+    config = Config(values, segments)
     try:
-        return name, family, values, family.steps(Config(values, segments)), bias_of(name, values)
+        return name, family, values, family.steps(config), bias_of(name, values)
     except TypeError as error:
-        raise CheckpointError(f"config.json: a value that {name!r} needs is missing: {error}") from error
+        if config.missing:
+            raise CheckpointError(f"config.json: {config.missing[-1]} is missing; {name!r} needs it") from error
+        raise CheckpointError(f"config.json: a value has the wrong type: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from error
 
