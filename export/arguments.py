@@ -1,5 +1,6 @@
 """The arguments of an export, checked before torch is imported: name, source, and options that exclude each other."""
 
+import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -77,7 +78,7 @@ def parse_source(source: str) -> Source:
 
     """
     # An empty name would be the working folder.
-    if source and Path(source).is_dir():
+    if source and _is_folder(source):
         return Source(kind="folder")
     if source in PRESETS:
         return Source(kind="preset", name=source)
@@ -110,10 +111,10 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
         ExportError: `folder` has neither file, its model type is unknown, or it allows none of `choices`.
 
     """
-    if (folder / DESCRIPTION).is_file():
+    if os.path.lexists(folder / DESCRIPTION):
         refuse_choices(DESCRIPTION, choices)
         return "description"
-    if not (folder / CONFIG).exists():
+    if not os.path.lexists(folder / CONFIG):
         hint = "; it is an exported artifact already, ready for `preblock serve`" if _is_artifact(folder) else ""
         raise ExportError(f"{folder}: the folder holds neither {CONFIG} nor {DESCRIPTION}{hint}")
     side = choices.get("side")
@@ -125,6 +126,13 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     return "checkpoint"
+
+
+def _is_folder(source: str) -> bool:
+    try:
+        return Path(source).is_dir()
+    except OSError as error:
+        raise ExportError(f"{source}: {(error.strerror or 'unreadable').lower()}") from error
 
 
 def _explain(source: str) -> str:

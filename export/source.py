@@ -1,6 +1,7 @@
 """Sources of a front-end: a folder, a preset, or a repository of the hub. Nothing is guessed."""
 
 import glob
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -11,7 +12,7 @@ from preblock.export.progress import Report, StepProgress
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.checkpoints.weight_files import CheckpointError, read_bytes
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION, INDEX
@@ -20,6 +21,8 @@ from preblock.models.presets import build_preset
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import TOKENIZER
 from preblock.service.artifacts.records import Resized, Source
+from preblock.service.core.errors import PreblockError
+from preblock.service.runtime.tokenizer import find_largest_id
 
 SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, TOKENIZER]
 """Files to download first. They name the weight files, except for the tokenizer, which is copied."""
@@ -78,7 +81,23 @@ def _load_folder(
     config = folder / (DESCRIPTION if format_ == "description" else CONFIG)
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
-    return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None)
+    if not os.path.lexists(tokenizer):
+        return LoadedSource(frontend, record)
+    _check_tokenizer(tokenizer, frontend)
+    return LoadedSource(frontend, record, tokenizer)
+
+
+def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:
+    """Open the tokenizer in `file`; raise ExportError unless all its ids are rows of the token table."""
+    try:
+        largest = find_largest_id(str(file), read_bytes(file))
+    except (CheckpointError, PreblockError) as error:
+        raise ExportError(str(error)) from error
+    if isinstance(frontend, FrontEnd) and largest >= (rows := frontend.signature.vocab_size):
+        raise ExportError(
+            f"{file}: the tokenizer gives ids up to {largest}, but the largest row of the token table is {rows - 1}; "
+            "remove the tokens beyond it, or the file to export without a tokenizer"
+        )
 
 
 def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:

@@ -44,7 +44,8 @@ def is_stem(folder: Path, side: str | None = None) -> bool:
         CheckpointError: `config.json` is missing or damaged.
 
     """
-    return row_name(read_json(folder / "config.json"), side) in STEMS
+    values = read_json(folder / "config.json")
+    return "/" not in str(values.get("model_type")) and row_name(values, side) in STEMS
 
 
 def row_name(config: Mapping[str, Any], side: str | None) -> str:
@@ -62,7 +63,7 @@ def family_of(config: Mapping[str, Any], side: str | None = None, segments: bool
     model_type = config.get("model_type")
     sides = sides_of(str(model_type))
     name = f"{model_type}/{side}" if sides else str(model_type)
-    if not sides and name not in FAMILIES:
+    if not sides and (name not in FAMILIES or "/" in name):  # names with a slash are rows, not model types
         close = get_close_matches(str(model_type), known(), 1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise CheckpointError(

@@ -71,6 +71,7 @@ def read_frontend(
     steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, count_bytes, widen)
     try:
         config = _configure(name, family, values, steps)
+        _zero(tensors, family.zeroed(Config(values)))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
     config = _with_rotary(config, folder, family.prefix, values, rotary_length)
@@ -103,10 +104,13 @@ def _read_config(
     document = read_json(folder / "config.json")
     name, family = family_of(document, side, segments)
     values = section_of(document, family.sections)
+    config = Config(values, segments)
     try:
-        return name, family, values, family.steps(Config(values, segments)), bias_of(name, values)
+        return name, family, values, family.steps(config), bias_of(name, values)
     except TypeError as error:
-        raise CheckpointError(f"config.json: a value that {name!r} needs is missing: {error}") from error
+        if config.missing:
+            raise CheckpointError(f"config.json: {config.missing[-1]} is missing; {name!r} needs it") from error
+        raise CheckpointError(f"config.json: a value has the wrong type: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from error
 
@@ -170,6 +174,17 @@ def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tupl
     )
     _check_sizes(values, frontend)
     return frontend
+
+
+def _zero(tensors: dict[str, Tensor], token: int | None) -> None:
+    """Replace the row of `token` in the token table by zeros, if the library does so."""
+    if token is None:
+        return
+    table = tensors["tokens.weight"].clone()
+    if type(token) is not int or not -len(table) <= token < len(table):
+        raise ValueError(f"pad_token_id is {token!r}, the tensors have {len(table)} rows")
+    table[token] = 0
+    tensors["tokens.weight"] = table
 
 
 def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:

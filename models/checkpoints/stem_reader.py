@@ -1,5 +1,6 @@
 """Reads the stem of a published checkpoint: `config.json` and safetensors files, by the rows of `STEMS`."""
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,7 +51,7 @@ def stem_files_needed(folder: Path, side: str | None = None) -> list[str]:
         CheckpointError: as `read_stem`.
 
     """
-    if not (folder / INDEX).is_file():
+    if not os.path.lexists(folder / INDEX):
         return [WEIGHTS]
     family, config = _read_config(folder, side)
     files = files_of_keys(folder)
