@@ -29,7 +29,8 @@ ARG PROVIDER
 RUN python -c "import tomllib; \
     project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     extras = project['optional-dependencies']; \
-    print(*project['dependencies'], *extras['$PROVIDER'], *extras['tracing'], sep='\n', file=open('serve.txt', 'w')); \
+    serve = project['dependencies'] + extras['service'] + extras['$PROVIDER'] + extras['tracing']; \
+    print(*(name for name in serve if name != 'preblock[service]'), sep='\n', file=open('serve.txt', 'w')); \
     print(*extras['export'], sep='\n', file=open('export.txt', 'w'))"
 
 

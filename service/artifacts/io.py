@@ -14,6 +14,7 @@ from preblock.service.artifacts.manifest import MANIFEST, Artifact, Manifest, St
 from preblock.service.artifacts.records import File, Schema
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, open_file, read_file, signature_of
+from preblock.service.core.schema_errors import explain
 
 MAX_JSON_BYTES = 4 * 2**20
 """Limit of a manifest or a parity report: over ten times the largest known file."""
@@ -103,6 +104,6 @@ def _parse(schema: type[S], file: Path, content: bytes) -> S:
     try:
         return schema.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ArtifactError(f"{file.name} {where}".rstrip(), first["input"], first["msg"]) from error
+        raise ArtifactError(f"{file.name} {where}".rstrip(), *explain(first)) from error

@@ -11,7 +11,9 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], field: str = "fie
     """Raise Invalid for the first of `names` outside `known`."""
     for name in names:
         if name not in known:
-            raise Invalid(field, name, ", ".join(known))
+            allowed = ", ".join(known)
+            message = f"unknown field {name}; expected {allowed}" if field == "field" else None
+            raise Invalid(field, name, allowed, message=message)
 
 
 def read_flag(field: str, value: Any) -> bool:

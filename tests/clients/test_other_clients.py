@@ -4,6 +4,7 @@ import json
 import subprocess
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.paths import ROOT
@@ -32,6 +33,15 @@ def test_kserve(tiny_server: Server, tiny_clients: Clients) -> None:
     assert found["answers"] == [["7", "embeddings", "FP32", expected.tobytes().hex()]] * 6
     assert found["half"] == ["7", "embeddings", "FP16", expected.astype("<f2").tobytes().hex()]
     assert found["refused"].startswith("model: got nope, expected bert, gpt")
+
+
+def test_langchain(server: Server, clients: Clients) -> None:
+    """The documented argument keeps LangChain from sending the ids of another tokenizer, which give other vectors."""
+    found = ask("langchain-openai", "langchain_client.py", server.address)
+    answer = clients.http.post("/v1/embeddings", json={"model": "minilm", "input": found["texts"]}).json()
+    expected = np.array([item["embedding"] for item in answer["data"]], np.float32)
+    assert np.array(found["documented"], np.float32).tobytes() == expected.tobytes()
+    assert np.abs(np.array(found["default"], np.float32) - expected).max() > 0.1
 
 
 def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:

@@ -315,7 +315,7 @@ def test_a_resized_limit_is_recorded(tiny_checkpoint: Path, tmp_path: Path) -> N
     [
         ({"max_len": 40}, "resize: got None, expected truncate"),
         ({"max_len": 40, "resizing": "truncate"}, "length: got 40, expected 1 to 20"),
-        ({"resizing": "truncate"}, "--resize: got 'truncate', expected only with --max-len"),
+        ({"resizing": "truncate"}, "--resize needs --max-len, the new limit of the positions"),
     ],
 )
 def test_a_limit_that_cannot_be_reached_is_refused(

@@ -21,7 +21,7 @@ from preblock.export import publication
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.publication import DRAFT, check_name, draft, publish, sweep, versions
-from preblock.service.runtime.repository import find_artifacts
+from preblock.service.artifacts.catalog import find_artifacts
 from tests.support import commands
 
 

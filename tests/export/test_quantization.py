@@ -430,7 +430,7 @@ def test_a_module_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_type_that_is_refused_costs_no_reading(tmp_path: Path) -> None:
     told: list[str] = []
-    with pytest.raises(ExportError, match="--scale: got 'row', expected only with --dtype int8"):
+    with pytest.raises(ExportError, match="--scale is only for --dtype int8"):
         export("gpt2-small", "m", tmp_path, told.append, dtype="int4", scale="row")
     assert told == []
 

@@ -340,9 +340,9 @@ def refusal_of(response: httpx.Response) -> RequestRefused:
         if path.startswith("/v2"):
             return RequestRefused(status, error)
         assert set(error) == {"message", "type", "param", "code"}
-        assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
-        return RequestRefused(status, error["message"], error["code"])
+        assert (error["type"] == "server_error") == (status >= 500)
+        return RequestRefused(status, error["message"])
     assert response.headers["Content-Type"] == "application/problem+json"
     assert (document["status"], document["type"]) == (status, f"urn:preblock:error:{document['title']}")
-    assert document["detail"] == f"{document['field']}: got {document['got']}, expected {document['expected']}"
+    assert document.keys() >= {"field", "got", "expected"}
     return RequestRefused(status, document["detail"], document["title"])

@@ -19,6 +19,9 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.context import Begin
 
+MAX_OPTION = 2**31 - 1
+"""Largest integer option of gRPC."""
+
 
 def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
     """Listen, with TLS if the settings have it."""
@@ -56,6 +59,7 @@ async def running(
         kind = None if method == service.ModelInfer else getattr(pb, described.input_type.name)
         handlers[described.name] = calls.stream(method) if described.client_streaming else calls.unary(method, kind)
     access = engine.repository.access
+    lifetime_ms, idle_ms = 1000 * settings.stream_max_lifetime_seconds, 1000 * settings.stream_idle_timeout_seconds
     server = grpc.aio.server(
         interceptors=[CallInterceptor(access, trace)] if access.needs_key or trace is not None else [],
         options=[
@@ -63,6 +67,10 @@ async def running(
             # The codec rejects a larger response, with its own error.
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", int(settings.workers > 1)),
+            # No other limit ends a stream whose client does not read. Calls move to a new connection after this age,
+            # and the grace period is enough for a stream of the full lifetime.
+            ("grpc.max_connection_age_ms", min(lifetime_ms, MAX_OPTION)),
+            ("grpc.max_connection_age_grace_ms", min(lifetime_ms + idle_ms, MAX_OPTION)),
         ],
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, helper
 
-from preblock.export.exporter import export_module
+from preblock.export import export_module
 from preblock.service.artifacts import onnx_subset_pb2
 from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, POSITIONED_GRAPH, TOKEN_GRAPH
 from preblock.service.core.errors import ArtifactError

@@ -151,12 +151,13 @@ def _optional_body(**kinds: str) -> OpenAPI:
     """Return the OpenAPI entry of an optional body with fields of these types."""
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {"requestBody": {"content": {JSON: {"schema": schema}}}}
+    return {"requestBody": {"content": {JSON: {"schema": schema, "example": {}}}}}
 
 
+INFER_EXAMPLE = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [1, 2, 3]}]}
 BODY_ERRORS = (400, 401, 403, 413, 415, 422, 500, 503)
 INFER = describe_operation(
-    {**describe_body(InferRequest), BYTES: BINARY},
+    {**describe_body(InferRequest, example=INFER_EXAMPLE), BYTES: BINARY},
     {**describe_body(InferAnswer), BYTES: BINARY},
     open_inference_errors(404, 409, 429, *BODY_ERRORS),
     [

@@ -179,7 +179,7 @@ def test_a_bias_goes_over_grpc(clients: Clients) -> None:
         ("t5", {"key_length": None}, 422, "key_length: got None, expected a 64-bit integer"),
         ("t5", {"dtype": "int8"}, 422, "dtype: got int8, expected float32"),
         ("t5", {"encoding": "hex"}, 422, "encoding: got hex, expected base64, float"),
-        ("t5", {"input_ids": [1]}, 422, "field: got input_ids, expected query_length, key_length"),
+        ("t5", {"input_ids": [1]}, 422, "unknown field input_ids; expected query_length, key_length"),
         ("sinusoid", {"query_offset": 1}, 422, "query_offset: got 1, expected nothing, since the last query"),
         ("vit", {}, 422, "model: got vit, expected one of token ids; this takes pixel_values"),
     ],
@@ -219,7 +219,7 @@ def test_levels_are_inputs_by_their_names(http: httpx.Client) -> None:
         ({"token_type_ids": IDS}, "token_type_ids: got a value, expected nothing, since this model has no segments"),
         (
             {"day": IDS},
-            "field: got day, expected input_ids, position_ids, attention_mask, token_type_ids, sentence",
+            "unknown field day; expected input_ids, position_ids, attention_mask, token_type_ids, sentence",
         ),
     ],
 )

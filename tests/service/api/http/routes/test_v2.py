@@ -149,7 +149,7 @@ def test_what_does_not_exist_is_404(tiny: httpx.Client, path: str) -> None:
 def test_another_method_is_405(tiny: httpx.Client) -> None:
     response = tiny.get("/v2/models/bert/infer")
     assert response.status_code == 405
-    assert response.headers["Allow"] == "POST"
+    assert response.headers["Allow"] == "POST, OPTIONS"
     assert error_of(response) == "GET /v2/models/bert/infer: Method Not Allowed"
 
 
@@ -270,7 +270,7 @@ def test_a_header_length_that_is_none_is_refused(tiny: httpx.Client, length: str
 
 @pytest.mark.parametrize("length", ["1", "10"])
 def test_a_header_length_that_cuts_the_json_is_refused(tiny: httpx.Client, length: str) -> None:
-    assert error_of(infer_binary(tiny, {"inputs": [tensor()]}, b"", length)).startswith("body: got no JSON")
+    assert error_of(infer_binary(tiny, {"inputs": [tensor()]}, b"", length)).startswith("body: not valid JSON")
 
 
 @pytest.mark.parametrize("size", [-8, -1, 49, 2**31, 2**63, 2**64 - 1, "48", 48.0, True, [48], {}])
@@ -306,7 +306,7 @@ def test_bytes_that_do_not_fill_the_shape_are_refused(tiny: httpx.Client, size: 
 
 def test_binary_data_without_the_header_is_refused(tiny: httpx.Client) -> None:
     body = json.dumps({"inputs": [declared(IDS)]}).encode() + raw(IDS)
-    assert error_of(tiny.post("/v2/models/gpt/infer", content=body)).startswith("body: got no JSON")
+    assert error_of(tiny.post("/v2/models/gpt/infer", content=body)).startswith("body: not valid JSON")
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_an_offset_may_be_a_parameter(tiny: httpx.Client, tiny_clients: Clients,
 
 def test_unknown_field_is_refused(tiny: httpx.Client) -> None:
     error = error_of(infer(tiny, tensor(), offset=2))
-    assert error == "field: got offset, expected id, parameters, inputs, outputs, model_name"
+    assert error == "unknown field offset; expected id, parameters, inputs, outputs, model_name"
     assert infer(tiny, tensor(), model_name="gpt").status_code == 200
 
 
@@ -257,7 +257,7 @@ def test_the_index_can_leave_out_what_is_not_ready(tiny: httpx.Client) -> None:
     ("body", "error"),
     [
         ({"ready": 1}, "ready: got 1, expected true or false"),
-        ({"name": "x"}, "field: got name, expected ready"),
+        ({"name": "x"}, "unknown field name; expected ready"),
     ],
 )
 def test_a_bad_index_request_is_refused_by_name(tiny: httpx.Client, body: dict[str, Any], error: str) -> None:
