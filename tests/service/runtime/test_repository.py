@@ -1,6 +1,8 @@
 """The models of a folder: which are found, and what is said of a broken one."""
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -226,3 +228,21 @@ def test_an_alias_needs_access_to_its_model(tiny_repository: Path, tmp_path: Pat
     with pytest.raises(Forbidden):
         repository.find("embeddings", caller=by_alias)
     assert repository.index(by_alias) == []
+
+
+@pytest.mark.parametrize("level", [".", "gpt", "gpt/1"])
+def test_folders_of_a_repository_may_be_links(tiny_repository: Path, tmp_path: Path, level: str) -> None:
+    """Modelcar links the folder of the models, and the storage initializer each entry of a volume."""
+    link = tmp_path / "models" / level
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tiny_repository / level)
+    repository = Repository(tmp_path / "models", CPU, 1)
+    assert repository.get("gpt").identity == Repository(tiny_repository, CPU, 1).get("gpt").identity
+
+
+def test_hard_links_are_refused_with_the_name_of_the_file(root: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(root, copied, copy_function=os.link)
+    assert re.fullmatch(r"bert/1/[\w.]+: got 2 hard links, expected a file with this one name", refusal(copied))
+    shutil.rmtree(root)  # each file has one name again
+    assert [model.name for model in Repository(copied, CPU, 1).all()] == ["bert", "bert", "gpt"]
