@@ -132,6 +132,18 @@ def test_each_component_renders_with_the_base(component: str, tmp_path: Path) ->
 
 
 @needs_kubectl
+def test_documented_overlay_renders(tmp_path: Path) -> None:
+    shutil.copytree(BASE, tmp_path / "base")
+    text = (ROOT / "docs/scaling.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "kustomization.yaml").write_text(text)
+    rendered = render(tmp_path)
+    assert {"ScaledObject", "ServiceMonitor", "PrometheusRule"} <= {document["kind"] for document in rendered}
+    assert {document["metadata"]["namespace"] for document in rendered} == {"embeddings"}
+    (deployed,) = of_kind(rendered, "Deployment")
+    assert deployed["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/preblock:0.1.0"
+
+
+@needs_kubectl
 def test_every_selector_matches_the_pods() -> None:
     rendered = render(BASE)
     (deployed,) = of_kind(rendered, "Deployment")

@@ -1,4 +1,4 @@
-"""The models of a folder: which are found, and what is said of a broken one."""
+"""The models of a folder: discovery, names, and the errors of broken ones."""
 
 import json
 import os
