@@ -21,7 +21,7 @@ from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
-from preblock.service.core.settings import Settings
+from preblock.service.core.settings import Settings, read_aliases
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.system import usable_cores
 from preblock.service.engine.engine import Engine
@@ -45,7 +45,7 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     """Open every model, and run each once. Several workers agree on changes through the folder `shared`.
 
     Raises:
-        Invalid: the key file cannot be read or parsed.
+        Invalid: the key file cannot be read or parsed, or an alias is wrong.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
@@ -54,7 +54,12 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     choice = choose_provider(settings.provider)
     access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
     threads, limit = settings.intra_op_threads, settings.gpu_mem_limit_bytes
-    repository = Repository(settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit)
+    aliases = read_aliases(settings.aliases)
+    repository = Repository(
+        settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit, aliases
+    )
+    if shared is None:  # a worker also starts after a folder has come or gone
+        repository.check_aliases()
     control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
     metrics = Metrics(ModelCollector(repository))
     metrics.provider(choice.requested, choice.active, choice.probed)

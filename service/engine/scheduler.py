@@ -96,6 +96,10 @@ class Scheduler:
         self._pending = 0
         self._batches: dict[Hashable, MicroBatch[Any, Any]] = {}
 
+    def queue_depth(self) -> int:
+        """Return the number of work items waiting for a thread."""
+        return max(0, self._pending - self._threads)
+
     @staticmethod
     def is_inline(size: int, text: bool = False) -> bool:
         """Return whether work of this `size` runs in the event loop, because a thread would cost more; see `run`."""

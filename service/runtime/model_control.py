@@ -88,6 +88,7 @@ class ModelControl:
             Unavailable: a worker did not apply the change in time.
 
         """
+        name = self._repository.resolve(name)
         self._check_allowed(name, caller)
         found_artifacts = await _read_repository(partial(find_artifacts, self._repository.root))
         names = {found for found, _, _ in found_artifacts}
@@ -109,6 +110,7 @@ class ModelControl:
             Unavailable: a worker did not apply the change in time.
 
         """
+        name = self._repository.resolve(name)
         self._check_allowed(name, caller)
         names = {state.name for state in self._repository.index(caller)}
         if name not in names:

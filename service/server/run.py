@@ -39,7 +39,7 @@ POLL_INTERVAL_SECONDS = 0.01
 READY_FILE = "opened"
 """A worker creates this file in the folder `control` when its models are open."""
 
-Models = list[ServedModel]
+Models = dict[str, ServedModel]
 Announce = Callable[[str, Models], None]
 
 

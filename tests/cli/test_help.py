@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from preblock.cli import app
 from preblock.cli.serve import GROUPS
-from preblock.service.core.settings import Settings
+from preblock.service.core.settings import Settings, option
 from tests.support.paths import PREBLOCK
 
 OPTIONAL = (
@@ -75,7 +75,7 @@ def test_help_of_serve_has_groups_types_and_defaults() -> None:
     assert list(sections) == [*GROUPS, "Options"]
     for title, names in GROUPS.items():
         for name in names:
-            assert f"--{name.replace('_', '-')} " in sections[title]
+            assert f"{option(name)} " in sections[title]
     assert re.search(r"--port INTEGER +Port of HTTP and WebSocket; 0 picks a free port. \[default: 8000\]", output)
     assert "--rate-limit-per-second NUMBER" in output
     assert "--repository PATH" in output

@@ -64,19 +64,19 @@ class InferenceService:
         """Return inputs and outputs of a model."""
         model = self._engine.repository.find(request.name, request.version, caller=caller())
         versions = [model.version] if request.version else self._engine.repository.versions(model.name)
-        return protobuf.write(pb.ModelMetadataResponse, metadata.model_metadata(model.name, versions, model.manifest))
+        return protobuf.write(pb.ModelMetadataResponse, metadata.model_metadata(request.name, versions, model.manifest))
 
     async def ModelConfig(self, request: pb.ModelConfigRequest) -> Any:
         """Return the configuration of a model in Triton's form."""
         model = self._engine.repository.find(request.name, request.version, caller=caller())
-        config = metadata.model_config(model.name, model.manifest, model.provider)
+        config = metadata.model_config(request.name, model.manifest, model.provider)
         return protobuf.write(pb.ModelConfigResponse, {"config": config})
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest) -> Any:
         """Return the statistics of one version of a model, of all its versions, or of every model."""
         models = self._engine.repository.select(request.name, request.version, caller=caller())
         found = self._engine.metrics.statistics()
-        stats = [metadata.model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]
+        stats = [metadata.model_statistics(request.name or m.name, m.version, found[m.name, m.version]) for m in models]
         return protobuf.write(pb.ModelStatisticsResponse, {"model_stats": stats})
 
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest) -> Any:

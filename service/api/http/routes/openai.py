@@ -41,8 +41,13 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     @routes.get("/models", name="list_openai_models")
     async def list_models() -> schemas.OpenAIModels:
         """Return every model."""
-        models = [model for model in engine.repository.newest(caller()) if isinstance(model, TokenModel)]
-        return schemas.OpenAIModels(data=[schemas.OpenAIModel(id=m.name, created=m.created) for m in models])
+        models = engine.repository.newest(caller())
+        data = [
+            schemas.OpenAIModel(id=name, created=model.created)
+            for name, model in models.items()
+            if isinstance(model, TokenModel)
+        ]
+        return schemas.OpenAIModels(data=data)
 
     @routes.get("/models/{model}", name="get_openai_model", responses=schemas.NOT_FOUND)
     async def get_model(model: str) -> schemas.OpenAIModel:

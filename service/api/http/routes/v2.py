@@ -97,22 +97,24 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     async def statistics(_: RawRequest, name: str | None, version: str | None) -> dict[str, Any]:
         """Return the statistics of one version of a model, or of all versions, in Triton's format."""
         models, found = engine.repository.select(name, version, caller=caller()), engine.metrics.statistics()
-        return {"model_stats": [metadata.model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
+        stats = [metadata.model_statistics(name or m.name, m.version, found[m.name, m.version]) for m in models]
+        return {"model_stats": stats}
 
     async def model_metadata(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return the inputs and outputs of a model."""
         model = engine.repository.find(name, version, caller=caller())
         versions = engine.repository.versions(name) if version is None else [model.version]
-        return metadata.model_metadata(model.name, versions, model.manifest)
+        return metadata.model_metadata(name, versions, model.manifest)
 
     async def model_ready(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Answer 200 for a served model."""
-        return {"name": engine.repository.find(name, version, caller=caller()).name, "ready": True}
+        engine.repository.find(name, version, caller=caller())
+        return {"name": name, "ready": True}
 
     async def config(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return the configuration of a model in Triton's format."""
         model = engine.repository.find(name, version, caller=caller())
-        return metadata.model_config(model.name, model.manifest, model.provider)
+        return metadata.model_config(name, model.manifest, model.provider)
 
     @routes.get("/models", response_model=schemas.ModelList, responses=schemas.open_inference_errors(401))
     async def models() -> dict[str, list[str]]:
