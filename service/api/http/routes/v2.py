@@ -119,7 +119,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     @routes.get("/models", response_model=schemas.ModelList, responses=schemas.open_inference_errors(401))
     async def models() -> dict[str, list[str]]:
         """Return the name of every model, as KServe does."""
-        return {"models": [model.name for model in engine.repository.newest(caller())]}
+        return {"models": [*engine.repository.newest(caller())]}
 
     # Before `/models/{name}`, because `stats` would match as a name.
     @routes.get(
