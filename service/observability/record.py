@@ -44,20 +44,8 @@ class RequestRecord:
     """
 
     __slots__ = (
-        *(
-            "protocol",
-            "context",
-            "admitted",
-            "running",
-            "deferred",
-            "model",
-            "version",
-            "operation",
-            "rows",
-            "tokens",
-            "batch",
-        ),
-        *("ids", "started", "selected", "checked", "dequeued", "ran", "ended", "outcome"),
+        *("protocol", "context", "admitted", "running", "deferred", "model", "version", "operation", "rows"),
+        *("tokens", "batch", "ids", "started", "selected", "checked", "dequeued", "ran", "ended", "outcome"),
     )
 
     def __init__(self, protocol: str, context: "RequestContext | None" = None, started: float | None = None) -> None:
