@@ -70,7 +70,7 @@ class Settings(BaseModel):
     workers: int = Field(1, ge=1, description="Number of serving processes.")
     intra_op_threads: int = Field(1, ge=1, description="Threads of one session call.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="Minimum log level.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum log level.")
     access_log_sample_rate: float = Field(0.0, ge=0, le=1, description="Share of requests in the access log.")
     access_log_max_token_ids: int = Field(0, ge=0, le=4096, description="Maximum token ids in an access log line.")
     tracing: Literal["none", "otlp"] = Field("none", description="Export of spans; OTEL_… variables configure otlp.")

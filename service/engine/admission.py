@@ -55,6 +55,15 @@ class Admission:
         record.admitted = True
         self._metrics.start(record)
 
+    async def reserve(self, record: RequestRecord, size: int) -> None:
+        """Reserve memory for the body of an admitted request, until its handler returns.
+
+        Raises:
+            Unavailable: too many large bodies wait, or for too long.
+
+        """
+        record.body_bytes = await self.limits.bodies.reserve(size)
+
     def end(self, record: RequestRecord, error: BaseException | None = None) -> None:
         """End a request with success or with `error`, and report it. A second call does nothing."""
         if record.outcome:
@@ -73,3 +82,6 @@ class Admission:
         if record.admitted:
             record.admitted = False
             self.limits.leave()
+        if record.body_bytes:
+            self.limits.bodies.release(record.body_bytes)
+            record.body_bytes = 0

@@ -13,12 +13,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
 from preblock.service.core.errors import Unavailable
 from preblock.service.observability.instruments import LARGER_BATCH, MAX_BATCH_LABEL, Instruments
+from preblock.service.observability.log_writer import DROPPED_LINES
 from preblock.service.observability.metric_files import FOLDER, remove_dead_gauges
 from preblock.service.observability.record import OK, PROTOCOLS, RequestRecord
 from preblock.service.observability.statistics import InferenceStatistics, read_statistics
@@ -26,6 +28,8 @@ from preblock.service.observability.totals import STAGES, RecordTotals
 
 FLUSH_INTERVAL_SECONDS = 0.1
 """Delay until other workers see a count."""
+UNITS = "seconds", "bytes"
+"""Units of metrics; others have none."""
 MAX_RECORDS = 16
 """Records that are summed together. One by one takes twice as long; larger numbers would delay other requests."""
 
@@ -34,17 +38,17 @@ class Metrics:
     """The metrics of this process.
 
     Args:
-        collector: adds its metrics to each scrape; default: none.
+        collectors: add their metrics to each scrape.
 
     Attributes:
         queue_depth: returns the number of work items waiting for a thread; the engine sets it.
 
     """
 
-    def __init__(self, collector: Collector | None = None) -> None:
+    def __init__(self, *collectors: Collector) -> None:
         self._registry = CollectorRegistry()
-        self._collector = collector
-        if collector is not None:
+        self._collectors = collectors
+        for collector in collectors:
             self._registry.register(collector)
         self._instruments = Instruments(self._registry)
         self.queue_depth: Callable[[], int] = int
@@ -140,6 +144,7 @@ class Metrics:
                         instruments.stage(sums.runs, getattr(sums, stage), model, version, batch, stage)
                     else:
                         instruments.batched(sums.runs, getattr(sums, stage), model, version, stage)
+        instruments.dropped_lines.inc(DROPPED_LINES.take())
         transferred, self._bytes = self._bytes, defaultdict(lambda: [0, 0, 0.0, 0.0])
         for protocol, amounts in transferred.items():
             for counter, amount in zip(instruments.bytes(protocol), amounts, strict=True):
@@ -159,7 +164,7 @@ class Metrics:
         """
         with self._collected() as registry:
             if "application/openmetrics-text" in accept:
-                return generate_openmetrics(registry), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+                return generate_openmetrics(_Units(registry)), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
             return generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
 
     def statistics(self) -> defaultdict[tuple[str, int], InferenceStatistics]:
@@ -182,10 +187,23 @@ class Metrics:
             if folder is not None:
                 remove_dead_gauges(Path(folder))
                 registry = CollectorRegistry()
-                if self._collector is not None:
-                    registry.register(self._collector)
+                for collector in self._collectors:
+                    registry.register(collector)
                 multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
             yield registry
         except OSError as error:  # for example, no descriptor is left
             got = f"unreadable files of the workers ({error.strerror})"
             raise Unavailable("metrics", got, "readable files; try again later") from error
+
+
+class _Units(Collector):
+    """Adds to each metric the unit in its name, because the files of several workers hold no units."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the registry."""
+        for metric in self._registry.collect():
+            metric.unit = next((unit for unit in UNITS if metric.name.endswith(f"_{unit}")), "")
+            yield metric

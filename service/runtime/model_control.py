@@ -153,10 +153,7 @@ class ModelControl:
 
     async def _refresh(self) -> None:
         async with self._refresh_lock:
-            changes = await _read_repository(partial(self._repository.refresh, self._desired.unloaded))
-            for change in changes:
-                level = logging.WARNING if change.reason else logging.INFO
-                LOG.log(level, "model %s version %d: %s %s", change.name, change.version, change.state, change.reason)
+            await _read_repository(partial(self._repository.refresh, self._desired.unloaded))
 
 
 async def _read_repository(read: Callable[[], Result]) -> Result:

@@ -94,6 +94,7 @@ class Repository:
         self._models: dict[str, dict[int, ServedModel]] = {}
         self._entries: dict[tuple[str, int], _Entry] = {}
         self._refresh_lock = Lock()
+        self._opened = False
         self.listeners: list[Callable[[], None]] = []
         self.refresh()
         for entry in self._entries.values():
@@ -131,6 +132,9 @@ class Repository:
             finally:
                 checksums.save()
             before, self._entries, self._models = self._entries, entries, models
+            if self._opened:
+                _log_changes(before, entries)
+            self._opened = True
             kept = {id(entry.model) for entry in entries.values()}
             if any(entry.model is not None and id(entry.model) not in kept for entry in before.values()):
                 for listener in self.listeners:
@@ -253,6 +257,23 @@ class Repository:
         """Return every version of every model in the scope of `caller`, by name and version."""
         models = [versions for name, versions in sorted(self._models.items()) if self.access.shows(name, caller)]
         return [model for versions in models for _, model in sorted(versions.items())]
+
+
+def _log_changes(before: Mapping[tuple[str, int], _Entry], after: Mapping[tuple[str, int], _Entry]) -> None:
+    """Log a line for each version that was loaded, replaced, unloaded or removed, or cannot be opened."""
+    for name, version in sorted({*before, *after}):
+        old, new = (entries.get((name, version)) for entries in (before, after))
+        was, now = (None if entry is None else entry.model for entry in (old, new))
+        model = f"model {name} version {version}"
+        if new is not None and new.error is not None and (old is None or new.error is not old.error):
+            LOG.warning(
+                "%s cannot be opened; %s: %s", model, "the old one serves" if now else "it is unavailable", new.error
+            )
+        elif now is not was:
+            if now is None:
+                LOG.info("%s %s", model, "removed" if new is None else "unloaded")
+            else:
+                LOG.info("%s %s", model, "loaded" if was is None else "replaced")
 
 
 def _fingerprint(folder: Path) -> Fingerprint:

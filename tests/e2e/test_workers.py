@@ -218,8 +218,9 @@ def test_every_worker_answers_grpc(two: Server) -> None:
 def test_an_address_in_use_is_refused_by_name() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Invalid, match=f"^port {port} on 127.0.0.1 is already in use$"):
+        with pytest.raises(Invalid, match=f"^port {port} on 127.0.0.1 is already in use$") as error:
             bind("grpc-port", "127.0.0.1", port)
+        assert error.value.field == "grpc-port"
 
 
 def test_a_host_that_is_none_is_refused_by_name() -> None:

@@ -28,6 +28,8 @@ from preblock.service.engine.sequences import SequenceStore
 from preblock.service.runtime.model import TokenModel
 
 HEADER = HEADER_LENGTH.lower().encode()
+MAX_OPTIONS_BYTES = 2**16
+"""Maximum size of a body with options; it is parsed in the event loop."""
 
 
 def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Handler:
@@ -39,9 +41,12 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
             model = engine.repository.find(name, version, caller=caller())
             record.model = model.name
             body_type(request.header(b"content-type"), (JSON, BYTES))
-            body = await read_body(request, engine, max_body_bytes)
+            body = await read_body(request, engine, max_body_bytes, record)
             header_length = request.header(HEADER)
-            read = partial(read_infer, body, header_length, model.manifest)
+            most = None  # an image or a spectrogram has more values than tokens
+            if isinstance(model, TokenModel):
+                most = engine.limits.max_parsed_values(len(model.manifest.indices))
+            read = partial(read_infer, body, header_length, model.manifest, most)
             message = await engine.scheduler.run(len(body), read, text=header_length is None)
             inputs = message.request
             options = message.options
@@ -141,7 +146,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
 
     async def read_option(request: fastapi.Request, name: str, default: Any, allowed: str) -> Any:
         """Return the only allowed field of the JSON body; its type must match the default."""
-        body = await read_body(RawRequest.of(request), engine, max_body_bytes)
+        body = await read_body(RawRequest.of(request), engine, min(max_body_bytes, MAX_OPTIONS_BYTES), None)
         options = drop_nulls(read_json(body)) if body else {}
         refuse_unknown(options, (name,))
         value = options.get(name, default)
