@@ -38,11 +38,6 @@ PRELOADED_TRACING = ["preblock.service.observability.tracing", "requests"]
 """Modules for workers with tracing; the exporter imports `requests` late."""
 BACKLOG = 2048
 POLL_INTERVAL_SECONDS = 0.01
-ADDRESS_ERRORS = {
-    errno.EADDRINUSE: "is already in use",
-    errno.EACCES: "needs the rights of an administrator",
-    errno.EADDRNOTAVAIL: "does not belong to this machine",
-}
 READY_FILE = "opened"
 """A worker creates this file in the folder `control` when its models are open."""
 
