@@ -23,6 +23,7 @@ OPTIONAL = (
     "safetensors",
     "huggingface_hub",
     "transformers",
+    "matplotlib",
     "httpx",
     "opentelemetry.sdk",
 )
@@ -40,7 +41,7 @@ def test_help_of_every_command_needs_no_optional_package() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True)
     results, modules = json.loads(done.stdout)
     assert results.keys() == {
-        *("", "export", "verify", "triton", "families", "list", "inspect", "check", "remove"),
+        *("", "export", "verify", "triton", "families", "list", "inspect", "plot", "check", "remove"),
         *("key", "settings", "serve", "bench"),
     }
     for name, (code, output) in results.items():
