@@ -81,7 +81,7 @@ def export(
         if max_len is not None:
             return _resize(loaded, max_len, resizing)
         if resizing is not None:
-            raise ExportError(f"--resize: got {resizing!r}, expected only with --max-len")
+            raise ExportError(f"--resize {resizing}: the option needs --max-len")
         return loaded
 
     # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
@@ -167,7 +167,7 @@ def export_module(
 
 def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:
     if not isinstance(loaded.frontend, FrontEnd):
-        raise ExportError(f"--max-len: got {max_len}, expected only for front-ends of token ids")
+        raise ExportError(f"--max-len {max_len}: the option is for front-ends of token ids")
     try:
         frontend = resize_positions(loaded.frontend, max_len, resizing)
     except ValueError as error:

@@ -133,7 +133,7 @@ def _refuse_choices(source: str, choices: Mapping[str, Any]) -> None:
     for name, value in choices.items():
         if value not in (None, False, "float32"):
             option = name.replace("_", "-")
-            raise ExportError(f"--{option}: got {value!r}, expected only for published checkpoints; {source} is none")
+            raise ExportError(f"--{option}: the option is for published checkpoints; {source} is none")
 
 
 def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:

@@ -96,7 +96,7 @@ def _read_config(
     values = section_of(document, family.sections)
     if segments and not family.segments:
         allowed = ", ".join(other for other, row in FAMILIES.items() if row.segments)
-        raise CheckpointError(f"--segments: got {name!r}, expected for {allowed}, whose segments are token ids")
+        raise CheckpointError(f"--segments: {name!r} has no segments of token ids; the option is for {allowed}")
     config = Config(values, segments)
     try:
         return name, family, values, family.steps(config), bias_of(name, values)
@@ -128,11 +128,9 @@ def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, 
     if not sides and (name not in FAMILIES or "/" in name):  # names with a slash are rows, not model types
         raise CheckpointError(f"config.json: model_type is {model_type!r}, known are {', '.join(known())}")
     if sides and side not in sides:
-        raise CheckpointError(f"--side: got {side!r}, expected for {model_type!r}: {', '.join(sides)}")
+        raise CheckpointError(f"--side: got {side or 'nothing'}, expected {' or '.join(sides)} for {model_type!r}")
     if not sides and side is not None:
-        raise CheckpointError(
-            f"--side: got {side!r}, expected only for models that have sides; {model_type!r} has none"
-        )
+        raise CheckpointError(f"--side: got {side!r}, but {model_type!r} has no sides; leave the option out")
     family = FAMILIES[name]
     values = section_of(config, family.sections)
     for key, understood in family.only.items():
@@ -160,7 +158,7 @@ def _with_rotary(
         if not any(output.config.length for output in outputs):
             refused = f"the angles of {config.family!r} here do not depend on it"
     if refused and length is not None:
-        raise CheckpointError(f"--rotary-length: got {length}, expected none: {refused}")
+        raise CheckpointError(f"--rotary-length: {refused}; leave the option out")
     if row is None:
         return config
     tensor = _read_tensor(folder, prefix, row.tensors)

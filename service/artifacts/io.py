@@ -38,7 +38,8 @@ def read_with_identity(folder: Path) -> tuple[Manifest | StemManifest, str]:
         document = json.loads(content)
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(MANIFEST, str(error), "ordinary JSON") from error
+        message = f"{MANIFEST} is no JSON file: {error}"
+        raise ArtifactError(MANIFEST, str(error), "ordinary JSON", message=message) from error
     stem = isinstance(document, dict) and document.get("kind") == "stem"
     manifest = _parse(StemManifest, file, content) if stem else _parse(Manifest, file, content)
     return manifest, hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -88,7 +89,7 @@ def check_files(
     for name, expected in manifest.files.items():
         file = folder / name
         if not os.path.lexists(file):
-            raise ArtifactError(name, "no such file", f"a file of {expected.bytes} bytes")
+            raise ArtifactError(name, "no such file", f"a file of {expected.bytes} bytes", message=f"{name} is missing")
         with open_file(file) as stream:
             status = os.fstat(stream.fileno())
             found = File(sha256=digest(stream), bytes=status.st_size)
@@ -104,5 +105,10 @@ def _parse(schema: type[S], file: Path, content: bytes) -> S:
         return schema.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ArtifactError(f"{file.name} {where}".rstrip(), first["input"], first["msg"]) from error
+        field = f"{file.name} {'.'.join(map(str, first['loc']))}".rstrip()
+        said = first["msg"].removeprefix("Value error, ")
+        expected = said.removeprefix("Input should be ")
+        message = f"{field}: {said}" if said == expected else None
+        if first["type"] == "missing":
+            message = f"{field} is missing"
+        raise ArtifactError(field, first["input"], expected, message=message) from error

@@ -149,8 +149,10 @@ class Repository:
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
             if not isinstance(error, ArtifactError):
                 LOG.exception("%s/%d cannot be opened: internal error", name, version)
-                error = ArtifactError(MANIFEST, "an internal error; see the log", "an artifact to run")
-            error = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.expected)
+                message = f"{MANIFEST}: the artifact cannot be opened; see the log"
+                error = ArtifactError(MANIFEST, "an internal error", "an artifact to run", message=message)
+            place = f"{name}/{version}/"
+            error = ArtifactError(place + error.field, error.got, error.expected, message=f"{place}{error}")
             kept = None if _changed_in_place(before.opened, seen) else before.model
             state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(error))
             return _Entry(state, kept, seen, before.opened, error)
@@ -171,8 +173,9 @@ class Repository:
         """
         found = self.find(name, version, caller)
         if isinstance(found, EncoderStem):
-            allowed = f"one of token ids; this takes {found.manifest.input.name}, by the Open Inference Protocol"
-            raise Invalid("model", name, allowed)
+            input_ = found.manifest.input.name
+            message = f"the model {name!r} takes {input_} by the Open Inference Protocol, not token ids"
+            raise Invalid("model", name, "a model of token ids", message=message)
         return found
 
     def find(self, name: str, version: str | None = None, caller: Principal = NOBODY) -> ServedModel:
@@ -186,7 +189,8 @@ class Repository:
         self.access.check_model(name, caller)
         versions = self._models.get(name)
         if versions is None:
-            raise NotFound("model", name, ", ".join(name for name in self._models if self.access.shows(name, caller)))
+            shown = ", ".join(name for name in self._models if self.access.shows(name, caller))
+            raise NotFound("model", name, shown or "nothing, since no model is loaded")
         if not version:
             return versions[max(versions)]
         if not VERSION.fullmatch(version) or int(version) not in versions:
@@ -243,7 +247,8 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
 
     """
     if not root.is_dir():
-        raise ArtifactError("repository", str(root), "an existing folder; `preblock export` makes one")
+        message = f"the repository {root} does not exist; `preblock export` makes one"
+        raise ArtifactError("repository", str(root), "an existing folder", message=message)
     found = [
         (folder.parent.name, int(folder.name), folder)
         for folder in root.glob("[!.]*/[1-9]*")
@@ -253,5 +258,6 @@ def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
         if not re.fullmatch(NAME, name):
             raise ArtifactError("model", name, "a name of letters, digits, '.', '_' and '-'")
     if not found:
-        raise ArtifactError("repository", f"{root}, without a model", "at least one; `preblock export` adds one")
+        message = f"the repository {root} holds no model; `preblock export` adds one"
+        raise ArtifactError("repository", f"{root}, without a model", "at least one", message=message)
     return sorted(found)

@@ -204,13 +204,13 @@ COMMANDS = pytest.mark.parametrize("command", [["inspect", "m"], ["check"], ["se
 @COMMANDS
 def test_a_missing_repository_fails(command: list[str], tmp_path: Path) -> None:
     message = failing(*command, "--repository", tmp_path / "none", code=1)
-    assert message == f"repository: got {tmp_path / 'none'}, expected an existing folder; `preblock export` makes one"
+    assert message == f"the repository {tmp_path / 'none'} does not exist; `preblock export` makes one"
 
 
 @COMMANDS
 def test_an_empty_repository_fails(command: list[str], empty: Path) -> None:
     message = failing(*command, "--repository", empty, code=1)
-    assert message == f"repository: got {empty}, without a model, expected at least one; `preblock export` adds one"
+    assert message == f"the repository {empty} holds no model; `preblock export` adds one"
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx"])
@@ -286,14 +286,14 @@ def test_an_unknown_host_fails(tiny_repository: Path) -> None:
 @pytest.mark.parametrize("command", ["check", "serve"])
 def test_cuda_where_there_is_none_fails_and_says_why(tiny_repository: Path, command: str) -> None:
     message = failing(command, "--repository", tiny_repository, "--provider", "cuda", code=1, PREBLOCK_PORT="0")
-    assert message == f"provider: got cuda, expected auto or cpu, since {cuda_unavailable_reason()}"
+    assert message == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
 
 
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
 def test_nothing_is_proven_on_cuda_where_there_is_none(tiny_repository: Path) -> None:
     done = run("verify", "gpt", "--repository", tiny_repository, "--provider", "cuda")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"preblock: --provider: got cuda, expected cpu, since {cuda_unavailable_reason()}\n"
+    assert done.stderr == f"preblock: provider cuda cannot be used: {cuda_unavailable_reason()}\n"
 
 
 def test_a_terminal_shows_one_line_that_changes_and_a_file_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,17 +93,17 @@ def test_a_hub_source_names_a_repository_and_perhaps_a_revision(source: str, nam
 
 @pytest.mark.parametrize(("side", "arithmetic"), [("encoder", "float32"), (None, "source")])
 def test_a_preset_leaves_no_choice(side: str | None, arithmetic: Literal["float32", "source"]) -> None:
-    with pytest.raises(ExportError, match=r"--(side|arithmetic): got '(encoder|source)', expected"):
+    with pytest.raises(ExportError, match=r"--(side|arithmetic): the option is for published"):
         load_source("gpt2-small", side=side, arithmetic=arithmetic)
 
 
 def test_a_preset_has_no_segments_to_choose() -> None:
-    with pytest.raises(ExportError, match="--segments: got True, expected only for published checkpoints"):
+    with pytest.raises(ExportError, match="--segments: the option is for published checkpoints; gpt2-small is none"):
         load_source("gpt2-small", segments=True)
 
 
 def test_a_checkpoint_whose_segments_are_no_choice_says_so(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ExportError, match="--segments: got 'bert', expected for"):
+    with pytest.raises(ExportError, match="--segments: 'bert' has no segments of token ids; the option is for "):
         load_source(str(tiny_checkpoint), segments=True)
 
 

@@ -89,12 +89,11 @@ def test_a_file_where_a_version_would_be_is_no_artifact(root: Path) -> None:
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    allowed = "expected an existing folder; `preblock export` makes one"
-    assert refusal(tmp_path / "no") == f"repository: got {str(tmp_path / 'no')[:80]}, {allowed}"
+    assert refusal(tmp_path / "no") == f"the repository {tmp_path / 'no'} does not exist; `preblock export` makes one"
 
 
 def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path).endswith(", expected at least one; `preblock export` adds one")
+    assert refusal(tmp_path).endswith(" holds no model; `preblock export` adds one")
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, DATA])
