@@ -133,7 +133,7 @@ def _with_rotary(
         if not any(output.config.length for output in outputs):
             refused = f"the angles of {config.family!r} here do not depend on it"
     if refused and length is not None:
-        raise CheckpointError(f"--rotary-length: got {length}, expected none: {refused}")
+        raise CheckpointError(f"--rotary-length: {refused}; leave the option out")
     if row is None:
         return config
     tensor = _read_tensor(folder, prefix, row.tensors)

@@ -39,7 +39,8 @@ def read_with_identity(folder: Path) -> tuple[Manifest | StemManifest, str]:
         document = json.loads(content)
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(MANIFEST, str(error), "ordinary JSON") from error
+        message = f"{MANIFEST} is no JSON file: {error}"
+        raise ArtifactError(MANIFEST, str(error), "ordinary JSON", message=message) from error
     stem = isinstance(document, dict) and document.get("kind") == "stem"
     manifest = _parse(StemManifest, file, content) if stem else _parse(Manifest, file, content)
     return manifest, hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -89,7 +90,7 @@ def check_files(
     for name, expected in manifest.files.items():
         file = folder / name
         if not os.path.lexists(file):
-            raise ArtifactError(name, "no such file", f"a file of {expected.bytes} bytes")
+            raise ArtifactError(name, "no such file", f"a file of {expected.bytes} bytes", message=f"{name} is missing")
         with open_file(file) as stream:
             status = os.fstat(stream.fileno())
             found = File(sha256=digest(stream), bytes=status.st_size)

@@ -95,7 +95,8 @@ def load_model(
         session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
     for file, signature in signatures.items():
         if signature_of(os.lstat(folder / file)) != signature:
-            raise ArtifactError(file, "a change while it was opened", "the checked file")
+            message = f"{file} changed while it was opened"
+            raise ArtifactError(file, "a change while it was opened", "the checked file", message=message)
     served: dict[str, Any] = {
         "name": name,
         "version": version,
@@ -158,17 +159,21 @@ def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], posit
     session = sessions[manifest.plain]
     runner = PositionedRunner(sessions[POSITIONED_GRAPH], positions, session)
     if not _same_vectors(manifest, runner, session):
-        raise ArtifactError(f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}")
+        message = f"{MANIFEST} positions: the table gives other vectors than {manifest.plain}"
+        raise ArtifactError(
+            f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}", message=message
+        )
 
 
 def _check_kernel(manifest: Manifest, sessions: Mapping[str, Session], tables: KernelTables) -> None:
     """Compare the fused kernel with the plain graph."""
     session = sessions[manifest.plain]
     if manifest.counts != "slots" or {tensor.name for tensor in session.inputs} != {"input_ids", "offset"}:
-        allowed = f"none, since the vectors of {manifest.plain} depend on more than ids and offset"
-        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, allowed)
+        message = f"{MANIFEST} kernel: expected none, since {manifest.plain} depends on more than ids and offset"
+        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, "none", message=message)
     if not _same_vectors(manifest, FusedLookup(tables, session), session):
-        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, f"the tables of {manifest.plain}")
+        message = f"{MANIFEST} kernel: the tables give other vectors than {manifest.plain}"
+        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, f"the tables of {manifest.plain}", message=message)
 
 
 def _same_vectors(manifest: Manifest, runner: Runner, plain: Session) -> bool:

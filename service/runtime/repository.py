@@ -157,8 +157,10 @@ class Repository:
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
             if not isinstance(error, ArtifactError):
                 LOG.exception("%s/%d cannot be opened: internal error", name, version)
-                error = ArtifactError(MANIFEST, "an internal error; see the log", "an artifact to run")
-            error = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.expected)
+                message = f"{MANIFEST}: the artifact cannot be opened; see the log"
+                error = ArtifactError(MANIFEST, "an internal error", "an artifact to run", message=message)
+            place = f"{name}/{version}/"
+            error = ArtifactError(place + error.field, error.got, error.expected, message=f"{place}{error}")
             kept = None if _changed_in_place(before.opened, seen) else before.model
             state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(error))
             return _Entry(state, kept, seen, before.opened, error)
@@ -208,8 +210,9 @@ class Repository:
         """
         found = self.find(name, version, caller)
         if isinstance(found, EncoderStem):
-            allowed = f"one of token ids; this takes {found.manifest.input.name}, by the Open Inference Protocol"
-            raise Invalid("model", name, allowed)
+            input_ = found.manifest.input.name
+            message = f"the model {name!r} takes {input_} by the Open Inference Protocol, not token ids"
+            raise Invalid("model", name, "a model of token ids", message=message)
         return found
 
     def find(self, name: str, version: str | None = None, caller: Principal = NOBODY) -> ServedModel:
@@ -223,7 +226,7 @@ class Repository:
         self.access.check_model(self.resolve(name), caller)
         versions = self._models.get(self.resolve(name))
         if versions is None:
-            raise NotFound("model", name, ", ".join(self.newest(caller)))
+            raise NotFound("model", name, ", ".join(self.newest(caller)) or "nothing, since no model is loaded")
         if not version:
             return versions[max(versions)]
         if not VERSION.fullmatch(version) or int(version) not in versions:

@@ -64,7 +64,7 @@ class Session:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         for file in (graph, DATA):
             if not (folder / file).is_file():
-                raise ArtifactError(file, "no such file", "a file of the artifact")
+                raise ArtifactError(file, "no such file", "a file of the artifact", message=f"{file} is missing")
         limit = {}
         if gpu_mem_limit_bytes is not None and provider != CPU:
             # onnxruntime does not count tables, and ignores a limit below their size.
@@ -81,10 +81,12 @@ class Session:
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
             # The text names paths, and the error may reach a client.
             LOG.warning("%s cannot be loaded: %s", graph, error)
-            raise ArtifactError(graph, "a graph that cannot be loaded; see the log", "a valid graph") from error
+            message = f"{graph} cannot be loaded; see the log"
+            raise ArtifactError(graph, "an invalid graph", "a valid graph", message=message) from error
         self.provider: str = self._session.get_providers()[0]
         if self.provider != provider:
-            raise ProviderError("provider", self.provider, f"{provider}, which onnxruntime could not start")
+            message = f"onnxruntime could not start {provider} and took {self.provider}"
+            raise ProviderError("provider", self.provider, provider, message=message)
         self.inputs = tuple(_describe(node) for node in self._session.get_inputs())
         self.outputs = tuple(_describe(node) for node in self._session.get_outputs())
         self._inputs = [tensor.name for tensor in self.inputs]

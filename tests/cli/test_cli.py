@@ -263,14 +263,14 @@ def test_an_unknown_host_fails(tiny_repository: Path) -> None:
 @pytest.mark.parametrize("command", ["check", "serve"])
 def test_cuda_where_there_is_none_fails_and_says_why(tiny_repository: Path, command: str) -> None:
     message = failing(command, "--repository", tiny_repository, "--provider", "cuda", code=1, PREBLOCK_PORT="0")
-    assert message == f"provider: got cuda, expected auto or cpu, since {cuda_unavailable_reason()}"
+    assert message == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
 
 
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
 def test_nothing_is_proven_on_cuda_where_there_is_none(tiny_repository: Path) -> None:
     done = run("verify", "gpt", "--repository", tiny_repository, "--provider", "cuda")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"preblock: --provider: got cuda, expected cpu, since {cuda_unavailable_reason()}\n"
+    assert done.stderr == f"preblock: provider cuda cannot be used: {cuda_unavailable_reason()}\n"
 
 
 def test_debug_shows_the_traceback(empty: Path) -> None:

@@ -133,7 +133,7 @@ def test_client_without_a_certificate_is_refused(secure: tuple[Server, bool], fi
         ),
         ({"key": "key"}, "tls_key: got {key}, expected only together with tls_cert_file and tls_key"),
         ({"client-ca": "ca"}, "tls_client_ca: got {ca}, expected only together with tls_cert_file and tls_key"),
-        ({"cert-file": "none", "key": "key"}, "expected PEM files of a certificate and its key (No such file"),
+        ({"cert-file": "none", "key": "key"}, "are no PEM files of a certificate and its key: No such file"),
         ({"cert-file": "ca", "key": "key"}, "expected PEM files of a certificate and its key (KEY_VALUES_MISMATCH)"),
         ({"cert-file": "key", "key": "key"}, "expected PEM files of a certificate and its key ("),
         (

@@ -282,3 +282,17 @@ def test_the_message_is_one_line(bert: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         read_frontend(bert)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("esm", {"pad_token_id": None}, "pad_token_id is missing; 'esm' needs it"),
+        ("gemma", {"hidden_size": "32"}, "a value has the wrong type: must be real number, not str"),
+    ],
+)
+def test_a_missing_value_is_named(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    change(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        read_frontend(tmp_path)

@@ -67,9 +67,7 @@ def test_a_file_that_is_no_json_object_is_refused_by_name(folder: Path, content:
 
 def test_a_missing_file_is_refused_by_name(folder: Path) -> None:
     (folder / MANIFEST).unlink()
-    with pytest.raises(
-        ArtifactError, match=r"^manifest\.json: got No such file or directory, expected a readable file$"
-    ):
+    with pytest.raises(ArtifactError, match=r"^manifest\.json cannot be read: no such file or directory$"):
         read(Manifest, folder / MANIFEST)
 
 
@@ -102,7 +100,7 @@ def test_a_changed_file_is_refused_by_name(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [GRAPH, DATA])
 def test_a_lost_file_is_refused_by_name(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    with pytest.raises(ArtifactError, match=f"^{name}: got no such file, expected a file of [0-9]+ bytes$"):
+    with pytest.raises(ArtifactError, match=f"^{name} is missing$"):
         check_files(folder, read(Manifest, folder / MANIFEST))
 
 

@@ -244,7 +244,7 @@ def test_a_shape_that_is_none_is_refused(folder: Path, dims: list[int], message:
 @pytest.mark.parametrize("offset", [1, 12796, 12799])
 def test_tensors_that_overlap_are_refused(folder: Path, offset: int) -> None:
     edit(folder, lambda model: place(model.graph.initializer[1], offset=str(offset)))
-    message = f"{GRAPH} frontend.positions.weight: got offset {offset}, within {TOKENS}, expected bytes of its own"
+    message = f"{GRAPH} frontend.positions.weight begins at offset {offset}, within {TOKENS}"
     assert refusal(folder) == message
 
 
@@ -259,7 +259,7 @@ def test_two_tensors_of_the_same_bytes_are_refused(folder: Path) -> None:
         model.graph.initializer[-1].name = "twin"
 
     edit(folder, change)
-    assert refusal(folder) == f"{GRAPH} twin: got the bytes of {TOKENS}, expected bytes of its own"
+    assert refusal(folder) == f"{GRAPH} twin has the bytes of {TOKENS}, expected bytes of its own"
 
 
 def entries(*pairs: tuple[str, str]) -> Callable[[TensorProto], None]:

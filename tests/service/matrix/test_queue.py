@@ -22,8 +22,8 @@ ROWS = [path for path in DIRECT if path.repeat == 1 and not path.known]
 LARGE = np.ones((60_000, 1), np.int64)
 LARGE[-1] = -1  # refused after the read, without a large answer
 LIMITS = {
-    "PREBLOCK_MAX_QUEUE_SIZE": ("1", "queue: got a full queue, expected at most 1 waiting"),
-    "PREBLOCK_QUEUE_TIMEOUT_SECONDS": ("0.02", "queue: got a wait of more than 0.02 s, expected at most 0.02 s"),
+    "PREBLOCK_MAX_QUEUE_SIZE": ("1", "the queue is full: 1 requests wait"),
+    "PREBLOCK_QUEUE_TIMEOUT_SECONDS": ("0.02", "the request waited more than 0.02 s in the queue"),
 }
 """Value and message of each limit."""
 

@@ -180,8 +180,8 @@ def test_a_bias_goes_over_grpc(clients: Clients) -> None:
         ("t5", {"dtype": "int8"}, 422, "dtype: got int8, expected float32"),
         ("t5", {"encoding": "hex"}, 422, "encoding: got hex, expected base64, float"),
         ("t5", {"input_ids": [1]}, 422, "unknown field input_ids; expected query_length, key_length"),
-        ("sinusoid", {"query_offset": 1}, 422, "query_offset: got 1, expected nothing, since the last query"),
-        ("vit", {}, 422, "model: got vit, expected one of token ids; this takes pixel_values"),
+        ("sinusoid", {"query_offset": 1}, 422, "query_offset is not an input of this bias: its last query"),
+        ("vit", {}, 422, "the model 'vit' takes pixel_values"),
     ],
 )
 def test_a_bad_request_for_a_bias_is_refused_by_name(
@@ -216,7 +216,7 @@ def test_levels_are_inputs_by_their_names(http: httpx.Client) -> None:
     [
         ({"word": [[0, 1, 6], [0, 0, 0]]}, "word[0][2]: got 6, expected 0 to 5"),
         ({"word": [[0, 1], [0, 0, 0]]}, "word[0]: got 2 values, expected 3 values, as input_ids[0] has"),
-        ({"token_type_ids": IDS}, "token_type_ids: got a value, expected nothing, since this model has no segments"),
+        ({"token_type_ids": IDS}, "token_type_ids is not an input: this model has no segments"),
         (
             {"day": IDS},
             "unknown field day; expected input_ids, position_ids, attention_mask, token_type_ids, sentence",
@@ -235,7 +235,7 @@ def test_segments_that_are_tokens_must_be_given(http: httpx.Client) -> None:
     status, detail = error_of(http.post("/models/segments/embed", json={"input_ids": IDS}))
     assert (status, detail) == (
         422,
-        "token_type_ids: got nothing, expected one value for each token, since this model has no default for it",
+        "token_type_ids is missing: this model needs a value for each token",
     )
 
 
@@ -288,5 +288,5 @@ def test_a_bad_image_is_refused_by_name(http: httpx.Client, given: dict[str, Any
 
 def test_the_protocols_of_tokens_name_the_protocol_of_a_stem(http: httpx.Client) -> None:
     status, detail = error_of(http.post("/models/vit/embed", json={"input_ids": [1]}))
-    expected = "model: got vit, expected one of token ids; this takes pixel_values, by the Open Inference Protocol"
+    expected = "the model 'vit' takes pixel_values by the Open Inference Protocol, not token ids"
     assert (status, detail) == (422, expected)

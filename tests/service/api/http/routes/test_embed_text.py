@@ -140,7 +140,7 @@ def test_the_vectors_of_text_are_those_of_the_front_end(clients: Clients, oracle
         (
             "bert",
             {"input_ids": [1], "position_ids": [0], "truncate": "left"},
-            "truncate: got truncate and position_ids, expected one of them",
+            "truncate and position_ids exclude each other",
         ),
         ("bert", {"input_ids": [1], "offset": 8, "truncate": "left"}, "offset[0] + tokens: got 8 + 1 = 9, expected at"),
         ("bert", {"text": "a", "offset": 6, "truncate": "left"}, "offset[0] + tokens: got 6 + 3 = 9, expected at"),
