@@ -100,7 +100,7 @@ def find_providers(provider: Literal["cpu", "cuda"] | None = None) -> list[str]:
         return [CPU]
     reason = runtime_providers.cuda_unavailable_reason()
     if provider == "cuda" and reason:
-        raise ExportError(f"--provider: got cuda, expected cpu, since {reason}")
+        raise ExportError(f"provider cuda cannot be used: {reason}")
     return [runtime_providers.CUDA] if provider == "cuda" else [CPU] if reason else [CPU, runtime_providers.CUDA]
 
 
@@ -130,7 +130,7 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
                 session(POSITIONED_GRAPH),
                 map_positions(folder, manifest),
                 session(manifest.plain),
-                progress.add,
+                progress.cases,
             )
     if isinstance(frontend, FrontEnd):
         signature = frontend.signature

@@ -128,7 +128,7 @@ class FrontEnd(nn.Module):
         given = dict(indices or {})
         if token_type_ids is not None:
             if "token_type_ids" in given:
-                raise ValueError("indices: got token_type_ids, expected others where those are given too")
+                raise ValueError("token_type_ids is given twice: also in indices")
             given["token_type_ids"] = token_type_ids
         return self.run(self.config.steps, input_ids, offset, given, attention_mask, position_ids)
 
@@ -193,7 +193,7 @@ class FrontEnd(nn.Module):
         self._check_given(input_ids, given)
         for part in indexed(steps):
             if part.needed and part.input not in given:
-                raise ValueError(f"{part.input}: got none, expected one for each token")
+                raise ValueError(f"{part.input} is missing: expected one for each token")
         if attention_mask is not None and not self.config.needs_mask:
             raise ValueError(
                 f"attention_mask: the front-end {self.config.family!r} does not use one; pass position_ids"

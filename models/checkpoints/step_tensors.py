@@ -1,5 +1,6 @@
 """The tensors of a list of steps, read from safetensors files."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -85,7 +86,7 @@ def read_tensors(
 
 def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", companions: Sequence[Keys] = ()) -> list[str]:
     """Return the names of the weight files with the tensors of `steps` and `companions`, from the index."""
-    if not (folder / INDEX).is_file():
+    if not os.path.lexists(folder / INDEX):
         return [WEIGHTS]
     files = files_of_keys(folder)
     prefix = find_prefix(folder, files, steps, prefix)

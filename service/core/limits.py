@@ -60,7 +60,8 @@ class Limits:
         settings = self._settings.current
         most, rate = settings.max_concurrent_requests, settings.rate_limit_per_second
         if self._running >= most:  # checked first: a request rejected here uses no quota of its caller
-            raise Unavailable("requests", f"more than {most} at a time", f"at most {most}; try again later")
+            message = f"the limit of {most} requests at a time is reached; try again later"
+            raise Unavailable("requests", f"more than {most} at a time", f"at most {most}", message=message)
         if rate is not None:
             self._count(caller().name, rate, time.monotonic())
         self._running += 1
@@ -107,5 +108,9 @@ class Limits:
         arrival = self._arrivals[name] = min(max(self._arrivals.get(name, now), now), now + max(1, interval))
         wait = arrival - now - max(1 - interval, 0)  # all requests of a second may come at once
         if wait > 1e-6:  # sums of fractions are inexact
-            raise RateLimited("requests", f"more than {rate:g} a second", f"at most {rate:g} a second", math.ceil(wait))
+            seconds = math.ceil(wait)
+            message = f"more than {rate:g} requests a second; try again in {seconds} s"
+            raise RateLimited(
+                "requests", f"more than {rate:g} a second", f"at most {rate:g} a second", seconds, message=message
+            )
         self._arrivals[name] = arrival + interval

@@ -39,6 +39,8 @@ class Admission:
         try:
             if limited:
                 self.enter(record)
+            else:
+                self._metrics.start(record)
             yield record
         except BaseException as error:
             self.end(record, error)
@@ -51,6 +53,7 @@ class Admission:
         """Admit a request, with the errors of `request`; the caller must call `end` later."""
         self.limits.enter()
         record.admitted = True
+        self._metrics.start(record)
 
     async def reserve(self, record: RequestRecord, size: int) -> None:
         """Reserve memory for the body of an admitted request, until its handler returns.

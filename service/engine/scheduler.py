@@ -96,6 +96,10 @@ class Scheduler:
         self._pending = 0
         self._batches: dict[Hashable, MicroBatch[Any, Any]] = {}
 
+    def queue_depth(self) -> int:
+        """Return the number of work items waiting for a thread."""
+        return max(0, self._pending - self._threads)
+
     @staticmethod
     def is_inline(size: int, text: bool = False) -> bool:
         """Return whether work of this `size` runs in the event loop, because a thread would cost more; see `run`."""
@@ -114,8 +118,9 @@ class Scheduler:
             return work()
         settings = self._settings.current
         if self._pending >= self._threads + settings.max_queue_size:
-            allowed = f"at most {settings.max_queue_size} waiting; try again later"
-            raise Unavailable("queue", "a full queue", allowed)
+            most = settings.max_queue_size
+            message = f"the queue is full: {most} requests wait, the limit; try again later"
+            raise Unavailable("queue", "a full queue", f"at most {most} waiting", message=message)
         self._pending += 1
         try:
             # The thread runs in the context of the request, so that it knows the caller.
@@ -136,8 +141,9 @@ class Scheduler:
         except asyncio.CancelledError:
             if not expired.is_set():
                 raise
-            allowed = f"at most {timeout:g} s; try again later"
-            raise Unavailable("queue", f"a wait of more than {timeout:g} s", allowed) from None
+            message = f"the request waited more than {timeout:g} s in the queue; try again later"
+            got, allowed = f"a wait of more than {timeout:g} s", f"at most {timeout:g} s"
+            raise Unavailable("queue", got, allowed, message=message) from None
         finally:
             timer.cancel()
             # The future holds the exception of the work, and the exception this frame. Such a cycle would keep the

@@ -64,6 +64,10 @@ class Instruments:
         self.tokens = counter("preblock_tokens", "Embedded tokens.", "model")
         text = "Successful messages of decode streams, by model and operation."
         self.operations = counter("preblock_stream_operations", text, "model", "operation")
+        running = gauge("preblock_requests_running", "Requests and steps not yet answered.", "livesum", "protocol")
+        self.running = cache(running.labels)
+        text = "Work items waiting for a thread."
+        self.queue_depth = gauge("preblock_queue_depth", text, "livesum")
         text = "Open streams of all protocols."
         self.streams = gauge("preblock_streams_open", text, "livesum")
         text = "Open sequences of the Open Inference Protocol."

@@ -7,8 +7,8 @@ request sums the files of all workers.
 import asyncio
 import os
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from preblock.service.core.errors import Unavailable
 from preblock.service.observability.instruments import LARGER_BATCH, MAX_BATCH_LABEL, Instruments
 from preblock.service.observability.log_writer import DROPPED_LINES
 from preblock.service.observability.metric_files import FOLDER, remove_dead_gauges
-from preblock.service.observability.record import OK, RequestRecord
+from preblock.service.observability.record import OK, PROTOCOLS, RequestRecord
 from preblock.service.observability.statistics import InferenceStatistics, read_statistics
 from preblock.service.observability.totals import STAGES, RecordTotals
 
@@ -40,6 +40,9 @@ class Metrics:
     Args:
         collectors: add their metrics to each scrape.
 
+    Attributes:
+        queue_depth: returns the number of work items waiting for a thread; the engine sets it.
+
     """
 
     def __init__(self, *collectors: Collector) -> None:
@@ -48,6 +51,9 @@ class Metrics:
         for collector in collectors:
             self._registry.register(collector)
         self._instruments = Instruments(self._registry)
+        self.queue_depth: Callable[[], int] = int
+        # With zeros, because a query finds no gauge before the first request otherwise.
+        self._running = Counter(dict.fromkeys(PROTOCOLS, 0))
         self._records: list[RequestRecord] = []
         self._totals: defaultdict[tuple[str, str, int, int | str, str, str], RecordTotals] = defaultdict(RecordTotals)
         self._bytes: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
@@ -56,9 +62,23 @@ class Metrics:
             self._instruments.seconds("native")
             self._instruments.bytes("native")
 
+    @property
+    def requests_running(self) -> int:
+        """Number of requests and steps that this process has not yet answered."""
+        return self._running.total()
+
+    def start(self, record: RequestRecord) -> None:
+        """Count a request as running until `record` is called."""
+        self._flush_soon()
+        record.running = True
+        self._running[record.protocol] += 1
+
     def record(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         self._flush_soon()
+        if record.running:
+            record.running = False
+            self._running[record.protocol] -= 1
         self._records.append(record)
         if len(self._records) >= MAX_RECORDS:
             self._sum_records()
@@ -98,7 +118,7 @@ class Metrics:
             asyncio.get_running_loop().call_later(FLUSH_INTERVAL_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Add everything recorded since the last flush to the counters."""
+        """Add everything recorded since the last flush to the counters, and set the gauges of the load."""
         self._flushing = False
         self._sum_records()
         totals, self._totals = self._totals, defaultdict(RecordTotals)
@@ -129,6 +149,11 @@ class Metrics:
         for protocol, amounts in transferred.items():
             for counter, amount in zip(instruments.bytes(protocol), amounts, strict=True):
                 counter.inc(amount)
+        for protocol, count in self._running.items():
+            instruments.running(protocol).set(count)
+        instruments.queue_depth.set(self.queue_depth())
+        if self.requests_running:  # the queue changes while no request begins or ends
+            self._flush_soon()
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a Prometheus format, and its content type; OpenMetrics if `accept` names it.

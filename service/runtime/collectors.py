@@ -30,7 +30,7 @@ class ModelCollector(Collector):
             "Size of the data file that the sessions of a model map; all processes share its pages.",
             labels=["model", "version"],
         )
-        counts = Counter(state.state.lower() for state in self._repository.index(SERVICE))
+        counts = Counter(state.state.lower() for state in self._repository.states())
         versions = GaugeMetricFamily("preblock_models", "Versions of models in the folder, by state.", labels=["state"])
         for state in STATES:
             versions.add_metric([state], counts[state])

@@ -30,6 +30,7 @@ from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import signature_of
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
+from preblock.service.runtime.position_rows import open_position_rows
 from preblock.service.runtime.position_table import PositionedRunner, map_positions
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Float32, Runner
@@ -89,11 +90,13 @@ def load_model(
         tables = map_tables(folder, manifest, manifest.kernel)
         if BUILT:
             _check_kernel(manifest, sessions, tables)
+    rows = open_position_rows(folder, manifest) if isinstance(manifest, Manifest) else None
     for session in sessions.values():
         session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
     for file, signature in signatures.items():
         if signature_of(os.lstat(folder / file)) != signature:
-            raise ArtifactError(file, "a change while it was opened", "the checked file")
+            message = f"{file} changed while it was opened"
+            raise ArtifactError(file, "a change while it was opened", "the checked file", message=message)
     served: dict[str, Any] = {
         "name": name,
         "version": version,
@@ -106,7 +109,9 @@ def load_model(
         return EncoderStem(manifest=manifest, **served)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
     tables = tables if BUILT else None
-    return TokenModel(manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, **served)
+    return TokenModel(
+        manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, position_rows=rows, **served
+    )
 
 
 def _smallest_input(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
@@ -154,17 +159,21 @@ def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], posit
     session = sessions[manifest.plain]
     runner = PositionedRunner(sessions[POSITIONED_GRAPH], positions, session)
     if not _same_vectors(manifest, runner, session):
-        raise ArtifactError(f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}")
+        message = f"{MANIFEST} positions: the table gives other vectors than {manifest.plain}"
+        raise ArtifactError(
+            f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}", message=message
+        )
 
 
 def _check_kernel(manifest: Manifest, sessions: Mapping[str, Session], tables: KernelTables) -> None:
     """Compare the fused kernel with the plain graph."""
     session = sessions[manifest.plain]
     if manifest.counts != "slots" or {tensor.name for tensor in session.inputs} != {"input_ids", "offset"}:
-        allowed = f"none, since the vectors of {manifest.plain} depend on more than ids and offset"
-        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, allowed)
+        message = f"{MANIFEST} kernel: expected none, since {manifest.plain} depends on more than ids and offset"
+        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, "none", message=message)
     if not _same_vectors(manifest, FusedLookup(tables, session), session):
-        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, f"the tables of {manifest.plain}")
+        message = f"{MANIFEST} kernel: the tables give other vectors than {manifest.plain}"
+        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, f"the tables of {manifest.plain}", message=message)
 
 
 def _same_vectors(manifest: Manifest, runner: Runner, plain: Session) -> bool:

@@ -38,15 +38,10 @@ PRELOADED_TRACING = ["preblock.service.observability.tracing", "requests"]
 """Modules for workers with tracing; the exporter imports `requests` late."""
 BACKLOG = 2048
 POLL_INTERVAL_SECONDS = 0.01
-ADDRESS_ERRORS = {
-    errno.EADDRINUSE: "is already in use",
-    errno.EACCES: "needs the rights of an administrator",
-    errno.EADDRNOTAVAIL: "does not belong to this machine",
-}
 READY_FILE = "opened"
 """A worker creates this file in the folder `control` when its models are open."""
 
-Models = list[ServedModel]
+Models = dict[str, ServedModel]
 Announce = Callable[[str, Models], None]
 
 
@@ -178,7 +173,7 @@ class _Server(Server):
                 listener.listen(BACKLOG)  # uvloop would not report an address in use
             except OSError as error:
                 host, port, *_ = listener.getsockname()
-                raise _address_error("port", host, port, error) from error
+                raise _unusable("port", host, port, error) from error
         await super().startup(sockets)
         self._announce()
 
@@ -202,18 +197,24 @@ def bind(field: str, host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
         except OSError as error:
-            raise _address_error(field, host, port, error) from error
+            raise _unusable(field, host, port, error) from error
         stack.pop_all()
         return listener
 
 
-def _address_error(field: str, host: str, port: int, error: OSError) -> Invalid:
-    """Return the error for an address that cannot be used."""
+def _unusable(field: str, host: str, port: int, error: OSError) -> Invalid:
+    """Return the error for an address that cannot be bound."""
     if isinstance(error, socket.gaierror):
-        text = f"host {host} is unknown: {error.strerror}"
+        message = f"the host {host} is unknown: {str(error.strerror).lower()}"
+    elif error.errno == errno.EADDRINUSE:
+        message = f"port {port} on {host} is already in use"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        message = f"{host} is not an address of this machine"
+    elif error.errno == errno.EACCES:
+        message = f"port {port} on {host} needs more rights than this user has; choose a port of 1024 or more"
     else:
-        text = f"port {port} on {host} {ADDRESS_ERRORS.get(error.errno or 0, f'cannot be used: {error.strerror}')}"
-    return Invalid(field, f"{host}:{port}", "a free address of this machine", message=text)
+        message = f"port {port} on {host} cannot be used: {error.strerror}"
+    return Invalid(field, f"{host}:{port}", "a free address of this machine", message=message)
 
 
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> Config:

@@ -94,7 +94,7 @@ def test_a_broken_model_ends_a_start_with_one_line(many: Path, tmp_path: Path, w
     with starting(tmp_path, "--workers", workers) as (_, process):
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (1, "")
-    assert errors == "preblock: zzz/1/manifest.json family: got {}, expected Field required\n"
+    assert errors == "preblock: zzz/1/manifest.json family: got nothing, expected a value\n"
 
 
 @pytest.mark.parametrize(("output", "workers"), [("pipe", "1"), ("pipe", "2"), ("full", "1"), ("closed", "1")])

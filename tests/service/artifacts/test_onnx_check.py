@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, helper
 
-from preblock.export.exporter import export_module
+from preblock.export import export_module
 from preblock.service.artifacts import onnx_subset_pb2
 from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, POSITIONED_GRAPH, TOKEN_GRAPH
 from preblock.service.core.errors import ArtifactError
@@ -244,7 +244,7 @@ def test_a_shape_that_is_none_is_refused(folder: Path, dims: list[int], message:
 @pytest.mark.parametrize("offset", [1, 12796, 12799])
 def test_tensors_that_overlap_are_refused(folder: Path, offset: int) -> None:
     edit(folder, lambda model: place(model.graph.initializer[1], offset=str(offset)))
-    message = f"{GRAPH} frontend.positions.weight: got offset {offset}, within {TOKENS}, expected bytes of its own"
+    message = f"{GRAPH} frontend.positions.weight begins at offset {offset}, within {TOKENS}"
     assert refusal(folder) == message
 
 
@@ -259,7 +259,7 @@ def test_two_tensors_of_the_same_bytes_are_refused(folder: Path) -> None:
         model.graph.initializer[-1].name = "twin"
 
     edit(folder, change)
-    assert refusal(folder) == f"{GRAPH} twin: got the bytes of {TOKENS}, expected bytes of its own"
+    assert refusal(folder) == f"{GRAPH} twin has the bytes of {TOKENS}, expected bytes of its own"
 
 
 def entries(*pairs: tuple[str, str]) -> Callable[[TensorProto], None]:
@@ -307,7 +307,7 @@ PLACE = (("location", DATA), ("offset", "0"), ("length", "12800"))
     [
         (entries(), " external_data: got , expected location, offset and length, once each"),
         (entries(*PLACE[:2]), " external_data: got location, offset, expected"),
-        (entries(*PLACE, ("location", "/etc/passwd")), " external_data: got location, offset, length, location, al"),
+        (entries(*PLACE, ("location", "/etc/passwd")), " external_data: got location, offset, length, location, ex"),
         (entries(*PLACE, ("checksum", "x")), " external_data: got location, offset, length, checksum, expected"),
         (lambda tensor: tensor.ClearField("data_location"), " data_location: got DEFAULT, expected EXTERNAL, since"),
         (lambda tensor: setattr(tensor, "raw_data", b"abcd"), " data_location: got EXTERNAL, expected DEFAULT, since"),

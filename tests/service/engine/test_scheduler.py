@@ -51,7 +51,7 @@ def test_one_piece_more_than_may_wait_is_refused_and_taken_later(scheduler: Sche
     async def scenario() -> None:
         gate = threading.Event()
         waiting = await occupy(scheduler, gate)
-        with pytest.raises(Unavailable, match="queue: got a full queue, expected at most 1 waiting"):
+        with pytest.raises(Unavailable, match="the queue is full: 1 requests wait, the limit"):
             await scheduler.run(LARGE, lambda: 1)
         assert await scheduler.run(INLINE_MAX_VALUES, lambda: 2) == 2
         gate.set()
@@ -226,7 +226,7 @@ def test_busy_server_refuses_large_and_serves_small_requests(
             await asyncio.gather(*waiting)
             later = await client.post(path, content=body.ljust(LARGE))
         assert (large.status_code, small.status_code, later.status_code) == (503, 200, 200)
-        assert message(large) == "queue: got a full queue, expected at most 1 waiting; try again later"
+        assert message(large) == "the queue is full: 1 requests wait, the limit; try again later"
         assert later.content == small.content
 
     with open_engine(tiny_repository, scheduler) as engine:

@@ -142,14 +142,14 @@ REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
         SequenceRef(6),
         None,
         Invalid,
-        r"parameters.sequence_id: got 6, expected a sequence that runs on gpt version 1: ",
+        r"parameters.sequence_id 6 does not run on gpt version 1; ",
     ),
     (
         [1],
         SequenceRef("5"),
         None,
         Invalid,
-        r"parameters.sequence_id: got '5', expected a sequence that runs on gpt version 1",
+        r"parameters.sequence_id '5' does not run on gpt version 1",
     ),
     ([[1], [2]], SequenceRef(5), None, Invalid, r"input_ids: got 2 rows, expected one row, as are running"),
     ([1], SequenceRef(5), 3, Conflict, r"offset\[0\]: got 3, expected 4, the offset of this row"),
@@ -179,14 +179,14 @@ REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
         SequenceRef(5, start=True),
         None,
         Unavailable,
-        r"input_ids: got 4 rows beside 1 that run, expected at most 4",
+        r"input_ids: 4 rows beside 1 that run exceed the limit of 4 rows",
     ),
     (
         [[1]] * 9,
         SequenceRef(6, start=True),
         None,
         TooLarge,
-        r"input_ids: got 9 rows beside 1 that run, expected at most 4 ",
+        r"input_ids: 9 rows beside 1 that run exceed the limit of 4 ",
     ),
 ]
 
@@ -242,9 +242,7 @@ def test_a_sequence_is_fed_by_one_request_at_a_time(engine: Engine) -> None:
     async def test(_: Sequences, room: SequenceStore) -> None:
         async with room.answer(model, request([1], SequenceRef(5, start=True)), RequestRecord("grpc")):
             for turn in (SequenceRef(5), SequenceRef(5, start=True)):
-                with pytest.raises(
-                    Conflict, match=r"parameters\.sequence_id: got 5, expected one request of a sequence"
-                ):
+                with pytest.raises(Conflict, match=r"parameters\.sequence_id 5 has a request in progress"):
                     await ask(room, model, [1], turn)
             await ask(room, model, [1], SequenceRef(6, start=True))
         assert where(room) == {("gpt", 1, 6): [1], ("gpt", 1, 5): [1]}
@@ -258,11 +256,11 @@ def test_rows_are_counted_in_a_stream_and_in_the_process(engine: Engine) -> None
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         for id_ in range(1, 5):
             await ask(room, model, [1], SequenceRef(id_, start=True))
-        with pytest.raises(Unavailable, match="got 1 rows beside 4 that run, expected at most 4 rows of sequences"):
+        with pytest.raises(Unavailable, match="1 rows beside 4 that run exceed the limit of 4 rows of sequences"):
             await ask(room, model, [1], SequenceRef(5, start=True))
         with sequences.stream() as other:
             await ask(other, model, [[1]] * 4, SequenceRef(1, start=True))
-            with pytest.raises(Unavailable, match="got 1 rows beside 8 that run, expected at most 8 rows of sequences"):
+            with pytest.raises(Unavailable, match="1 rows beside 8 that run exceed the limit of 8 rows of sequences"):
                 await ask(sequences.shared_store, model, [1], SequenceRef(5, start=True))
         await ask(sequences.shared_store, model, [1], SequenceRef(5, start=True))
         await ask(room, model, [1], SequenceRef(4, end=True))
@@ -319,9 +317,9 @@ def test_with_several_workers_only_streams_have_sequences(engine: Engine) -> Non
     model = engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
-        allowed = "none, since any of 2 workers may get the next request: state its offset instead"
+        message = "parameters.sequence_id needs a single worker: any of the 2 workers here may get the next request"
         for turn in (SequenceRef("a", start=True), SequenceRef("a")):
-            with pytest.raises(Invalid, match=f"parameters.sequence_id: got 'a', expected {allowed}"):
+            with pytest.raises(Invalid, match=message):
                 await ask(sequences.shared_store, model, [1], turn)
         await ask(room, model, [1], SequenceRef("a", start=True))
 

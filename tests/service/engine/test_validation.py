@@ -78,7 +78,7 @@ def test_the_limits_themselves_are_legal(fields: dict[str, Any]) -> None:
         ),
         (
             {"input_ids": [0], "position_ids": [0], "offset": 0},
-            "offset: got offset and position_ids, expected one of them, since position_ids give every position",
+            "offset and position_ids exclude each other: position_ids give every position",
         ),
         ({"input_ids": [0], "offset": -1}, "offset[0]: got -1, expected 0 or more"),
         ({"input_ids": [[0], [0]], "offset": [0, SMALLEST]}, f"offset[1]: got {SMALLEST}, expected 0 or more"),
