@@ -9,10 +9,12 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
+from preblock.models.checkpoints.families import known
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.stem_reader import is_stem, read_stem, stem_files_needed
+from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.checkpoints.weight_files import CheckpointError, read_json
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION, INDEX
@@ -20,20 +22,23 @@ from preblock.models.modules.stems import Stem
 from preblock.models.presets import PRESETS, build_preset
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import TOKENIZER
+from preblock.service.artifacts.parity import OutputParity
 from preblock.service.artifacts.records import Resized, Source
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 SMALL_FILES = ["config.json", DESCRIPTION, INDEX, TOKENIZER]
 """Files to download first. They name the weight files, except for the tokenizer, which is copied."""
+FAMILY_TABLE = "model types with a row in the family table"
 
 
 class SourceOptions(TypedDict, total=False):
-    """Choices left open by a published checkpoint, as in `read_frontend`."""
+    """Choices left open by a published checkpoint, as in `read_frontend`; `tokens_only` for its token table alone."""
 
     side: str | None
     arithmetic: Literal["float32", "source"]
     segments: bool
     rotary_length: int | None
+    tokens_only: bool
 
 
 AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
@@ -41,12 +46,16 @@ AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
 
 @dataclass(frozen=True)
 class LoadedSource:
-    """A front-end, its record for the manifest, and its tokenizer file if the source has one."""
+    """A front-end, its record for the manifest, and its tokenizer file if the source has one.
+
+    `discovery` compares a discovered front-end with the library's model.
+    """
 
     frontend: AnyFrontEnd
     record: Source
     tokenizer: Path | None = None
     resized: Resized | None = None
+    discovery: OutputParity | None = None
 
 
 def load_source(
@@ -85,29 +94,53 @@ def _load_folder(
     described = (folder / DESCRIPTION).is_file()
     if described:
         _refuse_choices(DESCRIPTION, choices)
+    discovery: OutputParity | None = None
+    tokens_only = choices.get("tokens_only", False)
     try:
         frontend: AnyFrontEnd
         if described:
             frontend = read_description(folder, progress.add, widen)
         elif is_stem(folder, choices.get("side")):
-            _refuse_choices("a stem", {name: value for name, value in choices.items() if name != "side"})
+            _refuse_choices("a stem", _without_side(choices))
             frontend = read_stem(folder, choices.get("side"))
+        elif _has_row(folder):
+            further = {name: value for name, value in choices.items() if name != "tokens_only"}
+            frontend = read_frontend(folder, **further, count_bytes=progress.add, widen=widen)  # type: ignore[arg-type]
+            frontend = keep_tokens(frontend) if tokens_only else frontend
         else:
-            frontend = read_frontend(folder, **choices, count_bytes=progress.add, widen=widen)
+            # Imported here, because the export of a known family must not need transformers.
+            from preblock.export.discovery.discovery import discover
+
+            document = read_json(folder / "config.json")
+            further = _without_side(choices) | {"tokens_only": None}
+            _refuse_choices(repr(document["model_type"]), further, FAMILY_TABLE)
+            found = discover(folder, document, choices.get("side"), progress.add, widen, tokens_only)
+            frontend, discovery = found.frontend, found.parity
+            record = record.model_copy(update={"discovered_with": found.library})
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if described else "config.json")
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
-    return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None)
+    return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None, discovery=discovery)
 
 
-def _refuse_choices(source: str, choices: Mapping[str, Any]) -> None:
-    """Raise ExportError for choices allowed only with a published checkpoint."""
+def _has_row(folder: Path) -> bool:
+    """Return whether the family table knows the model type; True for a file without one, whose error it raises."""
+    model_type = read_json(folder / "config.json").get("model_type")
+    return not isinstance(model_type, str) or model_type in known()
+
+
+def _without_side(choices: SourceOptions) -> dict[str, Any]:
+    return {name: value for name, value in choices.items() if name != "side"}
+
+
+def _refuse_choices(source: str, choices: Mapping[str, Any], allowed: str = "published checkpoints") -> None:
+    """Raise ExportError for choices that the kind of source does not allow."""
     for name, value in choices.items():
         if value not in (None, False, "float32"):
             option = name.replace("_", "-")
-            raise ExportError(f"--{option}: got {value!r}, expected only for published checkpoints; {source} is none")
+            raise ExportError(f"--{option}: got {value!r}, expected only for {allowed}; {source} is none")
 
 
 def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
@@ -123,8 +156,13 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
             needed = files_described(folder)
         elif is_stem(folder, side):
             needed = stem_files_needed(folder, side)
-        else:
+        elif _has_row(folder):
             needed = files_needed(folder, side, choices.get("segments", False))
+        else:
+            from preblock.export.discovery.discovery import files_discovered
+
+            document, tokens_only = read_json(folder / "config.json"), choices.get("tokens_only", False)
+            needed = files_discovered(folder, document, side, tokens_only)
         # The hub's cache names the folder of a snapshot by its commit.
         snapshot_download(name, revision=folder.name, allow_patterns=[glob.escape(file) for file in needed])
     except CheckpointError as error:

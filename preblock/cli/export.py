@@ -32,6 +32,7 @@ from preblock.cli.progress import ProgressLine
     type=click.IntRange(1),
     help="Length of the whole sequence, for rotary angles scaled by it (dynamic, longrope).",
 )
+@click.option("--tokens-only", is_flag=True, help="Export the token table alone: the model's own lookup.")
 @click.option("--max-len", type=click.IntRange(1), help="Limit of offset + tokens; default the source's.")
 @click.option(
     "--resize",
@@ -66,6 +67,9 @@ def export(source: str, name: str, repository: Path | None, resize: str | None, 
         exported = run(source, name, folder, progress, **options, resizing=resize)
     for provider, parity in exported.parity.providers.items():
         click.echo(f"{exported.folder}: {parity.summary()} ({provider})")
+    if exported.parity.discovery:
+        library = exported.manifest.source.discovered_with
+        click.echo(f"{exported.folder}: discovered with {library}: {exported.parity.discovery.summary()}")
     if exported.parity.storage:
         click.echo(f"{exported.folder}: {describe_storage(exported.manifest, exported.parity)}")
 
