@@ -4,12 +4,13 @@ import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from preblock.export.errors import ExportError
 from preblock.export.publication import check_name
-from preblock.models.checkpoints.family_lookup import family_of, is_stem
+from preblock.models.checkpoints.family_lookup import family_of, is_stem, known
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
 from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.presets import PRESETS
@@ -23,16 +24,17 @@ REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(?:@[\w./-]+)?")
 MIN_SIMILARITY = 0.5
 """Least similarity of a suggestion, from 0 to 1: `gpt2` suggests `gpt2-small`."""
 
-Format = Literal["description", "stem", "checkpoint"]
+Format = Literal["description", "stem", "checkpoint", "discovery"]
 
 
 class SourceOptions(TypedDict, total=False):
-    """Choices left open by a published checkpoint, as in `read_frontend`."""
+    """Choices left open by a published checkpoint, as in `read_frontend`; `tokens_only` for its token table alone."""
 
     side: str | None
     arithmetic: Literal["float32", "source"]
     segments: bool
     rotary_length: int | None
+    tokens_only: bool
 
 
 def check_arguments(
@@ -122,10 +124,22 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
         if is_stem(folder, side):
             refuse_choices("a stem", {name: value for name, value in choices.items() if name != "side"})
             return "stem"
-        family_of(read_json(folder / CONFIG), side, choices.get("segments", False))
+        document = read_json(folder / CONFIG)
+        if _needs_discovery(document):
+            fixed = {name: value for name, value in choices.items() if name not in ("side", "tokens_only")}
+            refuse_choices(repr(document["model_type"]), fixed, "model types with a row in the family table")
+            return "discovery"
+        family_of(document, side, choices.get("segments", False))
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     return "checkpoint"
+
+
+def _needs_discovery(document: Mapping[str, Any]) -> bool:
+    """Return whether the model type has no row in the family table, and transformers is installed to discover it."""
+    model_type = document.get("model_type")
+    named = isinstance(model_type, str) and "/" not in model_type
+    return named and model_type not in known() and find_spec("transformers") is not None
 
 
 def _is_folder(source: str) -> bool:
@@ -156,9 +170,9 @@ def _is_artifact(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() or any(folder.glob(f"[1-9]*/{MANIFEST}"))
 
 
-def refuse_choices(source: str, choices: Mapping[str, Any]) -> None:
-    """Raise ExportError for choices allowed only with a published checkpoint."""
+def refuse_choices(source: str, choices: Mapping[str, Any], allowed: str = "published checkpoints") -> None:
+    """Raise ExportError for choices allowed only with `allowed`."""
     for name, value in choices.items():
         if value not in (None, False, "float32"):
             option = name.replace("_", "-")
-            raise ExportError(f"--{option} is only for published checkpoints; {source} is none")
+            raise ExportError(f"--{option} is only for {allowed}; {source} is none")
