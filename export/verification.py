@@ -130,7 +130,7 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
                 session(POSITIONED_GRAPH),
                 map_positions(folder, manifest),
                 session(manifest.plain),
-                progress.add,
+                progress.cases,
             )
     if isinstance(frontend, FrontEnd):
         signature = frontend.signature

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from preblock.models.modules.sinusoids import POSITIONS, RECIPES
 from preblock.models.serialization import Keys
 
 
@@ -121,11 +120,15 @@ class Positions:
     @property
     def limit(self) -> int:
         """The largest max_len: the rows of a table, or the range in which computed sinusoids are exact."""
+        from preblock.models.modules.sinusoids import POSITIONS  # imports torch
+
         computed = self.table == "hybrid" or not self.rows
         return self.cells or (POSITIONS if computed else self.rows) - self.first
 
     def check(self) -> None:
         """Raise ValueError unless the fields, sizes among them, go together."""
+        from preblock.models.modules.sinusoids import RECIPES  # imports torch
+
         tables = ("learned", "exact", "hybrid", "factorised", *RECIPES)
         if self.table not in tables:
             raise ValueError(f"table: got {self.table!r}, expected {', '.join(tables)}")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.api.http.routes import bias, decode, embed, health, models, openai, v2
+from preblock.service.api.http.routes import bias, decode, embed, health, index, models, openai, v2
 from preblock.service.api.http.schemas.openapi import document
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
@@ -118,9 +119,10 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         summary="Token ids in, the vectors that enter block 0 out.",
         lifespan=lifespan,
         redoc_url=None,
+        generate_unique_id_function=attrgetter("name"),
         static_url="/docs/static",
     )
-    app.openapi = partial(document, app.openapi)  # type: ignore[method-assign]
+    app.openapi = partial(document, app.openapi, engine.repository.access.needs_key)  # type: ignore[method-assign]
     errors.install(app)
     limit = settings.max_body_bytes
     embedding = embed.handler(engine, limit)
@@ -132,6 +134,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.include_router(v2.router(engine, inference, VERSION, limit))
     app.include_router(openai.router(engine, limit))
     app.include_router(health.router(engine))
+    app.include_router(index.router(VERSION, settings.grpc_port))
     return Dispatcher(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},

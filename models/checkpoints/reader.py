@@ -1,6 +1,6 @@
 """Reads the front-end of a published checkpoint: `config.json` and safetensors files, by the family table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from preblock.models.checkpoints.bias_families import bias_of
-from preblock.models.checkpoints.families import FAMILIES, SIZES, known, sides_of
 from preblock.models.checkpoints.family import ALL, Config, Family
+from preblock.models.checkpoints.family_lookup import family_of, section_of
 from preblock.models.checkpoints.rotary_families import MissingLengthError, as_stored, find_rotary, read_rotary
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import (
@@ -25,6 +25,16 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.bias import BiasConfig, T5Config
 from preblock.models.steps import Positions, Step, Tokens
+
+SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] = (
+    (("vocab_size", "n_words"), lambda frontend: {frontend.tokens.rows}),
+    (("embedding_size", "input_embedding_size", "word_embed_proj_dim"), lambda frontend: {frontend.tokens.width}),
+    (("hidden_size", "n_embd", "d_model", "dim", "emb_dim"), lambda frontend: {frontend.widths[-1]}),
+    (("type_vocab_size",), lambda frontend: _indices(frontend, "token_type_ids")),
+    (("n_langs",), lambda frontend: _indices(frontend, "langs")),
+    (("max_position_embeddings", "n_positions", "max_target_positions"), lambda frontend: _rows(frontend)),
+)
+"""Keys of a size in config.json -> the values consistent with the tensors; empty if the tensors do not determine it."""
 
 
 def read_frontend(
@@ -92,11 +102,8 @@ def _read_config(
 ) -> tuple[str, Family, Mapping[str, Any], Sequence[Step], BiasConfig | None]:
     """Return the name and the row of the family, its part of `config.json`, its steps without sizes, and its bias."""
     document = read_json(folder / "config.json")
-    name, family = family_of(document, side)
+    name, family = family_of(document, side, segments)
     values = section_of(document, family.sections)
-    if segments and not family.segments:
-        allowed = ", ".join(other for other, row in FAMILIES.items() if row.segments)
-        raise CheckpointError(f"--segments: {name!r} has no segments of token ids; the option is for {allowed}")
     config = Config(values, segments)
     try:
         return name, family, values, family.steps(config), bias_of(name, values)
@@ -106,38 +113,6 @@ def _read_config(
         raise CheckpointError(f"config.json: a value has the wrong type: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from error
-
-
-def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[str, Any]:
-    """Return the first of `sections` found in `config.json`; all of the file without sections."""
-    if not sections:
-        return document
-    key = next((key for key in sections if document.get(key) is not None), None)
-    if key is None or not isinstance(document[key], dict):
-        got = "is missing" if key is None else f"is {document[key]!r}"
-        raise CheckpointError(f"config.json: {key or sections[-1]} {got}, expected an object")
-    section: dict[str, Any] = document[key]
-    return section
-
-
-def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, Family]:
-    """Return the name and the row of the family of `config`."""
-    model_type = config.get("model_type")
-    sides = sides_of(str(model_type))
-    name = f"{model_type}/{side}" if sides else str(model_type)
-    if not sides and (name not in FAMILIES or "/" in name):  # names with a slash are rows, not model types
-        raise CheckpointError(f"config.json: model_type is {model_type!r}, known are {', '.join(known())}")
-    if sides and side not in sides:
-        raise CheckpointError(f"--side: got {side or 'nothing'}, expected {' or '.join(sides)} for {model_type!r}")
-    if not sides and side is not None:
-        raise CheckpointError(f"--side: got {side!r}, but {model_type!r} has no sides; leave the option out")
-    family = FAMILIES[name]
-    values = section_of(config, family.sections)
-    for key, understood in family.only.items():
-        if values.get(key) is not None and values[key] not in understood:
-            allowed = " or ".join(map(repr, understood))
-            raise CheckpointError(f"config.json: {key} is {values[key]!r}, understood is {allowed}")
-    return name, family
 
 
 def _with_rotary(
@@ -234,3 +209,13 @@ def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
                 raise ValueError(f"{key} is {stated!r}, the tensors have {' or '.join(map(str, sorted(allowed)))}")
     if frontend.max_len is not None and (type(frontend.max_len) is not int or frontend.max_len < 1):
         raise ValueError(f"the longest input is {frontend.max_len!r}, expected 1 or more")
+
+
+def _indices(frontend: FrontEndConfig, name: str) -> set[int]:
+    return {frontend.indices[name]} if name in frontend.indices else set()
+
+
+def _rows(frontend: FrontEndConfig) -> set[int]:
+    """Return both row counts: some families include the rows before the first position, some do not."""
+    positions = frontend.positions
+    return {positions.rows, positions.rows - positions.first} if positions and positions.table == "learned" else set()

@@ -6,12 +6,14 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from preblock.models.frontend_file import INDEX, STORED_TYPES, WEIGHTS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CheckpointError(ValueError):
@@ -48,14 +50,14 @@ def open_weights(file: Path) -> Any:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
-def get_tensor(weights: Any, key: str, file: Path) -> Tensor:
+def get_tensor(weights: Any, key: str, file: Path) -> "Tensor":
     """Return one tensor of `file`, opened by `open_weights`, in its stored type."""
     try:
         tensor: Tensor = weights.get_tensor(key)
     except SafetensorError as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
-    if tensor.dtype not in STORED_TYPES:
-        allowed = ", ".join(map(str, STORED_TYPES))
+    if str(tensor.dtype) not in STORED_TYPES:
+        allowed = ", ".join(STORED_TYPES)
         raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, expected {allowed}")
     return tensor
 

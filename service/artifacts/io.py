@@ -14,6 +14,7 @@ from preblock.service.artifacts.manifest import MANIFEST, Artifact, Manifest, St
 from preblock.service.artifacts.records import File, Schema
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, open_file, read_file, signature_of
+from preblock.service.core.schema_errors import explain
 
 MAX_JSON_BYTES = 4 * 2**20
 """Limit of a manifest or a parity report: over ten times the largest known file."""
@@ -104,11 +105,6 @@ def _parse(schema: type[S], file: Path, content: bytes) -> S:
     try:
         return schema.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = f"{file.name} {'.'.join(map(str, first['loc']))}".rstrip()
-        said = first["msg"].removeprefix("Value error, ")
-        expected = said.removeprefix("Input should be ")
-        message = f"{field}: {said}" if said == expected else None
-        if first["type"] == "missing":
-            message = f"{field} is missing"
-        raise ArtifactError(field, first["input"], expected, message=message) from error
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ArtifactError(f"{file.name} {where}".rstrip(), *explain(first)) from error

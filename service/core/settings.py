@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from preblock.service.core.errors import Invalid
+from preblock.service.core.schema_errors import explain
 
 PREFIX = "PREBLOCK_"
 RELOADABLE = frozenset(
@@ -172,11 +173,14 @@ def _read_file(file: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise Invalid("config_file", str(file), f"a readable TOML file ({error.strerror})") from error
+        message = f"the settings file {file} cannot be read: {str(error.strerror).lower()}"
+        raise Invalid("config_file", str(file), "a readable TOML file", message=message) from error
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deeply
-        raise Invalid("config_file", str(file), f"a TOML file ({error})") from error
+        message = f"the settings file {file} is not valid TOML: {error}"
+        raise Invalid("config_file", str(file), "a TOML file", message=message) from error
     if "config_file" in document:
-        raise Invalid(str(file), "config_file", "every setting except config_file")
+        message = f"{file}: a settings file cannot set config_file"
+        raise Invalid(str(file), "config_file", "every setting except config_file", message=message)
     return document
 
 
@@ -187,10 +191,8 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> Invalid:
     origin = origins[name]
     if first["type"] == "extra_forbidden":
         close = get_close_matches(name, Settings.model_fields, 1)
-        known = f"{close[0]}, or another name" if close else "a name"
-        return Invalid(origin, f"unknown setting {name}", f"{known} listed by `preblock settings`")
-    allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    if first["type"] == "path_type":  # the message names a Python class
-        allowed = "a path"
+        hint = f"did you mean {close[0]}? " if close else ""
+        message = f"{origin}: there is no setting {name}; {hint}`preblock settings` lists all"
+        return Invalid(origin, name, "a name listed by `preblock settings`", message=message)
     from_file = origin not in (option(name), variable(name))
-    return Invalid(f"{name} in {origin}" if from_file else origin, first["input"], allowed)
+    return Invalid(f"{name} in {origin}" if from_file else origin, *explain(first))

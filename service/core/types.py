@@ -102,6 +102,7 @@ class EmbedOptions:
     Args:
         offset: int64 (1,) or (B,), the number of real tokens already fed; None for 0 or with `position_ids`.
         truncate: side of a long row to remove tokens from, "left" or "right"; None rejects long rows.
+        max_length: most real tokens of a row after truncation; None for the limit of the model.
         pooling: "none", or one vector per row: "mean", "first" or "last".
         outputs: names of the requested tensors.
         dtype: of the response, a key of DTYPES.
@@ -114,6 +115,7 @@ class EmbedOptions:
 
     offset: Int64 | None = None
     truncate: str | None = None
+    max_length: int | None = None
     pooling: str = "none"
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
@@ -164,10 +166,18 @@ class TokenRequest(EmbedOptions):
 
 @dataclass(eq=False, kw_only=True)
 class TextRequest(EmbedOptions):
-    """Texts, one for each row; with `spans`, the response has the character span of each token."""
+    """Texts, one for each row.
+
+    Args:
+        text: the texts.
+        spans: whether the response has the character span of each token.
+        special_tokens: whether the tokenizer adds its special tokens.
+
+    """
 
     text: tuple[str, ...]
     spans: bool = False
+    special_tokens: bool = True
 
 
 @dataclass(frozen=True)
@@ -223,4 +233,4 @@ class StemRequest:
     dtype: str = "float32"
 
 
-AnyRequest = TokenRequest | PairwiseBiasRequest | StemRequest
+AnyRequest = TokenRequest | TextRequest | PairwiseBiasRequest | StemRequest

@@ -76,7 +76,7 @@ class Engine:
     async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord) -> Result:
         """Return the result of `embed`, `bias` or `stem`, by the kind of request."""
         match model, request:
-            case TokenModel(), TokenRequest():
+            case TokenModel(), TokenRequest() | TextRequest():
                 return await self.embed(model, request, record)
             case TokenModel(), PairwiseBiasRequest():
                 return await self.bias(model, request, record)
@@ -152,10 +152,11 @@ class Engine:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
         self.limits.check_rows("text", len(text))
         size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else INLINE_MAX_VALUES + 1
-        tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
-        # All fields of a text request but `text` are fields of a token request.
+        special, spans = request.special_tokens, request.spans
+        tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, spans, special))
+        # All other fields of a text request are fields of a token request.
         options = {**vars(request), "spans": tokens.spans}
-        del options["text"]
+        del options["text"], options["special_tokens"]
         segments = {"token_type_ids": tokens.token_type_ids} if "token_type_ids" in model.manifest.indices else {}
         return TokenRequest(input_ids=tokens.input_ids, indices=segments, special=tokens.special, **options)
 

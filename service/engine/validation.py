@@ -65,6 +65,8 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
     if request.pooling != "none" and not (real := count_real(request, manifest)).all():
         row = int(np.argmin(real))
         raise Invalid(f"input_ids[{row}]", "no real token", f"at least one, to take the {request.pooling}")
+    if request.max_length is not None and (least := int(min_row_tokens(request, manifest).max())) > request.max_length:
+        raise Invalid("max_length", request.max_length, f"{least} or more, to keep the special tokens and one other")
     limit = position_limit(request, manifest)
     if request.position_ids is None:
         _check_offset(request, manifest, limit)

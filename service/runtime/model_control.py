@@ -15,9 +15,10 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel
 
+from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
-from preblock.service.runtime.repository import UNLOADED, Repository, find_artifacts
+from preblock.service.runtime.repository import UNLOADED, Repository
 
 LOG = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 0.05

@@ -1,7 +1,6 @@
 """The model repository: every version folder `<repository>/<name>/<version>/`, opened."""
 
 import logging
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -9,8 +8,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
 
+from preblock.service.artifacts.catalog import VERSION, find_artifacts
 from preblock.service.artifacts.checksums import Checksums
-from preblock.service.artifacts.manifest import DATA, MANIFEST, NAME
+from preblock.service.artifacts.manifest import DATA, MANIFEST
 from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Principal
 from preblock.service.core.errors import ArtifactError, Invalid, NotFound
 from preblock.service.core.files import FileSignature, signature_of
@@ -20,7 +20,6 @@ from preblock.service.runtime.providers import ProviderChoice
 
 LOG = logging.getLogger(__name__)
 Fingerprint = tuple[tuple[str, FileSignature], ...]
-VERSION = re.compile(r"[1-9][0-9]{0,8}")
 UNLOADED = "unloaded"
 """The reason of an unloaded version."""
 
@@ -237,27 +236,3 @@ def _changed_in_place(before: Fingerprint, now: Fingerprint) -> bool:
     # Another file may have received the inode of a file without a mapping.
     then, found = (dict(files).get(DATA) for files in (before, now))
     return then is not None and found is not None and then[:2] == found[:2] and then[2:4] != found[2:4]
-
-
-def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
-    """Return name, version and folder of every artifact in `root`, by name and version.
-
-    Raises:
-        ArtifactError: the folder does not exist, or has no artifact.
-
-    """
-    if not root.is_dir():
-        message = f"the repository {root} does not exist; `preblock export` makes one"
-        raise ArtifactError("repository", str(root), "an existing folder", message=message)
-    found = [
-        (folder.parent.name, int(folder.name), folder)
-        for folder in root.glob("[!.]*/[1-9]*")
-        if VERSION.fullmatch(folder.name) and folder.is_dir()
-    ]
-    for name, _, _ in found:
-        if not re.fullmatch(NAME, name):
-            raise ArtifactError("model", name, "a name of letters, digits, '.', '_' and '-'")
-    if not found:
-        message = f"the repository {root} holds no model; `preblock export` adds one"
-        raise ArtifactError("repository", f"{root}, without a model", "at least one", message=message)
-    return sorted(found)

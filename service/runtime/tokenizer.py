@@ -38,8 +38,8 @@ class Tokenizer:
         """Whether the file is open."""
         return "_tokenizer" in vars(self)
 
-    def encode(self, text: Sequence[str], max_tokens: int, spans: bool) -> Encoding:
-        """Return the tokens of each text, untruncated, with the tokenizer's special tokens.
+    def encode(self, text: Sequence[str], max_tokens: int, spans: bool, special_tokens: bool = True) -> Encoding:
+        """Return the tokens of each text, untruncated; `special_tokens` adds the tokenizer's special tokens.
 
         Raises:
             Invalid: a text has no token, or `tokenizers` is not installed.
@@ -53,7 +53,7 @@ class Tokenizer:
         if characters > most:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
         # Unlike `encode`, this releases the interpreter lock.
-        found = self._tokenizer.encode_batch(list(text))
+        found = self._tokenizer.encode_batch(list(text), add_special_tokens=special_tokens)
         lengths = np.fromiter(map(len, found), np.int64, len(found))
         if lengths.sum() > max_tokens:
             raise TooLarge("text", f"{lengths.sum()} tokens", f"at most {max_tokens} tokens in a request")

@@ -1,5 +1,6 @@
 """Serve in one process, or in several that share a listening socket and, through the page cache, the tables."""
 
+import errno
 import gc
 import logging
 import os
@@ -152,7 +153,7 @@ class _Server(Server):
                 listener.listen(BACKLOG)  # uvloop would not report an address in use
             except OSError as error:
                 host, port, *_ = listener.getsockname()
-                raise Invalid("port", f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
+                raise _unusable("port", host, port, error) from error
         await super().startup(sockets)
         self._announce()
 
@@ -171,9 +172,24 @@ def bind(field: str, host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
         except OSError as error:
-            raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
+            raise _unusable(field, host, port, error) from error
         stack.pop_all()
         return listener
+
+
+def _unusable(field: str, host: str, port: int, error: OSError) -> Invalid:
+    """Return the error for an address that cannot be bound."""
+    if isinstance(error, socket.gaierror):
+        message = f"the host {host} is unknown: {str(error.strerror).lower()}"
+    elif error.errno == errno.EADDRINUSE:
+        message = f"port {port} on {host} is already in use"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        message = f"{host} is not an address of this machine"
+    elif error.errno == errno.EACCES:
+        message = f"port {port} on {host} needs more rights than this user has; choose a port of 1024 or more"
+    else:
+        message = f"port {port} on {host} cannot be used: {error.strerror}"
+    return Invalid(field, f"{host}:{port}", "a free address of this machine", message=message)
 
 
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> Config:

@@ -86,7 +86,8 @@ class TensorPath:
     def _answer_known(self, known: KnownHead, data: bytes) -> bool:
         connection, request, size = self._connection, known.request, len(data)
         began = self._held_since or perf_counter()
-        if not connection.between_requests or connection.incomplete_bytes or connection.active is not None:
+        reader = connection.reader
+        if not reader.between_requests or reader.incomplete_bytes or connection.active is not None:
             return False
         if connection.scheduler.rest or (size != known.request_size and size != len(known.data)):
             return False

@@ -4,6 +4,7 @@ import json
 import subprocess
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.paths import ROOT
@@ -28,10 +29,19 @@ def test_kserve(tiny_server: Server, tiny_clients: Clients) -> None:
     found = ask("kserve", "kserve_client.py", tiny_server.address, tiny_server.grpc)
     expected = native_bytes(tiny_clients, "gpt", FIELDS)
     assert found["http"] == [True, True, True, False]
-    assert found["grpc"] == [True, True, True]
+    assert found["grpc"] == [True, True, True, False]
     assert found["answers"] == [["7", "embeddings", "FP32", expected.tobytes().hex()]] * 6
     assert found["half"] == ["7", "embeddings", "FP16", expected.astype("<f2").tobytes().hex()]
     assert found["refused"].startswith("model: got nope, expected bert, gpt")
+
+
+def test_langchain(server: Server, clients: Clients) -> None:
+    """The documented argument keeps LangChain from sending the ids of another tokenizer, which give other vectors."""
+    found = ask("langchain-openai", "langchain_client.py", server.address)
+    answer = clients.http.post("/v1/embeddings", json={"model": "minilm", "input": found["texts"]}).json()
+    expected = np.array([item["embedding"] for item in answer["data"]], np.float32)
+    assert np.array(found["documented"], np.float32).tobytes() == expected.tobytes()
+    assert np.abs(np.array(found["default"], np.float32) - expected).max() > 0.1
 
 
 def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:
@@ -39,7 +49,7 @@ def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:
     vectors = native_bytes(tiny_clients, "gpt", FIELDS).tobytes().hex()
     for protocol in (found, found["grpc"]):
         assert protocol["server"] == "preblock"
-        assert protocol["inputs"] == ["input_ids", "attention_mask", "position_ids", "offset"]
+        assert protocol["inputs"] == ["input_ids", "attention_mask", "offset"]
         assert protocol["index"] == [["bert", "1", "READY"], ["bert", "2", "READY"], ["gpt", "1", "READY"]]
     assert (found["id"], found["vectors"]) == ("7", vectors)
     assert found["grpc"]["ready"] == [True, True]

@@ -15,8 +15,8 @@ from preblock.export.exporter import export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.triton import write_config
 from preblock.models.modules.stems import AudioConfig, AudioStem
+from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.records import Source
-from preblock.service.runtime.repository import find_artifacts
 from preblock.service.runtime.session import Session
 from tests.families.published_models import save
 from tests.support import commands

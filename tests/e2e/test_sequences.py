@@ -267,7 +267,7 @@ def test_sequences_that_wait_too_long_are_forgotten(strict: tuple[Server, Client
         assert str(stream.ask([[1]], 1)).startswith("parameters.sequence_id 1 does not run on ")
         with pytest.raises(RequestRefused, match=r"parameters\.sequence_id 9 does not run on gpt"):
             call_grpc(clients, "ModelInfer", request([[1]], 9))
-        assert str(stream.recv()).startswith("stream: got an idle timeout, expected a new stream")
+        assert str(stream.recv()).startswith("the stream was closed because of an idle timeout")
         with pytest.raises(InferenceServerException, match="no longer in valid state"):
             stream.send([[1]], 1)
     wait_for_streams(clients.http, 0)
@@ -309,7 +309,7 @@ def test_a_server_that_stops_tells_where_sequences_are(tiny_repository: Path) ->
             ],
         }
         for end in (stream.recv(), other.recv()):
-            assert str(end).startswith("stream: got server shutdown, expected a new stream")
+            assert str(end).startswith("the stream was closed because of the shutdown of the server")
         server.process.wait(20)
         assert time.monotonic() - begin < 9  # less than the grace of requests in flight
 

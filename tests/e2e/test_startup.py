@@ -72,8 +72,7 @@ def test_start_reports_an_address_that_another_start_took(tiny_repository: Path)
             time.sleep(0.01)
         loser, winner = (first, second) if first.poll() is not None else (second, first)
         errors = loser.communicate(timeout=60)[1]
-        expected = f"port: got 127.0.0.1:{ports[1]}, expected an address to listen on"
-        assert (loser.returncode, errors) == (1, f"preblock: {expected} (Address already in use)\n")
+        assert (loser.returncode, errors) == (1, f"preblock: port {ports[1]} on 127.0.0.1 is already in use\n")
         assert winner.poll() is None
 
 
@@ -94,7 +93,7 @@ def test_a_broken_model_ends_a_start_with_one_line(many: Path, tmp_path: Path, w
     with starting(tmp_path, "--workers", workers) as (_, process):
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (1, "")
-    assert errors == "preblock: zzz/1/manifest.json family is missing\n"
+    assert errors == "preblock: zzz/1/manifest.json family: got nothing, expected a value\n"
 
 
 @pytest.mark.parametrize(("output", "workers"), [("pipe", "1"), ("pipe", "2"), ("full", "1"), ("closed", "1")])

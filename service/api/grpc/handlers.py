@@ -18,7 +18,7 @@ from preblock.service.engine.engine import Engine
 
 GRPC, GRPC_STREAM = "grpc", "grpc-stream"
 END_REASONS = {
-    "shutdown": "server shutdown",
+    "shutdown": "the shutdown of the server",
     "idle": "an idle timeout",
     "time": "the maximum lifetime of a stream",
     "key": "a removed or changed key",
@@ -90,7 +90,8 @@ class CallHandlers:
             except StreamEnd as end:
                 # After the status OK, clients would wait for the responses to their next messages.
                 reason = END_REASONS[end.reason]
-                raise Unavailable("stream", reason, "a new stream, to another server or later") from None
+                message = f"the stream was closed because of {reason}; open a new one later, or on another server"
+                raise Unavailable("stream", reason, "an open stream", message=message) from None
 
         return grpc.stream_stream_rpc_method_handler(partial(self._run, answer))
 

@@ -11,10 +11,11 @@ from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.v2 import metadata, protobuf
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
+from preblock.service.codecs.v2.infer import InferMessage
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError
 from preblock.service.core.results import Result
-from preblock.service.core.types import TokenRequest
+from preblock.service.core.types import EmbedOptions, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.runtime.model import TokenModel
@@ -48,8 +49,11 @@ class InferenceService:
         return pb.ServerReadyResponse(ready=True)
 
     async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """Return whether a model is ready."""
-        self._engine.repository.find(request.name, request.version, caller=caller())
+        """Return whether a version of a model is served. Clients poll this method until it is."""
+        try:
+            self._engine.repository.find(request.name, request.version, caller=caller())
+        except NotFound:
+            return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=True)
 
     async def ServerMetadata(self, _: pb.ServerMetadataRequest) -> Any:
@@ -97,7 +101,7 @@ class InferenceService:
         return pb.RepositoryModelUnloadResponse()
 
     async def ModelInfer(self, message: bytes) -> bytes:
-        """Return the requested outputs, by default `embeddings`. Only the input `input_ids` is required."""
+        """Return the requested outputs, by default all outputs of tokens."""
         if (answer := await self._templates.answer(GRPC, message)) is not None:
             return answer
         request = await self._read(message)
@@ -146,23 +150,24 @@ class InferenceService:
         message: bytes,
         parsed: pb.ModelInferRequest,
         store: SequenceStore,
-        write_answer: Callable[[Result, str], protobuf.Parts],
+        write_answer: Callable[[Result, InferMessage], protobuf.Parts],
     ) -> bytes:
         with self._engine.admission.request(protocol) as record:
             model = self._engine.repository.find(parsed.model_name, parsed.model_version, caller=caller())
             record.model = model.name
             schedule = self._engine.scheduler.run
-            request = await schedule(len(message), lambda: protobuf.read_infer(parsed, model.manifest))
-            if isinstance(request, TokenRequest):  # a narrower dtype would run twice
-                request.in_pieces = request.sequence is None and request.dtype == "float32"
+            infer = await schedule(len(message), lambda: protobuf.read_infer(parsed, model.manifest))
+            request = infer.request
+            if isinstance(request, EmbedOptions):  # a narrower dtype would run twice
+                request.in_pieces = infer.options.sequence is None and request.dtype == "float32"
                 request.whole = True
             async with store.answer(model, request, record) as answer:
-                parts = write_answer(answer, parsed.id)
+                parts = write_answer(answer, infer)
                 if answer.arrays:
                     response = await schedule(answer.size, lambda: protobuf.join_message(parts))
                 else:
                     response = await protobuf.compute_message(parts)
-        if isinstance(request, TokenRequest) and isinstance(model, TokenModel):
+        if isinstance(request, TokenRequest) and isinstance(model, TokenModel) and not infer.options.row_outputs:
             self._templates.keep(protocol, message, parsed, request, model, response)
         return response
 

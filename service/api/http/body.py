@@ -67,6 +67,7 @@ async def read_body(request: RawRequest, engine: Engine, limit: int) -> bytes:
 
     """
     encoding = (request.header(b"content-encoding") or "identity").lower()
+    encoding = "gzip" if encoding == "x-gzip" else encoding  # RFC 9110, section 8.4.1.3
     if encoding != "identity" and encoding not in WINDOW_BITS:
         raise UnsupportedFormat("Content-Encoding", encoding, ", ".join(("identity", *WINDOW_BITS)))
     declared = request.header(b"content-length")

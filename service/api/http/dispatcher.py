@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from preblock.service.api.http import errors
+from preblock.service.api.http.methods import answer_head
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
 from preblock.service.api.http.tracing import ROUTE, set_status, trace_request
@@ -26,11 +27,17 @@ from preblock.service.observability.context import CURRENT_REQUEST, Begin, Reque
 
 LOG = logging.getLogger(__name__)
 
-PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Paths without authentication, because an orchestrator has no API key."""
-METHODS = ("GET", "POST")
+HEALTH_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
+"""Paths without authentication and traces, because an orchestrator has no API key."""
+DOCUMENT_PATHS = frozenset({"/docs", "/openapi.json"})
+STATIC_DOCUMENTS = "/docs/static/"
+"""Files of the documentation. A browser opens it without a key, and asks for the key in the page."""
+METHODS = ("GET", "HEAD", "POST")
+MODEL_CHANGES = "/v2/repository/"
+"""Path prefix of requests that can change the served models."""
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
+    *("Preblock-Next-Offset", "Preblock-Lengths", "Preblock-Truncated"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Response headers readable by a web page."""
@@ -38,6 +45,11 @@ CountBytes = Callable[[str, int, int, float, float], None]
 """Counts, for a protocol, the bytes received and sent, and the seconds of reading and writing."""
 START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """ASGI messages with response headers."""
+
+
+def is_public(path: str) -> bool:
+    """Return whether a path needs no API key."""
+    return path in HEALTH_PATHS or path in DOCUMENT_PATHS or path.startswith(STATIC_DOCUMENTS)
 
 
 class Dispatcher:
@@ -90,7 +102,7 @@ class Dispatcher:
             return
         channel = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
         CURRENT_REQUEST.set(channel.context)
-        if self.trace is None or scope["path"] in PUBLIC_PATHS:
+        if self.trace is None or scope["path"] in HEALTH_PATHS:
             await self._entry(scope, channel.receive, channel.send)
         else:
             await trace_request(self._entry, self.trace, channel.context, scope, channel.receive, channel.send)
@@ -108,7 +120,10 @@ class Dispatcher:
         except PreblockError as error:
             await errors.respond(error, scope["path"])(scope, receive, send)
         else:
-            await self.app(scope, receive, send)
+            if scope["type"] == "http" and scope["method"] == "HEAD":
+                await answer_head(self.app, scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
 
     async def answer(self, request: RawRequest, route: Route) -> Response:
         """Authenticate and answer a tensor request, without the CORS checks."""
@@ -162,10 +177,12 @@ class Dispatcher:
     def _authenticate(self, scope: Scope) -> None:
         """Set the caller of a request. Raise Forbidden or Unauthenticated if access is denied."""
         headers = scope["headers"]
-        origin = _header(headers, b"origin") if scope["type"] == "websocket" else None
+        # Browsers let any page open a WebSocket, and send a POST whose response it cannot read.
+        changes = scope["type"] == "websocket" or scope["path"].startswith(MODEL_CHANGES)
+        origin = _header(headers, b"origin") if changes else None
         if origin is not None:
             self._check_origin(origin.decode("latin-1"), headers)
-        if scope["path"] not in PUBLIC_PATHS:
+        if not is_public(scope["path"]):
             self._identify(headers, scope.get("client"))
 
     def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:
@@ -176,7 +193,7 @@ class Dispatcher:
             self._access.identify(client[0] if client else "")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
-        """Raise Forbidden for a web page from a foreign origin, because browsers let any page open a WebSocket."""
+        """Raise Forbidden for a web page from a foreign origin."""
         own = (_header(headers, b"host") or b"").decode("latin-1")
         if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
             raise Forbidden("Origin", origin, ", ".join((f"the origin of {own}", *self._origins)))

@@ -40,7 +40,7 @@ async def ask(http: str, grpc: str) -> dict[str, Any]:
             found["refused"] = str(error)
     async with InferenceGRPCClient(grpc, retries=0) as client:
         found["grpc"] = [await client.is_server_live(), await client.is_server_ready()]
-        found["grpc"].append(await client.is_model_ready("gpt"))
+        found["grpc"] += [await client.is_model_ready(model) for model in ("gpt", "nope")]
         typed = InferInput("input_ids", [2, 3], "INT64", data=IDS.ravel().tolist())
         for asked in (request(True), InferRequest(model_name="gpt", infer_inputs=[typed], request_id="7")):
             found["answers"].append(described(await client.infer(asked)))

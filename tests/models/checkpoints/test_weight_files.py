@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from preblock.models.checkpoints.family_lookup import is_stem
 from preblock.models.checkpoints.reader import read_frontend
-from preblock.models.checkpoints.stem_reader import is_stem
 from preblock.models.checkpoints.toml_config import files_described, read_description
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.frontend_file import INDEX
@@ -173,5 +173,5 @@ def test_a_deeply_nested_description_is_refused(gpt: Path) -> None:
 def test_the_name_of_a_row_is_no_model_type(gpt: Path, model_type: str) -> None:
     (gpt / "config.json").write_text(json.dumps(CONFIG | {"model_type": model_type}))
     assert not is_stem(gpt)
-    with pytest.raises(CheckpointError, match=f"model_type is '{model_type}', known are albert, "):
+    with pytest.raises(CheckpointError, match=f"the model_type '{model_type}' is unknown"):
         read_frontend(gpt)

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import AttributeProto, TensorProto, helper
 
-from preblock.export.exporter import export_module
+from preblock.export import export_module
 from preblock.service.artifacts import onnx_subset_pb2
 from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, POSITIONED_GRAPH, TOKEN_GRAPH
 from preblock.service.core.errors import ArtifactError
@@ -307,7 +307,7 @@ PLACE = (("location", DATA), ("offset", "0"), ("length", "12800"))
     [
         (entries(), " external_data: got , expected location, offset and length, once each"),
         (entries(*PLACE[:2]), " external_data: got location, offset, expected"),
-        (entries(*PLACE, ("location", "/etc/passwd")), " external_data: got location, offset, length, location, al"),
+        (entries(*PLACE, ("location", "/etc/passwd")), " external_data: got location, offset, length, location, ex"),
         (entries(*PLACE, ("checksum", "x")), " external_data: got location, offset, length, checksum, expected"),
         (lambda tensor: tensor.ClearField("data_location"), " data_location: got DEFAULT, expected EXTERNAL, since"),
         (lambda tensor: setattr(tensor, "raw_data", b"abcd"), " data_location: got EXTERNAL, expected DEFAULT, since"),

@@ -76,7 +76,7 @@ def test_whoever_was_not_let_in_may_use_nothing(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "model", "expected"),
+    ("models", "model", "allowed"),
     [
         ('["gpt"]', "gpt", True),
         ('["gpt"]', "gpt2", False),

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, read_keys
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
 from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository, find_artifacts
+from preblock.service.runtime.repository import Repository
 
 
 @pytest.fixture
@@ -89,11 +90,12 @@ def test_a_file_where_a_version_would_be_is_no_artifact(root: Path) -> None:
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "no") == f"the repository {tmp_path / 'no'} does not exist; `preblock export` makes one"
+    message = f"the repository {tmp_path / 'no'} does not exist; `preblock export` makes one"
+    assert refusal(tmp_path / "no") == message
 
 
 def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path).endswith(" holds no model; `preblock export` adds one")
+    assert refusal(tmp_path).endswith("holds no model; `preblock export` adds one")
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, DATA])

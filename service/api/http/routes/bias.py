@@ -19,7 +19,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     routes = APIRouter(tags=["bias"])
 
     async def bias(request: RawRequest, name: str, version: str | None) -> Response:
-        """Return the attention bias for the distance between a query and a key."""
+        """Return the attention bias by distance of query and key."""
         with engine.admission.request("bias") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name

@@ -54,7 +54,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             read = partial(_read, body, kind, request.query, model.manifest.indices)
             message = await engine.scheduler.run(len(body), read, text=kind == JSON)
             inputs, encoding = message.request, message.encoding
-            media = answer_type(accept, *writable_types(inputs.dtype, encoding, inputs.outputs, message.needs_lengths))
+            media = answer_type(accept, *writable_types(inputs.dtype, encoding, message.fields_reason))
             if encoding == PROMPT_EMBEDS:
                 check_prompt_embeds(inputs, model.manifest)
             text = media == JSON and encoding == "float"
@@ -103,7 +103,9 @@ def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> nat
         return options.of(_read_array(body, kind, single_values(query)))
     fields = native_json.read_query(single_values(query))
     content: Mapping[str, Any]
-    if kind == JSON:
+    if not body and "text" in fields:
+        content = {}
+    elif kind == JSON:
         content = native_json.read_json(body)
     elif kind == SAFETENSORS:
         content = read_safetensors(body)

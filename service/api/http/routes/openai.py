@@ -30,7 +30,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
                 document = read_json(body)
                 model = engine.repository.get(*openai.read_model(document), caller=caller())
                 record.model = model.name
-                return model, openai.read_embeddings(document, model.manifest.width)
+                return model, openai.read_embeddings(document, model.manifest)
 
             model, message = await engine.scheduler.run(len(body), read, text=True)
             answer = await engine.embed(model, message.request, record)
@@ -38,13 +38,13 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             content = await engine.scheduler.run(answer.size, lambda: openai.write_embeddings(answer, message), text)
             return await write_body(ChunkedResponse(content, JSON), RawRequest.of(request), engine, text)
 
-    @routes.get("/models")
+    @routes.get("/models", name="list_openai_models")
     async def list_models() -> schemas.OpenAIModels:
         """Return every model."""
         models = [model for model in engine.repository.newest(caller()) if isinstance(model, TokenModel)]
         return schemas.OpenAIModels(data=[schemas.OpenAIModel(id=m.name, created=m.created) for m in models])
 
-    @routes.get("/models/{model}", responses=schemas.NOT_FOUND)
+    @routes.get("/models/{model}", name="get_openai_model", responses=schemas.NOT_FOUND)
     async def get_model(model: str) -> schemas.OpenAIModel:
         """Return a model, by `name` or `name:version`."""
         created = engine.repository.get(*openai.split_identifier(model), caller=caller()).created

@@ -158,7 +158,8 @@ class DecodeSession:
     def _reopen(self, document: dict[str, Any]) -> bytes:
         """Open the stream again with the options of its first message."""
         if self.opened:
-            raise Conflict(decode_json.OPEN, "an open message after another message", "only as the first message")
+            message = "an open message must be the first message of its stream"
+            raise Conflict(decode_json.OPEN, "a later message", "the first message", message=message)
         fields = decode_json.read_open(document)
         model = self.stream.model
         self._open(model, fields)

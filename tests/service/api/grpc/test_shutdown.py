@@ -76,7 +76,7 @@ def test_waiting_streams_end_at_shutdown_without_delay(tiny_repository: Path) ->
             done.append(True)
         assert {error.code() for error in ends} == {grpc.StatusCode.UNAVAILABLE}
         assert {error.details() for error in ends} == {
-            "stream: got server shutdown, expected a new stream, to another server or later"
+            "the stream was closed because of the shutdown of the server; open a new one later, or on another server"
         }
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -101,7 +101,7 @@ def test_a_bomb_is_refused_without_being_expanded(tiny_repository: Path) -> None
     with serve(tiny_repository) as server:
         for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
             small = httpx.post(server.address + path, content=zlib.compress(b"{}"), headers=headers)
-            assert small.status_code == 422
+            assert small.status_code in (400, 422)
         before = status_bytes(server.process.pid, "VmHWM")
         for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
             answer = httpx.post(server.address + path, content=bomb, headers=headers)

@@ -119,7 +119,8 @@ def test_memory_and_provider_are_told(tiny: httpx.Client, tiny_server: Server) -
     found = read_metrics(tiny)
     anonymous = status_bytes(tiny_server.process.pid, "RssAnon")
     assert anonymous / 2 < found["preblock_resident_memory_bytes", "anonymous"] < 2 * anonymous
-    for model in tiny.get("/models").json():
+    for listed in tiny.get("/models").json():
+        model = tiny.get(f"/models/{listed['name']}").json()
         declared = model["manifest"]["files"]["model.onnx.data"]["bytes"]
         assert found["preblock_model_tables_bytes", model["name"], str(model["version"])] == declared
     choice = tiny.get("/models/gpt").json()["provider_choice"]
