@@ -25,7 +25,7 @@ def explain_install(command: str = "--help") -> str:
     """Return the message of an install without the service: the extra that `command` needs, or all extras."""
     if command.startswith("-"):
         return CLIENT_ALONE
-    extra = "cpu,export" if command in ("export", "verify") else "cpu"
+    extra = {"export": "cpu,export", "verify": "cpu,export", "plot": "cpu,plot"}.get(command, "cpu")
     return (
         f"preblock: only the Python client is installed. `preblock {command}` needs more: "
         f"pip install 'preblock[{extra}]' (gpu instead of cpu for an NVIDIA GPU)"

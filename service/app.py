@@ -21,13 +21,14 @@ from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
-from preblock.service.core.settings import Settings
+from preblock.service.core.settings import Settings, read_aliases
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.system import usable_cores
+from preblock.service.core.system import usable_cores, use_single_arena
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.process_metrics import ProcessCollector
 from preblock.service.runtime.collectors import ModelCollector
 from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.model_control import ModelControl
@@ -45,18 +46,24 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     """Open every model, and run each once. Several workers agree on changes through the folder `shared`.
 
     Raises:
-        Invalid: the key file cannot be read or parsed.
+        Invalid: the key file cannot be read or parsed, or an alias is wrong.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
+    use_single_arena()
     if not BUILT:
         LOG.warning("installed without a C compiler; positions are added by onnxruntime, which is slower")
     choice = choose_provider(settings.provider)
     access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
     threads, limit = settings.intra_op_threads, settings.gpu_mem_limit_bytes
-    repository = Repository(settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit)
+    aliases = read_aliases(settings.aliases)
+    repository = Repository(
+        settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit, aliases
+    )
+    if shared is None:  # a worker also starts after a folder has come or gone
+        repository.check_aliases()
     control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
-    metrics = Metrics(ModelCollector(repository))
+    metrics = Metrics(ModelCollector(repository), ProcessCollector())
     metrics.provider(choice.requested, choice.active, choice.probed)
     return Engine(repository, Scheduler(usable_cores(), live), metrics, live, control)
 

@@ -1,13 +1,11 @@
 """The page of an artifact for a person: sizes, limits, outputs, parameters, memory, parity, files."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from preblock.cli.options import FoundArtifact, table
 from preblock.export.progress import in_bytes
 from preblock.service.artifacts.manifest import (
-    BIAS_GRAPH,
     DATA,
     EMBEDDINGS,
     MANIFEST,
@@ -16,12 +14,9 @@ from preblock.service.artifacts.manifest import (
     Manifest,
     StemManifest,
 )
-from preblock.service.artifacts.onnx_check import MAX_GRAPH_BYTES, TYPES, parse
+from preblock.service.artifacts.parameters import count_parameters
 from preblock.service.artifacts.parity import ParityReport
-from preblock.service.core.files import read_file
 
-WEIGHT_TYPES = ("float32", "float16", "bfloat16", "int8", "uint8")
-"""Types of stored weights."""
 Section = list[tuple[str, str]]
 """Names and values of a part of the page."""
 
@@ -95,30 +90,13 @@ def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
 
 
 def _weights(folder: Path, manifest: Manifest | StemManifest, report: ParityReport) -> Iterator[tuple[str, str]]:
-    # The rows of an int4 table are packed and padded.
-    stored = {name: table_.rows * table_.width for name, table_ in report.storage.items()}
-    counts = _parameters(folder, manifest) | stored
+    counts = count_parameters(folder, manifest, report)
     dtype = manifest.stored_as if isinstance(manifest, Manifest) else manifest.dtype
     yield "parameters", f"{sum(counts.values()):,}"
     for name, count in counts.items():
         yield f"  {name}", f"{count:,}"
     yield "stored as", dtype
     yield "memory", f"{in_bytes(manifest.files[DATA].bytes)}, on a CPU mapped from the file and shared by all workers"
-
-
-def _parameters(folder: Path, manifest: Manifest | StemManifest) -> dict[str, int]:
-    """Return the number of trained values of each weight, read from the graphs; computed tables are not trained."""
-    counts = {}
-    for graph in manifest.graphs:
-        for tensor in parse(graph, read_file(folder / graph, MAX_GRAPH_BYTES)).graph.initializer:
-            dtype = TYPES[tensor.data_type][0]
-            name = tensor.name.removeprefix("frontend.").removesuffix(".transposed")
-            # Without a front-end of steps the names are free.
-            trained = name.endswith(("weight", "bias")) or manifest.kind == "stem" or manifest.front_end is None
-            if tensor.dims and dtype in WEIGHT_TYPES and trained:
-                name = f"bias {name}" if graph == BIAS_GRAPH else name
-                counts[name] = math.prod(tensor.dims)
-    return counts
 
 
 def _parity(manifest: Manifest | StemManifest, report: ParityReport) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from preblock.cli.options import describe_limits, read_settings, require, table
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Address": ("host", "port", "grpc_port", "workers"),
-    "Models": ("repository", "cache_dir", "model_control", "model_poll_interval_seconds"),
+    "Models": ("repository", "cache_dir", "aliases", "model_control", "model_poll_interval_seconds"),
     "Execution": ("provider", "intra_op_threads", "gpu_mem_limit_bytes"),
     "Request limits": (
         *("max_body_bytes", "max_request_tokens", "max_request_rows", "max_buffered_response_bytes"),
@@ -40,18 +40,21 @@ class SettingsCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return one option for each setting, then those of the command."""
-        from preblock.service.core.settings import Settings, option
+        from preblock.service.core.settings import REPEATED_OPTIONS, Settings, option
 
         options: list[click.Parameter] = []
         for name, field in Settings.model_fields.items():
             choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
             default = field.get_default(call_default_factory=True)
+            repeated = name in REPEATED_OPTIONS
             suffix = "" if default is None else f" [default: {default}]"
             options.append(
                 click.Option(
-                    [option(name)],
+                    [option(name), name],
+                    multiple=repeated,
+                    callback=_join_items if repeated else None,
                     type=click.Choice(choices) if choices else str,
-                    metavar=None if choices else METAVARS[_type_of(field.annotation)],
+                    metavar=None if choices else _metavar(name, field.annotation),
                     help=f"{field.description}{suffix}",
                 )
             )
@@ -67,11 +70,16 @@ class SettingsCommand(click.Command):
             formatter.write_dl(list(records.values()))
 
 
-def _type_of(annotation: Any) -> type:
-    """Return the type of a setting, of an optional one without None."""
+def _metavar(name: str, annotation: Any) -> str:
+    """Return the placeholder of a setting's value, by its name or its type."""
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     kind: type = next(kind for kind in kinds if kind is not type(None))
-    return kind
+    return "NAME=MODEL" if name == "aliases" else METAVARS[kind]
+
+
+def _join_items(_: click.Context, __: click.Parameter, items: tuple[str, ...]) -> str | None:
+    """Return the items of a repeated option as one setting."""
+    return ",".join(items) or None
 
 
 @click.command("settings", cls=SettingsCommand)
@@ -107,20 +115,20 @@ def serve(**options: Any) -> None:
 
     settings = read_settings(**options)
 
-    def announce(address: str, models: list[Any]) -> None:
+    def announce(address: str, models: dict[str, Any]) -> None:
         lines = [f"Preblock serves on {address} (documentation: {address}/docs)"]
-        lines += [f"  {model.name}: {describe_limits(model.manifest)}, {model.provider}" for model in models]
+        lines += [f"  {name}: {describe_limits(model.manifest)}, {model.provider}" for name, model in models.items()]
         if settings.grpc_port is not None:
             lines.append(f"gRPC on {settings.host}:{settings.grpc_port}")
         # On this machine, a server on all addresses is reached through the loopback address.
         local = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        takes_tokens = [model.name for model in models if model.manifest.kind == "tokens"]
+        takes_tokens = [name for name, model in models.items() if model.manifest.kind == "tokens"]
         lines.append("Try:")
         lines.append(
             f"  curl {local}/models/{takes_tokens[0]}/embed -H 'Content-Type: application/json' "
             """-d '{"input_ids": [[1, 2, 3]], "encoding": "float"}'"""
             if takes_tokens
-            else f"  curl {local}/v2/models/{models[0].name}"
+            else f"  curl {local}/v2/models/{next(iter(models))}"
         )
         _print_banner("\n".join(lines))
 

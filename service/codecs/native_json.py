@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.codecs.fields import format_value, read_choice, refuse_unknown, unique_names
+from preblock.service.codecs.json_size import count_separators
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
     read_array_rows,
@@ -22,7 +23,7 @@ from preblock.service.codecs.token_rows import (
     row_fields,
     token_inputs,
 )
-from preblock.service.core.errors import Invalid, Malformed
+from preblock.service.core.errors import Invalid, Malformed, TooLarge
 from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest
 
 ENCODINGS = ("base64", "float")
@@ -59,13 +60,20 @@ class EmbedMessage:
         return ""
 
 
-def read_json(body: bytes) -> dict[str, Any]:
+def read_json(body: bytes, max_values: int | None = None) -> dict[str, Any]:
     """Read a JSON object without repeated names.
 
+    Args:
+        body: the JSON text.
+        max_values: maximum values in it; default None: any number.
+
     Raises:
+        TooLarge: the text has more values; it is not parsed then.
         Malformed: another value, or a repeated name at any depth.
 
     """
+    if max_values is not None and len(body) > max_values and (separators := count_separators(body)) >= max_values:
+        raise TooLarge("body", f"{separators + 1} JSON values", f"at most {max_values} JSON values")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -25,6 +25,8 @@ RELOADABLE = frozenset(
     )
 )
 """Settings that take effect when the file changes; all others need a restart."""
+REPEATED_OPTIONS = {"aliases": "--alias"}
+"""Options that are given once for each item of a list."""
 
 
 def _default_cache_dir() -> Path:
@@ -62,12 +64,13 @@ class Settings(BaseModel):
     port: int = Field(8000, ge=0, le=65535, description="Port of HTTP and WebSocket; 0 picks a free port.")
     grpc_port: int | None = Field(None, ge=1, le=65535, description="Port of gRPC; unset: no gRPC.")
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA if it works, else CPU.")
+    aliases: str | None = Field(None, description="Comma-separated NAME=MODEL: further names of models.")
     model_control: Literal["none", "poll", "explicit"] = Field("none", description="Source of model changes.")
     model_poll_interval_seconds: float = Field(5.0, gt=0, description="Poll interval for model_control poll.")
     workers: int = Field(1, ge=1, description="Number of serving processes.")
     intra_op_threads: int = Field(1, ge=1, description="Threads of one session call.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="Minimum log level.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum log level.")
     access_log_sample_rate: float = Field(0.0, ge=0, le=1, description="Share of requests in the access log.")
     access_log_max_token_ids: int = Field(0, ge=0, le=4096, description="Maximum token ids in an access log line.")
     tracing: Literal["none", "otlp"] = Field("none", description="Export of spans; OTEL_… variables configure otlp.")
@@ -119,6 +122,16 @@ class Settings(BaseModel):
         """
         return Settings(**self._options)
 
+    @field_validator("aliases")
+    @classmethod
+    def _check_aliases(cls, text: str | None) -> str | None:
+        name = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+        if not all(re.fullmatch(f"{name}={name}", item) for item in split_list(text)):
+            raise ValueError("NAME=MODEL, such as embeddings=gpt2-small; names of letters, digits, '.', '_' and '-'")
+        if len(read_aliases(text)) < len(split_list(text)):
+            raise ValueError("each NAME once")
+        return text
+
     @field_validator("cors_origins")
     @classmethod
     def _check_origins(cls, text: str | None) -> str | None:
@@ -142,9 +155,14 @@ def split_list(text: str | None) -> list[str]:
     return [] if text is None else [item.strip() for item in text.split(",")]
 
 
+def read_aliases(text: str | None) -> dict[str, str]:
+    """Return the model of each name in the setting `aliases`."""
+    return {name: model for name, _, model in (item.partition("=") for item in split_list(text))}
+
+
 def option(name: str) -> str:
     """Return the command-line option of a setting."""
-    return "--" + name.replace("_", "-")
+    return REPEATED_OPTIONS.get(name, "--" + name.replace("_", "-"))
 
 
 def variable(name: str) -> str:

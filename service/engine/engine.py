@@ -64,6 +64,7 @@ class Engine:
         self.control = control or ModelControl(repository, "none", 1)
         self.scheduler = scheduler
         self.metrics = metrics
+        metrics.queue_depth = scheduler.queue_depth
         self.settings = settings
         self.limits = Limits(settings)
         self.admission = Admission(self.limits, metrics, AccessLog(settings))

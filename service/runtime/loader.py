@@ -30,6 +30,7 @@ from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import signature_of
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
+from preblock.service.runtime.position_rows import open_position_rows
 from preblock.service.runtime.position_table import PositionedRunner, map_positions
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Float32, Runner
@@ -89,6 +90,7 @@ def load_model(
         tables = map_tables(folder, manifest, manifest.kernel)
         if BUILT:
             _check_kernel(manifest, sessions, tables)
+    rows = open_position_rows(folder, manifest) if isinstance(manifest, Manifest) else None
     for session in sessions.values():
         session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
     for file, signature in signatures.items():
@@ -107,7 +109,9 @@ def load_model(
         return EncoderStem(manifest=manifest, **served)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
     tables = tables if BUILT else None
-    return TokenModel(manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, **served)
+    return TokenModel(
+        manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, position_rows=rows, **served
+    )
 
 
 def _smallest_input(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:

@@ -88,6 +88,7 @@ class ModelControl:
             Unavailable: a worker did not apply the change in time.
 
         """
+        name = self._repository.resolve(name)
         self._check_allowed(name, caller)
         found_artifacts = await _read_repository(partial(find_artifacts, self._repository.root))
         names = {found for found, _, _ in found_artifacts}
@@ -111,6 +112,7 @@ class ModelControl:
             Unavailable: a worker did not apply the change in time.
 
         """
+        name = self._repository.resolve(name)
         self._check_allowed(name, caller)
         names = {state.name for state in self._repository.index(caller)}
         if name not in names:
@@ -155,10 +157,7 @@ class ModelControl:
 
     async def _refresh(self) -> None:
         async with self._refresh_lock:
-            changes = await _read_repository(partial(self._repository.refresh, self._desired.unloaded))
-            for change in changes:
-                level = logging.WARNING if change.reason else logging.INFO
-                LOG.log(level, "model %s version %d: %s %s", change.name, change.version, change.state, change.reason)
+            await _read_repository(partial(self._repository.refresh, self._desired.unloaded))
 
 
 async def _read_repository(read: Callable[[], Result]) -> Result:

@@ -34,6 +34,7 @@ class Session:
         threads: of one call; default 1.
         graph: file name in the artifact; default model.onnx.
         gpu_mem_limit_bytes: GPU memory limit, tables included; default None: no limit.
+        content: ONNX to run in place of the file `graph`, with tables in the same data file; default None.
 
     Raises:
         ArtifactError: onnxruntime cannot load the graph; the log says why.
@@ -51,6 +52,7 @@ class Session:
         threads: int = 1,
         graph: str = GRAPH,
         gpu_mem_limit_bytes: int | None = None,
+        content: bytes | None = None,
     ) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
@@ -58,6 +60,8 @@ class Session:
         options.log_severity_level = 3
         # A spinning thread keeps a core busy between requests.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if content is not None:
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         for file in (graph, DATA):
             if not (folder / file).is_file():
                 raise ArtifactError(file, "no such file", "a file of the artifact", message=f"{file} is missing")
@@ -69,7 +73,7 @@ class Session:
             limit["gpu_mem_limit"] = str(gpu_mem_limit_bytes)
         try:
             self._session = ort.InferenceSession(
-                folder / graph,
+                folder / graph if content is None else content,
                 options,
                 providers=[provider] if provider == CPU else [(provider, CUDA_OPTIONS | limit), CPU],
                 disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,

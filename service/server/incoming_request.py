@@ -8,7 +8,7 @@ from typing import NamedTuple
 from preblock.service.api.http.request import Route
 from preblock.service.api.http.response import Headers
 from preblock.service.api.request_cache import RequestTemplate
-from preblock.service.observability.context import PER_REQUEST_HEADERS
+from preblock.service.observability.context import PER_REQUEST_HEADERS, Target
 
 MAX_VALUE_CHARS = 80
 MAX_HEAD_BYTES = 2**16  # of URL and headers, and of the trailers of a chunked body
@@ -50,6 +50,7 @@ class IncomingRequest:
         rest: of a WebSocket, the first input after its head.
         answer_begun: whether the contained protocol has begun the response.
         answered: whether the response was written before the body was complete.
+        target: of a tensor request, for its context.
         route: of a tensor request; None if the application answers. The fields below belong to it.
         template: of the request, if the cache has one.
         caller: context variables with the authenticated caller.
@@ -79,6 +80,7 @@ class IncomingRequest:
     rest: bytes = b""
     answer_begun: bool = False
     answered: bool = False
+    target: Target | None = None
     route: Route | None = None
     template: RequestTemplate | None = None
     caller: Context | None = None

@@ -3,6 +3,7 @@
 import errno
 import gc
 import logging
+import logging.config
 import os
 import signal
 import socket
@@ -18,11 +19,12 @@ from threading import Thread
 from types import FrameType
 
 from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.app import create_app, create_engine, create_tracing
+from preblock.service.app import VERSION, create_app, create_engine, create_tracing
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.settings import Settings, split_list
 from preblock.service.core.tls import load_certificates, reloading_context
+from preblock.service.engine.engine import Engine
 from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import ServedModel
@@ -39,7 +41,7 @@ POLL_INTERVAL_SECONDS = 0.01
 READY_FILE = "opened"
 """A worker creates this file in the folder `control` when its models are open."""
 
-Models = list[ServedModel]
+Models = dict[str, ServedModel]
 Announce = Callable[[str, Models], None]
 
 
@@ -53,6 +55,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
+    logging.config.dictConfig(configuration(settings.log_format, settings.log_level))
     load_certificates(settings)
     listener = bind("port", settings.host, settings.port)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
@@ -63,14 +66,24 @@ def serve(settings: Settings, announce: Announce) -> None:
         bind("grpc-port", settings.host, settings.grpc_port).close()
     scheme = "https" if settings.tls_cert_file else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+    def start(models: Models) -> None:
+        LOG.info(
+            "started: preblock %s serves %d models on %s with workers: %d", VERSION, len(models), url, settings.workers
+        )
+        # A full standard output would block the event loop.
+        Thread(target=announce, args=(url, models), daemon=True).start()
+
     run = _serve_in_process if settings.workers == 1 else _serve_with_workers
-    run(settings, listener, partial(announce, f"{scheme}://{host}:{listener.getsockname()[1]}"))
+    run(settings, listener, start)
+    LOG.info("stopped")
 
 
 def _serve_in_process(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
     engine = create_engine(settings)
     app = create_app(settings, engine)
-    models = engine.repository.newest(SERVICE)
+    models = _log_models(engine)
     # uvicorn raises its stop signal again.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
@@ -83,7 +96,7 @@ def _serve_with_workers(settings: Settings, listener: socket.socket, announce: C
     # Open everything here first: a broken artifact is reported once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
-    models = create_engine(settings).repository.newest(SERVICE)
+    models = _log_models(create_engine(settings))
     with tempfile.TemporaryDirectory(prefix="preblock-") as folder:
         counters, control = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
@@ -99,6 +112,13 @@ def _serve_with_workers(settings: Settings, listener: socket.socket, announce: C
         supervisor.run()
     if supervisor.killed_by:
         sys.exit(128 + supervisor.killed_by)
+
+
+def _log_models(engine: Engine) -> Models:
+    """Log each opened version, and return the highest version of each model."""
+    for model in engine.repository.all(SERVICE):
+        LOG.info("model %s version %d opened, on %s", model.name, model.version, model.provider)
+    return engine.repository.newest(SERVICE)
 
 
 def _enable_garbage_collection() -> None:
@@ -156,6 +176,11 @@ class _Server(Server):
                 raise _unusable("port", host, port, error) from error
         await super().startup(sockets)
         self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish requests in flight."""
+        LOG.info("stopping: requests in flight finish")
+        await super().shutdown(sockets)
 
 
 def bind(field: str, host: str, port: int) -> socket.socket:

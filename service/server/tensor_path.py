@@ -106,6 +106,7 @@ class TensorPath:
         body = data[len(known.data) :]
         context = RequestContext(request.request_id, began)
         context.received, context.read = len(body), perf_counter() - began
+        context.target = request.target
         connection.active = request
         if caller.run(self._responder.answer_by_template, template, request, body, context):
             self._held_since = 0.0
@@ -131,6 +132,7 @@ class TensorPath:
         if request.template is None and not _is_short(request):
             return False
         request.route = route
+        request.target = "POST", route.path, request.client[0] if request.client else ""
         return True
 
     def answer(self, request: IncomingRequest, first_input: bytes) -> None:
@@ -146,6 +148,7 @@ class TensorPath:
         request.request_id = find_request_id(request.identifying)
         context = RequestContext(request.request_id, request.began)
         context.received, context.read = len(body), perf_counter() - request.began
+        context.target = request.target
         template, request.template = request.template, None  # a kept template would keep a replaced model open
         caller, respond = request.caller, self._responder.answer_by_template
         if template is not None and caller is not None and caller.run(respond, template, request, body, context):

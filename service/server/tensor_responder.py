@@ -230,7 +230,8 @@ def _end(
 
 
 def _end_trace(context: RequestContext, status: int, error: Exception | None = None) -> None:
-    """End the span of a request, if it has one. After an `error` the response is incomplete."""
+    """End a request and its span, if it has one. After an `error` the response is incomplete."""
+    context.set_status(status)
     if context.trace is not None:
         set_status(context.trace, status)
         end_span(context.trace, error)

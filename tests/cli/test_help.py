@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from preblock.cli import app
 from preblock.cli.serve import GROUPS
-from preblock.service.core.settings import Settings
+from preblock.service.core.settings import Settings, option
 from tests.support.paths import PREBLOCK
 
 OPTIONAL = (
@@ -23,6 +23,7 @@ OPTIONAL = (
     "safetensors",
     "huggingface_hub",
     "transformers",
+    "matplotlib",
     "httpx",
     "opentelemetry.sdk",
 )
@@ -40,7 +41,7 @@ def test_help_of_every_command_needs_no_optional_package() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True)
     results, modules = json.loads(done.stdout)
     assert results.keys() == {
-        *("", "export", "verify", "triton", "families", "list", "inspect", "check", "remove"),
+        *("", "export", "verify", "triton", "families", "list", "inspect", "plot", "check", "remove"),
         *("key", "settings", "serve", "bench"),
     }
     for name, (code, output) in results.items():
@@ -75,7 +76,7 @@ def test_help_of_serve_has_groups_types_and_defaults() -> None:
     assert list(sections) == [*GROUPS, "Options"]
     for title, names in GROUPS.items():
         for name in names:
-            assert f"--{name.replace('_', '-')} " in sections[title]
+            assert f"{option(name)} " in sections[title]
     assert re.search(r"--port INTEGER +Port of HTTP and WebSocket; 0 picks a free port. \[default: 8000\]", output)
     assert "--rate-limit-per-second NUMBER" in output
     assert "--repository PATH" in output

@@ -122,6 +122,7 @@ def test_its_optimization_level_gives_the_proven_bits(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_there_fails(repository: Path, tmp_path: Path) -> None:
     done = commands.run(commands.preblock, "triton", "nope", "--repository", repository)
-    assert (done.returncode, done.stderr) == (1, "preblock: NAME: got nope, expected bert, gpt\n")
-    with pytest.raises(ExportError, match="got no version, expected at least one"):
+    message = f"preblock: the repository {repository} has no model 'nope'; it has bert, gpt\n"
+    assert (done.returncode, done.stderr) == (1, message)
+    with pytest.raises(ExportError, match="holds no version of a model"):
         write_config(tmp_path / "none")

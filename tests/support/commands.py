@@ -19,6 +19,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         "preblock.cli",
+        "preblock.plots",
         "preblock.export.exporter",
         "preblock.service.app",
         "onnxscript.function_libs.torch_lib.ops",

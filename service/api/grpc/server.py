@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from preblock.service.api.grpc.errors import SERVICE
 from preblock.service.api.grpc.handlers import CallHandlers
-from preblock.service.api.grpc.interceptor import SERVICE, CallInterceptor
+from preblock.service.api.grpc.interceptor import CallInterceptor
 from preblock.service.api.grpc.reflection import enable_reflection
 from preblock.service.api.grpc.servicer import InferenceService
 from preblock.service.api.request_cache import TemplateCache

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
-from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, Receive, Send
+from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, MESSAGE_EXPANSION, Receive, Send
 from preblock.service.api.grpc.request_cache import CallTemplates
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamEnd, StreamLifetime
@@ -64,19 +64,19 @@ class InferenceService:
         """Return inputs and outputs of a model."""
         model = self._engine.repository.find(request.name, request.version, caller=caller())
         versions = [model.version] if request.version else self._engine.repository.versions(model.name)
-        return protobuf.write(pb.ModelMetadataResponse, metadata.model_metadata(model.name, versions, model.manifest))
+        return protobuf.write(pb.ModelMetadataResponse, metadata.model_metadata(request.name, versions, model.manifest))
 
     async def ModelConfig(self, request: pb.ModelConfigRequest) -> Any:
         """Return the configuration of a model in Triton's form."""
         model = self._engine.repository.find(request.name, request.version, caller=caller())
-        config = metadata.model_config(model.name, model.manifest, model.provider)
+        config = metadata.model_config(request.name, model.manifest, model.provider)
         return protobuf.write(pb.ModelConfigResponse, {"config": config})
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest) -> Any:
         """Return the statistics of one version of a model, of all its versions, or of every model."""
         models = self._engine.repository.select(request.name, request.version, caller=caller())
         found = self._engine.metrics.statistics()
-        stats = [metadata.model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]
+        stats = [metadata.model_statistics(request.name or m.name, m.version, found[m.name, m.version]) for m in models]
         return protobuf.write(pb.ModelStatisticsResponse, {"model_stats": stats})
 
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest) -> Any:
@@ -131,9 +131,10 @@ class InferenceService:
         try:
             if (answer := await self._templates.answer(GRPC_STREAM, message)) is not None:
                 return answer
-            request = await self._read(message)
-            id_ = request.id
-            return await self._infer(GRPC_STREAM, message, request, store, protobuf.write_stream)
+            async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * len(message)):
+                request = await self._read(message)
+                id_ = request.id
+                return await self._infer(GRPC_STREAM, message, request, store, protobuf.write_stream)
         except PreblockError as error:
             failure = str(error)
         except Exception:
@@ -156,7 +157,8 @@ class InferenceService:
             model = self._engine.repository.find(parsed.model_name, parsed.model_version, caller=caller())
             record.model = model.name
             schedule = self._engine.scheduler.run
-            infer = await schedule(len(message), lambda: protobuf.read_infer(parsed, model.manifest))
+            most = self._engine.limits.max_parsed_values() if isinstance(model, TokenModel) else None
+            infer = await schedule(len(message), lambda: protobuf.read_infer(parsed, model.manifest, most))
             request = infer.request
             if isinstance(request, EmbedOptions):  # a narrower dtype would run twice
                 request.in_pieces = infer.options.sequence is None and request.dtype == "float32"

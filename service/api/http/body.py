@@ -9,6 +9,7 @@ from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, join
 from preblock.service.core.errors import Malformed, TooLarge, UnsupportedFormat
 from preblock.service.engine.engine import Engine
+from preblock.service.observability.record import RequestRecord
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """Window bits of zlib for each content encoding."""
@@ -57,13 +58,20 @@ def choose_encoding(accept: str, text: bool) -> str | None:
     return best if best in WINDOW_BITS and qualities.get(best, 0.0) > 0 else None
 
 
-async def read_body(request: RawRequest, engine: Engine, limit: int) -> bytes:
-    """Return the complete, decompressed body; `limit` bytes hold before and after decompression.
+async def read_body(request: RawRequest, engine: Engine, limit: int, record: RequestRecord | None) -> bytes:
+    """Return the complete, decompressed body, and reserve memory for it until the handler of the request returns.
+
+    Args:
+        request: with the body.
+        engine: runs the decompression.
+        limit: maximum bytes, before and after decompression.
+        record: of the request; None if `limit` is too low for a large body.
 
     Raises:
         TooLarge: the body is larger; a larger declared length is rejected before the body is read.
         Malformed: the declared length is not a number, the client left early, or the compressed data is broken.
         UnsupportedFormat: the content encoding is unknown.
+        Unavailable: too many large bodies wait for memory, or for too long.
 
     """
     encoding = (request.header(b"content-encoding") or "identity").lower()
@@ -77,6 +85,9 @@ async def read_body(request: RawRequest, engine: Engine, limit: int) -> bytes:
         if len(declared) > 20 or int(declared) > limit:
             raise TooLarge("body", f"{declared} bytes", f"at most {limit} bytes")
     body = await _receive(request, limit) if request.body is None else request.body
+    size = len(body) if encoding == "identity" else min(MAX_EXPANSION * len(body), limit)
+    if record is not None:
+        await engine.admission.reserve(record, size)
     if encoding == "identity":
         return body
     return await engine.scheduler.run(MAX_EXPANSION * len(body), lambda: expand(body, encoding, limit))

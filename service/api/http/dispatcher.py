@@ -101,6 +101,8 @@ class Dispatcher:
             await self.app(scope, receive, send)
             return
         channel = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
+        client = scope.get("client")
+        channel.context.target = scope.get("method", "GET"), scope["path"], client[0] if client else ""
         CURRENT_REQUEST.set(channel.context)
         if self.trace is None or scope["path"] in HEALTH_PATHS:
             await self._entry(scope, channel.receive, channel.send)
@@ -218,8 +220,9 @@ class _MeteredChannel:
     async def send(self, message: Message) -> None:
         """Send a message."""
         if message["type"] in START_MESSAGES:
+            self.context.set_status(message.get("status", 101))  # only an accepted WebSocket has none
             if self.context.trace is not None:
-                set_status(self.context.trace, message.get("status", 101))  # only an accepted WebSocket has none
+                set_status(self.context.trace, message.get("status", 101))
             message = {**message, "headers": [*message.get("headers", ()), *self.context.headers()]}
         began = perf_counter()
         await self._send(message)

@@ -68,26 +68,33 @@ class InferMessage:
         return self.options.binary
 
 
-def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> InferMessage:
+def read_infer(
+    body: bytes, header_length: str | None, manifest: Manifests, max_values: int | None = None
+) -> InferMessage:
     """Read an inference request.
 
     Args:
         body: JSON, then the bytes of binary tensors.
         header_length: value of the header with the number of bytes of the JSON; None if the body is JSON alone.
         manifest: of the model.
+        max_values: maximum values in the JSON; default None: any number.
 
     Raises:
+        TooLarge: the JSON has too many values.
         Malformed: bytes and their declared sizes disagree, or the JSON is invalid.
         Invalid: a name, type, shape or value is not allowed.
 
     """
     if header_length is None:
-        header, binary = _read_header(body, manifest), memoryview(b"")
+        header, binary = _read_header(body, manifest, max_values), memoryview(b"")
     else:
         end = _header_length(header_length, len(body))
         if end == 0:
             return _read_raw(body, manifest)
-        header = (_cached_header if end <= MAX_CACHED_HEADER_BYTES else _read_header)(body[:end], manifest)
+        if end <= MAX_CACHED_HEADER_BYTES:
+            header = _cached_header(body[:end], manifest)
+        else:
+            header = _read_header(body[:end], manifest, max_values)
         binary = memoryview(body)[end:]
     request = to_request(attach_contents(header, binary), header.options, manifest)
     return InferMessage(request, header.id, header.options)
@@ -108,8 +115,8 @@ def find_tensor_offsets(body: bytes, header_length: str, manifest: Manifest) -> 
     return found
 
 
-def _read_header(text: bytes, manifest: Manifests) -> InferHeader:
-    document = drop_nulls(read_json(text))
+def _read_header(text: bytes, manifest: Manifests, max_values: int | None = None) -> InferHeader:
+    document = drop_nulls(read_json(text, max_values))
     refuse_unknown(document, FIELDS)
     inputs, ignored = read_inputs(read_objects("inputs", document.get("inputs"), INPUT_FIELDS))
     id_ = document.get("id")

@@ -45,10 +45,16 @@ def read(kind: Any, message: bytes) -> Any:
         raise Malformed("message", f"{len(message)} bytes", f"a message {kind.DESCRIPTOR.full_name}") from error
 
 
-def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> InferMessage:
+def read_infer(message: pb.ModelInferRequest, manifest: Manifests, max_values: int | None = None) -> InferMessage:
     """Read an inference request, with raw bytes for all inputs or for none.
 
+    Args:
+        message: the request.
+        manifest: of the model.
+        max_values: maximum values of an input that is not raw; default None: any number.
+
     Raises:
+        TooLarge: an input has more values.
         Malformed: the numbers of raw entries and inputs differ, or a declared size is wrong.
         Invalid: a name, datatype, shape or value is not allowed.
 
@@ -66,7 +72,7 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> InferMessa
             raise Invalid(where, "contents and raw_input_contents", "one of them")
         parameters = read_parameters(tensor.parameters)
         ignored += find_ignored(f"{where}.parameters", parameters, INPUT_PARAMETERS)
-        data = memoryview(raw[index]) if raw else _read_contents(where, tensor)
+        data = memoryview(raw[index]) if raw else _read_contents(where, tensor, max_values)
         # Some clients send parameters of HTTP over gRPC too.
         size = parameters.get("binary_data_size", len(data))
         if raw and size != len(data):
@@ -77,15 +83,24 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> InferMessa
     return InferMessage(to_request(inputs, options, manifest), message.id, options)
 
 
-def _read_contents(where: str, tensor: Any) -> list[Any]:
-    """Return the typed contents of a tensor; raise Invalid for contents of another datatype."""
+def _read_contents(where: str, tensor: Any, max_values: int | None) -> list[Any]:
+    """Return the typed contents of a tensor.
+
+    Raises:
+        Invalid: the contents have another datatype.
+        TooLarge: there are more than `max_values`.
+
+    """
     expected = CONTENTS.get(tensor.datatype)
     given = [field.name for field, _ in tensor.contents.ListFields()]
     if expected is None:  # the name and the datatype are checked with the other tensors
         return []
     if given not in ([], [expected]):
         raise Invalid(f"{where}.contents", ", ".join(given), f"{expected} for {tensor.datatype}")
-    return list(getattr(tensor.contents, expected))
+    values = getattr(tensor.contents, expected)
+    if max_values is not None and len(values) > max_values:
+        raise TooLarge(tensor.name, f"{len(values)} values", f"at most {max_values} values")
+    return list(values)
 
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The scheduler: small work at once, large work in a bounded pool, and nobody hurt by another."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -256,3 +257,16 @@ def test_a_cancelled_request_does_not_change_its_neighbours(tiny_repository: Pat
     alone = [asyncio.run(ask_engine(engine, model, requests[i])).arrays["embeddings"].tobytes() for i in (0, 2, 3, 5)]
     assert together == alone
     scheduler.close()
+
+
+def test_rejected_work_leaves_no_cycle(scheduler: Scheduler) -> None:
+    """A cycle of the exception would keep the body of the request."""
+
+    async def scenario() -> None:
+        gc.collect()
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                await scheduler.run(LARGE, lambda: 1 / 0)
+        assert gc.collect() == 0
+
+    asyncio.run(scenario())

@@ -13,6 +13,7 @@ import pytest
 
 from tests.service.matrix.code_paths import DIRECT, CodePath
 from tests.service.matrix.test_limits import check_retry
+from tests.support.scrapes import read_metrics
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
 
@@ -55,6 +56,12 @@ def busy(request: pytest.FixtureRequest, wide_repository: Path) -> Iterator[tupl
         for each in loads:
             each.result()
         assert httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [[1]]}).status_code == 200
+
+
+def test_waiting_work_is_a_gauge_and_a_load_signal(busy: tuple[Server, str]) -> None:
+    server, _ = busy
+    wait_until(lambda: read_metrics(server.address)["preblock_queue_depth",] >= 1)
+    wait_until(lambda: httpx.get(f"{server.address}/readyz", timeout=60).json()["queue_depth"] >= 1)
 
 
 @pytest.mark.parametrize("path", ROWS, ids=lambda path: path.name)

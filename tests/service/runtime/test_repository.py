@@ -1,6 +1,8 @@
-"""The models of a folder: which are found, and what is said of a broken one."""
+"""The models of a folder: discovery, names, and the errors of broken ones."""
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, read_keys
-from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
+from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 
@@ -49,7 +51,7 @@ def test_the_highest_version_is_the_default(root: Path) -> None:
 def test_models_are_listed_by_name_and_version(root: Path) -> None:
     repository = Repository(root, CPU, 1)
     assert [(model.name, model.version) for model in repository.all()] == [("bert", 1), ("bert", 2), ("gpt", 1)]
-    assert [(model.name, model.version) for model in repository.newest()] == [("bert", 2), ("gpt", 1)]
+    assert {name: model.version for name, model in repository.newest().items()} == {"bert": 2, "gpt": 1}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_a_model_is_found_only_for_a_caller_who_may_use_it(tiny_repository: Path
     repository = Repository(tiny_repository, CPU, 1, access=Authenticator(keys))
     (other,) = read_keys(keys)
     for caller, names in ((NOBODY, []), (other, ["gpt"]), (SERVICE, ["bert", "gpt"])):
-        assert [model.name for model in repository.newest(caller)] == names
+        assert list(repository.newest(caller)) == names
         assert sorted({model.name for model in repository.all(caller)}) == names
         assert sorted({state.name for state in repository.index(caller)}) == names
         if "bert" in names:
@@ -162,3 +164,85 @@ def test_a_model_is_found_only_for_a_caller_who_may_use_it(tiny_repository: Path
             repository.find("bert", caller=caller)
     with pytest.raises(Forbidden):
         repository.find("gpt")
+
+
+ALIASES = {"embeddings": "bert", "words": "gpt"}
+
+
+def test_an_alias_finds_every_version_of_its_model(tiny_repository: Path) -> None:
+    repository = Repository(tiny_repository, CPU, 1, aliases=ALIASES)
+    repository.check_aliases()
+    assert repository.find("embeddings") is repository.find("bert")
+    assert repository.find("embeddings", "1") is repository.find("bert", "1")
+    assert repository.versions("embeddings") == [1, 2]
+    assert list(repository.newest()) == ["bert", "embeddings", "gpt", "words"]
+    names = [(state.name, state.version, state.state) for state in repository.index()]
+    assert names == [(name, version, "READY") for name in ("bert", "embeddings") for version in (1, 2)] + [
+        ("gpt", 1, "READY"),
+        ("words", 1, "READY"),
+    ]
+    assert len(repository.states()) == len(repository.all()) == 3
+    with pytest.raises(NotFound, match="model: got nope, expected bert, embeddings, gpt, words"):
+        repository.find("nope")
+
+
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        ({"gpt": "bert"}, "the alias gpt of bert is the name of another model of the repository {root}"),
+        ({"gpt": "gpt"}, "the alias gpt of gpt is the name of another model of the repository {root}"),
+        ({"words": "nope"}, "alias words: the repository {root} has no model nope; it has bert, gpt"),
+        ({"words": "gpt", "more": "words"}, "alias more: the repository {root} has no model words; it has bert, gpt"),
+    ],
+)
+def test_a_wrong_alias_is_refused(tiny_repository: Path, aliases: dict[str, str], message: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        Repository(tiny_repository, CPU, 1, aliases=aliases).check_aliases()
+    assert str(refused.value) == message.format(root=tiny_repository)
+
+
+def test_an_alias_keeps_its_model_as_folders_come_and_go(root: Path) -> None:
+    repository = Repository(root, CPU, 1, aliases=ALIASES)
+    shutil.copytree(root / "gpt", root / "embeddings")
+    (change,) = repository.refresh()
+    assert (change.name, change.state, change.reason) == ("embeddings", "UNAVAILABLE", "its name is an alias of bert")
+    assert repository.find("embeddings").name == "bert"
+    shutil.rmtree(root / "embeddings")
+    shutil.move(root / "bert", root / ".bert")
+    repository.refresh()
+    with pytest.raises(NotFound, match="model: got embeddings, expected gpt, words"):
+        repository.find("embeddings")
+    shutil.move(root / ".bert", root / "bert")
+    repository.refresh()
+    assert repository.find("embeddings").name == "bert"
+
+
+def test_an_alias_needs_access_to_its_model(tiny_repository: Path, tmp_path: Path) -> None:
+    entries = [new_key("model", ("bert",), False)[1], new_key("alias", ("embeddings",), False)[1]]
+    (tmp_path / "keys.toml").write_text("".join(entries))
+    access = Authenticator(tmp_path / "keys.toml")
+    repository = Repository(tiny_repository, CPU, 1, access=access, aliases=ALIASES)
+    by_model, by_alias = read_keys(tmp_path / "keys.toml")
+    assert repository.find("embeddings", caller=by_model).name == "bert"
+    assert list(repository.newest(by_model)) == ["bert", "embeddings"]
+    with pytest.raises(Forbidden):
+        repository.find("embeddings", caller=by_alias)
+    assert repository.index(by_alias) == []
+
+
+@pytest.mark.parametrize("level", [".", "gpt", "gpt/1"])
+def test_folders_of_a_repository_may_be_links(tiny_repository: Path, tmp_path: Path, level: str) -> None:
+    """Modelcar links the folder of the models, and the storage initializer each entry of a volume."""
+    link = tmp_path / "models" / level
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tiny_repository / level)
+    repository = Repository(tmp_path / "models", CPU, 1)
+    assert repository.get("gpt").identity == Repository(tiny_repository, CPU, 1).get("gpt").identity
+
+
+def test_hard_links_are_refused_with_the_name_of_the_file(root: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(root, copied, copy_function=os.link)
+    assert re.fullmatch(r"bert/1/[\w.]+: got 2 hard links, expected a file with this one name", refusal(copied))
+    shutil.rmtree(root)  # each file has one name again
+    assert [model.name for model in Repository(copied, CPU, 1).all()] == ["bert", "bert", "gpt"]

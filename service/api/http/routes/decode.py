@@ -61,7 +61,7 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
                 expected = f"{EVENTS} for a JSON body; a body of lines needs Content-Type: {NDJSON}"
                 raise NotAcceptable("Accept", accept or "no header", expected)
             if media == EVENTS:
-                body = await read_body(request, engine, max_body_bytes)
+                body = await read_body(request, engine, max_body_bytes, record)
                 return await answer_events(streams, engine, model, body, fields)
             encoding = request.header(b"content-encoding")
             if encoding is not None and encoding.lower() != "identity":

@@ -16,11 +16,11 @@ def router(engine: Engine) -> APIRouter:
     """Return the router of model descriptions."""
     routes = APIRouter(tags=["models"])
 
-    def describe(model: TokenModel | EncoderStem) -> schemas.ModelDescription:
+    def describe(name: str, model: TokenModel | EncoderStem) -> schemas.ModelDescription:
         choice = engine.repository.choice._asdict() | {"active": model.provider}
         widths = model.manifest.widths if isinstance(model.manifest, Manifest) else {EMBEDDINGS: model.manifest.width}
         return schemas.ModelDescription(
-            name=model.name,
+            name=name,
             version=model.version,
             identity=model.identity,
             versions=engine.repository.versions(model.name),
@@ -36,10 +36,10 @@ def router(engine: Engine) -> APIRouter:
             parity=model.parity,
         )
 
-    def summarize(model: TokenModel | EncoderStem) -> schemas.ModelSummary:
+    def summarize(name: str, model: TokenModel | EncoderStem) -> schemas.ModelSummary:
         tokens = model.manifest if isinstance(model.manifest, Manifest) else None
         return schemas.ModelSummary(
-            name=model.name,
+            name=name,
             version=model.version,
             ready=True,
             family=model.manifest.family,
@@ -51,16 +51,18 @@ def router(engine: Engine) -> APIRouter:
     @routes.get("/models")
     async def list_models() -> list[schemas.ModelSummary]:
         """List the models: name, version, family, limits, and readiness."""
-        served = {model.name: model for model in engine.repository.newest(caller())}
+        served = engine.repository.newest(caller())
         highest = {state.name: state.version for state in engine.repository.index(caller())}
         return [
-            summarize(served[name]) if name in served else schemas.ModelSummary(name=name, version=version, ready=False)
+            summarize(name, served[name])
+            if name in served
+            else schemas.ModelSummary(name=name, version=version, ready=False)
             for name, version in highest.items()
         ]
 
     async def get_model(_: RawRequest, name: str, version: str | None) -> schemas.ModelDescription:
         """Describe a model: outputs, limits, manifest, parity report, provider."""
-        return describe(engine.repository.find(name, version, caller=caller()))
+        return describe(name, engine.repository.find(name, version, caller=caller()))
 
     add_model_routes(routes, "GET", "", get_model, schemas.ModelDescription, responses=schemas.NOT_FOUND)
     return routes

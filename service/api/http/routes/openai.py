@@ -24,10 +24,10 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         """Return one vector for each input: the mean of its block 0 input vectors, or another `pooling`."""
         with engine.admission.request("openai") as record:
             body_type(request.headers.get("content-type"), (JSON,))
-            body = await read_body(RawRequest.of(request), engine, max_body_bytes)
+            body = await read_body(RawRequest.of(request), engine, max_body_bytes, record)
 
             def read() -> tuple[TokenModel, EmbedMessage]:
-                document = read_json(body)
+                document = read_json(body, engine.limits.max_parsed_values())
                 model = engine.repository.get(*openai.read_model(document), caller=caller())
                 record.model = model.name
                 return model, openai.read_embeddings(document, model.manifest)
@@ -41,8 +41,13 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     @routes.get("/models", name="list_openai_models")
     async def list_models() -> schemas.OpenAIModels:
         """Return every model."""
-        models = [model for model in engine.repository.newest(caller()) if isinstance(model, TokenModel)]
-        return schemas.OpenAIModels(data=[schemas.OpenAIModel(id=m.name, created=m.created) for m in models])
+        models = engine.repository.newest(caller())
+        data = [
+            schemas.OpenAIModel(id=name, created=model.created)
+            for name, model in models.items()
+            if isinstance(model, TokenModel)
+        ]
+        return schemas.OpenAIModels(data=data)
 
     @routes.get("/models/{model}", name="get_openai_model", responses=schemas.NOT_FOUND)
     async def get_model(model: str) -> schemas.OpenAIModel:

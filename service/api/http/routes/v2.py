@@ -28,6 +28,8 @@ from preblock.service.engine.sequences import SequenceStore
 from preblock.service.runtime.model import TokenModel
 
 HEADER = HEADER_LENGTH.lower().encode()
+MAX_OPTIONS_BYTES = 2**16
+"""Maximum size of a body with options; it is parsed in the event loop."""
 
 
 def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Handler:
@@ -39,9 +41,12 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
             model = engine.repository.find(name, version, caller=caller())
             record.model = model.name
             body_type(request.header(b"content-type"), (JSON, BYTES))
-            body = await read_body(request, engine, max_body_bytes)
+            body = await read_body(request, engine, max_body_bytes, record)
             header_length = request.header(HEADER)
-            read = partial(read_infer, body, header_length, model.manifest)
+            most = None  # an image or a spectrogram has more values than tokens
+            if isinstance(model, TokenModel):
+                most = engine.limits.max_parsed_values(len(model.manifest.indices))
+            read = partial(read_infer, body, header_length, model.manifest, most)
             message = await engine.scheduler.run(len(body), read, text=header_length is None)
             inputs = message.request
             options = message.options
@@ -97,27 +102,29 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     async def statistics(_: RawRequest, name: str | None, version: str | None) -> dict[str, Any]:
         """Return the statistics of one version of a model, or of all versions, in Triton's format."""
         models, found = engine.repository.select(name, version, caller=caller()), engine.metrics.statistics()
-        return {"model_stats": [metadata.model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
+        stats = [metadata.model_statistics(name or m.name, m.version, found[m.name, m.version]) for m in models]
+        return {"model_stats": stats}
 
     async def model_metadata(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return the inputs and outputs of a model."""
         model = engine.repository.find(name, version, caller=caller())
         versions = engine.repository.versions(name) if version is None else [model.version]
-        return metadata.model_metadata(model.name, versions, model.manifest)
+        return metadata.model_metadata(name, versions, model.manifest)
 
     async def model_ready(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Answer 200 for a served model."""
-        return {"name": engine.repository.find(name, version, caller=caller()).name, "ready": True}
+        engine.repository.find(name, version, caller=caller())
+        return {"name": name, "ready": True}
 
     async def config(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return the configuration of a model in Triton's format."""
         model = engine.repository.find(name, version, caller=caller())
-        return metadata.model_config(model.name, model.manifest, model.provider)
+        return metadata.model_config(name, model.manifest, model.provider)
 
     @routes.get("/models", response_model=schemas.ModelList, responses=schemas.open_inference_errors(401))
     async def models() -> dict[str, list[str]]:
         """Return the name of every model, as KServe does."""
-        return {"models": [model.name for model in engine.repository.newest(caller())]}
+        return {"models": [*engine.repository.newest(caller())]}
 
     # Before `/models/{name}`, because `stats` would match as a name.
     @routes.get(
@@ -139,7 +146,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
 
     async def read_option(request: fastapi.Request, name: str, default: Any, allowed: str) -> Any:
         """Return the only allowed field of the JSON body; its type must match the default."""
-        body = await read_body(RawRequest.of(request), engine, max_body_bytes)
+        body = await read_body(RawRequest.of(request), engine, min(max_body_bytes, MAX_OPTIONS_BYTES), None)
         options = drop_nulls(read_json(body)) if body else {}
         refuse_unknown(options, (name,))
         value = options.get(name, default)

@@ -144,6 +144,14 @@ class ProviderDescription(BaseModel):
     reason: str | None = Field(description="Why CUDA is not used after a trial.")
 
 
+class Readiness(BaseModel):
+    """Readiness, and the load of the process that answers."""
+
+    ready: Literal[True] = True
+    requests_running: int = Field(description="Requests and steps of streams that are not yet answered.")
+    queue_depth: int = Field(description="Work items waiting for a thread.")
+
+
 class ModelSummary(BaseModel):
     """A model in the list: its highest served version, or without one its highest version."""
 

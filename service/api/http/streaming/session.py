@@ -62,13 +62,14 @@ class DecodeSession:
         """
         engine, stream = self.engine, self.stream
         number = 0
+        indices = stream.model.manifest.indices
         try:
             with engine.admission.request("decode") as record, stream.attempt():
                 record.model = stream.model.name
-                document = await engine.scheduler.run(len(text), lambda: read_json(text), text=True)
+                read_document = partial(read_json, text, engine.limits.max_parsed_values(len(indices)))
+                document = await engine.scheduler.run(len(text), read_document, text=True)
                 if decode_json.OPEN in document:
                     return self._reopen(document)
-                indices = stream.model.manifest.indices
                 number = decode_json.read_number(document)
                 read = partial(decode_json.read_message, document, number, text, indices)
                 message = await engine.scheduler.run(len(text), read, text=True)
