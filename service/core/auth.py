@@ -158,7 +158,7 @@ class Authenticator:
         # Compares all of them in constant time, so that the duration reveals nothing about a near match.
         found = [caller for caller in self._callers if hmac.compare_digest(caller.digest, digest)]
         if not found:
-            message = "the key in the header Authorization is unknown"
+            message = "the key in the header Authorization is unknown; send Bearer and a key"
             raise Unauthenticated("Authorization", "an unknown key", "Bearer and a key", message=message)
         return found[0]
 

@@ -40,7 +40,7 @@ def test_a_key_of_the_file_is_let_in(file: Path, authorization: bytes) -> None:
 
 
 SCHEME = "the header Authorization has another scheme; send Bearer and a key"
-UNKNOWN = "the key in the header Authorization is unknown"
+UNKNOWN = "the key in the header Authorization is unknown; send Bearer and a key"
 
 
 @pytest.mark.parametrize(
