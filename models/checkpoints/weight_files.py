@@ -1,7 +1,7 @@
 """Files of a checkpoint: `config.json`, and safetensors files with or without an index."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +46,14 @@ def open_weights(file: Path) -> Any:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
-def get_tensor(weights: Any, key: str, file: Path) -> "Tensor":
-    """Return one tensor of `file`, opened by `open_weights`, in its stored type."""
+def get_tensor(weights: Any, key: str, file: Path, types: Sequence[str] = STORED_TYPES) -> "Tensor":
+    """Return one tensor of `file`, opened by `open_weights`, in its stored type: one of `types`."""
     try:
         tensor: Tensor = weights.get_tensor(key)
     except SafetensorError as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
-    if str(tensor.dtype) not in STORED_TYPES:
-        allowed = ", ".join(STORED_TYPES)
+    if str(tensor.dtype) not in types:
+        allowed = ", ".join(types)
         raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, expected {allowed}")
     return tensor
 
@@ -63,14 +63,19 @@ def find_key(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> s
     return next((prefix + key for key in keys if prefix + key in files), None)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in `file`."""
+def read_document(file: Path) -> Any:
+    """Return the JSON value in `file`."""
     try:
-        document = json.loads(file.read_bytes())
+        return json.loads(file.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointError(f"{file.parent}: no {file.name}") from error
     except ValueError as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in `file`."""
+    document = read_document(file)
     if not isinstance(document, dict):
         raise CheckpointError(f"{file}: not a JSON object")
     return document
