@@ -11,20 +11,20 @@ from typing import Any, Literal, TypedDict
 from preblock.export.errors import ExportError
 from preblock.export.publication import check_name
 from preblock.models.checkpoints.family_lookup import family_of, is_stem, known
+from preblock.models.checkpoints.static_families import CONFIG, find_static
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
 from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.presets import PRESETS
 from preblock.service.artifacts.manifest import MANIFEST
 from preblock.service.artifacts.records import Source
 
-CONFIG = "config.json"
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(?:@[\w./-]+)?")
 """A source of the hub without its prefix."""
 MIN_SIMILARITY = 0.5
 """Least similarity of a suggestion, from 0 to 1: `gpt2` suggests `gpt2-small`."""
 
-Format = Literal["description", "stem", "checkpoint", "discovery"]
+Format = Literal["description", "static", "stem", "checkpoint", "discovery"]
 
 
 class SourceOptions(TypedDict, total=False):
@@ -107,15 +107,21 @@ def default_name(source: str) -> str:
 
 
 def detect_format(folder: Path, choices: SourceOptions) -> Format:
-    """Return the format of the front-end in `folder`, from `frontend.toml` or `config.json` alone.
+    """Return the format of the front-end in `folder`, from `frontend.toml`, `config.json` or `modules.json` alone.
 
     Raises:
-        ExportError: `folder` has neither file, its model type is unknown, or it allows none of `choices`.
+        ExportError: `folder` has none of these files, its model type is unknown, or it allows none of `choices`.
 
     """
     if os.path.lexists(folder / DESCRIPTION):
         refuse_choices(DESCRIPTION, choices)
         return "description"
+    try:
+        if find_static(folder):
+            refuse_choices("a static embedding model", choices)
+            return "static"
+    except CheckpointError as error:
+        raise ExportError(str(error)) from error
     if not os.path.lexists(folder / CONFIG):
         hint = "; it is an exported artifact already, ready for `preblock serve`" if _is_artifact(folder) else ""
         raise ExportError(f"{folder}: the folder holds neither {CONFIG} nor {DESCRIPTION}{hint}")

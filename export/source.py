@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from preblock.export.arguments import CONFIG, SourceOptions, detect_format, parse_source, refuse_choices
+from preblock.export.arguments import SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
 from preblock.models.checkpoints.reader import files_needed, read_frontend
+from preblock.models.checkpoints.static_families import CONFIG, MODULES, SETTINGS, StaticLayout, find_static
+from preblock.models.checkpoints.static_reader import read_static, static_files_needed
 from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
 from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
@@ -22,11 +24,11 @@ from preblock.models.presets import build_preset
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import TOKENIZER
 from preblock.service.artifacts.parity import OutputParity
-from preblock.service.artifacts.records import Resized, Source
+from preblock.service.artifacts.records import Resized, SentencePooling, Source
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime.tokenizer import find_largest_id
 
-SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, TOKENIZER]
+SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER]
 """Files to download first. They name the weight files, except for the tokenizer, which is copied."""
 
 AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
@@ -36,7 +38,7 @@ AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
 class LoadedSource:
     """A front-end, its record for the manifest, and its tokenizer file if the source has one.
 
-    `discovery` compares a discovered front-end with the library's model.
+    `discovery` compares a discovered front-end with the library's model. `sentence` is the pooling of a static model.
     """
 
     frontend: AnyFrontEnd
@@ -44,6 +46,7 @@ class LoadedSource:
     tokenizer: Path | None = None
     resized: Resized | None = None
     discovery: OutputParity | None = None
+    sentence: SentencePooling | None = None
 
 
 def load_source(
@@ -77,6 +80,9 @@ def _load_folder(
     discovery: OutputParity | None = None
     tokens_only = choices.get("tokens_only", False)
     try:
+        layout = find_static(folder) if format_ == "static" else None
+        if layout:
+            return _load_static(folder, layout, record)
         frontend: AnyFrontEnd
         if format_ == "description":
             frontend = read_description(folder, progress.add, widen)
@@ -117,6 +123,17 @@ def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:
         )
 
 
+def _load_static(folder: Path, layout: StaticLayout, record: Source) -> LoadedSource:
+    model = read_static(folder, layout)
+    _check_tokenizer(folder / layout.path(TOKENIZER), model.frontend)
+    return LoadedSource(
+        model.frontend,
+        record.model_copy(update={"config_sha256": describe(folder / layout.record).sha256}),
+        folder / layout.path(TOKENIZER),
+        sentence=SentencePooling(normalize=model.normalize, ignored_ids=model.ignored_ids),
+    )
+
+
 def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
     """Download the files of a front-end from a repository, and return the snapshot's folder."""
     from huggingface_hub import snapshot_download
@@ -125,7 +142,10 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
         format_, side = detect_format(folder, choices), choices.get("side")
-        if format_ == "description":
+        layout = find_static(folder) if format_ == "static" else None
+        if layout:
+            needed = static_files_needed(layout)
+        elif format_ == "description":
             needed = files_described(folder)
         elif format_ == "stem":
             needed = stem_files_needed(folder, side)
