@@ -20,7 +20,8 @@ class RequestRecord:
     sets `outcome` and passes the record to the metrics, the access log and the span.
 
     Attributes:
-        protocol: `native`, `open-inference`, `openai`, `bias`, `grpc`, `grpc-stream`, `decode` or `decode-open`.
+        protocol: `native`, `open-inference`, `openai`, `bias`, `positions`, `neighbours`, `grpc`, `grpc-stream`,
+            `decode` or `decode-open`.
         context: context of the request or stream; None outside of a server.
         admitted: whether the record counts against the limit of concurrent requests.
         deferred: whether the response is computed while it is sent, after the handler has returned.
