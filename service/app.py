@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.api.http.routes import bias, decode, embed, health, index, models, openai, v2
+from preblock.service.api.http.routes import bias, decode, embed, health, index, models, openai, tables, v2
 from preblock.service.api.http.schemas.openapi import document
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
@@ -137,6 +137,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.include_router(embed.router(embedding))
     app.include_router(bias.router(engine, limit))
     app.include_router(models.router(engine))
+    app.include_router(tables.router(engine))
     app.include_router(decode.router(engine, streams, limit))
     app.include_router(v2.router(engine, inference, VERSION, limit))
     app.include_router(openai.router(engine, limit))
