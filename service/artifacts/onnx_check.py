@@ -52,7 +52,7 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
     lengths = {name: file.bytes for name, file in manifest.files.items()}
     if missing := {DATA, *manifest.graphs} - lengths.keys():
         lacking = ", ".join(sorted(missing))
-        message = f"{MANIFEST} files: {lacking} is not listed"
+        message = f"{MANIFEST} files does not list {lacking}"
         raise ArtifactError(f"{MANIFEST} files", ", ".join(lengths), f"also {lacking}", message=message)
     everywhere: dict[Extent, str] = {}
     for graph in manifest.graphs:
@@ -132,7 +132,7 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
     if inside:
         raise ArtifactError(f"{field} data_location", "EXTERNAL", f"DEFAULT, since it holds {inside} bytes")
     if sorted(key for key, _ in entries) != ["length", "location", "offset"]:
-        keys = ", ".join(_printable(key) for key, _ in entries)
+        keys = ", ".join(_printable(key) for key, _ in entries) or "nothing"
         raise ArtifactError(f"{field} external_data", keys, "location, offset and length, once each")
     external = dict(entries)
     if external["location"] != DATA:

@@ -66,7 +66,7 @@ def load_model(
     manifest, identity = read_with_identity(folder)
     parity = read(ParityReport, folder / PARITY)
     if GRAPH not in manifest.graphs:
-        raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
+        raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs) or "nothing", f"at least {GRAPH}")
     signatures = check_files(folder, manifest, checksums.sha256)
     check_graphs(folder, manifest)
     # A GPU has the position vectors in its own memory and needs no such graph.

@@ -283,7 +283,7 @@ def test_who_waits_too_long_is_forgotten_and_nobody_else(engine: Engine) -> None
                 await asyncio.sleep(0.1)
                 await ask(room, model, [1], SequenceRef(5))
         assert where(room) == {("gpt", 1, 5): [4], ("gpt", 1, 7): [1]}
-        with pytest.raises(Invalid, match="got 6, expected a sequence that runs"):
+        with pytest.raises(Invalid, match="sequence_id 6 does not run"):
             await ask(room, model, [[1], [2]], SequenceRef(6))
         async with asyncio.timeout(10):
             while where(room):
@@ -332,7 +332,7 @@ def test_what_belongs_to_no_sequence_is_answered_as_ever(engine: Engine) -> None
     async def test(_: Sequences, room: SequenceStore) -> None:
         async with room.answer(model, request([1], None, 3), RequestRecord("grpc")) as answer:
             assert answer.arrays["embeddings"].tobytes() == await stateless(engine, model, [1], 3)
-        with pytest.raises(Invalid, match="bias: got a request for it"):
+        with pytest.raises(Invalid, match="bias: this model has no attention bias"):
             async with room.answer(model, PairwiseBiasRequest(query_length=1, key_length=1), RequestRecord("grpc")):
                 pass
         assert where(room) == {}

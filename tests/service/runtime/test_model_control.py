@@ -142,7 +142,7 @@ def test_models_are_unloaded_and_loaded_by_request(root: Path, tmp_path: Path, s
         await control.load("gpt")
         assert repository.get("gpt").version == 2
         (copy_artifact("gpt-again", root, "gpt") / GRAPH).write_bytes(b"no graph")
-        with pytest.raises(ArtifactError, match=r"gpt/3: got gpt/3/model\.onnx"):
+        with pytest.raises(ArtifactError, match=r"gpt/3 cannot be opened: gpt/3/model\.onnx"):
             await control.load("gpt")
         assert repository.get("gpt").version == 2
         for call in (control.load, control.unload):

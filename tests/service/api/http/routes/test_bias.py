@@ -167,7 +167,7 @@ def test_a_bias_goes_over_grpc(clients: Clients) -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "status", "message"),
     [
-        ("levels", {}, 422, "bias: got a request for it, expected none"),
+        ("levels", {}, 422, "bias: this model has no attention bias"),
         ("alibi", {"query_length": 0}, 422, "query_length: got 0, expected 1 to 50"),
         ("alibi", {"key_length": 51}, 422, "key_length: got 51, expected 1 to 50"),
         ("alibi", {"query_offset": 48, "query_length": 3}, 422, "query_length: got 3, expected 1 to 2"),

@@ -162,7 +162,7 @@ BAD_TEXT = [
     ('{"ping": 1}', "ping: got 1, expected true"),
     ('{"close": false}', "close: got False, expected true"),
     ('{"open": {}}', "an open message must be the first message of its stream"),
-    ('{"input_ids": [1], "token_type_ids": [0]}', "token_type_ids: got a value, expected nothing"),
+    ('{"input_ids": [1], "token_type_ids": [0]}', "token_type_ids is not an input: this model has no segments"),
     ('{"input_ids": [0, 0, 0, 0, 0, 0]}', "offset[0] + tokens: got 1 + 6 = 7, expected at most 6"),
 ]
 
