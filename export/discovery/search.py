@@ -1,7 +1,4 @@
-"""Finds the steps of a front-end in a library's model, from names of tensors alone.
-
-Letters: B batch, L length, V vocabulary, M maximum length.
-"""
+"""Finds the steps of a front-end in a library's model. Letters: B batch, L length, V vocabulary, M maximum length."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ from typing import Any
 KIND_PREFIX = "urn:preblock:error:"
 KIND_OF_STATUS = {429: "RateLimited", 503: "Unavailable"}
 KIND_OF_OPEN_INFERENCE_STATUS = KIND_OF_STATUS | {401: "Unauthenticated", 403: "Forbidden", 404: "NotFound"}
-"""Errors of the Open Inference Protocol, `{"error": "…"}`, have no kind."""
+"""Kinds of errors of the Open Inference Protocol, whose bodies name none."""
 
 
 class ClientError(Exception):
