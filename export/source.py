@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from preblock.export.arguments import CONFIG, SourceOptions, detect_format, parse_source, refuse_choices
+from preblock.export.arguments import SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
 from preblock.models.checkpoints.reader import files_needed, read_frontend
+from preblock.models.checkpoints.static_families import CONFIG, MODULES, SETTINGS, StaticLayout, find_static
+from preblock.models.checkpoints.static_reader import read_static, static_files_needed
 from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
+from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.checkpoints.weight_files import CheckpointError, read_bytes
+from preblock.models.checkpoints.weight_files import CheckpointError, read_bytes, read_json
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION, INDEX
@@ -20,11 +23,12 @@ from preblock.models.modules.stems import Stem
 from preblock.models.presets import build_preset
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import TOKENIZER
-from preblock.service.artifacts.records import Resized, Source
+from preblock.service.artifacts.parity import OutputParity
+from preblock.service.artifacts.records import Resized, SentencePooling, Source
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime.tokenizer import find_largest_id
 
-SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, TOKENIZER]
+SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER]
 """Files to download first. They name the weight files, except for the tokenizer, which is copied."""
 
 AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
@@ -32,12 +36,17 @@ AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
 
 @dataclass(frozen=True)
 class LoadedSource:
-    """A front-end, its record for the manifest, and its tokenizer file if the source has one."""
+    """A front-end, its record for the manifest, and its tokenizer file if the source has one.
+
+    `discovery` compares a discovered front-end with the library's model. `sentence` is the pooling of a static model.
+    """
 
     frontend: AnyFrontEnd
     record: Source
     tokenizer: Path | None = None
     resized: Resized | None = None
+    discovery: OutputParity | None = None
+    sentence: SentencePooling | None = None
 
 
 def load_source(
@@ -68,23 +77,37 @@ def _load_folder(
     folder: Path, record: Source, choices: SourceOptions, progress: StepProgress, widen: bool
 ) -> LoadedSource:
     format_ = detect_format(folder, choices)
+    discovery: OutputParity | None = None
+    tokens_only = choices.get("tokens_only", False)
     try:
+        layout = find_static(folder) if format_ == "static" else None
+        if layout:
+            return _load_static(folder, layout, record)
         frontend: AnyFrontEnd
         if format_ == "description":
             frontend = read_description(folder, progress.add, widen)
         elif format_ == "stem":
             frontend = read_stem(folder, choices.get("side"))
+        elif format_ == "checkpoint":
+            further = {name: value for name, value in choices.items() if name != "tokens_only"}
+            frontend = read_frontend(folder, **further, count_bytes=progress.add, widen=widen)  # type: ignore[arg-type]
+            frontend = keep_tokens(frontend) if tokens_only else frontend
         else:
-            frontend = read_frontend(folder, **choices, count_bytes=progress.add, widen=widen)
+            # Imported here, because the export of a known family must not need transformers.
+            from preblock.export.discovery.discovery import discover
+
+            found = discover(folder, read_json(folder / CONFIG), choices.get("side"), progress.add, widen, tokens_only)
+            frontend, discovery = found.frontend, found.parity
+            record = record.model_copy(update={"discovered_with": found.library})
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if format_ == "description" else CONFIG)
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
     if not os.path.lexists(tokenizer):
-        return LoadedSource(frontend, record)
+        return LoadedSource(frontend, record, discovery=discovery)
     _check_tokenizer(tokenizer, frontend)
-    return LoadedSource(frontend, record, tokenizer)
+    return LoadedSource(frontend, record, tokenizer, discovery=discovery)
 
 
 def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:
@@ -100,6 +123,17 @@ def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:
         )
 
 
+def _load_static(folder: Path, layout: StaticLayout, record: Source) -> LoadedSource:
+    model = read_static(folder, layout)
+    _check_tokenizer(folder / layout.path(TOKENIZER), model.frontend)
+    return LoadedSource(
+        model.frontend,
+        record.model_copy(update={"config_sha256": describe(folder / layout.record).sha256}),
+        folder / layout.path(TOKENIZER),
+        sentence=SentencePooling(normalize=model.normalize, ignored_ids=model.ignored_ids),
+    )
+
+
 def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
     """Download the files of a front-end from a repository, and return the snapshot's folder."""
     from huggingface_hub import snapshot_download
@@ -108,12 +142,20 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
         format_, side = detect_format(folder, choices), choices.get("side")
-        if format_ == "description":
+        layout = find_static(folder) if format_ == "static" else None
+        if layout:
+            needed = static_files_needed(layout)
+        elif format_ == "description":
             needed = files_described(folder)
         elif format_ == "stem":
             needed = stem_files_needed(folder, side)
-        else:
+        elif format_ == "checkpoint":
             needed = files_needed(folder, side, choices.get("segments", False))
+        else:
+            from preblock.export.discovery.discovery import files_discovered
+
+            document, tokens_only = read_json(folder / CONFIG), choices.get("tokens_only", False)
+            needed = files_discovered(folder, document, side, tokens_only)
         # The hub's cache names the folder of a snapshot by its commit.
         snapshot_download(name, revision=folder.name, allow_patterns=[glob.escape(file) for file in needed])
     except CheckpointError as error:

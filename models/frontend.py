@@ -37,6 +37,7 @@ from preblock.models.steps import (
     Segments,
     Step,
     Tokens,
+    Weights,
     indexed,
     names_of,
 )
@@ -205,6 +206,8 @@ class FrontEnd(nn.Module):
                     x = self.get_submodule(name)(x)
                 case Scale():
                     x = x * (float(torch.tensor(step.by, dtype=self._arithmetic)) if step.cast else step.by)
+                case Weights():
+                    x = x * self.get_submodule(name)(input_ids)
                 case Segments():
                     x = x + self._look_up_index(step, name, input_ids, given)
                 case Levels():

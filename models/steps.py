@@ -43,6 +43,15 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Weights:
+    """x = x * table[input_ids], one factor per token id: the importance of a token in a static embedding model."""
+
+    kind: ClassVar[str] = "weights"
+    rows: int = 0
+    weight: Keys = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Segments:
     """x = x + table[index] * by, with a separate input for the index of each token.
 
@@ -185,9 +194,9 @@ class Mask:
     kind: ClassVar[str] = "mask"
 
 
-Step = Tokens | Scale | Segments | Levels | Positions | Norm | Project | Mask
+Step = Tokens | Scale | Weights | Segments | Levels | Positions | Norm | Project | Mask
 KINDS: dict[str, type[Step]] = {
-    step.kind: step for step in (Tokens, Scale, Segments, Levels, Positions, Norm, Project, Mask)
+    step.kind: step for step in (Tokens, Scale, Weights, Segments, Levels, Positions, Norm, Project, Mask)
 }
 NUMBERS = {"rows": int, "width": int, "first": int, "by": float | int}
 
@@ -204,7 +213,7 @@ def parameters(step: Step) -> dict[str, Keys]:
             return {"rows.weight": step.weight, "columns.weight": step.columns}
         case Norm() | Project():
             return {"weight": step.weight} | ({} if step.bias is None else {"bias": step.bias})
-        case Tokens() | Segments() | Positions():
+        case Tokens() | Weights() | Segments() | Positions():
             return {"weight": step.weight}
         case _:
             return {}

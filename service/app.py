@@ -15,7 +15,7 @@ from fastapi_offline import FastAPIOffline
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.api.http.routes import bias, decode, embed, health, index, models, openai, v2
+from preblock.service.api.http.routes import bias, decode, embed, health, index, models, openai, tables, v2
 from preblock.service.api.http.schemas.openapi import document
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
@@ -134,17 +134,19 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     limit = settings.max_body_bytes
     embedding = embed.handler(engine, limit)
     inference = v2.handler(engine, sequences.shared_store, limit)
+    embeddings = openai.handler(engine, limit)
     app.include_router(embed.router(embedding))
     app.include_router(bias.router(engine, limit))
     app.include_router(models.router(engine))
+    app.include_router(tables.router(engine))
     app.include_router(decode.router(engine, streams, limit))
     app.include_router(v2.router(engine, inference, VERSION, limit))
-    app.include_router(openai.router(engine, limit))
+    app.include_router(openai.router(engine, embeddings))
     app.include_router(health.router(engine))
     app.include_router(index.router(VERSION, settings.grpc_port))
     return Dispatcher(
         app,
-        {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},
+        {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference, ("/v1", "embeddings"): embeddings},
         engine.repository.access,
         engine.settings,
         templates,

@@ -10,6 +10,7 @@ from typing import Any
 
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.family import Config, Family
+from preblock.models.checkpoints.static_families import STATICS
 from preblock.models.checkpoints.stem_families import STEMS
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
 
@@ -21,7 +22,7 @@ def sides_of(model_type: str) -> list[str]:
 
 def known() -> list[str]:
     """Return all known model types."""
-    return sorted({name.partition("/")[0] for name in (*FAMILIES, *STEMS)})
+    return sorted({name.partition("/")[0] for name in (*FAMILIES, *STATICS, *STEMS)})
 
 
 class _LibraryDefaults(Config):

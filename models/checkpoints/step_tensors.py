@@ -14,7 +14,7 @@ from preblock.models.checkpoints.weight_files import CheckpointError, files_of_k
 from preblock.models.frontend_file import INDEX, WEIGHTS
 from preblock.models.modules.bias import BiasConfig, T5Config
 from preblock.models.serialization import Keys
-from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, names_of, parameters
+from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, Weights, names_of, parameters
 
 PART = 2**25
 """Numbers per chunk of a conversion to float32."""
@@ -129,7 +129,7 @@ def _size(step: Step, own: Mapping[str, Tensor], before: Sequence[Step]) -> Step
         case Segments(table="tokens"):
             tokens = before[0]
             return replace(step, rows=tokens.rows) if isinstance(tokens, Tokens) else step
-        case Segments():
+        case Segments() | Weights():
             return replace(step, rows=own["weight"].shape[0])
         case Levels():
             parts = (

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -50,14 +50,14 @@ def open_weights(file: Path) -> Any:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
-def get_tensor(weights: Any, key: str, file: Path) -> "Tensor":
-    """Return one tensor of `file`, opened by `open_weights`, in its stored type."""
+def get_tensor(weights: Any, key: str, file: Path, types: Sequence[str] = STORED_TYPES) -> "Tensor":
+    """Return one tensor of `file`, opened by `open_weights`, in its stored type: one of `types`."""
     try:
         tensor: Tensor = weights.get_tensor(key)
     except SafetensorError as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
-    if str(tensor.dtype) not in STORED_TYPES:
-        allowed = ", ".join(STORED_TYPES)
+    if str(tensor.dtype) not in types:
+        allowed = ", ".join(types)
         raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, expected {allowed}")
     return tensor
 
@@ -67,15 +67,20 @@ def find_key(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> s
     return next((prefix + key for key in keys if prefix + key in files), None)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in `file`; raise CheckpointError as `read_bytes`, and for NaN and infinity."""
+def read_document(file: Path) -> Any:
+    """Return the JSON value in `file`; raise CheckpointError as `read_bytes`, and for NaN and infinity."""
     content = read_bytes(file)
     try:
-        document = json.loads(content, parse_float=finite_float, parse_constant=finite_float)
+        return json.loads(content, parse_float=finite_float, parse_constant=finite_float)
     except RecursionError as error:
         raise CheckpointError(f"{file}: lists or objects are nested too deeply") from error
     except ValueError as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in `file`."""
+    document = read_document(file)
     if not isinstance(document, dict):
         raise CheckpointError(f"{file}: not a JSON object")
     return document

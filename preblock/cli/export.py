@@ -50,6 +50,7 @@ def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> l
     type=click.IntRange(1),
     help="Length of the whole sequence, for rotary angles scaled by it (dynamic, longrope).",
 )
+@click.option("--tokens-only", is_flag=True, help="Export the token table alone: the model's own lookup.")
 @click.option("--max-len", type=click.IntRange(1), help="Limit of offset + tokens; default the source's.")
 @click.option(
     "--resize",
@@ -127,6 +128,8 @@ def _summarize(exported: Any, name: str, settings: Any) -> None:
     click.echo(f"  {describe_limits(manifest)}, {size}")
     for provider, parity in exported.parity.providers.items():
         click.echo(f"  {parity.summary()} ({provider})")
+    if exported.parity.discovery:
+        click.echo(f"  discovered with {manifest.source.discovered_with}: {exported.parity.discovery.summary()}")
     if exported.parity.storage:
         click.echo(f"  {describe_storage(manifest, exported.parity)}")
     click.echo(f"Serve it:\n  preblock serve{repository_option(settings)}")

@@ -21,6 +21,7 @@ def families() -> None:
     from preblock.models.checkpoints.families import FAMILIES
     from preblock.models.checkpoints.family_lookup import default_kinds
     from preblock.models.checkpoints.rotary_families import ROTARY
+    from preblock.models.checkpoints.static_families import STATICS
     from preblock.models.checkpoints.stem_families import STEMS
     from preblock.models.presets import PRESETS
 
@@ -31,6 +32,7 @@ def families() -> None:
         outputs = [kind for kind, table_ in (("rotary", ROTARY), ("bias", BIASES)) if name in table_]
         optional = ["(--segments)"] if family.segments else []
         rows.append((model_type, side, " ".join([*default_kinds(family), *optional]), ", ".join(outputs)))
+    rows += [(name, "", "tokens weights (sentence embeddings)", "") for name in STATICS]
     for name in STEMS:
         model_type, _, side = name.partition("/")
         rows.append((model_type, side, "(an encoder of images or spectrograms)", ""))

@@ -1,6 +1,6 @@
 """Pictures of front-ends, as matplotlib figures. The extra `plot` installs matplotlib.
 
-A picture has a source, a model that was read once, and shows one part of it:
+Read a model once, then draw its parts:
 
     from preblock import plots
 

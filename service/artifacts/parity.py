@@ -83,11 +83,13 @@ class StoredTable(Schema):
 class ParityReport(Schema):
     """One section for each provider by its onnxruntime name, and the tables in other dtypes than float32 by name.
 
-    The graphs are compared with a module of the stored tables, the stored tables with the float32 ones.
+    The graphs are compared with a module of the stored tables, the stored tables with the float32 ones. `discovery`
+    compares the module of a discovered front-end with the model class of the library, in float32.
     """
 
     providers: dict[str, Parity]
     storage: dict[str, StoredTable] = Field(default={})
+    discovery: OutputParity | None = Field(default=None, exclude_if=lambda parity: parity is None)
 
     def storage_summary(self) -> str:
         """Return the comparison of all stored tables in one line."""

@@ -41,13 +41,16 @@ class Source(Schema):
     """The source of the front-end; "module": a PyTorch module in Python.
 
     `name` is the preset's or the repository's; `revision` the repository's commit; `config_sha256` identifies
-    `config.json` or `frontend.toml` of a checkpoint. Paths of the exporting machine are not recorded.
+    `config.json` or `frontend.toml` of a checkpoint. `discovered_with` names the library, with its version, in whose
+    model class the front-end was discovered; None for a row of the family table. Paths of the exporting machine are
+    not recorded.
     """
 
     kind: Literal["preset", "folder", "hub", "module"]
     name: str | None = None
     revision: str | None = None
     config_sha256: str | None = None
+    discovered_with: str | None = Field(default=None, exclude_if=lambda library: library is None)
 
 
 class Resized(Schema):
@@ -70,6 +73,21 @@ class TokenEmbeddings(Schema):
     output: Literal["embeddings", "token_embeddings"]
     width: PositiveInt
     consumer_scales: bool | None
+
+
+class SentencePooling(Schema):
+    """The sentence embedding of a static embedding model, as its library computes it.
+
+    Args:
+        pooling: default pooling of the OpenAI API.
+        normalize: whether a pooled vector is divided by its Euclidean norm.
+        ignored_ids: ids left out of every pooled vector, such as the unknown token.
+
+    """
+
+    pooling: Literal["mean"] = "mean"
+    normalize: bool
+    ignored_ids: tuple[NonNegativeInt, ...]
 
 
 class Rotary(Schema):

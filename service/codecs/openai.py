@@ -82,16 +82,16 @@ def read_embeddings(document: Mapping[str, Any], manifest: Manifest) -> EmbedMes
     """
     given = {name: value for name, value in document.items() if value is not None}
     encoding = read_choice("encoding_format", given.get("encoding_format", "float"), ENCODINGS)
-    dimensions, user = given.get("dimensions", manifest.width), given.get("user")
-    if type(dimensions) is not int or dimensions != manifest.width:
-        allowed = f"{manifest.width}, the width of this model, or nothing"
-        raise Invalid("dimensions", format_value(dimensions), allowed)
+    pooling, user = given.get("pooling", "mean"), given.get("user")
     if not isinstance(user, str | None):
         raise Invalid("user", user, "a string")
     embed_dtype = read_choice("embed_dtype", given.get("embed_dtype", "float32"), DTYPES)
-    special_tokens = read_flag("add_special_tokens", given.get("add_special_tokens", True))
+    special_tokens = given.get("add_special_tokens")
+    if special_tokens is not None:
+        special_tokens = read_flag("add_special_tokens", special_tokens)
     wanted: dict[str, Any] = {
-        "pooling": given.get("pooling", "mean"),
+        "pooling": pooling,
+        "dimensions": _read_dimensions(given.get("dimensions"), pooling, manifest),
         "dtype": embed_dtype if encoding == "base64" else "float32",
         **_read_truncation(given, manifest.limit),
     }
@@ -104,6 +104,18 @@ def read_embeddings(document: Mapping[str, Any], manifest: Manifest) -> EmbedMes
     if not isinstance(value, list):
         raise Invalid("input", value, INPUT_FORMS)
     return EmbedMessage(TokenRequest(input_ids=read_json_rows("input", value), **wanted), encoding)
+
+
+def _read_dimensions(dimensions: Any, pooling: Any, manifest: Manifest) -> int | None:
+    """Return the number of leading columns to keep: fewer than all only of a sentence embedding."""
+    width = manifest.width
+    if dimensions is None or (type(dimensions) is int and dimensions == width):
+        return None
+    shorter = manifest.sentence is not None and pooling != "none"
+    if type(dimensions) is not int or not (shorter and 1 <= dimensions < width):
+        allowed = f"1 to {width}" if shorter else f"{width}, the width of this model"
+        raise Invalid("dimensions", format_value(dimensions), f"{allowed}, or nothing")
+    return dimensions
 
 
 def _read_truncation(given: Mapping[str, Any], limit: int) -> dict[str, Any]:

@@ -1,16 +1,25 @@
 """The use of each output, in words: the wrong output gives wrong results without an error."""
 
-from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, Manifest, StemManifest
+from preblock.service.artifacts.manifest import (
+    EMBEDDINGS,
+    POSITION_EMBEDDINGS,
+    TOKEN_EMBEDDINGS,
+    Manifest,
+    StemManifest,
+)
 
 BLOCK_0 = "input of block 0"
 INPUTS_EMBEDS = "inputs_embeds or prompt_embeds of a model"
 ATTENTION = "positions in attention"
+POSITIONS = "vectors added to the token vectors"
 
 
 def use_of(output: str) -> str:
     """Return the use of an output, for the metadata of answers."""
     if output == TOKEN_EMBEDDINGS:
         return INPUTS_EMBEDS
+    if output == POSITION_EMBEDDINGS:
+        return POSITIONS
     return BLOCK_0 if output == EMBEDDINGS else ATTENTION
 
 

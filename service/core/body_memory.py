@@ -12,7 +12,7 @@ from preblock.service.core.system import return_free_memory
 LARGE_BODY_BYTES = 2**18
 """Smaller bodies need no reservation: their memory is about that of their connection."""
 MAX_LARGEST_BODIES = 4
-"""Bodies of the largest allowed size that fit into the bound together."""
+"""The bound, in bodies of the largest allowed size."""
 RETURN_DELAY_SECONDS = 1.0
 """Time without a large body until free memory is returned: a later body would fetch it again."""
 MIN_RETURNED_BYTES = 2**26
@@ -20,7 +20,7 @@ MIN_RETURNED_BYTES = 2**26
 
 
 class BodyMemory:
-    """Bounds the bytes of large bodies that are expanded, parsed or computed at once. Further bodies wait in order.
+    """Bounds the bytes of large bodies in progress: expanded, parsed or computed. Further bodies wait in order.
 
     Args:
         settings: largest body, size and timeout of the queue.

@@ -104,6 +104,7 @@ class EmbedOptions:
         truncate: side of a long row to remove tokens from, "left" or "right"; None rejects long rows.
         max_length: most real tokens of a row after truncation; None for the limit of the model.
         pooling: "none", or one vector per row: "mean", "first" or "last".
+        dimensions: number of leading columns of a pooled vector in the response; None for all of them.
         outputs: names of the requested tensors.
         dtype: of the response, a key of DTYPES.
         in_pieces: whether a large response may be computed in chunks.
@@ -117,6 +118,7 @@ class EmbedOptions:
     truncate: str | None = None
     max_length: int | None = None
     pooling: str = "none"
+    dimensions: int | None = None
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
     in_pieces: bool = False
@@ -171,13 +173,14 @@ class TextRequest(EmbedOptions):
     Args:
         text: the texts.
         spans: whether the response has the character span of each token.
-        special_tokens: whether the tokenizer adds its special tokens.
+        special_tokens: whether the tokenizer adds its special tokens; None for the model's default: not in a static
+            embedding model.
 
     """
 
     text: tuple[str, ...]
     spans: bool = False
-    special_tokens: bool = True
+    special_tokens: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from preblock.service.engine import chunking, planning
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.planning import BatchItem, Outputs
-from preblock.service.engine.pooling import pool
-from preblock.service.engine.positions import real_tokens
+from preblock.service.engine.pooling import finish, pool
+from preblock.service.engine.positions import pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
-from preblock.service.engine.validation import check, check_bias, check_stem
+from preblock.service.engine.validation import check, check_bias, check_pooled, check_stem
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
@@ -144,6 +144,8 @@ class Engine:
         check(sent, manifest, self.max_tokens)
         self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
         request = truncate(sent, manifest)
+        if request is not sent:
+            check_pooled(request, manifest)
         return request, *planning.plan(request, manifest)
 
     async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
@@ -154,6 +156,8 @@ class Engine:
         self.limits.check_rows("text", len(text))
         size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else INLINE_MAX_VALUES + 1
         special, spans = request.special_tokens, request.spans
+        if special is None:
+            special = model.manifest.sentence is None
         tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, spans, special))
         # All other fields of a text request are fields of a token request.
         options = {**vars(request), "spans": tokens.spans}
@@ -228,6 +232,7 @@ def _finish(
         if request.pooling == "none":
             vectors = vectors.reshape(*shape, width)
         else:
-            vectors = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
+            pooled = pool(vectors.reshape(-1, width), rows, pooled_tokens(request, manifest), request.pooling)
+            vectors = finish(pooled, request, manifest)
         tensors[output] = cast(vectors, request.dtype)
     return tensors

@@ -13,7 +13,7 @@ from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import DTYPES, Int64, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
 from preblock.service.engine.pooling import POOLINGS
-from preblock.service.engine.positions import count_real, position_limit
+from preblock.service.engine.positions import pooled_tokens, position_limit
 from preblock.service.engine.truncation import SIDES, min_row_tokens
 
 ZERO = np.zeros(1, np.int64)
@@ -62,9 +62,7 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
     if request.attention_mask is not None:
         check_same_lengths("attention_mask", request.attention_mask, ids)
         _check_range("attention_mask", request.attention_mask, 2)
-    if request.pooling != "none" and not (real := count_real(request, manifest)).all():
-        row = int(np.argmin(real))
-        raise Invalid(f"input_ids[{row}]", "no real token", f"at least one, to take the {request.pooling}")
+    check_pooled(request, manifest)
     if request.max_length is not None and (least := int(min_row_tokens(request, manifest).max())) > request.max_length:
         raise Invalid("max_length", request.max_length, f"{least} or more, to keep the special tokens and one other")
     limit = position_limit(request, manifest)
@@ -79,6 +77,23 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
         raise Invalid("truncate", "truncate and position_ids", "one of them", message=message)
     check_same_lengths("position_ids", request.position_ids, ids)
     _check_range("position_ids", request.position_ids, limit)
+
+
+def check_pooled(request: TokenRequest, manifest: Manifest) -> None:
+    """Check that each row has a token to pool; truncation may leave none.
+
+    Raises:
+        Invalid: a row has none.
+
+    """
+    tokens = None if request.pooling == "none" else pooled_tokens(request, manifest)
+    if tokens is None:
+        return
+    counts = np.add.reduceat(tokens, request.input_ids.starts)
+    if not counts.all():
+        row = int(np.argmin(counts))
+        kind = "real" if manifest.sentence is None else "known"
+        raise Invalid(f"input_ids[{row}]", f"no {kind} token", f"at least one, to take the {request.pooling}")
 
 
 def has_only_ids(request: TokenRequest) -> bool:

@@ -1,4 +1,4 @@
-"""A logging handler without blocking writes: a thread writes the lines, and lines that do not fit are counted."""
+"""A logging handler without blocking writes: a thread writes the lines, and excess lines are dropped and counted."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from collections import deque
 from threading import Condition, Thread
 
 MAX_WAITING_BYTES = 2**20
-"""Lines that wait for the thread; a pipe without a reader takes 64 KiB more."""
+"""Size of the queue of the thread; a pipe without a reader takes 64 KiB more."""
 CLOSE_TIMEOUT_SECONDS = 1.0
 """Time to write the last lines at the end of the process."""
 STANDARD_ERROR = 2
@@ -34,7 +34,7 @@ DROPPED_LINES = DroppedLines()
 
 
 class LogWriter(logging.Handler):
-    """Writes lines to standard error from a thread, so that a full pipe stops only the thread.
+    """Writes lines to standard error from a thread: a full pipe stops only the thread.
 
     Args:
         descriptor: file descriptor to write to; default: standard error.

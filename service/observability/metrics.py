@@ -192,8 +192,8 @@ class Metrics:
                 multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
             yield registry
         except OSError as error:  # for example, no descriptor is left
-            got = f"unreadable files of the workers ({error.strerror})"
-            raise Unavailable("metrics", got, "readable files; try again later") from error
+            message = f"The metrics of the workers cannot be read now: {error.strerror}. Try again later."
+            raise Unavailable("metrics", str(error.strerror), "readable files", message=message) from error
 
 
 class _Units(Collector):

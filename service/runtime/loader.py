@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,6 @@ def load_model(
         tables = map_tables(folder, manifest, manifest.kernel)
         if BUILT:
             _check_kernel(manifest, sessions, tables)
-    rows = open_position_rows(folder, manifest) if isinstance(manifest, Manifest) else None
     for session in sessions.values():
         session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
     for file, signature in signatures.items():
@@ -109,8 +109,9 @@ def load_model(
         return EncoderStem(manifest=manifest, **served)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
     tables = tables if BUILT else None
+    open_rows = partial(open_position_rows, folder, manifest)
     return TokenModel(
-        manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, position_rows=rows, **served
+        manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, open_rows=open_rows, **served
     )
 
 

@@ -1,7 +1,8 @@
 """Loaded models: their manifests and their runners."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -61,11 +62,16 @@ class TokenModel(LoadedModel):
     """Vectors of all positions (1, max_len, P) for `positioned.onnx`; None without that graph."""
     tables: KernelTables | None = field(repr=False, compare=False)
     """Tables of the fused kernel; None if onnxruntime runs all calls."""
-    position_rows: PositionRows | None = field(repr=False, compare=False)
-    """Vectors that the model adds for its positions; None without any."""
+    open_rows: Callable[[], PositionRows | None] = field(repr=False, compare=False)
+    """Opens `position_rows`."""
     _runners: dict[tuple[str, ...], list[tuple[Runner, list[str]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    @cached_property
+    def position_rows(self) -> PositionRows | None:
+        """The vectors of positions; None without any. Few clients read them, so the first use opens their session."""
+        return self.open_rows()
 
     def run(self, feeds: Feeds, outputs: tuple[str, ...]) -> dict[str, Float32]:
         """Return outputs of tokens by name, each (B, L, width), or (1, L, width) if it is the same for all rows.

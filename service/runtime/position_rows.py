@@ -27,6 +27,8 @@ class PositionRows:
         self._session = session
         self._real_id = int(manifest.padding_id == 0)
         """An id other than padding, which has no position."""
+        self.width: int = self.compute(0, 1).shape[1]
+        """P."""
 
     def compute(self, first: int, count: int) -> Float32:
         """Return the rows of the positions `first` to `first + count - 1`, float32 (count, P), of validated numbers."""
@@ -42,11 +44,13 @@ class PositionRows:
 def open_position_rows(folder: Path, manifest: Manifest) -> PositionRows | None:
     """Open the position rows of the artifact in `folder`; None if its graph adds no positions to the token rows.
 
+    The additions of a custom module have no known meaning: None, too.
+
     Raises:
         ArtifactError: onnxruntime cannot load the graph.
 
     """
-    content = build_position_graph(folder, manifest)
+    content = None if manifest.front_end is None else build_position_graph(folder, manifest)
     if content is None:
         return None
     return PositionRows(Session(folder, CPU, 1, manifest.plain, content=content), manifest)

@@ -75,6 +75,12 @@ def test_replicas_publish_nothing_and_the_gpu_is_reserved() -> None:
     assert SERVICES["gpu"]["environment"]["PREBLOCK_PROVIDER"] == "cuda"
 
 
+def test_prometheus_starts_without_grafana() -> None:
+    assert SERVICES["prometheus"]["profiles"] == ["observe"]
+    assert SERVICES["grafana"]["profiles"] == ["dashboard"]
+    assert "depends_on" not in SERVICES["prometheus"]
+
+
 def test_files_that_are_mounted_are_there() -> None:
     mounted = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
     assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []

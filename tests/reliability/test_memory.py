@@ -53,10 +53,10 @@ def call(message: service_pb2.ModelInferRequest, compression: grpc.Compression |
 
 
 def typed_message() -> service_pb2.ModelInferRequest:
-    """Return a message with as many numbers as fit into it: each takes a byte."""
+    """Return a message of numbers: each takes one byte in the message, and many in memory."""
     message = service_pb2.ModelInferRequest(model_name="gpt")
-    tensor = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, LIMIT - 100])
-    tensor.contents.int64_contents.extend([1] * (LIMIT - 100))
+    tensor = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, LIMIT // 4])
+    tensor.contents.int64_contents.extend([1] * (LIMIT // 4))
     return message
 
 

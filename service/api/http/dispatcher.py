@@ -57,7 +57,8 @@ class Dispatcher:
 
     Args:
         app: answers all requests except those to `handlers`.
-        handlers: handlers of POST requests, by prefix and last segment of their path; the model name stands between.
+        handlers: handlers of POST requests, by prefix and last segment of their path. If the prefix ends in a slash,
+            the model name stands between them.
         access: authenticates callers; default: everybody is allowed.
         settings: current settings; default: no CORS.
         templates: cache of request templates; default: no cache.
@@ -169,6 +170,8 @@ class Dispatcher:
         """Return the tensor route of a POST to `path`; None for any other path."""
         begin, _, end = path.rpartition("/")
         found = self._handlers.get(end)
+        if found and not found[0].endswith("/"):
+            return Route(found[1], "", None, path, path, query) if begin == found[0] else None
         if found and begin.startswith(found[0]):
             name, versioned, version = begin[len(found[0]) :].partition("/versions/")
             if name and "/" not in name + version and bool(versioned) == bool(version):

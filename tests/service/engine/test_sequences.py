@@ -1,4 +1,4 @@
-"""Running sequences without their protocol. Oracle: requests that state their offset, and so need none."""
+"""Running sequences without their protocol. Oracle: requests with an offset of their own."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -33,7 +33,7 @@ def engine(repository: Repository) -> Iterator[Engine]:
 
 
 def open_now(engine: Engine) -> int:
-    """Return the gauge of the sequences that are open."""
+    """Return the gauge of open sequences."""
     text = engine.metrics.expose("")[0].decode()
     return int(float(text.partition("\npreblock_sequences_open ")[2].partition("\n")[0]))
 
@@ -61,7 +61,7 @@ def where(room: SequenceStore) -> dict[Any, list[int]]:
 
 
 def run(engine: Engine, test: Callable[[Sequences, SequenceStore], Awaitable[None]], **changes: Any) -> None:
-    """Run a test with the room of a stream and other settings, after which nothing is left."""
+    """Run a test with the sequence store of a stream and other settings; at its end the store is empty."""
     limits = {"max_sequence_rows": 8, "max_stream_sequence_rows": 4} | changes
     engine.settings.current = engine.settings.current.model_copy(update=limits)
 

@@ -163,14 +163,14 @@ def test_a_log_pipe_that_nobody_reads_stops_nothing(models: Path) -> None:
     """The pipe takes 64 KiB and the service keeps a mebibyte; a line with ids has some 10 kB."""
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--log-format", "json"]
     command += ["--access-log-sample-rate", "1", "--access-log-max-token-ids", "4096"]
-    ids, asked = np.ones((1, 600), np.int64).tobytes(), 1200
+    ids, asked = np.ones((6, 600), np.int64).tobytes(), 200
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ, text=True
     ) as process:
         address = read_banner(process)[1]
         with httpx.Client(base_url=address, timeout=30) as http:
             for _ in range(asked):
-                http.post(f"{EMBED}?shape=1,600", content=ids, headers=BYTES).raise_for_status()
+                http.post(f"{EMBED}?shape=6,600", content=ids, headers=BYTES).raise_for_status()
             dropped = read_metrics(http)["preblock_log_dropped_lines_total",]
             assert dropped
             assert process.stderr is not None

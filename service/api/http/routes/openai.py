@@ -5,7 +5,7 @@ from fastapi.responses import Response
 
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import JSON, body_type
-from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.request import Handler, RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import openai as schemas
 from preblock.service.codecs import openai
@@ -15,16 +15,14 @@ from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import TokenModel
 
 
-def router(engine: Engine, max_body_bytes: int) -> APIRouter:
-    """Return the router of this API."""
-    routes = APIRouter(prefix="/v1", tags=["OpenAI"])
+def handler(engine: Engine, max_body_bytes: int) -> Handler:
+    """Return the handler of `/v1/embeddings`. The body names the model, so it ignores the one of the path."""
 
-    @routes.post("/embeddings", **schemas.EMBEDDINGS)
-    async def embeddings(request: Request) -> Response:
+    async def embeddings(request: RawRequest, _name: str, _version: str | None) -> Response:
         """Return one vector for each input: the mean of its block 0 input vectors, or another `pooling`."""
         with engine.admission.request("openai") as record:
-            body_type(request.headers.get("content-type"), (JSON,))
-            body = await read_body(RawRequest.of(request), engine, max_body_bytes, record)
+            body_type(request.header(b"content-type"), (JSON,))
+            body = await read_body(request, engine, max_body_bytes, record)
 
             def read() -> tuple[TokenModel, EmbedMessage]:
                 document = read_json(body, engine.limits.max_parsed_values())
@@ -36,7 +34,18 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             answer = await engine.embed(model, message.request, record)
             text = message.encoding == "float"
             content = await engine.scheduler.run(answer.size, lambda: openai.write_embeddings(answer, message), text)
-            return await write_body(ChunkedResponse(content, JSON), RawRequest.of(request), engine, text)
+            return await write_body(ChunkedResponse(content, JSON), request, engine, text)
+
+    return embeddings
+
+
+def router(engine: Engine, embed: Handler) -> APIRouter:
+    """Return the router of this API."""
+    routes = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    @routes.post("/embeddings", description=embed.__doc__, **schemas.EMBEDDINGS)
+    async def embeddings(request: Request) -> Response:
+        return await embed(RawRequest.of(request), "", None)
 
     @routes.get("/models", name="list_openai_models")
     async def list_models() -> schemas.OpenAIModels:

@@ -25,7 +25,9 @@ class EmbeddingsRequest(RequestBody):
     model: str = Field(min_length=1, description="`name`, or `name:version`.")
     input: Texts | Rows
     encoding_format: Literal["float", "base64"] = Field("float", description="How JSON holds the vectors.")
-    dimensions: int | None = Field(None, ge=1, description="The width of the model, or nothing.")
+    dimensions: int | None = Field(
+        None, ge=1, description="Columns of a sentence embedding to keep; for other models their width, or nothing."
+    )
     user: str | None = Field(None, description="Not used.")
     pooling: Pooling = Field(
         "mean", description="How the vectors of an input become one vector; with none, one vector for each token."
@@ -34,7 +36,10 @@ class EmbeddingsRequest(RequestBody):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Most tokens of an input; -1 for the limit of the model. Cuts on the right by default."
     )
-    add_special_tokens: bool = Field(True, description="Whether the tokenizer adds its special tokens to a text.")
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Whether the tokenizer adds its special tokens to a text; default true, false for a static model.",
+    )
     embed_dtype: Dtype = Field("float32", description="Type of the values in base64.")
 
 

@@ -19,11 +19,21 @@ from preblock.service.api.http.schemas.native_api import (
     Problem,
 )
 from preblock.service.api.http.schemas.openai import EmbeddingsAnswer, EmbeddingsRequest, OpenAIError
+from preblock.service.api.http.schemas.tables import PositionsAnswer
 from preblock.service.api.http.schemas.v2 import InferAnswer, InferRequest, OpenInferenceError
 
 NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
     "validation": (EmbedRequest, BiasRequest, DecodeRequest, EmbeddingsRequest, InferRequest),
-    "serialization": (EmbedAnswer, BiasAnswer, EmbeddingsAnswer, InferAnswer, Problem, OpenAIError, OpenInferenceError),
+    "serialization": (
+        EmbedAnswer,
+        BiasAnswer,
+        PositionsAnswer,
+        EmbeddingsAnswer,
+        InferAnswer,
+        Problem,
+        OpenAIError,
+        OpenInferenceError,
+    ),
 }
 """Named schemas of requests and answers, by the mode of pydantic."""
 PATH_EXAMPLES = {"name": "gpt2-small", "model": "gpt2-small", "version": "1"}

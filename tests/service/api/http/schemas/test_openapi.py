@@ -16,6 +16,10 @@ ROUTES = {
     "/models/{name}/versions/{version}/embed": "post",
     "/models/{name}/bias": "post",
     "/models/{name}/versions/{version}/bias": "post",
+    "/models/{name}/positions": "get",
+    "/models/{name}/versions/{version}/positions": "get",
+    "/models/{name}/neighbours": "get",
+    "/models/{name}/versions/{version}/neighbours": "get",
     "/models/{name}/decode": "post",
     "/models/{name}/versions/{version}/decode": "post",
     "/models": "get",
@@ -130,6 +134,10 @@ def test_every_example_works(example_server: Server) -> None:
             for parameter in operation.get("parameters", ()):
                 if parameter["in"] == "path":
                     path = path.replace(f"{{{parameter['name']}}}", parameter["example"])
+            given = operation.get("parameters", ())
+            query = {
+                entry["name"]: entry["example"] for entry in given if entry["in"] == "query" and "example" in entry
+            }
             bodies = operation.get("requestBody", {"content": {"": {"example": None}}})["content"]
             examples = {media: body["example"] for media, body in bodies.items() if "example" in body}
             assert examples, path
@@ -138,7 +146,7 @@ def test_every_example_works(example_server: Server) -> None:
                 headers = {"Accept": "text/event-stream"} if events else {}
                 content = example if isinstance(example, str) or example is None else json.dumps(example)
                 headers |= {"Content-Type": media} if media else {}
-                response = client.request(method.upper(), path, headers=headers, content=content)
+                response = client.request(method.upper(), path, params=query, headers=headers, content=content)
                 assert response.status_code == 200, (path, response.text)
                 assert '"error"' not in response.text, path
                 tried += 1

@@ -1,0 +1,163 @@
+"""Discovers the front-end of a checkpoint whose model type has no row in the family table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from preblock.export.discovery.errors import DiscoveryError
+from preblock.export.discovery.library import check_document, library_version, model_classes, quiet, read_config
+from preblock.export.discovery.model import BlocklessModel
+from preblock.export.discovery.proof import Proof, refuse
+from preblock.export.discovery.search import FoundSteps, Search
+from preblock.models.checkpoints.reader import limit_of
+from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
+from preblock.models.checkpoints.weight_files import files_of_keys, one_line, open_weights
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_file import INDEX, WEIGHTS
+from preblock.models.steps import Positions, names_of, parameters
+from preblock.service.artifacts.parity import OutputParity
+
+NO_ROTARY = "discovery finds the vectors that enter block 0, not the cosines and sines of attention"
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """A discovered front-end.
+
+    Args:
+        frontend: the front-end, with float32 tensors.
+        parity: its comparison with the library's model.
+        library: name and version of the library.
+
+    """
+
+    frontend: FrontEnd
+    parity: OutputParity
+    library: str
+
+
+def discover(
+    folder: Path,
+    document: Mapping[str, Any],
+    side: str | None = None,
+    count_bytes: ByteCount = lambda *_: None,
+    widen: bool = True,
+    tokens_only: bool = False,
+) -> Discovery:
+    """Find the front-end of the checkpoint in `folder`, and prove it equal to the library's model.
+
+    Args:
+        folder: holds safetensors files.
+        document: content of its `config.json`.
+        side: as in `BlocklessModel`.
+        count_bytes: receives the bytes of each chunk converted to float32.
+        widen: as in `read_frontend`.
+        tokens_only: find the model's token table alone.
+
+    Raises:
+        CheckpointError: the front-end is not found, or a file is damaged.
+
+    """
+    check_document(document)
+    with quiet():
+        model, found = _search(folder, document, side, tokens_only)
+        name = f"{document['model_type']}/{side}" if side else str(document["model_type"])
+        name += "/tokens" if tokens_only else ""
+        frontend = _read(folder, name, found, count_bytes)
+        for step_name, step in zip(names_of(found.steps), found.steps, strict=True):
+            for parameter, keys in parameters(step).items():
+                if keys:
+                    own, tensor = found.tensors[keys[0]], frontend.get_parameter(f"{step_name}.{parameter}")
+                    if own in model.altered:
+                        tensor.data = tensor.data.clone()
+                    model.load(own, tensor.data)
+        for own in found.others:
+            model.load(own, _read_tensor(folder, model.keys[own]))
+        if model.altered:
+            model.alter()
+        refused = [] if tokens_only else Proof(model, frontend).refused_ids()
+        frontend = refuse(frontend, refused) if refused else frontend
+        proof = Proof(model, frontend)
+        parity = proof.run_tokens() if tokens_only else proof.run()
+        del proof
+    if not widen:
+        del frontend, model  # the proof needed the widened table, the export does not
+        frontend = _read(folder, name, found, count_bytes, widen=False)
+        frontend = refuse(frontend, refused) if refused else frontend
+    return Discovery(frontend, parity, library_version())
+
+
+def files_discovered(
+    folder: Path, document: Mapping[str, Any], side: str | None = None, tokens_only: bool = False
+) -> list[str]:
+    """Return the names of the weight files with the tensors of the front-end; they need not be there yet.
+
+    Raises:
+        CheckpointError: as `discover`.
+
+    """
+    if not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    check_document(document)
+    with quiet():
+        found = _search(folder, document, side, tokens_only)[1]
+    return files_of_steps(folder, found.steps)
+
+
+def _search(
+    folder: Path, document: Mapping[str, Any], side: str | None, tokens_only: bool
+) -> tuple[BlocklessModel, FoundSteps]:
+    """Return a model without blocks, and its steps; an error is the one of the checkpoint's own class."""
+    config, keys = read_config(folder, str(document["model_type"])), files_of_keys(folder)
+    errors: list[DiscoveryError] = []
+    for kind in model_classes(config):
+        try:
+            model = BlocklessModel(kind, config, side, keys)
+            search = Search(model)
+            return model, search.find_tokens() if tokens_only else search.find()
+        except DiscoveryError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, widen: bool = True) -> FrontEnd:
+    """Return the front-end with the tensors of the checkpoint."""
+    computed = found.derived
+    # Any computed table serves while the tensors are read: it needs none.
+    steps = tuple(
+        replace(step, table="exact") if computed is not None and isinstance(step, Positions) else step
+        for step in found.steps
+    )
+    sized, tensors, _ = read_tensors(folder, steps, count_bytes=count_bytes, widen=widen)
+    if computed is not None:
+        sized = tuple(
+            replace(step, table="learned", rows=len(computed)) if isinstance(step, Positions) else step
+            for step in sized
+        )
+        tensors["positions.weight"] = computed
+    positions = next((step for step in sized if isinstance(step, Positions)), None)
+    limit = limit_of(positions) if positions else found.max_len
+    try:
+        config = FrontEndConfig(
+            family=name,
+            steps=sized,
+            max_len=limit,
+            padding_idx=found.padding,
+            lookup=found.lookup,
+            consumer_scales=found.consumer_scales,
+            no_rotary=NO_ROTARY if found.rotary else None,
+        )
+        return FrontEnd.from_tensors(config, tensors).eval()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DiscoveryError(f"{folder}: the steps found do not fit the tensors: {one_line(error)}") from error
+
+
+def _read_tensor(folder: Path, key: str) -> Tensor:
+    with open_weights(files_of_keys(folder)[key]) as weights:
+        tensor: Tensor = weights.get_tensor(key)
+    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor

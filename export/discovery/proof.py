@@ -1,0 +1,152 @@
+"""Proves a discovered front-end equal to the library's model: over a grid of calls, and over every id."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from preblock.export.discovery.calls import LONGEST, Call, grid, ordinary_ids, special_call, special_ids, table_calls
+from preblock.export.discovery.errors import DiscoveryError
+from preblock.export.discovery.model import BlocklessModel
+from preblock.export.parity import allowed_ulp, difference, in_words
+from preblock.models.frontend import FrontEnd
+from preblock.service.artifacts.parity import OutputParity, ParityCase
+
+ByteCount = Callable[[int], None]
+
+
+class Proof:
+    """Compares `frontend` with the input of block 0 of `model`."""
+
+    def __init__(self, model: BlocklessModel, frontend: FrontEnd) -> None:
+        self._model, self._frontend = model, frontend
+        self._allowed = allowed_ulp(frontend)
+
+    def refused_ids(self) -> list[int]:
+        """Return the ids whose vectors the front-end cannot give, in order: those of images, for example.
+
+        Raises:
+            DiscoveryError: an id is among them that the config does not name.
+
+        """
+        config = self._frontend.config
+        vocab_size, width = config.tokens.rows, config.widths[-1]
+        special = special_ids(self._model.config, vocab_size)
+        ordinary = ordinary_ids(vocab_size, special)
+        refused = {
+            one
+            for one in special
+            if not self._fits(special_call(ordinary, one, config.max_len)) and one != config.padding_idx
+        }
+        for call in table_calls(vocab_size, sorted(refused), config.max_len, width):
+            if self._fits(call):
+                continue
+            differing = set(call.inputs["input_ids"][self._differing(call)].tolist())
+            if not differing <= set(special):
+                raise self._error(self.compare(call))
+            refused |= differing
+        return sorted(refused)
+
+    def run(self, count_bytes: ByteCount = lambda _: None) -> OutputParity:
+        """Compare all calls.
+
+        Raises:
+            DiscoveryError: a call differs by more than the front-end's kind allows.
+
+        """
+        cases = []
+        for call in self._calls():
+            case = self.compare(call)
+            if not case.max_ulp <= self._allowed:
+                raise self._error(case)
+            cases.append(case)
+            count_bytes(4 * call.inputs["input_ids"].numel() * self._frontend.config.widths[-1])
+        return OutputParity(
+            allowed_ulp=self._allowed,
+            max_abs=max(case.max_abs for case in cases),
+            max_ulp=max(case.max_ulp for case in cases),
+            cases=tuple(cases),
+        )
+
+    def run_tokens(self) -> OutputParity:
+        """Compare the lookup of every id with the library's embedding module.
+
+        Raises:
+            DiscoveryError: an id differs.
+
+        """
+        config, cases = self._frontend.config, []
+        for call in table_calls(config.tokens.rows, [], None, config.widths[-1]):
+            ids = call.inputs["input_ids"]
+            max_abs, max_ulp = difference(self._frontend(ids).numpy(), self._model.look_up(ids).numpy())
+            cases.append(ParityCase(arguments=call.arguments, max_abs=max_abs, max_ulp=max_ulp))
+            if max_ulp > 0:
+                raise self._error(cases[-1])
+        return OutputParity(allowed_ulp=0, max_abs=0, max_ulp=0, cases=tuple(cases))
+
+    def compare(self, call: Call) -> ParityCase:
+        """Compare one call."""
+        found, expected = self._vectors(call)
+        max_abs, max_ulp = difference(found.numpy(), expected.numpy())
+        return ParityCase(arguments=call.arguments, max_abs=max_abs, max_ulp=max_ulp)
+
+    def _calls(self) -> Iterator[Call]:
+        config = self._frontend.config
+        vocab_size, width = config.tokens.rows, config.widths[-1]
+        special = special_ids(self._model.config, vocab_size)
+        ordinary = ordinary_ids(vocab_size, [*special, *config.refused_ids])
+        limit = config.max_len
+        longest = limit if limit is not None and config.positions else min(limit or LONGEST, LONGEST)
+        yield from grid(ordinary, config.padding_idx, tuple(self._model.inputs), config.indices, longest)
+        for one in special:
+            if one not in config.refused_ids:
+                yield special_call(ordinary, one, limit)
+        yield from table_calls(vocab_size, config.refused_ids, limit, width)
+
+    def _fits(self, call: Call) -> bool:
+        try:
+            return self.compare(call).max_ulp <= self._allowed
+        except DiscoveryError:
+            return False
+
+    def _differing(self, call: Call) -> Tensor:
+        """Return whether the vector of each id differs: bool (B, L)."""
+        found, expected = self._vectors(call)
+        return (found - expected).abs().amax(dim=-1) > 0
+
+    def _vectors(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Return the vectors of the front-end and of the model, float32 (B, L, D)."""
+        config, inputs = self._frontend.config, dict(call.inputs)
+        ids = inputs["input_ids"]
+        if config.needs_mask:
+            inputs.setdefault("attention_mask", torch.ones_like(ids))
+        expected = self._model.block_input(inputs)[1]
+        if self._model.transposed:
+            expected = expected.transpose(0, 1)
+        length, begin = ids.shape[1], call.offset
+        expected = expected[:, begin:length]  # some models pad the row to a multiple of a window
+        offset = torch.tensor([begin])
+        if config.counts == "ids":
+            offset = ids[:, :begin].ne(config.padding_idx or 0).sum(1)
+        given = inputs["attention_mask"] if config.needs_mask else None
+        found = self._frontend(
+            ids[:, begin:],
+            offset,
+            attention_mask=None if given is None else given[:, begin:],
+            indices={name: inputs[name][:, begin:] for name in config.indices if name in inputs},
+        )
+        return found, expected.expand(found.shape[0], -1, -1).contiguous()
+
+    def _error(self, case: ParityCase) -> DiscoveryError:
+        steps = " + ".join(step.kind for step in self._frontend.config.steps)
+        return DiscoveryError(
+            f"the best front-end found, {steps}, differs from the library's model by {case.max_abs:.3g} "
+            f"({case.max_ulp:.3g} ULP, expected {self._allowed:.3g}) at {in_words(case.arguments)}"
+        )
+
+
+def refuse(frontend: FrontEnd, refused: list[int]) -> FrontEnd:
+    """Return `frontend` with further unsupported ids, around the same tensors."""
+    config = replace(frontend.config, refused_ids=tuple(refused))
+    return FrontEnd.from_tensors(config, frontend.state_dict()).eval()

@@ -1,0 +1,209 @@
+"""Front-ends of model types without a row, against whole models of transformers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from preblock.export.discovery.discovery import Discovery, discover
+from preblock.export.discovery.errors import DiscoveryError
+from preblock.export.discovery.library import library_version
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export
+from preblock.export.verification import verify
+from preblock.models.checkpoints.families import FAMILIES
+from preblock.models.config import FrontEndConfig
+from preblock.service.artifacts.manifest import Manifest
+from tests.families.coverage import differences
+from tests.families.tiny_models import head_class, save_whole
+
+EXAMPLES = {
+    "bert-generation": ["tokens", "positions", "norm"],
+    "convbert": ["tokens", "positions", "segments", "norm"],
+    "longformer": ["tokens", "positions", "segments", "norm"],
+    "data2vec-text": ["tokens", "segments", "positions", "norm"],
+    "pegasus_x/encoder": ["tokens", "scale", "positions"],
+    "plbart/decoder": ["tokens", "scale", "positions", "norm"],
+    "git": ["tokens", "positions", "norm"],
+    "helium": ["tokens"],
+    "gemma4/text": ["tokens", "scale"],
+    "chinese_clip/text": ["tokens", "segments", "positions", "norm"],
+}
+"""Types without a row, one for each way of composing, and the steps of their front-ends."""
+
+
+def save(model_type: str, folder: Path, **values: object) -> dict[str, object]:
+    """Save a tiny model, change `config.json`, and return its content."""
+    with torch.enable_grad():
+        save_whole(model_type, folder)
+    file = folder / "config.json"
+    document: dict[str, object] = json.loads(file.read_text()) | values
+    file.write_text(json.dumps(document))
+    return document
+
+
+def found(name: str, folder: Path, **values: object) -> Discovery:
+    model_type, _, side = name.partition("/")
+    return discover(folder, save(model_type, folder, **values), side or None)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_discovered_front_end_equals_whole_model(name: str, tmp_path: Path) -> None:
+    assert name not in FAMILIES
+    discovery = found(name, tmp_path)
+    frontend, side = discovery.frontend, name.partition("/")[2] or None
+    assert [step.kind for step in frontend.config.steps] == EXAMPLES[name]
+    assert discovery.parity.allowed_ulp == (0.0 if frontend.config.exact else 8.0)
+    model = head_class(name.partition("/")[0]).from_pretrained(tmp_path).eval()
+    part = model.text_model if name == "chinese_clip/text" else model  # the whole model needs an image
+    with torch.inference_mode():
+        assert max(differences(part, side, frontend)) <= discovery.parity.allowed_ulp
+
+
+def test_ids_replaced_by_the_library_are_refused(tmp_path: Path) -> None:
+    config = found("gemma4/text", tmp_path).frontend.config
+    document = json.loads((tmp_path / "config.json").read_text())
+    replaced = {document[f"{kind}_token_id"] for kind in ("image", "audio", "video")}
+    assert set(config.refused_ids) == {number for number in replaced if number is not None}
+
+
+def test_row_overwritten_at_load_is_stored_as_loaded(tmp_path: Path) -> None:
+    frontend = found("chinese_clip/text", tmp_path).frontend
+    padding = frontend.config.padding_idx
+    assert padding is not None
+    stored = load_file(tmp_path / "model.safetensors")["text_model.embeddings.word_embeddings.weight"]
+    assert stored[padding].any()
+    assert not frontend.tokens.weight[padding].any()
+
+
+def test_edited_weights_are_followed(tmp_path: Path) -> None:
+    document = save("helium", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].neg()
+    save_file(tensors, tmp_path / "model.safetensors")
+    frontend = discover(tmp_path, document).frontend
+    assert torch.equal(frontend.tokens.weight, tensors["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda table: table[:50].clone(), "shape (50, 32), config.json makes it (99, 32)"),
+        (lambda table: table.double(), "is torch.float64, expected torch.float32"),
+        (lambda _: None, "the checkpoint lacks"),
+        (lambda table: torch.full_like(table, torch.nan), "inf ULP"),
+    ],
+    ids=["fewer rows", "float64", "missing", "NaN"],
+)
+def test_damaged_table_is_refused(edit: object, message: str, tmp_path: Path) -> None:
+    document = save("helium", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    table = edit(tensors.pop("model.embed_tokens.weight"))  # type: ignore[operator]
+    save_file(
+        tensors if table is None else tensors | {"model.embed_tokens.weight": table}, tmp_path / "model.safetensors"
+    )
+    with pytest.raises(ExportError) as error:
+        export(str(tmp_path), "m", tmp_path / "repository")
+    assert message in str(error.value)
+    assert document["model_type"] == "helium"
+
+
+@pytest.mark.parametrize("key", ["auto_map", "trust_remote_code"])
+def test_remote_code_is_refused(key: str, tmp_path: Path) -> None:
+    (tmp_path / "modeling_own.py").write_text("raise SystemExit('this code ran')")
+    document = save("helium", tmp_path, **{key: {"AutoModel": "modeling_own.Own"}})
+    with pytest.raises(DiscoveryError, match=f"{key} names code inside the checkpoint, which Preblock never runs"):
+        discover(tmp_path, document)
+
+
+def test_unknown_model_type_is_refused(tmp_path: Path) -> None:
+    document = save("helium", tmp_path) | {"model_type": "hellium"}
+    with pytest.raises(DiscoveryError, match="'hellium', known neither to the family table nor to transformers"):
+        discover(tmp_path, document)
+
+
+def test_hash_of_characters_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DiscoveryError, match="HashBucketCodepointEmbedder_0"):
+        found("canine", tmp_path)
+
+
+def test_normal_outside_the_form_is_refused_by_operation(tmp_path: Path) -> None:
+    with pytest.raises(DiscoveryError, match="block 0 takes vectors of shape"):
+        found("deepseek_v4", tmp_path)
+
+
+@pytest.mark.parametrize(("side", "allowed"), [(None, "encoder, decoder"), ("text", "encoder, decoder")])
+def test_missing_side_is_refused(side: str | None, allowed: str, tmp_path: Path) -> None:
+    document = save("plbart", tmp_path)
+    with pytest.raises(DiscoveryError, match=f"--side: got {side!r}, expected for 'plbart': {allowed}"):
+        discover(tmp_path, document, side)
+
+
+def test_artifact_records_the_library(tmp_path: Path) -> None:
+    save("git", tmp_path / "checkpoint")
+    exported = export(str(tmp_path / "checkpoint"), "m", tmp_path)
+    assert exported.manifest.source.discovered_with == library_version()
+    discovery = exported.parity.discovery
+    assert discovery is not None
+    assert discovery.allowed_ulp == 8.0
+    assert {"from_id": 0, "to_id": 98} in [case.arguments for case in discovery.cases]
+    assert verify(exported.folder).discovery == discovery
+
+
+def test_dtype_of_discovered_tables_is_stored(tmp_path: Path) -> None:
+    save("helium", tmp_path / "checkpoint")
+    exported = export(str(tmp_path / "checkpoint"), "m", tmp_path, dtype="int8")
+    assert isinstance(exported.manifest, Manifest)
+    assert exported.manifest.dtype == "int8"
+    assert exported.parity.discovery is not None
+
+
+def test_choices_of_rows_are_refused(tmp_path: Path) -> None:
+    save("helium", tmp_path)
+    with pytest.raises(ExportError, match="--segments is only for model types with a row"):
+        export(str(tmp_path), "m", tmp_path, segments=True)
+
+
+def test_token_table_alone_is_exported(tmp_path: Path) -> None:
+    save("deepseek_v4", tmp_path / "checkpoint")
+    exported = export(str(tmp_path / "checkpoint"), "m", tmp_path, tokens_only=True)
+    assert isinstance(exported.manifest, Manifest)
+    assert exported.manifest.front_end is not None
+    config = FrontEndConfig.from_document(exported.manifest.front_end)
+    assert [step.kind for step in config.steps] == ["tokens"]
+    assert exported.manifest.family == "deepseek_v4/tokens"
+    assert verify(exported.folder).discovery == exported.parity.discovery
+
+
+def test_token_table_of_a_known_family_is_exported(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    exported = export(str(tiny_checkpoint), "m", tmp_path, tokens_only=True)
+    assert (exported.manifest.family, exported.manifest.width) == ("bert/tokens", 8)
+    assert exported.manifest.source.discovered_with is None
+
+
+@pytest.mark.parametrize(("installed", "expected"), [(True, "False"), (False, "install preblock[discover]")])
+def test_transformers_is_needed_for_discovery_only(
+    installed: bool, expected: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        f"if not {installed}: sys.modules['transformers'] = None\n"
+        "from preblock.export.source import load_source\n"
+        "from preblock.export.errors import ExportError\n"
+        "try:\n"
+        "    load_source(sys.argv[1])\n"
+        "    print('transformers' in sys.modules)\n"
+        "except ExportError as error:\n"
+        "    print(error)\n"
+    )
+    folder = tiny_checkpoint
+    if not installed:
+        folder = tmp_path
+        save("helium", folder)
+    result = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
+    assert expected in result.stdout

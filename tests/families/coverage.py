@@ -1,0 +1,213 @@
+"""Writes `docs/coverage.md`: the front-end of every model type of transformers, by row, by discovery, or refused.
+
+`make discover` runs it. Results are kept, so that an interrupted run goes on where it stopped; `--again` forgets them.
+"""
+
+import json
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig
+from transformers.utils import logging
+
+from preblock.export.discovery.calls import pad
+from preblock.export.discovery.discovery import discover
+from preblock.export.discovery.errors import DiscoveryError
+from preblock.export.discovery.library import SILENT, library_version
+from preblock.export.discovery.model import CapturedInput, find_part, is_block_list, sides_of
+from preblock.export.parity import allowed_ulp, difference
+from preblock.models.checkpoints.families import FAMILIES
+from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.frontend import FrontEnd
+from tests.families import tiny_models
+from tests.support.paths import ROOT
+
+DOCUMENT = ROOT / "docs/coverage.md"
+RESULTS = ROOT / ".discover.jsonl"
+MAX_SECONDS = 90
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The result of one front-end.
+
+    Args:
+        name: model type, and side if it has several.
+        result: "row", "discovered", "refused", "not built", "no token ids" or "wrong".
+        detail: steps, or the reason.
+        largest: largest difference from the whole model, in ULP; None if there was none to compare.
+
+    """
+
+    name: str
+    result: str
+    detail: str
+    largest: float | None = None
+
+
+def cover(model_type: str) -> Iterator[Coverage]:
+    """Yield the result of each side of a model type."""
+    found: dict[str, Coverage] = {}
+    reasons: list[str] = []
+    for attempt in ATTEMPTS:
+        with tempfile.TemporaryDirectory() as name:
+            folder, whole = Path(name), attempt is not tiny_models.save_without_blocks
+            try:
+                attempt(model_type, folder)
+            except Exception as error:
+                reasons.append(f"{type(error).__name__}: {' '.join(str(error).split())}")
+                continue
+            document = json.loads((folder / "config.json").read_text())
+            for side in sides_of(AutoConfig.from_pretrained(folder)) or (None,):
+                name = f"{model_type}/{side}" if side else model_type
+                one = _cover_side(name, folder, document, side, whole)
+                if name not in found or found[name].result == "refused":
+                    found[name] = one if one.result != "refused" else found.get(name, one)
+        # Small sizes may not fit together: other sizes tell.
+        if not any(one.result == "refused" and "fails before" in one.detail for one in found.values()):
+            break
+    yield from found.values() or [Coverage(model_type, "not built", reasons[0][:160])]
+
+
+ATTEMPTS: tuple[Callable[[str, Path], None], ...] = (
+    tiny_models.save_whole,
+    partial(tiny_models.save_whole, sizes=tiny_models.EQUAL_HEADS),
+    partial(tiny_models.save_whole, complete=True),
+    partial(tiny_models.save_whole, sizes=tiny_models.EQUAL_HEADS, complete=True),
+    partial(tiny_models.save_whole, rope=tiny_models.MULTIMODAL_ROPE),
+    partial(tiny_models.save_whole, rope=tiny_models.MULTIMODAL_ROPE, sizes=tiny_models.EQUAL_HEADS),
+    tiny_models.save_without_blocks,
+)
+
+
+def _cover_side(name: str, folder: Path, document: dict[str, Any], side: str | None, whole: bool) -> Coverage:
+    try:
+        if name in FAMILIES:
+            frontend, result = read_frontend(folder, side).eval(), "row"
+        else:
+            frontend, result = discover(folder, document, side).frontend, "discovered"
+    except CheckpointError as error:
+        reason = str(error).replace(str(folder), "")[:200]
+        return Coverage(name, "no token ids" if "takes no input_ids" in reason else "refused", reason)
+    steps = " + ".join(step.kind for step in frontend.config.steps)
+    if not whole:
+        return Coverage(name, result, steps)
+    model = tiny_models.head_class(document["model_type"]).from_pretrained(folder).eval()
+    largest = None
+    for part in (model, find_part(model, model.config, side)):  # some whole models need an image too
+        try:
+            largest = max(differences(part, side, frontend))
+            break
+        except Exception as error:
+            steps += f" ({type(error).__name__}: {str(error)[:80]})"
+    if largest is None:
+        return Coverage(name, "wrong", steps)
+    return Coverage(name, result if largest <= allowed_ulp(frontend) else "wrong", steps, largest)
+
+
+def differences(model: Any, side: str | None, frontend: FrontEnd) -> Iterator[float]:
+    """Yield the largest difference of a front-end from a whole model, or from a part, for each call in ULP."""
+    config = frontend.config
+    legal = torch.tensor([i for i in range(config.tokens.rows) if i not in (*config.refused_ids, config.padding_idx)])
+    length = min(11, config.max_len or 11)
+    rows = torch.cat((legal, legal[: -len(legal) % length])).reshape(-1, length)
+    random = legal[torch.randint(len(legal), (3, length), generator=torch.Generator().manual_seed(7))]
+    padded, mask = pad(random, config.padding_idx, "left")
+    longest = legal[torch.arange(min(config.max_len or 64, 64)) % len(legal)].unsqueeze(0)
+    for ids, given in ((rows, None), (random, None), (padded, mask), (longest, None)):
+        expected = _entering_block_0(model, side, ids, given)[:, : ids.shape[1]]
+        found = frontend(ids, attention_mask=given if config.needs_mask else None)
+        yield difference(found.numpy(), expected.float().numpy())[1]
+
+
+def _entering_block_0(model: Any, side: str | None, ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the input of the first block that a whole model runs, without the model's own pass beyond it."""
+
+    def stop(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        raise CapturedInput("", keywords["hidden_states"] if "hidden_states" in keywords else arguments[0])
+
+    handles = [
+        module[0].register_forward_pre_hook(stop, with_kwargs=True)
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and is_block_list(module)
+    ]
+    given: dict[str, Any] = {"input_ids": ids} | ({} if mask is None else {"attention_mask": mask})
+    part = model
+    if side == "encoder":
+        given["decoder_input_ids"] = ids
+    elif side == "decoder":
+        part = model.get_decoder()
+        config = part.config
+        width = getattr(config, "d_model", None) or config.hidden_size
+        given["encoder_hidden_states"] = torch.zeros(len(ids), 3, width)
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config.use_cache = False  # some caches cannot be made for tiny models
+    try:
+        part(**given)
+    except CapturedInput as captured:
+        vectors = captured.vectors
+        if tuple(vectors.shape[:2]) == tuple(ids.t().shape) != tuple(ids.shape):
+            vectors = vectors.transpose(0, 1)
+        return vectors
+    finally:
+        for handle in handles:
+            handle.remove()
+    raise DiscoveryError("no block ran")
+
+
+def _results() -> dict[str, list[Coverage]]:
+    found: dict[str, list[Coverage]] = {}
+    if RESULTS.exists():
+        for line in RESULTS.read_text().splitlines():
+            record = json.loads(line)
+            if record["library"] == library_version():
+                found[record["model_type"]] = [Coverage(**one) for one in record["results"]]
+    return found
+
+
+def run(model_types: list[str]) -> dict[str, list[Coverage]]:
+    """Return the results of all model types, and keep each as it is found."""
+    done = _results()
+    signal.signal(signal.SIGALRM, _too_slow)
+    for model_type in model_types:
+        if model_type in done:
+            continue
+        signal.alarm(MAX_SECONDS)
+        try:
+            results = list(cover(model_type))
+        except Exception as error:
+            results = [
+                Coverage(model_type, "not built", f"{type(error).__name__}: {' '.join(str(error).split())[:160]}")
+            ]
+            traceback.print_exc()
+        signal.alarm(0)
+        done[model_type] = results
+        record = {"library": library_version(), "model_type": model_type, "results": [asdict(one) for one in results]}
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        for one in results:
+            sys.stderr.write(f"{one.name}: {one.result}: {one.detail} {one.largest}\n")
+    return done
+
+
+def _too_slow(*_: Any) -> None:
+    raise TimeoutError(f"took longer than {MAX_SECONDS} s")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.set_verbosity(SILENT)
+    torch.set_grad_enabled(False)
+    run(sys.argv[1:] or tiny_models.model_types())
