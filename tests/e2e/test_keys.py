@@ -279,7 +279,7 @@ def test_a_mistake_in_the_file_is_said_before_anything_is_served(tiny_repository
     options = "--repository", tiny_repository, "--port", "0", "--api-keys-file", tmp_path / "keys.toml"
     done = subprocess.run([PREBLOCK, "serve", *options], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("preblock: api_keys_file: got keys of ")
+    assert done.stderr.startswith("preblock: api_keys_file: keys of ")
     assert len(done.stderr.splitlines()) == 1
 
 

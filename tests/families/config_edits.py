@@ -1,4 +1,4 @@
-"""Edits of a family's `config.json`, and what transformers and Preblock make of each."""
+"""Edits of a family's `config.json`, and their effect in transformers and in Preblock."""
 
 import json
 import os
@@ -69,7 +69,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an edit led to.
+    """The result of an edit.
 
     `kind` is "equal", "different", "crashed" (an error other than CheckpointError), "refused" by both, "preblock
     refuses" or "transformers refuses", alone.

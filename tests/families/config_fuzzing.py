@@ -53,7 +53,7 @@ def main() -> int:
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     given.state.parent.mkdir(parents=True, exist_ok=True)
     for name in given.families or PUBLISHED:
-        _try_family(name, given.state)
+        try_family(name, given.state)
         sys.stderr.write(f"{name}\n")
     outcomes = _read(given.state)
     if not given.families:
@@ -66,20 +66,23 @@ def main() -> int:
 
 def _read(state: Path) -> dict[tuple[str, str], dict[str, str]]:
     """Return the outcomes of these versions in `state`, by family and edit; an interrupted last line is none."""
-    records = {}
+    records, current = {}, versions()
     for line in state.read_text(encoding="utf-8").splitlines() if state.exists() else ():
         try:
             record = json.loads(line)
         except ValueError:
             continue
-        if record["versions"] == versions():
+        if record["versions"] == current:
             records[record["family"], record["edit"]] = record
     return records
 
 
-def _try_family(name: str, state: Path) -> None:
+def try_family(name: str, state: Path) -> None:
+    """Try the edits of a family without an outcome in `state`, and add their outcomes."""
     done = _read(state)
+    unfinished = state.exists() and not state.read_bytes().endswith(b"\n")
     with tempfile.TemporaryDirectory() as place, state.open("a", encoding="utf-8") as file:
+        file.write("\n" * unfinished)
         source, folder = Path(place) / "source", Path(place) / "edited"
         config = save_whole(name, source)
         for edit in edits_of(config):
