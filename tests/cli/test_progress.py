@@ -1,6 +1,7 @@
 """Progress of a command, on a terminal and in a pipe."""
 
 import os
+import re
 import pty
 import subprocess
 import sys
@@ -50,4 +51,5 @@ def test_a_terminal_sees_the_seconds_of_a_silent_step() -> None:
     os.close(theirs)
     shown = os.read(ours, 65536).decode().split("\r\x1b[K")
     os.close(ours)
-    assert shown[-2:] == ["m: proving (1 s)", ""]
+    assert shown[-1] == ""
+    assert re.fullmatch(r"m: proving \([1-9] s\)", shown[-2])  # more than 1 s on a busy machine
