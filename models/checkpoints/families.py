@@ -11,9 +11,10 @@ from preblock.models.checkpoints.encoder_decoder_families import ENCODER_DECODER
 from preblock.models.checkpoints.encoder_families import ENCODERS
 from preblock.models.checkpoints.family import Family
 from preblock.models.checkpoints.stem_families import STEMS
+from preblock.models.checkpoints.token_families import TOKEN_DECODERS
 from preblock.models.config import FrontEndConfig
 
-FAMILIES: dict[str, Family] = ENCODERS | DECODERS | ENCODER_DECODERS
+FAMILIES: dict[str, Family] = ENCODERS | DECODERS | TOKEN_DECODERS | ENCODER_DECODERS
 
 SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] = (
     (("vocab_size", "n_words"), lambda frontend: {frontend.tokens.rows}),
