@@ -116,7 +116,8 @@ def _load_folder(
             _refuse_choices(repr(document["model_type"]), further, FAMILY_TABLE)
             found = discover(folder, document, choices.get("side"), progress.add, widen, tokens_only)
             frontend, discovery = found.frontend, found.parity
-            record = record.model_copy(update={"discovered_with": found.library})
+            copies = found.copies if found.copies > 1 else None
+            record = record.model_copy(update={"discovered_with": found.library, "block_copies": copies})
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if described else "config.json")
