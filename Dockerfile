@@ -5,9 +5,11 @@ ARG PROVIDER=cpu
 
 FROM ${BASE_IMAGE} AS base
 # One uid for both images, so the server can read files of the exporter in a shared volume.
-# A new volume takes the owner of the folder it is mounted on, so /models belongs to the same uid.
-RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin preblock \
-    && install --directory --owner=preblock --group=preblock /models
+# A new volume takes the owner of the folder it is mounted on, so /models belongs to the same uid. The group may write
+# too: an exporter with another uid and this group can read a checkpoint of its user, and publish here.
+RUN groupadd --gid 10001 preblock \
+    && useradd --uid 10001 --gid preblock --no-create-home --shell /usr/sbin/nologin preblock \
+    && install --directory --owner=preblock --group=preblock --mode=2775 /models
 ENV PATH=/opt/preblock/bin:$PATH \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -29,7 +31,8 @@ ARG PROVIDER
 RUN python -c "import tomllib; \
     project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     extras = project['optional-dependencies']; \
-    print(*project['dependencies'], *extras['$PROVIDER'], *extras['tracing'], sep='\n', file=open('serve.txt', 'w')); \
+    serve = project['dependencies'] + extras['service'] + extras['$PROVIDER'] + extras['tracing']; \
+    print(*(name for name in serve if name != 'preblock[service]'), sep='\n', file=open('serve.txt', 'w')); \
     print(*extras['export'], sep='\n', file=open('export.txt', 'w'))"
 
 

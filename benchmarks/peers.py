@@ -45,6 +45,8 @@ BEGIN, END = "<!-- written by benchmarks.peers -->\n", "<!-- end -->\n"
 SLOW = 5.0
 """Cases with slower answers, in seconds, are not measured."""
 
+EMBEDDINGS = triton.InferRequestedOutput("embeddings")
+
 Shape = tuple[int, int]
 Case = tuple[str, Shape]
 """A row and a column of the table."""
@@ -147,7 +149,7 @@ def by_http(running: RunningPeer, ids: Any) -> Any:
 def infer(port: int, ids: Any) -> Any:
     """Return the vectors of a gRPC answer."""
     with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
-        return client.infer(MODEL, [tensor(ids)]).as_numpy("embeddings")
+        return client.infer(MODEL, [tensor(ids)], outputs=[EMBEDDINGS]).as_numpy("embeddings")
 
 
 def tensor(ids: Any) -> Any:
@@ -168,11 +170,11 @@ def grpc_rate(
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
         with triton.InferenceServerClient(f"127.0.0.1:{port}", channel_args=options) as client:
             inputs, count = [tensor(ids)], 0
-            client.infer(MODEL, inputs, headers=headers)
+            client.infer(MODEL, inputs, outputs=[EMBEDDINGS], headers=headers)
             ready.wait()
             until = time.perf_counter() + seconds
             while time.perf_counter() < until:
-                client.infer(MODEL, inputs, headers=headers)
+                client.infer(MODEL, inputs, outputs=[EMBEDDINGS], headers=headers)
                 count += 1
             counts.append(count)
 

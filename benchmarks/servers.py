@@ -80,7 +80,8 @@ def canned(ids: Any) -> Protocol:
 def v2_json(ids: Any) -> Protocol:
     """Return a request of the Open Inference Protocol in JSON."""
     tensor = {"name": "input_ids", "shape": ids.shape, "datatype": "INT64", "data": ids.ravel().tolist()}
-    return Protocol(f"/v2/models/{MODEL}/infer", orjson.dumps({"inputs": [tensor]}), JSON)
+    document = {"inputs": [tensor], "outputs": [{"name": "embeddings"}]}
+    return Protocol(f"/v2/models/{MODEL}/infer", orjson.dumps(document), JSON)
 
 
 def listed(name: str, path: str) -> Callable[[Any], Protocol]:

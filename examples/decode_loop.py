@@ -1,256 +1,163 @@
-"""Generate tokens with a decoder without its front-end; a running server supplies the vectors of block 0.
+"""Generate tokens with blocks in PyTorch; a running server supplies the vectors of block 0, one step at a time.
 
-    python examples/decode_loop.py            # a tiny GPT-2 with random weights: learned positions
-    python examples/decode_loop.py opt        # OPT: positions derived from the mask
-    python examples/decode_loop.py llama      # Llama: rotary cosines and sines from the server
-    python examples/decode_loop.py FOLDER     # a checkpoint of one of these families, saved by transformers
+    make serve                               # in another terminal
+    .venv/bin/python examples/decode_loop.py --prompt "15496 11 995" --tokens 20
 
-The program exports and serves the front-end of the model, and generates with its blocks. First greedily, for a batch of
-prompts of unequal lengths padded on the left, with draft tokens and a broken connection. Then by beam search. The
-tokens must equal the output of `generate()` in transformers.
+The blocks have random weights, so the tokens have no meaning. The program proves the loop: one call with the whole
+sequence must lead to the same tokens. With the blocks of a published model: `generate_with_transformers.py`.
 """
 
-import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
-from typing import Any
+import argparse
 
-import torch
-import transformers
-from torch import Tensor, nn
+try:
+    import torch
+    from torch import Tensor, nn
+    from torch.nn.functional import gelu, scaled_dot_product_attention
 
-import preblock
+    import preblock
+    from preblock.client import Client, Model
+    from preblock.client.errors import ClientError
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"This example needs {missing.name}. After `make serve`, run it with .venv/bin/python; "
+        "elsewhere: pip install preblock torch"
+    ) from None
 
-DRAFT = 3
-BREAK_STEP = 6
-"""The connection breaks before this step."""
-PROMPTS, COUNT, BEAMS = [[5, 6, 7], [11], [3, 10, 4, 10, 5], [9, 12]], 20, 3
-BLOCKS = {"gpt2": "transformer.h", "opt": "model.decoder.layers", "llama": "model.layers"}
-COMPANIONS = {"llama": ("rotary_cos", "rotary_sin")}
-"""Further inputs of the blocks, by family."""
-Open = Callable[[list[int]], AbstractContextManager[Any]]
-"""Opens a stream with rows at the given offsets."""
-Draft = Callable[[int, list[int]], list[int]]
+LAYERS, HEAD_WIDTH = 2, 64
 
 
-class Body:
-    """A decoder of transformers without its front-end.
+class Block(nn.Module):
+    """A block of a decoder: attention over all tokens so far, and a feed-forward layer.
 
-    Args:
-        model: model of transformers.
-        blocks: its blocks.
-
+    Letters: L tokens of a call, D width, H heads.
     """
 
-    def __init__(self, model: Any, blocks: nn.ModuleList) -> None:
-        self.model = model
-        self.cache = self.empty_cache()
-        self._given: list[Tensor] = []
-        # `inputs_embeds` is no replacement, because the model adds positions to them.
-        self._hooks = [
-            block.register_forward_pre_hook(self._injecting(number), with_kwargs=True)
-            for number, block in enumerate(blocks)
-        ]
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = max(1, width // HEAD_WIDTH)
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.cache: tuple[Tensor, Tensor] | None = None
 
-    def empty_cache(self) -> Any:
-        """Return an empty cache of keys and values."""
-        return transformers.DynamicCache(config=self.model.config)
-
-    def remove(self) -> None:
-        """Remove the hooks, to give the model its front-end back."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def _injecting(self, number: int) -> Any:
-        """Return the hook of a block. The first block gets the vectors, and each block the cosines and sines."""
-
-        def inject(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-            vectors, *companions = self._given
-            if companions:
-                kwargs = kwargs | {"position_embeddings": tuple(companions)}
-            if number > 0:
-                return args, kwargs
-            return ((vectors, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": vectors})
-
-        return inject
-
-    @torch.no_grad()
-    def __call__(self, given: list[Tensor], mask: Tensor) -> Tensor:
-        """Return the logits (B, L, V) for vectors (B, L, D) and, for rotary models, cosines and sines.
-
-        `mask` (B, K) covers all tokens fed so far and is 0 for padding.
-        """
-        self._given = given
-        logits: Tensor = self.run(mask).logits
-        return logits
-
-    def run(self, mask: Tensor) -> Any:
-        """Run the model on the given vectors."""
-        ids = torch.zeros(self._given[0].shape[:2], dtype=torch.long)  # the hooks replace the vectors of these ids
-        return self.model(ids, attention_mask=mask, past_key_values=self.cache, use_cache=True)
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the vectors after the block, (L, D). The keys and values of earlier calls are in the cache."""
+        length, width = x.shape
+        query, key, value = (
+            part.view(length, self.heads, -1).transpose(0, 1) for part in self.qkv(self.norms[0](x)).chunk(3, -1)
+        )
+        if self.cache is not None:
+            key, value = torch.cat([self.cache[0], key], 1), torch.cat([self.cache[1], value], 1)
+        self.cache = key, value
+        # Token i of this call may see all earlier tokens, and the tokens up to i of this call.
+        visible = torch.ones(length, key.shape[1], dtype=torch.bool).tril(key.shape[1] - length)
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=visible)  # (H, L, D / H)
+        x = x + self.out(mixed.transpose(0, 1).reshape(length, width))
+        vectors: Tensor = x + self.down(gelu(self.up(self.norms[1](x))))
+        return vectors
 
 
-def fetch(stream: Any, rows: list[list[int]], mask: Tensor) -> list[Tensor]:
-    """Return each output (B, L, width) for the next tokens, zero where `mask` (B, L) is 0 for padding."""
-    vectors = stream.step(rows)  # ragged rows, without padding
-    given = []
-    for array in (vectors, *stream.companions.values()):
-        tensor = torch.from_numpy(array).reshape(-1, array.shape[-1])
-        given.append(torch.zeros(*mask.shape, tensor.shape[-1]))
-        given[-1][mask.bool()] = tensor
-    return given
+class Blocks(nn.Module):
+    """A decoder without its front-end: blocks, a norm, and the projection to the vocabulary."""
+
+    def __init__(self, width: int, vocab_size: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(LAYERS)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return the most likely token after each of the vectors: (L, D) becomes int64 (L,)."""
+        for block in self.blocks:
+            vectors = block(vectors)
+        tokens: Tensor = self.head(self.norm(vectors)).argmax(-1)
+        return tokens
+
+    def forget(self) -> None:
+        """Empty the caches."""
+        for block in self.blocks:
+            block.cache = None
 
 
-def padded(prompts: list[list[int]]) -> Tensor:
-    """Return the attention mask of prompts padded on the left, (B, L)."""
-    longest = max(map(len, prompts))
-    return torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+@torch.inference_mode()
+def generate(client: Client, model: str, blocks: Blocks, prompt: list[int], count: int) -> list[int]:
+    """Return `count` tokens after the prompt. The stream holds the offset, and the caches hold the past."""
+    blocks.forget()
+    tokens: list[int] = []
+    fed = prompt
+    with client.decode(model, resume=True) as stream:
+        while len(tokens) < count:
+            vectors = torch.from_numpy(stream.step(fed))[0]
+            tokens.append(int(blocks(vectors)[-1]))
+            fed = tokens[-1:]
+    return tokens
 
 
-def repeat(prompt: int, tokens: list[int]) -> list[int]:  # noqa: ARG001 - a draft model would use it
-    """Guess the tokens after `tokens` by repeating the last one, in place of a draft model."""
-    return [tokens[-1]] * DRAFT
+@torch.inference_mode()
+def predict_at_once(client: Client, model: str, blocks: Blocks, prompt: list[int], tokens: list[int]) -> list[int]:
+    """Return the tokens predicted from the whole sequence, with one call and no cache."""
+    blocks.forget()
+    vectors = client.embed([prompt + tokens[:-1]], model=model).to_torch()[0]
+    predicted: list[int] = blocks(vectors)[len(prompt) - 1 :].tolist()
+    return predicted
 
 
-def generate(open_at: Open, body: Body, prompts: list[list[int]], count: int, draft: Draft = repeat) -> list[list[int]]:
-    """Return `count` tokens after each prompt by greedy search with draft tokens."""
-    with ExitStack() as stack:
-        stream = stack.enter_context(open_at([0] * len(prompts)))
-        mask = padded(prompts)
-        logits = body(fetch(stream, prompts, mask), mask)[:, -1]
-        tokens: list[list[int]] = [[] for _ in prompts]
-        turn = 0
-        while len(tokens[0]) < count:
-            turn += 1
-            if turn == BREAK_STEP:  # any server of the model can continue, given the offsets
-                offset = stream.offset
-                stack.close()
-                stream = stack.enter_context(open_at(offset))
-            fed = [[token] for token in logits.argmax(-1).tolist()]
-            drafts = DRAFT if turn % 4 == 0 else 0
-            if drafts:
-                for prompt, new in enumerate(fed):
-                    new += draft(prompt, tokens[prompt] + new)
-            new_mask = torch.ones(len(fed), 1 + drafts, dtype=torch.long)
-            mask = torch.cat([mask, new_mask], 1)
-            found = body(fetch(stream, fed, new_mask), mask)
-            predicted = found.argmax(-1)
-            kept = 0  # number of draft tokens confirmed in all rows
-            while kept < drafts and all(predicted[row, kept] == fed[row][kept + 1] for row in range(len(fed))):
-                kept += 1
-            if kept < drafts:
-                stream.rewind([offset - (drafts - kept) for offset in stream.offset])
-                mask = mask[:, : mask.shape[1] - (drafts - kept)]
-                body.cache.crop(kept - drafts)
-            for row, new in zip(tokens, fed, strict=True):
-                row += new[: 1 + kept]
-            logits = found[:, kept]
-    return [row[:count] for row in tokens]
+def find_model(client: Client, server: str, name: str) -> Model:
+    """Return the description of the model `name`, or exit with the reason."""
+    if not client.ready():
+        raise SystemExit(f"No server is ready at {server}. Start one with `make serve`, or name another with --server.")
+    models = {model.name: model for model in client.models() if model.kind == "tokens"}
+    if name not in models:
+        raise SystemExit(f"{server} has no model {name!r} of token ids. Name one with --model: {', '.join(models)}.")
+    return models[name]
 
 
-def search(open_at: Open, body: Body, prompts: list[list[int]], count: int, beams: int) -> list[list[int]]:
-    """Return `count` tokens after each prompt by beam search."""
-    with open_at([0] * len(prompts)) as stream:
-        mask = padded(prompts)
-        logits = body(fetch(stream, prompts, mask), mask)[:, -1]
-        # From here on, each prompt has one row per beam.
-        source = [prompt for prompt in range(len(prompts)) for _ in range(beams)]
-        scores = torch.tensor([[0.0] + [-1e9] * (beams - 1)] * len(prompts))
-        tokens: list[list[int]] = [[] for _ in source]
-        begin = torch.arange(len(prompts))[:, None] * beams
-        logits, mask = logits[source], mask[source]
-        stream.reorder(source)
-        body.cache.reorder_cache(torch.tensor(source))
-        while True:
-            likely = scores[..., None] + logits.log_softmax(-1).reshape(len(prompts), beams, -1)
-            scores, found = likely.flatten(1).topk(beams)
-            following = (found % logits.shape[-1]).flatten().tolist()
-            source = (begin + found // logits.shape[-1]).flatten().tolist()
-            tokens = [[*tokens[row], token] for row, token in zip(source, following, strict=True)]
-            if len(tokens[0]) == count:
-                return tokens[::beams]
-            stream.reorder(source)
-            body.cache.reorder_cache(torch.tensor(source))
-            new_mask = torch.ones(len(source), 1, dtype=torch.long)
-            mask = torch.cat([mask[source], new_mask], 1)
-            logits = body(fetch(stream, [[token] for token in following], new_mask), mask)[:, -1]
+def read_prompt(client: Client, model: Model, prompt: str) -> list[int]:
+    """Return the token ids of the prompt: numbers, or a text for the model's tokenizer."""
+    words = prompt.replace(",", " ").split()
+    if words and all(word.isdecimal() for word in words):
+        return [int(word) for word in words]
+    if not model.has_tokenizer:
+        raise SystemExit(f"--prompt: {model.name} has no tokenizer. Give token ids, such as '15496 11 995'.")
+    found = client.text(prompt, model=model.name, return_tokens=True).input_ids
+    assert found is not None
+    return [int(token) for token in found[0]]
 
 
-def library(model: Any, prompts: list[list[int]], count: int, beams: int = 1) -> list[list[int]]:
-    """Return the tokens of `generate()` in transformers."""
-    mask = padded(prompts)
-    ids = torch.zeros_like(mask)
-    ids[mask.bool()] = torch.tensor([token for prompt in prompts for token in prompt])
-    options = {"max_new_tokens": count, "do_sample": False, "num_beams": beams}
-    options |= {"pad_token_id": 0, "eos_token_id": None}
-    return model.generate(ids, attention_mask=mask, **options)[:, mask.shape[1] :].tolist()
+def positive(text: str) -> int:
+    """Read a number of tokens."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number from 1 on")
+    return int(text)
 
 
-def tiny(family: str) -> Any:
-    """Return a tiny model with random weights, large enough for positions to change the output."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    if family == "gpt2":
-        sizes |= {"n_positions": 64, "bos_token_id": None, "eos_token_id": None}
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, initializer_range=0.5)).eval()
-    sizes |= {"max_position_embeddings": 64}
-    if family == "opt":
-        sizes |= {"ffn_dim": 37, "word_embed_proj_dim": 32}
-        return transformers.OPTForCausalLM(transformers.OPTConfig(**sizes, init_std=0.5)).eval()
-    sizes |= {"intermediate_size": 37}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, initializer_range=0.1)).eval()
-
-
-def main(source: str = "gpt2") -> None:
-    """Export, serve, generate and compare."""
-    model = tiny(source) if source in BLOCKS else transformers.AutoModelForCausalLM.from_pretrained(source).eval()
-    family = model.config.model_type
-    if family not in BLOCKS:
-        raise SystemExit(f"{source}: got a {family}, expected {', '.join(BLOCKS)}")
-    with tempfile.TemporaryDirectory() as folder:
-        if source in BLOCKS:
-            source = f"{folder}/source"
-            model.save_pretrained(source)
-        command = [str(Path(sys.executable).parent / "preblock")]
-        repository = ["--repository", f"{folder}/repository"]
-        subprocess.run([*command, "export", source, "--name", "front", *repository], check=True)
-        serve = [*command, "serve", *repository, "--port", "0"]
-        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                assert server.stdout is not None
-                found = next(filter(None, (re.search(r"http://\S+", line) for line in server.stdout)))
-                compare(model, found[0], "front")
-            finally:
-                server.terminate()
-
-
-def compare(model: Any, address: str, name: str) -> None:
-    """Generate with vectors of the server and with transformers alone, and compare the tokens."""
-    family = model.config.model_type
-    with preblock.connect(address) as client:
-
-        def open_at(offset: list[int]) -> AbstractContextManager[Any]:
-            return client.decode(name, offset=offset, companions=COMPANIONS.get(family, ()))
-
-        blocks = model.get_submodule(BLOCKS[family])
-        greedy = Body(model, blocks)
-        ours = [generate(open_at, greedy, PROMPTS, COUNT)]
-        greedy.remove()
-        beam = Body(model, blocks)
-        ours.append(search(open_at, beam, PROMPTS, COUNT, BEAMS))
-        beam.remove()
-    equal = True
-    for beams, tokens in zip((1, BEAMS), ours, strict=True):
-        for prompt, row, expected in zip(PROMPTS, tokens, library(model, PROMPTS, COUNT, beams), strict=True):
-            print(f"{beams} beams:", prompt, "->", row, "as the library" if row == expected else f"NOT {expected}")
-            equal &= row == expected
-    if not equal:
-        raise SystemExit("the tokens differ")
+def main(arguments: list[str] | None = None) -> None:
+    """Generate tokens, and compare them with one call of the whole sequence."""
+    parser = argparse.ArgumentParser(description="Generate tokens with the vectors of a running Preblock server.")
+    parser.add_argument("--server", default="http://127.0.0.1:8000", help="address of the server (%(default)s)")
+    parser.add_argument("--model", default="gpt2-small", help="name of the model (%(default)s)")
+    parser.add_argument("--prompt", default="15496 11 995", help="token ids, or a text if the model has a tokenizer")
+    parser.add_argument("--tokens", type=positive, default=20, help="number of tokens to generate (%(default)s)")
+    given = parser.parse_args(arguments)
+    try:
+        with preblock.connect(given.server) as client:
+            model = find_model(client, given.server, given.model)
+            prompt = read_prompt(client, model, given.prompt)
+            length = len(prompt) + given.tokens - 1
+            if model.max_len is not None and length > model.max_len:
+                raise SystemExit(
+                    f"--tokens: the prompt of {len(prompt)} and {given.tokens} tokens are too long for {model.name}, "
+                    f"which has {model.max_len} positions."
+                )
+            blocks = Blocks(model.width, model.vocab_size or 0)
+            tokens = generate(client, model.name, blocks, prompt, given.tokens)
+            print(*prompt, "->", *tokens)
+            if tokens != predict_at_once(client, model.name, blocks, prompt, tokens):
+                raise SystemExit("One call with the whole sequence gives other tokens.")
+            print("One call with the whole sequence gives the same tokens.")
+    except ClientError as error:
+        raise SystemExit(str(error)) from error
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -11,9 +11,16 @@ needs the tensor in its own dtype: pass --dtype if vLLM does not run in float32.
 
 import argparse
 
-import httpx
+try:
+    import httpx
 
-import preblock
+    import preblock
+    from preblock.client.errors import ClientError
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"This example needs {missing.name}. After `make serve`, run it with .venv/bin/python; "
+        "elsewhere: pip install preblock"
+    ) from None
 
 
 def complete(service: str, model: str, vllm: str, ids: list[int], dtype: str, tokens: int) -> list[str]:
@@ -40,7 +47,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="dtype of vLLM (default: float32)")
     parser.add_argument("--tokens", type=int, default=16, help="number of tokens to generate (default: 16)")
     given = parser.parse_args()
-    by_vectors, by_ids = complete(given.service, given.model, given.vllm, given.ids, given.dtype, given.tokens)
+    try:
+        by_vectors, by_ids = complete(given.service, given.model, given.vllm, given.ids, given.dtype, given.tokens)
+    except ClientError as error:
+        raise SystemExit(f"Preblock: {error}") from error
+    except httpx.HTTPError as error:
+        raise SystemExit(f"vLLM at {given.vllm}: {error}") from error
     print(repr(by_vectors))
     if by_vectors != by_ids:
         raise SystemExit(f"the completion from ids differs: {by_ids!r}")

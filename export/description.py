@@ -88,6 +88,7 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
         kernel=kernel,
         positions=positions,
         resized=loaded.resized,
+        sentence=loaded.sentence,
         **{"token_embeddings": None, "front_end": None, **steps},
         **common,
     )

@@ -7,15 +7,16 @@ from typing import Unpack
 
 from torch import nn
 
+from preblock.export.arguments import SourceOptions, check_arguments
 from preblock.export.bias import export_bias
 from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError
 from preblock.export.graph import export_graph
 from preblock.export.position_inputs import write_positioned
 from preblock.export.progress import Report
-from preblock.export.publication import check_name, draft, publish
+from preblock.export.publication import draft, publish
 from preblock.export.quantization import compare_tables, shrink_tables, write_tables
-from preblock.export.source import LoadedSource, SourceOptions, load_source
+from preblock.export.source import AnyFrontEnd, LoadedSource, load_source
 from preblock.export.stem import export_stem
 from preblock.export.stored_tables import build_quantized
 from preblock.export.table_formats import TableFormat, find_format
@@ -71,18 +72,14 @@ def export(
         ExportError: the source cannot be read, the graph is not equal to its module, or a file cannot be written.
 
     """
-    check_name(name)
+    check_arguments(source, name, max_len, resizing, dtype, scale, choices)
     format_ = find_format(dtype, scale)
 
     def load() -> LoadedSource:
         loaded = load_source(source, report, widen=format_ is None, **choices)
         if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
             report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
-        if max_len is not None:
-            return _resize(loaded, max_len, resizing)
-        if resizing is not None:
-            raise ExportError(f"--resize: got {resizing!r}, expected only with --max-len")
-        return loaded
+        return loaded if max_len is None else _resize(loaded, max_len, resizing)
 
     # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
     return export_loaded(load(), name, repository, report, format_)
@@ -107,7 +104,6 @@ def export_loaded(
         if format_ and not isinstance(source, FrontEnd):
             raise ExportError(f"--dtype: got {format_.dtype!r}, expected only float32 for stems and custom modules")
         with draft(repository, name) as folder:
-            report("writing the graph")
             if isinstance(source, Stem):
                 export_stem(source, folder, report)
             else:
@@ -143,31 +139,63 @@ def export_loaded(
 
 
 def export_module(
-    module: nn.Module, name: str, repository: Path, *, vocab_size: int, max_len: int, exact: bool = False
+    module: nn.Module,
+    name: str,
+    repository: str | Path,
+    *,
+    vocab_size: int | None = None,
+    max_len: int | None = None,
+    exact: bool = False,
 ) -> ExportResult:
-    """Export a custom module as the next version of `name` in `repository`, and prove its graph equal to it.
+    """Export a module as the next version of `name` in `repository`, and prove its graph equal to it.
 
-    The arguments are those of `CustomFrontEnd`. The artifact does not hold the module: `verify` can check its hashes,
-    but not repeat the proof.
+    A module of `preblock.models` is described in the artifact, so `verify` can repeat the proof. The artifact of
+    any other module does not describe it, so `verify` checks its hashes alone.
+
+    Args:
+        module: a `FrontEnd` or a stem; or any other module, as in `CustomFrontEnd`.
+        name: name of the model.
+        repository: folder of the models; created if missing.
+        vocab_size: legal ids are 0 to V - 1; only for other modules, and required for them.
+        max_len: the largest legal offset + tokens; only for other modules, and required for them.
+        exact: whether the graph must equal another module bit for bit; default False.
 
     Raises:
-        ExportError: the module returns no vectors, the graph is not equal to it, or a file cannot be written.
+        ExportError: the module returns no vectors, the graph is not equal to it, an argument is missing or needless,
+            or a file cannot be written.
 
     """
     training = module.training
     module.eval()
     try:
-        frontend = CustomFrontEnd(module, vocab_size, max_len, exact)
-        return export_loaded(LoadedSource(frontend, Source(kind="module")), name, repository)
+        frontend = _custom(module, vocab_size, max_len, exact)
+        return export_loaded(LoadedSource(frontend, Source(kind="module")), name, Path(repository))
     except ValueError as error:
         raise ExportError(str(error)) from error
     finally:
         module.train(training)
 
 
+def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exact: bool) -> AnyFrontEnd:
+    """Return a module of `preblock.models` unchanged, and any other one as a custom front-end."""
+    given = {"vocab_size": vocab_size, "max_len": max_len, "exact": exact or None}
+    if isinstance(module, FrontEnd | Stem):
+        for argument, value in given.items():
+            if value is not None:
+                kind = type(module).__name__
+                raise ExportError(f"{argument}: got {value}, expected nothing, because a {kind} has its own")
+        return module
+    if vocab_size is None or max_len is None:
+        missing = "vocab_size" if vocab_size is None else "max_len"
+        raise ExportError(
+            f"{missing}: got nothing, expected a number, because a {type(module).__name__} does not state it"
+        )
+    return CustomFrontEnd(module, vocab_size, max_len, exact)
+
+
 def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:
     if not isinstance(loaded.frontend, FrontEnd):
-        raise ExportError(f"--max-len: got {max_len}, expected only for front-ends of token ids")
+        raise ExportError("--max-len is only for front-ends of token ids; the source takes images or spectrograms")
     try:
         frontend = resize_positions(loaded.frontend, max_len, resizing)
     except ValueError as error:

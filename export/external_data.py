@@ -31,7 +31,9 @@ def save_program(program: torch.onnx.ONNXProgram, folder: Path, report: Report) 
     program.save(folder / GRAPH, include_initializers=False)
     model = onnx.load(folder / GRAPH)
     total = sum(values.nbytes for values in weights.values() if values.nbytes > SMALL)
-    progress = StepProgress(report, "writing the graph", total)
+    step = "writing the graph"
+    report(step)
+    progress = StepProgress(report, step, total)
     with (folder / DATA).open("wb") as stream:
         for name, values in weights.items():
             model.graph.initializer.append(_save(name, values, stream, progress))

@@ -118,6 +118,7 @@ def export_program(module: nn.Module, folder: Path, report: Report, **options: A
         ExportError: the exporter cannot trace the module.
 
     """
+    report("tracing the module")
     try:
         with quiet_exporter():
             program = torch.onnx.export(module.eval(), (), dynamo=True, opset_version=OPSET, verbose=False, **options)

@@ -141,25 +141,21 @@ def prove_positioned(
     positioned: Session,
     positions: Float32,
     plain: Session,
-    count_bytes: ByteCount = lambda _: None,
+    report: CaseReport = lambda *_: None,
 ) -> OutputParity:
     """Compare the graph with the input `positions` (1, M, P) to the plain one over the grid, for one offset.
-
-    `count_bytes` receives the bytes of each case.
 
     Raises:
         ParityError: a bit differs.
 
     """
-    cases = []
-    for case in grid(signature):
-        if len(case.offset) > 1:
-            continue
+    calls, cases = [case for case in grid(signature) if len(case.offset) == 1], []
+    for case in calls:
         feeds = feeds_of(signature, case)
         expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
         found = positioned.run(with_position_view(feeds, positions), [EMBEDDINGS])[EMBEDDINGS]
         cases.append(compare(found, expected, arguments_of(case)))
-        count_bytes(expected.nbytes)
+        report(len(cases), len(calls), expected.nbytes)
     return judge(POSITIONED, cases, 0.0)
 
 

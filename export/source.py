@@ -1,45 +1,35 @@
 """Sources of a front-end: a folder, a preset, or a repository of the hub. Nothing is guessed."""
 
 import glob
-import re
-from collections.abc import Mapping
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Unpack
 
+from preblock.export.arguments import SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
-from preblock.models.checkpoints.families import known
 from preblock.models.checkpoints.reader import files_needed, read_frontend
-from preblock.models.checkpoints.stem_reader import is_stem, read_stem, stem_files_needed
+from preblock.models.checkpoints.static_families import CONFIG, MODULES, SETTINGS, StaticLayout, find_static
+from preblock.models.checkpoints.static_reader import read_static, static_files_needed
+from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
 from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.checkpoints.weight_files import CheckpointError, read_json
+from preblock.models.checkpoints.weight_files import CheckpointError, read_bytes, read_json
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION, INDEX
 from preblock.models.modules.stems import Stem
-from preblock.models.presets import PRESETS, build_preset
+from preblock.models.presets import build_preset
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import TOKENIZER
 from preblock.service.artifacts.parity import OutputParity
-from preblock.service.artifacts.records import Resized, Source
+from preblock.service.artifacts.records import Resized, SentencePooling, Source
+from preblock.service.core.errors import PreblockError
+from preblock.service.runtime.tokenizer import find_largest_id
 
-HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-SMALL_FILES = ["config.json", DESCRIPTION, INDEX, TOKENIZER]
+SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER]
 """Files to download first. They name the weight files, except for the tokenizer, which is copied."""
-FAMILY_TABLE = "model types with a row in the family table"
-
-
-class SourceOptions(TypedDict, total=False):
-    """Choices left open by a published checkpoint, as in `read_frontend`; `tokens_only` for its token table alone."""
-
-    side: str | None
-    arithmetic: Literal["float32", "source"]
-    segments: bool
-    rotary_length: int | None
-    tokens_only: bool
-
 
 AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
 
@@ -48,7 +38,7 @@ AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
 class LoadedSource:
     """A front-end, its record for the manifest, and its tokenizer file if the source has one.
 
-    `discovery` compares a discovered front-end with the library's model.
+    `discovery` compares a discovered front-end with the library's model. `sentence` is the pooling of a static model.
     """
 
     frontend: AnyFrontEnd
@@ -56,6 +46,7 @@ class LoadedSource:
     tokenizer: Path | None = None
     resized: Resized | None = None
     discovery: OutputParity | None = None
+    sentence: SentencePooling | None = None
 
 
 def load_source(
@@ -71,39 +62,33 @@ def load_source(
     """
     report(f"reading {source}")
     progress = StepProgress(report, f"reading {source}")
-    # An empty name would be the working folder.
-    if source and Path(source).is_dir():
-        return _load_folder(Path(source), Source(kind="folder"), choices, progress, widen)
-    if source in PRESETS:
-        _refuse_choices(source, choices)
-        record = Source(kind="preset", name=source)
-        return LoadedSource(build_preset(source), record)
-    if match := HUB.fullmatch(source):
-        folder = _download(match["name"], match["revision"], choices)
-        record = Source(kind="hub", name=match["name"], revision=folder.name)
-        return _load_folder(folder, record, choices, progress, widen)
-    raise ExportError(
-        f"SOURCE: got {source!r}, expected an existing folder, a preset ({', '.join(PRESETS)}), "
-        "or hf:owner/name[@revision]"
-    )
+    match parse_source(source):
+        case Source(kind="folder") as record:
+            return _load_folder(Path(source), record, choices, progress, widen)
+        case Source(kind="preset") as record:
+            refuse_choices(source, choices)
+            return LoadedSource(build_preset(source), record)
+        case record:
+            folder = _download(str(record.name), record.revision, choices)
+            return _load_folder(folder, record.model_copy(update={"revision": folder.name}), choices, progress, widen)
 
 
 def _load_folder(
     folder: Path, record: Source, choices: SourceOptions, progress: StepProgress, widen: bool
 ) -> LoadedSource:
-    described = (folder / DESCRIPTION).is_file()
-    if described:
-        _refuse_choices(DESCRIPTION, choices)
+    format_ = detect_format(folder, choices)
     discovery: OutputParity | None = None
     tokens_only = choices.get("tokens_only", False)
     try:
+        layout = find_static(folder) if format_ == "static" else None
+        if layout:
+            return _load_static(folder, layout, record)
         frontend: AnyFrontEnd
-        if described:
+        if format_ == "description":
             frontend = read_description(folder, progress.add, widen)
-        elif is_stem(folder, choices.get("side")):
-            _refuse_choices("a stem", _without_side(choices))
+        elif format_ == "stem":
             frontend = read_stem(folder, choices.get("side"))
-        elif _has_row(folder):
+        elif format_ == "checkpoint":
             further = {name: value for name, value in choices.items() if name != "tokens_only"}
             frontend = read_frontend(folder, **further, count_bytes=progress.add, widen=widen)  # type: ignore[arg-type]
             frontend = keep_tokens(frontend) if tokens_only else frontend
@@ -111,37 +96,43 @@ def _load_folder(
             # Imported here, because the export of a known family must not need transformers.
             from preblock.export.discovery.discovery import discover
 
-            document = read_json(folder / "config.json")
-            further = _without_side(choices) | {"tokens_only": None}
-            _refuse_choices(repr(document["model_type"]), further, FAMILY_TABLE)
-            found = discover(folder, document, choices.get("side"), progress.add, widen, tokens_only)
+            found = discover(folder, read_json(folder / CONFIG), choices.get("side"), progress.add, widen, tokens_only)
             frontend, discovery = found.frontend, found.parity
             copies = found.copies if found.copies > 1 else None
             record = record.model_copy(update={"discovered_with": found.library, "block_copies": copies})
     except CheckpointError as error:
         raise ExportError(str(error)) from error
-    config = folder / (DESCRIPTION if described else "config.json")
+    config = folder / (DESCRIPTION if format_ == "description" else CONFIG)
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
-    return LoadedSource(frontend, record, tokenizer if tokenizer.is_file() else None, discovery=discovery)
+    if not os.path.lexists(tokenizer):
+        return LoadedSource(frontend, record, discovery=discovery)
+    _check_tokenizer(tokenizer, frontend)
+    return LoadedSource(frontend, record, tokenizer, discovery=discovery)
 
 
-def _has_row(folder: Path) -> bool:
-    """Return whether the family table knows the model type; True for a file without one, whose error it raises."""
-    model_type = read_json(folder / "config.json").get("model_type")
-    return not isinstance(model_type, str) or model_type in known()
+def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:
+    """Open the tokenizer in `file`; raise ExportError unless all its ids are rows of the token table."""
+    try:
+        largest = find_largest_id(str(file), read_bytes(file))
+    except (CheckpointError, PreblockError) as error:
+        raise ExportError(str(error)) from error
+    if isinstance(frontend, FrontEnd) and largest >= (rows := frontend.signature.vocab_size):
+        raise ExportError(
+            f"{file}: the tokenizer gives ids up to {largest}, but the largest row of the token table is {rows - 1}; "
+            "remove the tokens beyond it, or the file to export without a tokenizer"
+        )
 
 
-def _without_side(choices: SourceOptions) -> dict[str, Any]:
-    return {name: value for name, value in choices.items() if name != "side"}
-
-
-def _refuse_choices(source: str, choices: Mapping[str, Any], allowed: str = "published checkpoints") -> None:
-    """Raise ExportError for choices that the kind of source does not allow."""
-    for name, value in choices.items():
-        if value not in (None, False, "float32"):
-            option = name.replace("_", "-")
-            raise ExportError(f"--{option}: got {value!r}, expected only for {allowed}; {source} is none")
+def _load_static(folder: Path, layout: StaticLayout, record: Source) -> LoadedSource:
+    model = read_static(folder, layout)
+    _check_tokenizer(folder / layout.path(TOKENIZER), model.frontend)
+    return LoadedSource(
+        model.frontend,
+        record.model_copy(update={"config_sha256": describe(folder / layout.record).sha256}),
+        folder / layout.path(TOKENIZER),
+        sentence=SentencePooling(normalize=model.normalize, ignored_ids=model.ignored_ids),
+    )
 
 
 def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
@@ -151,18 +142,20 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
-        described = (folder / DESCRIPTION).is_file()
-        side = choices.get("side")
-        if described:
+        format_, side = detect_format(folder, choices), choices.get("side")
+        layout = find_static(folder) if format_ == "static" else None
+        if layout:
+            needed = static_files_needed(layout)
+        elif format_ == "description":
             needed = files_described(folder)
-        elif is_stem(folder, side):
+        elif format_ == "stem":
             needed = stem_files_needed(folder, side)
-        elif _has_row(folder):
+        elif format_ == "checkpoint":
             needed = files_needed(folder, side, choices.get("segments", False))
         else:
             from preblock.export.discovery.discovery import files_discovered
 
-            document, tokens_only = read_json(folder / "config.json"), choices.get("tokens_only", False)
+            document, tokens_only = read_json(folder / CONFIG), choices.get("tokens_only", False)
             needed = files_discovered(folder, document, side, tokens_only)
         # The hub's cache names the folder of a snapshot by its commit.
         snapshot_download(name, revision=folder.name, allow_patterns=[glob.escape(file) for file in needed])

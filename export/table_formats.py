@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from preblock.export.arguments import check_scale
 from preblock.export.errors import ExportError
 
 BLOCK = 32
@@ -56,8 +57,7 @@ def find_format(dtype: str, scale: str | None = None) -> TableFormat | None:
         ExportError: there is no such format.
 
     """
-    if scale is not None and dtype != "int8":
-        raise ExportError(f"--scale: got {scale!r}, expected only with --dtype int8")
+    check_scale(dtype, scale)
     if dtype == "float32":
         return None
     for format_ in FORMATS:

@@ -14,10 +14,10 @@ LIMITS = ("family", "image_size", "patch_size", "vocab_size", "max_len")
 TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32"}
 
 
-def write_config(model: Path) -> Path:
+def write_config(model: Path, version: int | None = None) -> Path:
     """Write `config.pbtxt` into `model`, the folder of a model's versions, and return its path.
 
-    It describes `model.onnx` of the highest version, and lists all versions with the same description.
+    It describes `model.onnx` of `version`, by default the highest, and lists all versions with the same description.
 
     Raises:
         ExportError: the model has no version, or the file cannot be written.
@@ -26,8 +26,8 @@ def write_config(model: Path) -> Path:
     """
     descriptions = {version: _describe(read_manifest(model / str(version))) for version in versions(model)}
     if not descriptions:
-        raise ExportError(f"{model}: got no version, expected at least one; `preblock export` makes one")
-    description = descriptions[max(descriptions)]
+        raise ExportError(f"{model} holds no version of a model; `preblock export` makes one")
+    description = descriptions[version or max(descriptions)]
     same = [version for version, other in descriptions.items() if other == description]
     lines = [
         f"name: {json.dumps(model.name)}",

@@ -1,6 +1,7 @@
 """The proof of an artifact, during the export and again later."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,8 +81,10 @@ def verify(
             frontend = _build_again(manifest, manifest.front_end, folder)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ExportError(f"{folder}: manifest and weights disagree: {' '.join(str(error).split())}") from error
-        resized = manifest.resized if isinstance(manifest, Manifest) else None
-        again = describe_artifact(LoadedSource(frontend, manifest.source, resized=resized), folder, report)
+        loaded = LoadedSource(frontend, manifest.source)
+        if isinstance(manifest, Manifest):
+            loaded = replace(loaded, resized=manifest.resized, sentence=manifest.sentence)
+        again = describe_artifact(loaded, folder, report)
         for name in type(manifest).model_fields:
             stated, true = getattr(manifest, name), getattr(again, name)
             if name == "kernel" and stated is None:  # an earlier export, run by onnxruntime
@@ -100,7 +103,7 @@ def find_providers(provider: Literal["cpu", "cuda"] | None = None) -> list[str]:
         return [CPU]
     reason = runtime_providers.cuda_unavailable_reason()
     if provider == "cuda" and reason:
-        raise ExportError(f"--provider: got cuda, expected cpu, since {reason}")
+        raise ExportError(f"provider cuda cannot be used: {reason}")
     return [runtime_providers.CUDA] if provider == "cuda" else [CPU] if reason else [CPU, runtime_providers.CUDA]
 
 
@@ -130,7 +133,7 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
                 session(POSITIONED_GRAPH),
                 map_positions(folder, manifest),
                 session(manifest.plain),
-                progress.add,
+                progress.cases,
             )
     if isinstance(frontend, FrontEnd):
         signature = frontend.signature

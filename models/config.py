@@ -22,6 +22,7 @@ from preblock.models.steps import (
     Scale,
     Step,
     Tokens,
+    Weights,
     from_document,
     indexed,
     to_document,
@@ -181,8 +182,8 @@ class FrontEndConfig:
 
     @property
     def only_looks_up(self) -> bool:
-        """Whether a vector depends only on its id: it is a row of the token table, perhaps scaled."""
-        return all(isinstance(step, Tokens | Scale) for step in self.steps)
+        """Whether a vector depends only on its id: it is a row of the token table, perhaps scaled or weighted."""
+        return all(isinstance(step, Tokens | Scale | Weights) for step in self.steps)
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -3,6 +3,8 @@
 Letters: B batch, L length, D output width, M maximum length.
 """
 
+import inspect
+
 import torch
 from torch import Tensor, nn
 
@@ -14,22 +16,25 @@ class CustomFrontEnd(nn.Module):
 
     Args:
         module: `forward(input_ids, offset)` with int64 `input_ids` (B, L) and `offset` (1,) or (B,), the number of
-            tokens already fed; returns float32 (B, L, D). Put checks on values under
+            tokens already fed; or `forward(input_ids, past_length: int)` with one number for all rows. Returns float32
+            (B, L, D). A vector must depend on its own id and position alone. Put checks on values under
             `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
         vocab_size: legal ids are 0 to V - 1.
         max_len: M, the largest legal offset + L.
         exact: whether the graph must equal the module bit for bit; default False, for norms, projections, other sums.
 
     Raises:
-        ValueError: the module does not return float32 vectors (B, L, D).
+        ValueError: the module does not return float32 vectors (B, L, D), or takes other arguments.
 
     """
 
     def __init__(self, module: nn.Module, vocab_size: int, max_len: int, exact: bool = False) -> None:
         super().__init__()
         self.module = module
+        self._takes_number = _takes_number(module)
+        self._max_len = max_len
         with torch.inference_mode():
-            sample = module(torch.zeros((1, 1), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+            sample = self(torch.zeros((1, 1), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
         if not isinstance(sample, Tensor) or sample.dtype != torch.float32 or sample.shape[:-1] != (1, 1):
             got = f"{sample.dtype} {tuple(sample.shape)}" if isinstance(sample, Tensor) else type(sample).__name__
             raise ValueError(f"module: got {got} for ids (1, 1), expected torch.float32 (1, 1, D)")
@@ -44,5 +49,45 @@ class CustomFrontEnd(nn.Module):
 
     def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         """Return the vectors of the module: float32 (B, L, D)."""
-        vectors: Tensor = self.module(input_ids, offset)
+        vectors: Tensor
+        if not self._takes_number:
+            vectors = self.module(input_ids, offset)
+        elif torch.compiler.is_compiling():
+            vectors = self._traced(input_ids, offset)
+        elif len(offset) == 1:
+            vectors = self.module(input_ids, int(offset))
+        else:
+            rows = zip(input_ids, offset.tolist(), strict=True)
+            vectors = torch.cat([self.module(ids.unsqueeze(0), past_length) for ids, past_length in rows])
         return vectors
+
+    def _traced(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        """Call a module with one number for rows at several offsets, without a loop, which a graph cannot have.
+
+        All rows begin at the smallest offset. Each row has its ids from its own offset on, and id 0 elsewhere, whose
+        vectors are left out. Rows at one offset have no such places.
+        """
+        batch, length = input_ids.shape
+        # This lookup fails beyond the last position. A slice in the module would end there, without an error.
+        positions = torch.arange(self._max_len)[offset.reshape(-1, 1) + torch.arange(length)]  # (B or 1, L)
+        past_length = int(offset.min())
+        span = int(offset.max() - offset.min() + length)
+        for legal in (past_length >= 0, span >= 0, past_length + span <= self._max_len):
+            torch._check(legal)  # type: ignore[no-untyped-call]
+        columns = (positions - past_length).expand(batch, -1)
+        ids = torch.zeros((batch, span), dtype=torch.int64).scatter(1, columns, input_ids)
+        vectors: Tensor = self.module(ids, past_length).expand(batch, -1, -1)
+        return vectors.gather(1, columns.unsqueeze(-1).expand(-1, -1, vectors.shape[-1]))
+
+
+def _takes_number(module: nn.Module) -> bool:
+    """Return whether the second argument of the module's `forward` is annotated as an int."""
+    signature = inspect.signature(module.forward)
+    try:
+        given = signature.bind("input_ids", "offset").arguments
+    except TypeError as error:
+        expected = "forward(input_ids, offset) or forward(input_ids, past_length: int)"
+        raise ValueError(f"module: got forward{signature}, expected {expected}") from error
+    return any(
+        value == "offset" and signature.parameters[name].annotation in (int, "int") for name, value in given.items()
+    )

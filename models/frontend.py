@@ -37,6 +37,7 @@ from preblock.models.steps import (
     Segments,
     Step,
     Tokens,
+    Weights,
     indexed,
     names_of,
 )
@@ -128,7 +129,7 @@ class FrontEnd(nn.Module):
         given = dict(indices or {})
         if token_type_ids is not None:
             if "token_type_ids" in given:
-                raise ValueError("indices: got token_type_ids, expected others where those are given too")
+                raise ValueError("token_type_ids is given twice: also in indices")
             given["token_type_ids"] = token_type_ids
         return self.run(self.config.steps, input_ids, offset, given, attention_mask, position_ids)
 
@@ -193,7 +194,7 @@ class FrontEnd(nn.Module):
         self._check_given(input_ids, given)
         for part in indexed(steps):
             if part.needed and part.input not in given:
-                raise ValueError(f"{part.input}: got none, expected one for each token")
+                raise ValueError(f"{part.input} is missing: expected one for each token")
         if attention_mask is not None and not self.config.needs_mask:
             raise ValueError(
                 f"attention_mask: the front-end {self.config.family!r} does not use one; pass position_ids"
@@ -205,6 +206,8 @@ class FrontEnd(nn.Module):
                     x = self.get_submodule(name)(x)
                 case Scale():
                     x = x * (float(torch.tensor(step.by, dtype=self._arithmetic)) if step.cast else step.by)
+                case Weights():
+                    x = x * self.get_submodule(name)(input_ids)
                 case Segments():
                     x = x + self._look_up_index(step, name, input_ids, given)
                 case Levels():

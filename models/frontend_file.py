@@ -3,23 +3,23 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
-
-from preblock.models.config import FrontEndConfig
 from preblock.models.steps import Step, names_of, parameters, to_document
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from preblock.models.config import FrontEndConfig
 
 DESCRIPTION = "frontend.toml"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+STORED_TYPES = ("torch.float32", "torch.float16", "torch.bfloat16")
 """Allowed types of a checkpoint's tensors: float8 would need a scale, and float64 would be rounded."""
 
 
-def write_frontend(folder: Path, config: FrontEndConfig, tensors: Mapping[str, Tensor]) -> None:
+def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str, Tensor]") -> None:
     """Write a front-end into `folder`, in place of an earlier one.
 
     Args:
@@ -33,11 +33,13 @@ def write_frontend(folder: Path, config: FrontEndConfig, tensors: Mapping[str, T
         OSError: a file cannot be written.
 
     """
+    from safetensors.torch import save_file
+
     if config.bias is not None:
         raise ValueError(f"bias: got {config.bias.kind!r}, expected none: {DESCRIPTION} cannot describe it")
     for name, tensor in tensors.items():
-        if tensor.dtype not in STORED_TYPES:
-            raise ValueError(f"{name}: got {tensor.dtype}, expected {', '.join(map(str, STORED_TYPES))}")
+        if str(tensor.dtype) not in STORED_TYPES:
+            raise ValueError(f"{name}: got {tensor.dtype}, expected {', '.join(STORED_TYPES)}")
     if (folder / INDEX).exists():
         raise ValueError(f"{folder}: holds {INDEX}, which would hide the saved weights; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +50,7 @@ def write_frontend(folder: Path, config: FrontEndConfig, tensors: Mapping[str, T
     (folder / DESCRIPTION).write_text("\n".join(_lines(config, tensors)) + "\n", encoding="utf-8")
 
 
-def _lines(config: FrontEndConfig, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+def _lines(config: "FrontEndConfig", tensors: "Mapping[str, Tensor]") -> Iterator[str]:
     document = config.to_document()
     apart = ("steps", "rotary", "bias", "no_rotary")
     yield from _fields({name: value for name, value in document.items() if name not in apart})
@@ -58,7 +60,7 @@ def _lines(config: FrontEndConfig, tensors: Mapping[str, Tensor]) -> Iterator[st
         yield from ("", "[[rotary]]", *_fields(output))
 
 
-def _with_keys(name: str, step: Step, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _with_keys(name: str, step: Step, tensors: "Mapping[str, Tensor]") -> dict[str, Any]:
     """Return the plain values of `step`, and the keys of its tensors: their names in `FrontEnd.state_dict()`."""
     values = to_document(step)
     for parameter in parameters(step):

@@ -13,8 +13,8 @@ from preblock.models.modules.positions import (
     SinusoidalPositionalEncoding,
 )
 from preblock.models.modules.sinusoids import RECIPES
-from preblock.models.modules.tokens import TokenEmbedding
-from preblock.models.steps import Levels, Norm, Positions, Project, Segments, Step, Tokens
+from preblock.models.modules.tokens import TokenEmbedding, TokenWeights
+from preblock.models.steps import Levels, Norm, Positions, Project, Segments, Step, Tokens, Weights
 
 
 def build_module(
@@ -36,6 +36,8 @@ def build_module(
     match step:
         case Tokens():
             return TokenEmbedding(step.rows, step.width, padding_idx=config.padding_idx, init=init, std=std)
+        case Weights():
+            return TokenWeights(step.rows)
         case Segments():
             return TokenEmbedding(step.rows, width, init=init, std=std) if step.table == "own" else None
         case Levels():

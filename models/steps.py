@@ -6,12 +6,17 @@ Each step changes `x` (B, L, width). Sizes of 0 are filled in from a checkpoint'
 Letters: B batch, L length, V vocabulary, M maximum length, H rows and W columns of a grid.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from preblock.models.modules.sinusoids import POSITIONS, RECIPES
 from preblock.models.serialization import Keys
+
+
+def _check_finite(name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{name}: got {value!r}, expected a finite number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,19 @@ class Scale:
     kind: ClassVar[str] = "scale"
     by: float
     cast: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless `by` is a finite number."""
+        _check_finite("scale.by", self.by)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """x = x * table[input_ids], one factor per token id: the importance of a token in a static embedding model."""
+
+    kind: ClassVar[str] = "weights"
+    rows: int = 0
+    weight: Keys = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +129,15 @@ class Positions:
     @property
     def limit(self) -> int:
         """The largest max_len: the rows of a table, or the range in which computed sinusoids are exact."""
+        from preblock.models.modules.sinusoids import POSITIONS  # imports torch
+
         computed = self.table == "hybrid" or not self.rows
         return self.cells or (POSITIONS if computed else self.rows) - self.first
 
     def check(self) -> None:
         """Raise ValueError unless the fields, sizes among them, go together."""
+        from preblock.models.modules.sinusoids import RECIPES  # imports torch
+
         tables = ("learned", "exact", "hybrid", "factorised", *RECIPES)
         if self.table not in tables:
             raise ValueError(f"table: got {self.table!r}, expected {', '.join(tables)}")
@@ -150,6 +172,10 @@ class Norm:
     weight: Keys = ()
     bias: Keys | None = ()
 
+    def __post_init__(self) -> None:
+        """Raise ValueError unless `eps` is a finite number."""
+        _check_finite("norm.eps", self.eps)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
@@ -168,11 +194,11 @@ class Mask:
     kind: ClassVar[str] = "mask"
 
 
-Step = Tokens | Scale | Segments | Levels | Positions | Norm | Project | Mask
+Step = Tokens | Scale | Weights | Segments | Levels | Positions | Norm | Project | Mask
 KINDS: dict[str, type[Step]] = {
-    step.kind: step for step in (Tokens, Scale, Segments, Levels, Positions, Norm, Project, Mask)
+    step.kind: step for step in (Tokens, Scale, Weights, Segments, Levels, Positions, Norm, Project, Mask)
 }
-NUMBERS = {"rows": int, "width": int, "first": int, "by": float | int, "eps": float | int}
+NUMBERS = {"rows": int, "width": int, "first": int, "by": float | int}
 
 
 def parameters(step: Step) -> dict[str, Keys]:
@@ -187,7 +213,7 @@ def parameters(step: Step) -> dict[str, Keys]:
             return {"rows.weight": step.weight, "columns.weight": step.columns}
         case Norm() | Project():
             return {"weight": step.weight} | ({} if step.bias is None else {"bias": step.bias})
-        case Tokens() | Segments() | Positions():
+        case Tokens() | Weights() | Segments() | Positions():
             return {"weight": step.weight}
         case _:
             return {}

@@ -16,3 +16,7 @@ else:
         from preblock import client
 
         return getattr(client, name)
+
+    def __dir__() -> list[str]:
+        """List the client's names too, for completion."""
+        return sorted({*globals(), *__all__})

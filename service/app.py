@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +15,20 @@ from fastapi_offline import FastAPIOffline
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.api.http.routes import bias, decode, embed, health, models, openai, v2
+from preblock.service.api.http.routes import bias, decode, embed, health, index, models, openai, tables, v2
 from preblock.service.api.http.schemas.openapi import document
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
-from preblock.service.core.settings import Settings
+from preblock.service.core.settings import Settings, read_aliases
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.system import usable_cores
+from preblock.service.core.system import usable_cores, use_single_arena
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.metrics import Metrics
+from preblock.service.observability.process_metrics import ProcessCollector
 from preblock.service.runtime.collectors import ModelCollector
 from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.model_control import ModelControl
@@ -44,18 +46,24 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     """Open every model, and run each once. Several workers agree on changes through the folder `shared`.
 
     Raises:
-        Invalid: the key file cannot be read or parsed.
+        Invalid: the key file cannot be read or parsed, or an alias is wrong.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
+    use_single_arena()
     if not BUILT:
         LOG.warning("installed without a C compiler; positions are added by onnxruntime, which is slower")
     choice = choose_provider(settings.provider)
     access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
     threads, limit = settings.intra_op_threads, settings.gpu_mem_limit_bytes
-    repository = Repository(settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit)
+    aliases = read_aliases(settings.aliases)
+    repository = Repository(
+        settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit, aliases
+    )
+    if shared is None:  # a worker also starts after a folder has come or gone
+        repository.check_aliases()
     control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
-    metrics = Metrics(ModelCollector(repository))
+    metrics = Metrics(ModelCollector(repository), ProcessCollector())
     metrics.provider(choice.requested, choice.active, choice.probed)
     return Engine(repository, Scheduler(usable_cores(), live), metrics, live, control)
 
@@ -118,23 +126,27 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         summary="Token ids in, the vectors that enter block 0 out.",
         lifespan=lifespan,
         redoc_url=None,
+        generate_unique_id_function=attrgetter("name"),
         static_url="/docs/static",
     )
-    app.openapi = partial(document, app.openapi)  # type: ignore[method-assign]
+    app.openapi = partial(document, app.openapi, engine.repository.access.needs_key)  # type: ignore[method-assign]
     errors.install(app)
     limit = settings.max_body_bytes
     embedding = embed.handler(engine, limit)
     inference = v2.handler(engine, sequences.shared_store, limit)
+    embeddings = openai.handler(engine, limit)
     app.include_router(embed.router(embedding))
     app.include_router(bias.router(engine, limit))
     app.include_router(models.router(engine))
+    app.include_router(tables.router(engine))
     app.include_router(decode.router(engine, streams, limit))
     app.include_router(v2.router(engine, inference, VERSION, limit))
-    app.include_router(openai.router(engine, limit))
+    app.include_router(openai.router(engine, embeddings))
     app.include_router(health.router(engine))
+    app.include_router(index.router(VERSION, settings.grpc_port))
     return Dispatcher(
         app,
-        {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference},
+        {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference, ("/v1", "embeddings"): embeddings},
         engine.repository.access,
         engine.settings,
         templates,

@@ -10,7 +10,7 @@ from tests.support.paths import ROOT
 
 # Third-party packages, each with its importers.
 HOMES = {
-    "torch": ("models", "export", "client"),
+    "torch": ("models", "export", "client", "plots"),
     "safetensors": ("models",),
     "onnx": ("export",),
     "huggingface_hub": ("export",),
@@ -31,10 +31,12 @@ HOMES = {
     "prometheus_client": ("service.observability", "service.runtime"),
     "click": ("cli",),
     "httpx": ("client", "bench"),
+    "matplotlib": ("plots",),
     "websockets": ("client", "service.server", "bench"),
 }
 # Imports of a package inside functions only, and the exceptions.
 WHEN_NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
+    "plots": {"torch": (), "preblock.models": ()},
     "bench": {"grpc": (), "preblock.service": ()},
     "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.sockets",), "preblock.client.sockets": ()},
 }

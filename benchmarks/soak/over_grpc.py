@@ -50,6 +50,7 @@ class Grpc:
         """Return a request with raw or typed contents; the answer has raw contents."""
         code = str(random.choice(list(CODES), p=(0.7, 0.3)))
         request, raw = pb.ModelInferRequest(model_name=self.soak.model), random.random() < 0.5
+        request.outputs.add(name="embeddings")
         request.parameters["dtype"].string_param = code
         for name, value in batch.parameters.items():
             kind = "bool_param" if isinstance(value, bool) else "int64_param"

@@ -181,7 +181,8 @@ class Infer(Http):
                 tensor["data"] = (values if random.random() < 0.5 else values.ravel()).tolist()
             inputs.append(tensor)
         parameters = batch.parameters | {"binary_data_output": binary, "dtype": code}
-        head = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+        outputs = [{"name": "embeddings"}]
+        head = json.dumps({"inputs": inputs, "outputs": outputs, "parameters": parameters}).encode()
         headers = {"Content-Type": BYTES, HEADER: str(len(head))} if parts else {"Content-Type": JSON}
         body, path = b"".join((head, *parts)), f"/v2/models/{self.soak.model}/infer"
         return coded(Question(body, partial(vectors_of, batch, self.soak.truth, code), read_v2, path, headers), random)

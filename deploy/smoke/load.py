@@ -83,7 +83,8 @@ def answer(connection: http.client.HTTPConnection, kind: str, ids: list[int]) ->
         return answer_bytes(connection, ROWS[kind], ids)
     body: dict[str, object] = {"input_ids": [ids]}
     if kind == "infer":
-        body = {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, len(ids)], "data": ids}]}
+        tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, len(ids)], "data": ids}
+        body = {"inputs": [tensor], "outputs": [{"name": "embeddings"}]}
     if kind == "openai":
         body = {"model": "minilm", "input": ids}
     connection.request("POST", PATHS[kind], json.dumps(body), {"Content-Type": "application/json"})
@@ -110,6 +111,7 @@ def called(infer: grpc.UnaryUnaryMultiCallable, ids: list[int]) -> dict[str, obj
     """Return the answer over gRPC."""
     sent = pb.ModelInferRequest(model_name="minilm", raw_input_contents=[array("q", ids).tobytes()])
     sent.inputs.add(name="input_ids", datatype="INT64", shape=[1, len(ids)])
+    sent.outputs.add(name="embeddings")
     found = pb.ModelInferResponse.FromString(infer(sent.SerializeToString(), timeout=30))
     return {"version": found.model_version, "embeddings": found.raw_output_contents[0]}
 

@@ -108,7 +108,8 @@ def request(ids: list[int]) -> wire.ModelInferRequest:
     """Return a request of the Open Inference Protocol."""
     tensor = wire.ModelInferRequest.InferInputTensor(name="input_ids", datatype="INT64", shape=[1, len(ids)])
     tensor.contents.int64_contents.extend(ids)
-    return wire.ModelInferRequest(model_name="minilm", inputs=[tensor])
+    output = wire.ModelInferRequest.InferRequestedOutputTensor(name="embeddings")
+    return wire.ModelInferRequest(model_name="minilm", inputs=[tensor], outputs=[output])
 
 
 def calls() -> bool:

@@ -17,7 +17,7 @@ def main() -> None:
     """Query until every query has a result, and exit with the missing ones after a minute."""
     address, dashboard, processes = sys.argv[1:]
     panels = json.loads(Path(dashboard).read_text(encoding="utf-8"))["panels"]
-    queries = [target["expr"].replace("$__rate_interval", "1m") for panel in panels for target in panel["targets"]]
+    queries = [with_values(target["expr"]) for panel in panels for target in panel["targets"]]
     begin = time.monotonic()
     while True:
         empty = [query for query in queries if not ask(address, query)]
@@ -28,6 +28,11 @@ def main() -> None:
         if time.monotonic() - begin > SECONDS:
             sys.exit(f"processes that are up: {up}; queries that find nothing: {empty}")
         time.sleep(1)
+
+
+def with_values(query: str) -> str:
+    """Return a query with values for the variables of the dashboard."""
+    return query.replace("$__rate_interval", "1m").replace("$instance", ".*")
 
 
 def ask(address: str, query: str) -> list[dict[str, list[str]]]:

@@ -16,7 +16,7 @@ LENGTHS = (1, 2, 17)
 LONGEST = 512
 """Longest row to compare without a table of positions, since a longer one proves no more."""
 TABLE_LENGTH = 32
-"""Length of the rows that hold every id of the vocabulary."""
+"""Length of the rows with every id of the vocabulary."""
 MAX_CALL_VALUES = 2**22
 """Most values of the vectors of one call."""
 SPECIAL_ENDINGS = ("_token_id", "_token_index", "_token_ids", "_id", "_index")
@@ -28,7 +28,7 @@ class Call:
 
     Args:
         inputs: int64 tensors (B, L), by name.
-        offset: tokens of each row that stand before the compared ones.
+        offset: tokens of each row before the compared ones.
         arguments: description.
 
     """
@@ -39,7 +39,7 @@ class Call:
 
 
 def special_ids(config: Any, vocab_size: int, found: set[int] | None = None) -> list[int]:
-    """Return the ids that a configuration names, such as the ids of masks, images and ends, in order."""
+    """Return the ids in a configuration, such as the ids of masks, images and ends, in order."""
     ids = set() if found is None else found
     for key, value in (config if isinstance(config, dict) else config.to_dict()).items():
         if isinstance(value, dict):
@@ -67,7 +67,7 @@ def random_ids(ordinary: Tensor, batch: int, length: int) -> Tensor:
 def pad(ids: Tensor, padding: int | None, kind: str) -> tuple[Tensor, Tensor]:
     """Return the ids with padding in each row, and their mask; `kind` is left, right or inner.
 
-    With the kind "mask", the mask is that of "left", and the ids stay.
+    With the kind "mask", the mask is the one of "left", and the ids stay.
     """
     padded, mask = ids.clone(), torch.ones_like(ids)
     batch, length = ids.shape
@@ -83,12 +83,12 @@ def pad(ids: Tensor, padding: int | None, kind: str) -> tuple[Tensor, Tensor]:
 def grid(
     ordinary: Tensor, padding: int | None, accepted: Sequence[str], indices: Mapping[str, int], longest: int
 ) -> Iterator[Call]:
-    """Yield plain and padded rows, rows with every further index, and rows that continue earlier ones.
+    """Yield plain and padded rows, rows with every further index, and continued rows.
 
     Args:
         ordinary: ids to choose from.
         padding: id of padding; None for none.
-        accepted: inputs that the model accepts.
+        accepted: inputs accepted by the model.
         indices: further indices of a token, and the number of their values.
         longest: length of the longest row.
 
@@ -110,7 +110,7 @@ def grid(
 
 
 def table_calls(vocab_size: int, excluded: Sequence[int], limit: int | None, width: int) -> Iterator[Call]:
-    """Yield calls that hold every id of the vocabulary; `excluded` ids are replaced by an ordinary one."""
+    """Yield calls with every id of the vocabulary; an ordinary id replaces `excluded` ids."""
     length = min(limit or TABLE_LENGTH, TABLE_LENGTH)
     count = max(1, MAX_CALL_VALUES // (length * width)) * length
     substitute = ordinary_ids(vocab_size, excluded)[0]

@@ -115,7 +115,7 @@ def files_discovered(
 def _search(
     folder: Path, document: Mapping[str, Any], side: str | None, tokens_only: bool
 ) -> tuple[BlocklessModel, FoundSteps]:
-    """Return a model without blocks, and its steps; the error is that of the class that the checkpoint names."""
+    """Return a model without blocks, and its steps; an error is the one of the checkpoint's own class."""
     config, keys = read_config(folder, str(document["model_type"])), files_of_keys(folder)
     errors: list[DiscoveryError] = []
     for kind in model_classes(config):

@@ -1,7 +1,7 @@
-"""The error of a front-end that was not found."""
+"""The error of an unknown front-end."""
 
 from preblock.models.checkpoints.weight_files import CheckpointError
 
 
 class DiscoveryError(CheckpointError):
-    """The front-end of a checkpoint was not found; the message says what was tried."""
+    """The front-end of a checkpoint was not found; the message lists the attempts."""

@@ -18,9 +18,9 @@ class IndexRule(NamedTuple):
 
 
 def find_rule(calls: Sequence[tuple[Mapping[str, Tensor], Tensor]], padding: int | None) -> IndexRule | None:
-    """Return the rule that gives the rows (1 or B, L) of every call; None if none does.
+    """Return the rule for the rows (1 or B, L) of every call; None if there is none.
 
-    A call is its inputs by name, with `input_ids` (B, L), and the rows that the model chose.
+    A call is its inputs by name, with `input_ids` (B, L), and the rows chosen by the model.
     """
     inputs, rows = calls[0]
     for counts in ("slots", "ids", "mask"):

@@ -20,10 +20,10 @@ from preblock.models.checkpoints.weight_files import one_line
 
 LIBRARY = "transformers"
 SILENT = 50
-"""Level above every message of the library: they concern blocks, which are not loaded."""
+"""Level above every message of the library: they concern blocks, and those are not loaded."""
 EXTRA = "preblock[discover]"
 REMOTE_CODE = ("auto_map", "trust_remote_code")
-"""Keys of `config.json` that name code inside a checkpoint."""
+"""Keys of `config.json` for code inside a checkpoint."""
 CLASS_TABLES = (
     "MODEL_MAPPING",
     "MODEL_FOR_PRETRAINING_MAPPING",
@@ -102,7 +102,7 @@ def read_config(folder: Path, model_type: str) -> Any:
 
 
 def model_classes(config: Any) -> list[type[nn.Module]]:
-    """Return the library's model classes for `config`: the one that the checkpoint names, then the bare model.
+    """Return the library's model classes for `config`: the class named by the checkpoint, then the bare model.
 
     Raises:
         DiscoveryError: there is none.

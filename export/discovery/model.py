@@ -1,4 +1,4 @@
-"""A library's model without the weights of its blocks, and the part of it that takes token ids."""
+"""A library's model without the weights of its blocks, and its part for token ids."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ ENCODED_LENGTH = 3
 
 
 class CapturedInput(Exception):
-    """Stops a forward pass at block 0, and carries the tensor that enters it."""
+    """Stops a forward pass at block 0, and carries the input of the block."""
 
     def __init__(self, block: str, vectors: Tensor) -> None:
         super().__init__(block)
@@ -47,7 +47,7 @@ class BlocklessModel:
         self.config, self.side = config, side
         self.model = build_model(kind, config)
         self.part = find_part(self.model, config, side)
-        """The module that takes the token ids; all of the model, if it runs on token ids alone."""
+        """The module for the token ids; all of the model, if it runs on token ids alone."""
         self.text_config = config.get_text_config() if side == "text" else getattr(self.part, "config", config)
         self.inputs = inspect.signature(self.part.forward).parameters
         if "input_ids" not in self.inputs:
@@ -61,7 +61,7 @@ class BlocklessModel:
         self.copies = 1
         """Copies of each vector that block 0 takes, as (B, L, copies, width): the streams of hyper-connections."""
         self.altered: list[str] = []
-        """Tensors of the checkpoint that the library overwrites in part when it loads them."""
+        """Tensors of the checkpoint overwritten in part by the library's loader."""
         self._materialise()
         self._initialise()
         if side == "text" and self.part is not self.model:
@@ -70,7 +70,7 @@ class BlocklessModel:
     def block_input(
         self, inputs: Mapping[str, Tensor], recording: AbstractContextManager[Any] | None = None
     ) -> tuple[str, Tensor]:
-        """Run the part up to block 0; return the name of the block's list, and the tensor that enters the block.
+        """Run the part up to block 0; return the name of the block's list, and the input of the block.
 
         The pass runs in the context `recording`.
 
@@ -123,7 +123,7 @@ class BlocklessModel:
         self._initialise()
 
     def token_table(self) -> Tensor | None:
-        """Return the table that the library names as the model's own; None if it names none."""
+        """Return the table named by the library as the model's own; None if it names none."""
         table = getattr(self._embedding(), "weight", None)
         return table if isinstance(table, Tensor) else None
 
@@ -149,7 +149,7 @@ class BlocklessModel:
             return None
 
     def missing(self) -> list[str]:
-        """Return the trained parameters outside the blocks that the checkpoint lacks."""
+        """Return the trained parameters outside the blocks without a tensor in the checkpoint."""
         return [name for name, tensor in self.tensors.items() if tensor.device.type == "meta"]
 
     def _width(self) -> int:
@@ -181,7 +181,7 @@ class BlocklessModel:
                     self.tensors[name] = values[own]
 
     def _initialise(self) -> None:
-        """Let the library fill in what it derives, and note the tensors of the checkpoint that it changes."""
+        """Let the library fill in derived tensors, and note changed tensors of the checkpoint."""
         model: Any = self.model
         before = {name: self.tensors[name]._version for name in self.tensors.keys() & self.keys.keys()}
         try:
@@ -251,7 +251,7 @@ def is_block_list(module: nn.Module) -> bool:
 
 
 def find_part(model: Any, config: Any, side: str | None) -> nn.Module:
-    """Return the part of `model` that takes the token ids of a side; all of the model without a side."""
+    """Return the part of `model` for the token ids of a side; all of the model without a side."""
     if side in SIDES:
         part: nn.Module = getattr(model, side, None) or getattr(model, f"get_{side}")()
         return part

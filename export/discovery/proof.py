@@ -17,7 +17,7 @@ ByteCount = Callable[[int], None]
 
 
 class Proof:
-    """Compares `frontend` with the vectors that enter block 0 of `model`."""
+    """Compares `frontend` with the input of block 0 of `model`."""
 
     def __init__(self, model: BlocklessModel, frontend: FrontEnd) -> None:
         self._model, self._frontend = model, frontend

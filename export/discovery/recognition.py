@@ -93,7 +93,7 @@ def _gather_index(value: Value) -> Tensor | None:
 
 
 class _Reader:
-    """Reads a graph of values backwards, along the values that depend on a start."""
+    """Reads a graph of values backwards, along the values behind a start."""
 
     def __init__(self, is_start: Callable[[Value], bool]) -> None:
         self._is_start = is_start

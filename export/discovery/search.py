@@ -1,7 +1,4 @@
-"""Finds the steps of a front-end in a library's model, from names of tensors alone.
-
-Letters: B batch, L length, V vocabulary, M maximum length.
-"""
+"""Finds the steps of a front-end in a library's model. Letters: B batch, L length, V vocabulary, M maximum length."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,15 +29,15 @@ class FoundSteps:
     Args:
         steps: without sizes, as in a row of the family table.
         tensors: names of the tensors in the model, by their names in the checkpoint.
-        derived: table of positions that the library computes, (M, width); None for a table in the checkpoint.
+        derived: computed table of positions, (M, width); None for a table in the checkpoint.
         vocab_size: V.
         max_len: M without a table of positions; None for no limit.
         padding: id of padding; None for none.
         lookup: number of steps of the model's own lookup.
         consumer_scales: the model scales `inputs_embeds` itself; None for unknown.
-        others: further tensors in the model that the vectors depend on.
+        others: further tensors in the model behind the vectors.
         rotary: attention has rotary positions.
-        block: list of blocks whose first one the vectors enter.
+        block: list of blocks; the vectors enter the first one.
 
     """
 
@@ -210,7 +207,7 @@ class Search:
         return step, None if recipe else table
 
     def _index_input(self, part: Part) -> str | None:
-        """Return the input of the model that chooses the rows of a part; None for none."""
+        """Return the input of the model with the rows of a part; None for none."""
         assert part.index is not None
         rows = len(self._model.tensors[part.weight])
         for name in self._model.inputs:
@@ -229,7 +226,7 @@ class Search:
         return "token_type_ids" if rows == 1 else None
 
     def _computed_rows(self, part: Part) -> Tensor:
-        """Return the table of positions that the library computes."""
+        """Return the computed table of positions."""
         if part.weight:
             table = self._model.tensors[part.weight]
             return table.detach().reshape(-1, table.shape[-1])

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor of a forward pass, and the operation that made it.
+    """A tensor of a forward pass, and its operation.
 
     Args:
         operation: name of the torch operation, without its overload; "input", "tensor" or "constant" for a tensor
@@ -27,11 +27,11 @@ class Value:
     name: str = ""
 
     def sources(self) -> Iterator["Value"]:
-        """Yield the values that the operation read."""
+        """Yield the inputs of the operation."""
         return (argument for argument in self.arguments if isinstance(argument, Value))
 
     def leaves(self) -> set[str]:
-        """Return the names of all inputs, parameters and buffers that the value depends on."""
+        """Return the names of all inputs, parameters and buffers behind the value."""
         found, seen, waiting = set[str](), set[int](), [self]
         while waiting:
             value = waiting.pop()

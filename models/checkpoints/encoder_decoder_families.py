@@ -21,14 +21,18 @@ def _scaled(c: Config, default: bool = False) -> list[Step]:
     return scale_steps(c("scale_embedding", default), math.sqrt(c("d_model")))
 
 
-def _shared(side: str) -> Tokens:
-    """One table for both sides, or one for each if the checkpoint does not share it."""
-    return token_step(f"{side}.embed_tokens", "shared")
+TIED = ("tie_word_embeddings",)
+
+
+def _shared(c: Config, side: str, ties: tuple[str, ...] = TIED) -> Tokens:
+    """One table for both sides if all of the keys `ties` are true, or one for each side."""
+    shared = ["shared"] if all(c(key, True) for key in ties) else []
+    return token_step(f"{side}.embed_tokens", *shared)
 
 
 def _bart(side: str) -> Callable[[Config], list[Step]]:
     return lambda c: [
-        _shared(side),
+        _shared(c, side),
         *_scaled(c),
         learned_position_step(f"{side}.embed_positions", first=2),
         norm_step(f"{side}.layernorm_embedding", 1e-5),
@@ -36,12 +40,12 @@ def _bart(side: str) -> Callable[[Config], list[Step]]:
 
 
 def _blenderbot(side: str) -> Callable[[Config], list[Step]]:
-    return lambda c: [_shared(side), *_scaled(c), learned_position_step(f"{side}.embed_positions")]
+    return lambda c: [_shared(c, side), *_scaled(c), learned_position_step(f"{side}.embed_positions")]
 
 
-def _marian(side: str) -> Callable[[Config], list[Step]]:
+def _marian(side: str, ties: tuple[str, ...]) -> Callable[[Config], list[Step]]:
     return lambda c: [
-        _shared(side),
+        _shared(c, side, ties),
         *_scaled(c),
         sinusoid_position_step(
             c, "pair_half", "max_position_embeddings", 1024, weight=weight_keys(f"{side}.embed_positions")
@@ -55,7 +59,7 @@ def _counted_sinusoids(c: Config, limit: str) -> Positions:
 
 
 def _m2m_100(side: str) -> Callable[[Config], list[Step]]:
-    return lambda c: [_shared(side), *_scaled(c, True), _counted_sinusoids(c, "max_position_embeddings")]
+    return lambda c: [_shared(c, side), *_scaled(c, True), _counted_sinusoids(c, "max_position_embeddings")]
 
 
 ENCODER_DECODERS: dict[str, Family] = {
@@ -70,7 +74,7 @@ ENCODER_DECODERS: dict[str, Family] = {
     },
     "blenderbot-small/encoder": Family(
         steps=lambda c: [
-            _shared("encoder"),
+            _shared(c, "encoder"),
             *_scaled(c),
             learned_position_step("encoder.embed_positions"),
             norm_step("encoder.layernorm_embedding", 1e-5),
@@ -80,8 +84,8 @@ ENCODER_DECODERS: dict[str, Family] = {
     ),
     # It normalises the tokens, never scales them despite its config, and adds positions last.
     "blenderbot-small/decoder": Family(
-        steps=lambda _: [
-            _shared("decoder"),
+        steps=lambda c: [
+            _shared(c, "decoder"),
             norm_step("decoder.layernorm_embedding", 1e-5),
             learned_position_step("decoder.embed_positions"),
         ],
@@ -89,12 +93,12 @@ ENCODER_DECODERS: dict[str, Family] = {
     ),
     **{
         f"{name}/{side}": Family(
-            steps=_marian(side),
+            steps=_marian(side, ties),
             prefix="model.",
             lookup=count_lookup_steps(False) if side == "encoder" else lambda _: 1,
             consumer_scales=side == "decoder",
         )
-        for name in ("marian", "pegasus")
+        for name, ties in (("marian", (*TIED, "share_encoder_decoder_embeddings")), ("pegasus", TIED))
         for side in ("encoder", "decoder")
     },
     **{

@@ -61,9 +61,15 @@ def _deberta(c: Config) -> list[Step]:
 def _esm(c: Config) -> list[Step]:
     steps: list[Step] = [token_step(WORDS)]
     if c("token_dropout", False):
+        padding, masking = c("pad_token_id"), c("mask_token_id")
+        if padding == masking:
+            raise ValueError(
+                f"mask_token_id is {masking}, the id of padding too: with token_dropout, the padding of a row scales "
+                "its other tokens"
+            )
         # 1 - 0.15 * 0.8: the share of tokens left in place in training; in float64, as the library multiplies.
         steps.append(Scale(by=1 - 0.15 * 0.8))
-    if c("position_embedding_type", "absolute") == "absolute":
+    if c.nullable("position_embedding_type", "absolute") == "absolute":
         steps.append(unpadded_position_step(PLACES, c("pad_token_id")))
     if c("emb_layer_norm_before", False):
         steps.append(norm_step("embeddings.layer_norm", c("layer_norm_eps", 1e-12)))
@@ -151,6 +157,8 @@ ENCODERS: dict[str, Family] = {
     "funnel": Family(
         steps=lambda c: [token_step(WORDS), norm_step("embeddings.layer_norm", c("layer_norm_eps", 1e-9))],
         prefix="funnel.",
+        # The library initializes this row again after it has loaded the file.
+        zeroed=lambda c: c("pad_token_id"),
     ),
     # Where it has a table of languages, they are an input always. Left out, all are language 0; the library adds none.
     "xlm": Family(

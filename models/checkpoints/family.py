@@ -21,11 +21,19 @@ class Config:
 
     def __init__(self, values: Mapping[str, Any], segments: bool = False) -> None:
         self._values, self.segments = values, segments
+        self.missing: list[str] = []
+        """Requested keys without a value and without a default."""
 
     def __call__(self, key: str, default: Any = None) -> Any:
         """Return a value, or the default if the key is absent or null."""
         value = self._values.get(key)
+        if value is None and default is None:
+            self.missing.append(key)
         return default if value is None else value
+
+    def nullable(self, key: str, default: Any) -> Any:
+        """Return a value, None if it is null, or the default if the key is absent: null has a meaning of its own."""
+        return self._values.get(key, default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +48,7 @@ class Family:
         padding: default padding id; None for none.
         only: keys with an effect on the front-end -> their supported values.
         refused: unsupported ids, given the config: their vectors depend on other tokens.
+        zeroed: id whose row of the token table the library replaces by zeros, given the config; None for none.
         lookup: number of steps of the model's own lookup, given the config, or ALL; default 1.
         consumer_scales: the model scales `inputs_embeds` itself; default False.
         segments: its segments are optional and rows of the token table. Default False: it has a table of segments, or
@@ -55,6 +64,7 @@ class Family:
     padding: int | None = None
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     refused: Callable[[Config], list[int]] = lambda _: []
+    zeroed: Callable[[Config], int | None] = lambda _: None
     lookup: Callable[[Config], int] = lambda _: 1
     consumer_scales: bool = False
     segments: bool = False

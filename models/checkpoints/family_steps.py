@@ -6,6 +6,9 @@ from typing import Any
 from preblock.models.checkpoints.family import Config
 from preblock.models.steps import Norm, Positions, Project, Scale, Segments, Step, Tokens
 
+MAX_SINUSOIDS = 2**17
+"""Most positions of a derived table: 64 times the largest known. A larger one would fill the memory."""
+
 
 def weight_keys(*names: str, suffix: str = ".weight") -> tuple[str, ...]:
     """Return the keys of a tensor with several names."""
@@ -59,8 +62,16 @@ def scale_steps(condition: Any, by: float) -> list[Step]:
 
 
 def sinusoid_position_step(c: Config, table: str, limit: str, default: int, **values: Any) -> Positions:
-    """Return sinusoidal positions; the first row of their table is position 0 unless `values` has `first`."""
-    return Positions(rows=c(limit, default) + values.get("first", 0), table=table, **values)
+    """Return sinusoidal positions; the first row of their table is position 0 unless `values` has `first`.
+
+    Raises:
+        ValueError: the number of positions in the config is not 1 to `MAX_SINUSOIDS`.
+
+    """
+    rows = c(limit, default)
+    if type(rows) is not int or not 1 <= rows <= MAX_SINUSOIDS:
+        raise ValueError(f"{limit}: got {rows!r}, expected 1 to {MAX_SINUSOIDS}")
+    return Positions(rows=rows + values.get("first", 0), table=table, **values)
 
 
 def count_lookup_steps(default: bool) -> Callable[[Config], int]:

@@ -1,6 +1,6 @@
 """Reads the front-end of a published checkpoint: `config.json` and safetensors files, by the family table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from preblock.models.checkpoints.bias_families import bias_of
-from preblock.models.checkpoints.families import FAMILIES, SIZES, known, sides_of
 from preblock.models.checkpoints.family import ALL, Config, Family
+from preblock.models.checkpoints.family_lookup import family_of, section_of
 from preblock.models.checkpoints.rotary_families import (
     UNDESCRIBED,
     MissingLengthError,
@@ -31,6 +31,16 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.bias import BiasConfig, T5Config
 from preblock.models.steps import Positions, Step, Tokens
+
+SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] = (
+    (("vocab_size", "n_words"), lambda frontend: {frontend.tokens.rows}),
+    (("embedding_size", "input_embedding_size", "word_embed_proj_dim"), lambda frontend: {frontend.tokens.width}),
+    (("hidden_size", "n_embd", "d_model", "dim", "emb_dim"), lambda frontend: {frontend.widths[-1]}),
+    (("type_vocab_size",), lambda frontend: _indices(frontend, "token_type_ids")),
+    (("n_langs",), lambda frontend: _indices(frontend, "langs")),
+    (("max_position_embeddings", "n_positions", "max_target_positions"), lambda frontend: _rows(frontend)),
+)
+"""Keys of a size in config.json -> the values consistent with the tensors; empty if the tensors do not determine it."""
 
 
 def read_frontend(
@@ -67,6 +77,7 @@ def read_frontend(
     steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, count_bytes, widen)
     try:
         config = _configure(name, family, values, steps)
+        _zero(tensors, family.zeroed(Config(values)))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
     config = _with_rotary(config, folder, family.prefix, values, rotary_length)
@@ -97,51 +108,17 @@ def _read_config(
 ) -> tuple[str, Family, Mapping[str, Any], Sequence[Step], BiasConfig | None]:
     """Return the name and the row of the family, its part of `config.json`, its steps without sizes, and its bias."""
     document = read_json(folder / "config.json")
-    name, family = family_of(document, side)
+    name, family = family_of(document, side, segments)
     values = section_of(document, family.sections)
-    if segments and not family.segments:
-        allowed = ", ".join(other for other, row in FAMILIES.items() if row.segments)
-        raise CheckpointError(f"--segments: got {name!r}, expected for {allowed}, whose segments are token ids")
+    config = Config(values, segments)
     try:
-        return name, family, values, family.steps(Config(values, segments)), bias_of(name, values)
+        return name, family, values, family.steps(config), bias_of(name, values)
     except TypeError as error:
-        raise CheckpointError(f"config.json: a value that {name!r} needs is missing: {error}") from error
+        if config.missing:
+            raise CheckpointError(f"config.json: {config.missing[-1]} is missing; {name!r} needs it") from error
+        raise CheckpointError(f"config.json: a value has the wrong type: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from error
-
-
-def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[str, Any]:
-    """Return the first of `sections` found in `config.json`; all of the file without sections."""
-    if not sections:
-        return document
-    key = next((key for key in sections if document.get(key) is not None), None)
-    if key is None or not isinstance(document[key], dict):
-        got = "is missing" if key is None else f"is {document[key]!r}"
-        raise CheckpointError(f"config.json: {key or sections[-1]} {got}, expected an object")
-    section: dict[str, Any] = document[key]
-    return section
-
-
-def family_of(config: Mapping[str, Any], side: str | None = None) -> tuple[str, Family]:
-    """Return the name and the row of the family of `config`."""
-    model_type = config.get("model_type")
-    sides = sides_of(str(model_type))
-    name = f"{model_type}/{side}" if sides else str(model_type)
-    if not sides and name not in FAMILIES:
-        raise CheckpointError(f"config.json: model_type is {model_type!r}, known are {', '.join(known())}")
-    if sides and side not in sides:
-        raise CheckpointError(f"--side: got {side!r}, expected for {model_type!r}: {', '.join(sides)}")
-    if not sides and side is not None:
-        raise CheckpointError(
-            f"--side: got {side!r}, expected only for models that have sides; {model_type!r} has none"
-        )
-    family = FAMILIES[name]
-    values = section_of(config, family.sections)
-    for key, understood in family.only.items():
-        if values.get(key) is not None and values[key] not in understood:
-            allowed = " or ".join(map(repr, understood))
-            raise CheckpointError(f"config.json: {key} is {values[key]!r}, understood is {allowed}")
-    return name, family
 
 
 def _with_rotary(
@@ -162,7 +139,7 @@ def _with_rotary(
         if not any(output.config.length for output in outputs):
             refused = f"the angles of {config.family!r} here do not depend on it"
     if refused and length is not None:
-        raise CheckpointError(f"--rotary-length: got {length}, expected none: {refused}")
+        raise CheckpointError(f"--rotary-length: {refused}; leave the option out")
     if row is None:
         undescribed = f"the rotary table has no row for {config.family!r}" if config.family in UNDESCRIBED else None
         return replace(config, no_rotary=undescribed)
@@ -206,6 +183,17 @@ def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tupl
     return frontend
 
 
+def _zero(tensors: dict[str, Tensor], token: int | None) -> None:
+    """Replace the row of `token` in the token table by zeros, if the library does so."""
+    if token is None:
+        return
+    table = tensors["tokens.weight"].clone()
+    if type(token) is not int or not -len(table) <= token < len(table):
+        raise ValueError(f"pad_token_id is {token!r}, the tensors have {len(table)} rows")
+    table[token] = 0
+    tensors["tokens.weight"] = table
+
+
 def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:
     """Return the padding id. Files may state -1 or an id beyond the table for none, unless positions need it."""
     rows = steps[0].rows if isinstance(steps[0], Tokens) else 0
@@ -228,3 +216,13 @@ def _check_sizes(values: Mapping[str, Any], frontend: FrontEndConfig) -> None:
                 raise ValueError(f"{key} is {stated!r}, the tensors have {' or '.join(map(str, sorted(allowed)))}")
     if frontend.max_len is not None and (type(frontend.max_len) is not int or frontend.max_len < 1):
         raise ValueError(f"the longest input is {frontend.max_len!r}, expected 1 or more")
+
+
+def _indices(frontend: FrontEndConfig, name: str) -> set[int]:
+    return {frontend.indices[name]} if name in frontend.indices else set()
+
+
+def _rows(frontend: FrontEndConfig) -> set[int]:
+    """Return both row counts: some families include the rows before the first position, some do not."""
+    positions = frontend.positions
+    return {positions.rows, positions.rows - positions.first} if positions and positions.table == "learned" else set()

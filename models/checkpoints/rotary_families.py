@@ -4,7 +4,7 @@ Read from transformers 5.23, and checked against it.
 Letters: R rotary width, M maximum length.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from preblock.models.checkpoints.family import Config
-from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig, yarn_scale
+from preblock.models.checkpoints.layer_kinds import FULL, SLIDING, alternating_kinds
+from preblock.models.modules.rotary_config import MAX_WIDTH, SCALINGS, RotaryConfig, yarn_scale
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.rotary_output import RotaryOutput
 
@@ -32,6 +33,7 @@ class RotaryFamily:
         thetas: ending of the names of the outputs -> the key of theta beside `rope_parameters`, or None, and its
             default. Several if layers differ: `rope_parameters` then has an object for each.
         scaled: endings, of several, for an old `rope_scaling`.
+        layers: endings in use by the layers, given the config; default all.
         types: rope types known to the library; none if it reads no `rope_parameters`.
         aliases: other names of rope types.
         original_len: default length of pretraining; None for the longest input.
@@ -49,6 +51,7 @@ class RotaryFamily:
     share: tuple[str, float] | None = None
     thetas: Mapping[str, Theta] = field(default_factory=lambda: {"": ("rope_theta", 10000.0)})
     scaled: tuple[str, ...] = ()
+    layers: Callable[[Config], Container[str]] | None = None
     types: tuple[str, ...] = TYPES
     aliases: Mapping[str, str] = field(default_factory=dict)
     original_len: int | None = None
@@ -59,7 +62,7 @@ class RotaryFamily:
 
 
 def _per_layer(full: Theta, sliding: Theta) -> dict[str, Theta]:
-    return {"full_attention": full, "sliding_attention": sliding}
+    return {FULL: full, SLIDING: sliding}
 
 
 _GPTJ = RotaryFamily(dim=("rotary_dim", 64), thetas={"": (None, 10000.0)}, types=(), layout="interleaved")
@@ -99,7 +102,8 @@ ROTARY: dict[str, RotaryFamily] = {
         heads=8,
         head_dim=256,
         thetas=_per_layer(full=("rope_theta", 1_000_000.0), sliding=("rope_local_base_freq", 10000.0)),
-        scaled=("full_attention",),
+        scaled=(FULL,),
+        layers=alternating_kinds(26, "sliding_window_pattern", 6, lambda distance: distance - 1),
     ),
     "falcon": RotaryFamily(heads=71, when=lambda c: not c("alibi", False)),
     "gptj": _GPTJ,
@@ -108,7 +112,8 @@ ROTARY: dict[str, RotaryFamily] = {
     "modernbert": RotaryFamily(
         heads=12,
         thetas=_per_layer(full=("global_rope_theta", 160_000.0), sliding=("local_rope_theta", 10000.0)),
-        scaled=("full_attention", "sliding_attention"),
+        scaled=(FULL, SLIDING),
+        layers=alternating_kinds(22, "global_attn_every_n_layers", 3, lambda _: 0),
     ),
     "roformer": RotaryFamily(
         heads=12,
@@ -123,7 +128,7 @@ ROTARY: dict[str, RotaryFamily] = {
         heads=12,
         types=(),
         tensors=("rotary_embeddings.inv_freq", "encoder.layer.0.attention.self.rotary_embeddings.inv_freq"),
-        when=lambda c: c("position_embedding_type", "absolute") == "rotary",
+        when=lambda c: c.nullable("position_embedding_type", "absolute") == "rotary",
     ),
 }
 
@@ -159,9 +164,11 @@ def read_rotary(
         ValueError: a rope type or a key beside it is not known, or a number is missing or out of range.
 
     """
+    used = row.layers(Config(values)) if row.layers else row.thetas
     return tuple(
         RotaryOutput(name=name, layout=row.layout, config=_read_one(row, name, rope, values, width, longest, length))
         for name, rope in _rope_parameters(row, values).items()
+        if name in used
     )
 
 
@@ -236,7 +243,7 @@ def _read_one(
                 f"rope_type {scaling!r} depends on the length of the whole sequence, and none was given"
             )
         numbers["length"] = length
-    dim = _number(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, config, width) * share)
+    dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, config, width) * share)
     return RotaryConfig(dim=dim, theta=theta, scaling=scaling, angles=row.angles, **numbers)
 
 
@@ -262,11 +269,17 @@ def _share(row: RotaryFamily, rope: dict[str, Any], config: Config) -> Any:
 
 def _head_dim(row: RotaryFamily, config: Config, width: int) -> Any:
     if config("head_dim", row.head_dim) is not None:
-        return _number("head_dim", config("head_dim", row.head_dim))
+        return _width("head_dim", config("head_dim", row.head_dim))
     heads = config("num_attention_heads", row.heads)
     if type(heads) is not int or not 1 <= heads <= width:
         raise ValueError(f"num_attention_heads: got {heads!r}, expected 1 to {width}")
     return width // heads
+
+
+def _width(key: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_WIDTH:
+        raise ValueError(f"{key}: got {value!r}, expected 1 to {MAX_WIDTH}")
+    return value
 
 
 def _number(key: str, value: Any) -> Any:

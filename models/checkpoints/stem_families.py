@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from preblock import models
 from preblock.models.checkpoints.family import Config
-from preblock.models.modules.stems import AudioConfig, PatchConfig, StemConfig
+
+if TYPE_CHECKING:
+    from preblock.models.modules.stems import StemConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,7 @@ class StemFamily:
 
     """
 
-    config: Callable[[str, Config], StemConfig]
+    config: "Callable[[str, Config], StemConfig]"
     keys: Mapping[str, str]
     prefixes: tuple[str, ...]
     sections: tuple[str, ...] = ()
@@ -36,9 +39,9 @@ def _square(key: str, value: Any) -> Any:
     return value[0]
 
 
-def _patches(patch_size: int, **values: Any) -> Callable[[str, Config], StemConfig]:
+def _patches(patch_size: int, **values: Any) -> "Callable[[str, Config], StemConfig]":
     """A stem of images, given the library's default; `values` may depend on the config."""
-    return lambda name, c: PatchConfig(
+    return lambda name, c: models.PatchConfig(
         family=name,
         width=c("hidden_size", 768),
         channels=c("num_channels", 3),
@@ -79,7 +82,7 @@ STEMS: dict[str, StemFamily] = {
     # In old files, the second part takes precedence.
     "clip/vision": _clip_vision("vision_config_dict", "vision_config"),
     "whisper/encoder": StemFamily(
-        config=lambda name, c: AudioConfig(
+        config=lambda name, c: models.AudioConfig(
             family=name,
             width=c("d_model", 384),
             channels=c("num_mel_bins", 80),

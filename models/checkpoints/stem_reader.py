@@ -1,5 +1,6 @@
 """Reads the stem of a published checkpoint: `config.json` and safetensors files, by the rows of `STEMS`."""
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from preblock.models.checkpoints.family import Config
-from preblock.models.checkpoints.reader import section_of
+from preblock.models.checkpoints.family_lookup import row_name, section_of
 from preblock.models.checkpoints.stem_families import STEMS, StemFamily
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
@@ -21,16 +22,6 @@ from preblock.models.checkpoints.weight_files import (
 )
 from preblock.models.frontend_file import INDEX, WEIGHTS
 from preblock.models.modules.stems import Stem, StemConfig, from_tensors, without_storage
-
-
-def is_stem(folder: Path, side: str | None = None) -> bool:
-    """Return whether `side` of the checkpoint in `folder` is an encoder of images or spectrograms.
-
-    Raises:
-        CheckpointError: `config.json` is missing or damaged.
-
-    """
-    return _name(read_json(folder / "config.json"), side) in STEMS
 
 
 def read_stem(folder: Path, side: str | None = None) -> Stem:
@@ -60,7 +51,7 @@ def stem_files_needed(folder: Path, side: str | None = None) -> list[str]:
         CheckpointError: as `read_stem`.
 
     """
-    if not (folder / INDEX).is_file():
+    if not os.path.lexists(folder / INDEX):
         return [WEIGHTS]
     family, config = _read_config(folder, side)
     files = files_of_keys(folder)
@@ -69,14 +60,10 @@ def stem_files_needed(folder: Path, side: str | None = None) -> list[str]:
     return sorted({files[key].name for key in keys if key in files})
 
 
-def _name(config: Mapping[str, Any], side: str | None) -> str:
-    return f"{config.get('model_type')}/{side}" if side else str(config.get("model_type"))
-
-
 def _read_config(folder: Path, side: str | None) -> tuple[StemFamily, StemConfig]:
     """Return the row of the family, and the stem's configuration in `config.json`."""
     values = read_json(folder / "config.json")
-    name = _name(values, side)
+    name = row_name(values, side)
     if name not in STEMS:
         got = f"{values.get('model_type')!r}, side {side!r}"
         raise CheckpointError(f"config.json: model_type is {got}, known are {', '.join(STEMS)}")

@@ -1,5 +1,6 @@
 """The tensors of a list of steps, read from safetensors files."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,7 +14,7 @@ from preblock.models.checkpoints.weight_files import CheckpointError, files_of_k
 from preblock.models.frontend_file import INDEX, WEIGHTS
 from preblock.models.modules.bias import BiasConfig, T5Config
 from preblock.models.serialization import Keys
-from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, names_of, parameters
+from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, Weights, names_of, parameters
 
 PART = 2**25
 """Numbers per chunk of a conversion to float32."""
@@ -85,7 +86,7 @@ def read_tensors(
 
 def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", companions: Sequence[Keys] = ()) -> list[str]:
     """Return the names of the weight files with the tensors of `steps` and `companions`, from the index."""
-    if not (folder / INDEX).is_file():
+    if not os.path.lexists(folder / INDEX):
         return [WEIGHTS]
     files = files_of_keys(folder)
     prefix = find_prefix(folder, files, steps, prefix)
@@ -128,7 +129,7 @@ def _size(step: Step, own: Mapping[str, Tensor], before: Sequence[Step]) -> Step
         case Segments(table="tokens"):
             tokens = before[0]
             return replace(step, rows=tokens.rows) if isinstance(tokens, Tokens) else step
-        case Segments():
+        case Segments() | Weights():
             return replace(step, rows=own["weight"].shape[0])
         case Levels():
             parts = (

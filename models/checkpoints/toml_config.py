@@ -31,7 +31,7 @@ from typing import Any
 
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
-from preblock.models.checkpoints.weight_files import CheckpointError, one_line
+from preblock.models.checkpoints.weight_files import CheckpointError, finite_float, one_line, read_bytes
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION
@@ -80,13 +80,15 @@ def files_described(folder: Path) -> list[str]:
     """
     try:
         return files_of_steps(folder, _read(folder / DESCRIPTION)[0])
-    except (ValueError, TypeError) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{folder / DESCRIPTION}: {one_line(error)}") from error
 
 
 def _read(file: Path) -> tuple[list[Step], dict[str, Any]]:
     """Return the steps, and the other fields."""
-    document = tomllib.loads(file.read_text(encoding="utf-8"))
+    document = tomllib.loads(read_bytes(file).decode(), parse_float=finite_float)
     return [from_document(_with_keys(step)) for step in _list("steps", document.pop("steps", None))], document
 
 

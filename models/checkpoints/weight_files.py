@@ -1,14 +1,19 @@
 """Files of a checkpoint: `config.json`, and safetensors files with or without an index."""
 
 import json
-from collections.abc import Mapping
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from preblock.models.frontend_file import INDEX, STORED_TYPES, WEIGHTS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CheckpointError(ValueError):
@@ -17,7 +22,7 @@ class CheckpointError(ValueError):
 
 def files_of_keys(folder: Path) -> dict[str, Path]:
     """Return the file of each tensor in `folder`; from the index file if `folder` has one."""
-    if (folder / INDEX).is_file():
+    if os.path.lexists(folder / INDEX):
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")
@@ -25,7 +30,7 @@ def files_of_keys(folder: Path) -> dict[str, Path]:
             if Path(file).name != file:
                 raise CheckpointError(f"{folder / INDEX}: {file!r} lies outside the folder")
         return {key: folder / file for key, file in weight_map.items()}
-    if (folder / WEIGHTS).is_file():
+    if os.path.lexists(folder / WEIGHTS):
         with open_weights(folder / WEIGHTS) as weights:
             return dict.fromkeys(weights.keys(), folder / WEIGHTS)
     if any(folder.glob("pytorch_model*.bin")):
@@ -37,21 +42,22 @@ def files_of_keys(folder: Path) -> dict[str, Path]:
 
 
 def open_weights(file: Path) -> Any:
-    """Open a safetensors file to read its tensors one by one."""
+    """Open a safetensors file to read its tensors one by one; raise CheckpointError as `check_file` does."""
+    check_file(file)  # first: safetensors calls every failure "no such file", and waits for the writer of a pipe
     try:
         return safe_open(file, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
-def get_tensor(weights: Any, key: str, file: Path) -> Tensor:
-    """Return one tensor of `file`, opened by `open_weights`, in its stored type."""
+def get_tensor(weights: Any, key: str, file: Path, types: Sequence[str] = STORED_TYPES) -> "Tensor":
+    """Return one tensor of `file`, opened by `open_weights`, in its stored type: one of `types`."""
     try:
         tensor: Tensor = weights.get_tensor(key)
     except SafetensorError as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
-    if tensor.dtype not in STORED_TYPES:
-        allowed = ", ".join(map(str, STORED_TYPES))
+    if str(tensor.dtype) not in types:
+        allowed = ", ".join(types)
         raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, expected {allowed}")
     return tensor
 
@@ -61,17 +67,73 @@ def find_key(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> s
     return next((prefix + key for key in keys if prefix + key in files), None)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in `file`."""
+def read_document(file: Path) -> Any:
+    """Return the JSON value in `file`; raise CheckpointError as `read_bytes`, and for NaN and infinity."""
+    content = read_bytes(file)
     try:
-        document = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{file.parent}: no {file.name}") from error
+        return json.loads(content, parse_float=finite_float, parse_constant=finite_float)
+    except RecursionError as error:
+        raise CheckpointError(f"{file}: lists or objects are nested too deeply") from error
     except ValueError as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in `file`."""
+    document = read_document(file)
     if not isinstance(document, dict):
         raise CheckpointError(f"{file}: not a JSON object")
     return document
+
+
+def finite_float(text: str) -> float:
+    """Return the number in `text`; raise ValueError unless it is finite."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"got the number {text}, expected finite numbers")
+    return value
+
+
+def read_bytes(file: Path) -> bytes:
+    """Return the content of `file`; raise CheckpointError as `check_file` does."""
+    check_file(file)
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        _refuse(file, error)
+
+
+def check_file(file: Path) -> None:
+    """Check a file of a checkpoint: regular, readable, and in its folder.
+
+    Raises:
+        CheckpointError: it is missing, unreadable, a pipe or device, or a link out of its folder. Only links within a
+            hub's cache, from `snapshots` to `blobs`, may leave the folder.
+
+    """
+    try:
+        target = Path(os.path.realpath(file, strict=True))
+        if not any(target.is_relative_to(root) for root in _roots(file.parent.resolve())):
+            raise CheckpointError(f"{file}: a link to {target}, outside the folder; replace it by a copy of that file")
+        if not stat.S_ISREG(target.stat().st_mode):
+            raise CheckpointError(f"{file}: a folder, pipe or device, expected a regular file")
+        target.open("rb").close()
+    except OSError as error:
+        _refuse(file, error)
+
+
+def _roots(folder: Path) -> Iterator[Path]:
+    """Yield the allowed places of the files of `folder`."""
+    yield folder
+    for snapshot in (folder, *folder.parents):
+        if snapshot.parent.name == "snapshots":
+            yield snapshot.parent.parent / "blobs"
+
+
+def _refuse(file: Path, error: OSError) -> NoReturn:
+    if isinstance(error, FileNotFoundError) and not os.path.lexists(file):
+        raise CheckpointError(f"{file.parent}: no {file.name}") from error
+    raise CheckpointError(f"{file}: {(error.strerror or 'unreadable').lower()}") from error
 
 
 def one_line(error: Exception) -> str:

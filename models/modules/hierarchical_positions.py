@@ -20,7 +20,7 @@ def check_shape(x: Tensor, position_ids: Tensor, levels: int) -> None:
     if position_ids.shape not in ((1, length, levels), (batch, length, levels)):
         raise ValueError(
             f"position_ids: got shape {tuple(position_ids.shape)}, "
-            f"allowed (1, {length}, {levels}) or ({batch}, {length}, {levels})"
+            f"expected (1, {length}, {levels}) or ({batch}, {length}, {levels})"
         )
 
 

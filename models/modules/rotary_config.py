@@ -11,6 +11,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+MAX_WIDTH = 2**16
+"""Largest R: a hundred times the widest known head. The frequencies of a wider one would fill the memory."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig:
@@ -65,8 +68,8 @@ class RotaryConfig:
         for name in ("dim", "original_len", "length"):
             if type(getattr(self, name)) is not int:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a whole number")
-        if self.dim < 2 or self.dim % 2:
-            raise ValueError(f"dim: got {self.dim}, expected an even width of 2 or more")
+        if not 2 <= self.dim <= MAX_WIDTH or self.dim % 2:
+            raise ValueError(f"dim: got {self.dim}, expected an even width of 2 to {MAX_WIDTH}")
         if not 1 < self.theta < math.inf:
             raise ValueError(f"theta: got {self.theta}, expected more than 1")
         if self.angles not in ("float32", "float64"):

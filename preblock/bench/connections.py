@@ -104,7 +104,7 @@ class DecodeConnection:
     """
 
     def __init__(self, target: LoadTarget, ids: Ids, max_len: int | None) -> None:
-        scheme, path = "wss" if target.tls else "ws", target.path("models", target.model, "decode")
+        scheme, path = "wss" if target.tls else "ws", target.path("decode")
         self.address = f"{scheme}://{target.address.netloc.decode()}{path}?rows={len(ids)}"
         self._target = target
         self._step = write_step({"input_ids": ids.ravel()}, np.full(len(ids), ids.shape[1]), 0, (), ())
@@ -115,7 +115,7 @@ class DecodeConnection:
     async def open(self) -> None:
         """Connect, and open a stream."""
         self._steps = 0
-        with failures():
+        with failures(self.address):
             self._socket = await connect(
                 self.address,
                 additional_headers=self._target.headers,
@@ -132,7 +132,7 @@ class DecodeConnection:
         """Send a step, and return the number of bytes of the answer."""
         assert self._socket is not None
         answers = 1
-        with failures():
+        with failures(self.address):
             if self._steps and self._steps % self._max_steps == 0:
                 await self._socket.send(self._rewind)
                 answers = 2
@@ -166,7 +166,9 @@ class GrpcConnection:
         self.address = f"{host}:{target.grpc_port}"
         self._target = target
         request = pb.ModelInferRequest(model_name=target.model, raw_input_contents=[ids.astype("<i8").tobytes()])
+        request.model_version = "" if target.version is None else str(target.version)
         request.inputs.add(name="input_ids", datatype="INT64", shape=ids.shape)
+        request.outputs.add(name="embeddings")
         self._request = request.SerializeToString()
         self._metadata = (("authorization", f"Bearer {target.key}"),) if target.key is not None else ()
         self._channel: Any = None

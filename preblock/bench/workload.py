@@ -2,7 +2,6 @@
 
 import io
 import ssl
-from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -10,9 +9,10 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock import __version__
+from preblock.client.access import authorization, read_access
 from preblock.client.errors import invalid
 from preblock.client.results import Model
-from preblock.client.transport import authorization, options
+from preblock.client.transport import model_path
 
 Ids = NDArray[np.int64]
 NPY, BYTES, JSON = "application/x-npy", "application/octet-stream", "application/json"
@@ -26,24 +26,32 @@ class LoadTarget:
         model: name of the model.
         key: API key.
         grpc_port: gRPC port of the server.
+        version: version of the model; default the highest.
 
     Raises:
         RequestError: `url` is not an HTTP URL, or `key` cannot be sent.
 
     """
 
-    def __init__(self, url: str, model: str, key: str | None = None, grpc_port: int | None = None) -> None:
-        options(url, 0, key)
-        self.url, self.model, self.key, self.grpc_port = url, model, key, grpc_port
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        key: str | None = None,
+        grpc_port: int | None = None,
+        version: int | None = None,
+    ) -> None:
+        read_access(url, 0, key)
+        self.url, self.model, self.key, self.grpc_port, self.version = url, model, key, grpc_port, version
         self.address = httpx.URL(url)
         secure = self.address.scheme == "https"
         self.host, self.port = self.address.host, self.address.port or (443 if secure else 80)
         self.tls = ssl.create_default_context() if secure else None
         self.headers = {"User-Agent": f"preblock/{__version__}", **authorization(key)}
 
-    def path(self, *parts: str) -> str:
-        """Return the path of `parts` below the URL."""
-        return "/".join((self.address.raw_path.decode().rstrip("/"), *(quote(part, safe="") for part in parts)))
+    def path(self, action: str, prefix: str = "") -> str:
+        """Return the path of an action on the model, such as "embed", below the URL and `prefix`."""
+        return self.address.raw_path.decode().rstrip("/") + prefix + model_path(self.model, self.version, action)
 
     def post(self, path: str, headers: dict[str, str], body: bytes) -> bytes:
         """Return an HTTP/1.1 request."""
@@ -58,7 +66,7 @@ def npy(target: LoadTarget, ids: Ids) -> bytes:
     body = io.BytesIO()
     np.save(body, ids)
     headers = {"Content-Type": NPY, "Accept": NPY}
-    return target.post(target.path("models", target.model, "embed"), headers, body.getvalue())
+    return target.post(target.path("embed"), headers, body.getvalue())
 
 
 def v2(target: LoadTarget, ids: Ids) -> bytes:
@@ -71,13 +79,13 @@ def v2(target: LoadTarget, ids: Ids) -> bytes:
         }
     )
     headers = {"Content-Type": BYTES, "Inference-Header-Content-Length": str(len(head))}
-    return target.post(target.path("v2", "models", target.model, "infer"), headers, head + ids.tobytes())
+    return target.post(target.path("infer", "/v2"), headers, head + ids.tobytes())
 
 
 def json(target: LoadTarget, ids: Ids) -> bytes:
     """Return a request with JSON in both directions, the vectors in base64."""
     headers = {"Content-Type": JSON, "Accept": JSON}
-    return target.post(target.path("models", target.model, "embed"), headers, orjson.dumps({"input_ids": ids.tolist()}))
+    return target.post(target.path("embed"), headers, orjson.dumps({"input_ids": ids.tolist()}))
 
 
 def random_ids(model: Model, shape: tuple[int, int]) -> Ids:

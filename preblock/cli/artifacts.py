@@ -1,49 +1,88 @@
-"""Commands on existing artifacts: `inspect` and `check`."""
+"""Commands on existing artifacts: `list`, `inspect`, `check` and `remove`."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from preblock.cli.options import (
+    MODEL,
     PROVIDER,
     REPOSITORY,
+    FoundArtifact,
     describe_limits,
-    describe_storage,
-    find_newest,
+    find_artifact,
+    find_versions,
     read_settings,
     require,
+    table,
 )
+from preblock.service.core.errors import PreblockError
+
+
+@click.command("list")
+@REPOSITORY
+def list_models(repository: Path | None) -> None:
+    """List the models of the repository.
+
+    One line for each version: name, version, family, size on disk, and parity with the PyTorch module. A damaged
+    artifact is listed with its error.
+
+    \b
+    Example:
+      preblock list --repository model_repository
+    """
+    from preblock.service.artifacts.catalog import find_artifacts
+
+    found = find_artifacts(read_settings(repository=repository).repository)
+    rows = [("NAME", "VERSION", "FAMILY", "SIZE", "PARITY")]
+    rows += [(name, str(version), *_summarize(folder)) for name, version, folder in found]
+    click.echo(table(rows))
 
 
 @click.command()
-@click.argument("name")
+@MODEL
 @REPOSITORY
-def inspect(name: str, repository: Path | None) -> None:
-    """Show the manifest, the identity and the parity report of the model NAME."""
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest and the parity report as JSON.")
+def inspect(model: str, repository: Path | None, as_json: bool) -> None:
+    """Show limits, outputs, weights, parity and files of a model.
+
+    Without a version, the highest is shown.
+
+    \b
+    Examples:
+      preblock inspect minilm
+      preblock inspect minilm@2 --json
+    """
+    from preblock.cli.page import write_page
     from preblock.service.artifacts.io import read, read_with_identity
     from preblock.service.artifacts.manifest import PARITY
+    from preblock.service.artifacts.onnx_check import check_graphs
     from preblock.service.artifacts.parity import ParityReport
 
-    folder = find_newest(repository, name)
-    (manifest, identity), report = read_with_identity(folder), read(ParityReport, folder / PARITY)
-    click.echo(f"{folder}: {describe_limits(manifest)}")
-    click.echo(f"identity: {identity}")
-    for provider, parity in report.providers.items():
-        for output, compared in parity.outputs.items():
-            click.echo(f"parity on {provider}, {output}: {compared.summary()}")
-    if report.storage:
-        click.echo(describe_storage(manifest, report))
-    for table, stored in report.storage.items():
-        click.echo(f"  {table}: {stored.summary()}")
-    click.echo(manifest.model_dump_json(indent=2))
+    artifact = find_artifact(repository, model)
+    manifest, identity = read_with_identity(artifact.folder)
+    report = read(ParityReport, artifact.folder / PARITY)
+    check_graphs(artifact.folder, manifest)
+    if not as_json:
+        click.echo(write_page(artifact, manifest, identity, report))
+        return
+    documents = {"manifest": manifest.model_dump(mode="json"), "parity": report.model_dump(mode="json")}
+    stated = {"name": artifact.name, "version": artifact.version, "identity": identity}
+    click.echo(json.dumps(stated | documents, indent=2))
 
 
 @click.command()
 @REPOSITORY
 @PROVIDER
 def check(**options: Any) -> None:
-    """Load every model, run each once, and exit."""
+    """Load every model, run each once, and exit.
+
+    \b
+    Example:
+      preblock check --provider cpu
+    """
     require("onnxruntime", "cpu")
     from preblock.service.app import create_engine
     from preblock.service.core.auth import SERVICE
@@ -51,3 +90,72 @@ def check(**options: Any) -> None:
     models = create_engine(read_settings(**options)).repository.all(SERVICE)
     for model in models:
         click.echo(f"{model.name} {model.version}: runs on {model.provider}, {describe_limits(model.manifest)}")
+
+
+@click.command()
+@MODEL
+@REPOSITORY
+@click.option("--yes", is_flag=True, help="Remove without asking.")
+def remove(model: str, repository: Path | None, yes: bool) -> None:
+    """Remove a version of a model, or all its versions.
+
+    Without a version, every version is removed. A server that has a version open keeps it until it is told to reload.
+
+    \b
+    Examples:
+      preblock remove minilm@1
+      preblock remove minilm --yes
+    """
+    from preblock.export.progress import in_bytes
+    from preblock.export.withdrawal import check_removable, withdraw
+
+    artifacts = find_versions(repository, model)
+    for artifact in artifacts:
+        check_removable(artifact.folder)
+    if not yes:
+        for artifact in artifacts:
+            click.echo(f"{artifact.folder}: {in_bytes(_size(artifact.folder))}")
+        _confirm(f"Remove {_name(artifacts)}?")
+    for artifact in artifacts:
+        withdraw(artifact.folder)
+        click.echo(f"removed {artifact.name} version {artifact.version}")
+
+
+def _confirm(question: str) -> None:
+    """Ask a question; fail without a yes, and where nobody can answer."""
+    try:
+        confirmed = click.confirm(question)
+    except click.Abort:
+        confirmed = False
+        click.echo()  # ends the line of the question
+    if not confirmed:
+        raise click.ClickException("nothing was removed; --yes removes without asking")
+
+
+def _name(artifacts: list[FoundArtifact]) -> str:
+    versions = ", ".join(str(artifact.version) for artifact in artifacts)
+    return f"{artifacts[0].name} {'version' if len(artifacts) == 1 else 'versions'} {versions}"
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def _summarize(folder: Path) -> tuple[str, str, str]:
+    """Return family, size and parity of the artifact in `folder`; of a damaged one its error."""
+    from preblock.export.progress import in_bytes
+    from preblock.service.artifacts.io import read, read_manifest
+    from preblock.service.artifacts.manifest import PARITY
+    from preblock.service.artifacts.parity import ParityReport
+
+    size = in_bytes(_size(folder))
+    try:
+        family, report = read_manifest(folder).family, read(ParityReport, folder / PARITY)
+    except PreblockError as error:
+        return "damaged", size, str(error)
+    outputs = [output for parity in report.providers.values() for output in parity.outputs.values()]
+    if not outputs:
+        return family, size, "not proven"
+    worst = max(outputs, key=lambda output: output.max_abs)
+    providers = ", ".join(name.removesuffix("ExecutionProvider") for name in report.providers)
+    return family, size, f"{worst.difference} on {providers}"

@@ -4,19 +4,20 @@ import json
 import math
 import re
 import sys
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
 import click
 
-from preblock.cli.options import require
+from preblock.cli.options import split_version
 from preblock.cli.progress import ProgressLine
 
 
 def shape(text: str) -> tuple[int, int]:
     """Parse rows and tokens per row, such as 8,128."""
     if not re.fullmatch("0*[1-9][0-9]*,0*[1-9][0-9]*", text):
-        raise click.BadParameter(f"got {text}, expected rows and tokens of each, such as 8,128")
+        raise click.BadParameter(f"{text!r} is not rows and tokens of each, such as 8,128")
     rows, tokens = text.split(",")
     return int(rows), int(tokens)
 
@@ -28,12 +29,12 @@ def seconds(text: str) -> float:
             return float(text)
     except ValueError:
         pass
-    raise click.BadParameter(f"got {text}, expected a positive number of seconds")
+    raise click.BadParameter(f"{text!r} is not a positive number of seconds")
 
 
 @click.command()
 @click.argument("url")
-@click.option("--model", required=True, help="Name of the model.")
+@click.option("--model", required=True, metavar="NAME[@VERSION]", help="Model to measure; default its highest version.")
 @click.option(
     "--protocol",
     "protocols",
@@ -70,28 +71,32 @@ def bench(
     timeout: float,
     **options: Any,
 ) -> None:
-    """Measure the throughput and latency of the server at URL.
+    """Measure throughput and latency of the server at URL.
 
     Each connection sends a request, waits for its answer, and sends the next. The exit code is 1 if all requests of
     a protocol and shape failed.
+
+    \b
+    Examples:
+      preblock bench http://127.0.0.1:8000 --model minilm
+      preblock bench http://127.0.0.1:8000 --model minilm@2 --shape 8,128 --protocol npy --protocol v2 --seconds 10
     """
     if "grpc" in protocols and grpc_port is None:
-        raise click.UsageError(
-            "--grpc-port: got nothing, expected the port of the server's gRPC, for the protocol grpc"
-        )
-    require("httpx", "client")
-    require("websockets", "client")
+        raise click.UsageError("the protocol grpc needs --grpc-port, the port of the server's gRPC")
+    name, version = split_version(model)
     from preblock import connect
     from preblock.bench.load import measure
     from preblock.bench.report import table
+    from preblock.bench.system import describe_system
     from preblock.bench.workload import LoadTarget
     from preblock.client.errors import ClientError
 
     results = []
     try:
-        target = LoadTarget(url, model, key, grpc_port)
+        target = LoadTarget(url, name, key, grpc_port, version)
         with connect(url, timeout=timeout, key=key, retries=0) as client:
-            description = client.model(model)
+            description = client.model(name, version)
+        system = describe_system(target, description, timeout)
         options |= {"timeout": timeout}
         for protocol, sizes in product(protocols, shapes):
             with ProgressLine("bench", quiet=True) as progress:
@@ -99,7 +104,8 @@ def bench(
     except (ClientError, OSError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        click.echo(json.dumps([result.document() for result in results]))
+        documents = [result.document() for result in results]
+        click.echo(json.dumps({"system": asdict(system), "results": documents}))
     else:
-        click.echo(table(results))
+        click.echo(f"{system.summary()}\n\n{table(results)}")
     sys.exit(not all(result.requests for result in results))

@@ -6,14 +6,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+from click.shell_completion import CompletionItem
 
-from preblock.cli.options import REPOSITORY, describe_storage, find_newest, read_settings, require
+from preblock.cli.options import (
+    MODEL,
+    REPOSITORY,
+    describe_limits,
+    describe_storage,
+    find_artifact,
+    read_settings,
+    repository_option,
+    require,
+)
 from preblock.cli.progress import ProgressLine
 
 
+def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a preset or a folder."""
+    from preblock.models.presets import PRESETS
+
+    presets = [CompletionItem(name) for name in PRESETS if name.startswith(incomplete)]
+    return [*presets, CompletionItem(incomplete, type="dir")]
+
+
 @click.command()
-@click.argument("source")
-@click.option("--name", required=True, help="Name of the model in the repository.")
+@click.argument("source", shell_complete=complete_source)
+@click.option("--name", help="Name of the model in the repository; default from SOURCE.")
 @REPOSITORY
 @click.option(
     "--side",
@@ -50,49 +68,99 @@ from preblock.cli.progress import ProgressLine
     type=click.Choice(["row", "tensor"]),
     help="With --dtype int8: one scale for each row, or one for the table; default row.",
 )
-def export(source: str, name: str, repository: Path | None, resize: str | None, **options: Any) -> None:
-    """Export the front-end of SOURCE as the next version of a model, and prove it equal to the PyTorch module.
+def export(
+    source: str,
+    name: str | None,
+    repository: Path | None,
+    resize: str | None,
+    max_len: int | None,
+    dtype: str,
+    scale: str | None,
+    **choices: Any,
+) -> None:
+    """Export a front-end as the next version of a model.
 
-    SOURCE is an existing folder with config.json and safetensors files, the name of a preset, or
-    hf:owner/name[@revision].
+    The artifact is proven equal to the PyTorch module. SOURCE is an existing folder with config.json or frontend.toml
+    and safetensors files, the name of a preset, or hf:owner/name[@revision]. `preblock families` lists the presets and
+    the model types.
+
+    \b
+    Examples:
+      preblock export gpt2-small
+      preblock export ./my-bert --name minilm --dtype int8
+      preblock export hf:openai-community/gpt2 --repository /srv/models
     """
     require("torch", "export")
     require("onnxruntime", "cpu")
+    settings = read_settings(repository=repository)
+    options: dict[str, Any] = {"max_len": max_len, "resizing": resize, "dtype": dtype, "scale": scale}
+    name = _check(source, name, options, choices)
     from preblock.export.exporter import export as run
 
     # An exception, unlike the default action of SIGTERM, lets the export remove its draft.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ProgressLine(name) as progress:
-        folder = read_settings(repository=repository).repository
-        exported = run(source, name, folder, progress, **options, resizing=resize)
+        exported = run(source, name, settings.repository, progress, **options, **choices)
+    _summarize(exported, name, settings)
+
+
+def _check(source: str, name: str | None, options: dict[str, Any], choices: Any) -> str:
+    """Check the arguments before torch is imported, and return the name of the model."""
+    from preblock.export.arguments import check_arguments, default_name
+    from preblock.export.errors import ExportError
+
+    try:
+        if name is None:
+            name = default_name(source)
+        check_arguments(source, name, **options, choices=choices)
+    except ExportError as error:
+        raise click.UsageError(str(error)) from error
+    return name
+
+
+def _summarize(exported: Any, name: str, settings: Any) -> None:
+    """Print the made artifact, and the command to serve it."""
+    from preblock.export.progress import in_bytes
+
+    manifest = exported.manifest
+    size = in_bytes(sum(file.bytes for file in manifest.files.values()))
+    click.echo(f"exported {name} version {exported.folder.name}: {exported.folder}")
+    click.echo(f"  {describe_limits(manifest)}, {size}")
     for provider, parity in exported.parity.providers.items():
-        click.echo(f"{exported.folder}: {parity.summary()} ({provider})")
+        click.echo(f"  {parity.summary()} ({provider})")
     if exported.parity.discovery:
-        library = exported.manifest.source.discovered_with
-        click.echo(f"{exported.folder}: discovered with {library}: {exported.parity.discovery.summary()}")
+        click.echo(f"  discovered with {manifest.source.discovered_with}: {exported.parity.discovery.summary()}")
     if exported.parity.storage:
-        click.echo(f"{exported.folder}: {describe_storage(exported.manifest, exported.parity)}")
+        click.echo(f"  {describe_storage(manifest, exported.parity)}")
+    click.echo(f"Serve it:\n  preblock serve{repository_option(settings)}")
 
 
 @click.command()
-@click.argument("name")
+@MODEL
 @REPOSITORY
 @click.option(
     "--provider",
     type=click.Choice(["cpu", "cuda"]),
     help="Device to prove the model on; default: the CPU, and CUDA if it works.",
 )
-def verify(name: str, repository: Path | None, provider: Literal["cpu", "cuda"] | None) -> None:
-    """Check the hashes of the model NAME, and prove it equal to its PyTorch module again.
+def verify(model: str, repository: Path | None, provider: Literal["cpu", "cuda"] | None) -> None:
+    """Check the hashes of a model, and prove it again.
 
-    The results replace those in the parity report.
+    The artifact is compared with its PyTorch module. The results replace those in the parity report. Without a
+    version, the highest is verified.
+
+    \b
+    Examples:
+      preblock verify minilm
+      preblock verify minilm@2 --provider cpu
     """
     require("torch", "export")
     require("onnxruntime", "cpu")
+    artifact = find_artifact(repository, model)
     from preblock.export.verification import verify as run
 
-    folder = find_newest(repository, name)
-    with ProgressLine(name) as progress:
+    folder = artifact.folder
+    with ProgressLine(artifact.name) as progress:
         report = run(folder, progress, provider)
     for proven_on, parity in report.providers.items():
         click.echo(f"{folder}: hashes agree, {parity.summary()} ({proven_on})")
@@ -101,11 +169,19 @@ def verify(name: str, repository: Path | None, provider: Literal["cpu", "cuda"] 
 
 
 @click.command()
-@click.argument("name")
+@MODEL
 @REPOSITORY
-def triton(name: str, repository: Path | None) -> None:
-    """Write config.pbtxt for the model NAME, so that NVIDIA Triton can serve the repository."""
+def triton(model: str, repository: Path | None) -> None:
+    """Write the file that lets NVIDIA Triton serve a model.
+
+    The file, config.pbtxt, describes the given version, by default the highest. It lists all versions with the same
+    description.
+
+    \b
+    Example:
+      preblock triton minilm --repository model_repository
+    """
     from preblock.export.triton import write_config
 
-    folder = find_newest(repository, name)
-    click.echo(write_config(folder.parent))
+    artifact = find_artifact(repository, model)
+    click.echo(write_config(artifact.folder.parent, artifact.version))

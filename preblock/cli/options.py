@@ -1,12 +1,16 @@
-"""Options, settings, checks and descriptions shared by several commands."""
+"""Options, settings, checks and completions shared by several commands."""
 
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from preblock.service.core.errors import PreblockError
+from preblock.service.core.errors import NotFound, PreblockError
 
 REPOSITORY = click.option(
     "--repository",
@@ -18,6 +22,28 @@ PROVIDER = click.option(
     type=click.Choice(["auto", "cpu", "cuda"]),
     help="Device to run models on; default auto: CUDA if it works, else the CPU.",
 )
+
+
+class FoundArtifact(NamedTuple):
+    """An artifact of the repository: name and version of the model, and its folder."""
+
+    name: str
+    version: int
+    folder: Path
+
+
+def complete_model(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Complete the name of a model of the repository; after an @, its version."""
+    from preblock.service.artifacts.catalog import find_artifacts
+
+    with suppress(Exception):  # a shell shows no errors
+        found = find_artifacts(read_settings(repository=context.params.get("repository")).repository)
+        texts = [f"{name}@{version}" if "@" in incomplete else name for name, version, _ in found]
+        return [text for text in dict.fromkeys(texts) if text.startswith(incomplete)]
+    return []
+
+
+MODEL = click.argument("model", metavar="NAME[@VERSION]", shell_complete=complete_model)
 
 
 def read_settings(**options: Any) -> Any:
@@ -38,22 +64,56 @@ def require(module: str, extra: str) -> None:
         raise click.ClickException(f"this command needs {module}: pip install 'preblock[{extra}]'")
 
 
-def find_newest(repository: Path | None, name: str) -> Path:
-    """Return the folder of the highest version of the model `name`.
+def split_version(model: str) -> tuple[str, int | None]:
+    """Return name and version of NAME or NAME@VERSION; None without a version.
+
+    Raises:
+        UsageError: the version is not a whole number from 1 on.
+
+    """
+    from preblock.service.artifacts.catalog import VERSION
+
+    name, at, version = model.partition("@")
+    if not at:
+        return name, None
+    if not VERSION.fullmatch(version):
+        raise click.UsageError(f"{model}: the version after the @ is {version!r}, not a whole number from 1 on")
+    return name, int(version)
+
+
+def find_versions(repository: Path | None, model: str) -> list[FoundArtifact]:
+    """Return the artifacts of NAME[@VERSION] by version: all of the model without a version.
 
     Args:
         repository: value of --repository.
-        name: name of the model.
+        model: NAME or NAME@VERSION.
+
+    Raises:
+        NotFound: the repository has no such model or version.
 
     """
-    from preblock.service.core.errors import NotFound
-    from preblock.service.runtime.repository import find_artifacts
+    from preblock.service.artifacts.catalog import find_artifacts
 
-    artifacts = find_artifacts(read_settings(repository=repository).repository)
-    folders = [folder for found, _, folder in artifacts if found == name]
-    if not folders:
-        raise NotFound("NAME", name, ", ".join(dict.fromkeys(found for found, _, _ in artifacts)))
-    return folders[-1]
+    name, version = split_version(model)
+    root = read_settings(repository=repository).repository
+    artifacts = [FoundArtifact(*found) for found in find_artifacts(root)]
+    versions = [artifact for artifact in artifacts if artifact.name == name]
+    if not versions:
+        names = list(dict.fromkeys(artifact.name for artifact in artifacts))
+        close = get_close_matches(name, names, 1)
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
+        message = f"the repository {root} has no model {name!r}; {hint}"
+        raise NotFound("NAME", name, ", ".join(names), message=message)
+    found = [artifact for artifact in versions if version in (None, artifact.version)]
+    if not found:
+        known = ", ".join(str(artifact.version) for artifact in versions)
+        raise NotFound("VERSION", version, known, message=f"{name} has no version {version}; it has {known}")
+    return found
+
+
+def find_artifact(repository: Path | None, model: str) -> FoundArtifact:
+    """Return the artifact of NAME[@VERSION]: the highest version without a version; raise as `find_versions` does."""
+    return find_versions(repository, model)[-1]
 
 
 def describe_limits(manifest: Any) -> str:
@@ -70,3 +130,17 @@ def describe_limits(manifest: Any) -> str:
 def describe_storage(manifest: Any, report: Any) -> str:
     """Return the stored type of the tables and its error in one line."""
     return f"stored as {manifest.stored_as}: {report.storage_summary()}"
+
+
+def repository_option(settings: Any) -> str:
+    """Return the option that lets a further command use the same repository; empty if it needs none."""
+    given = settings.origins["repository"] == "--repository"
+    return f" --repository {shlex.quote(str(settings.repository))}" if given else ""
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return the rows in columns, aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

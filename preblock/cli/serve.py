@@ -2,12 +2,37 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from preblock.cli.options import describe_limits, read_settings, require
+from preblock.cli.options import describe_limits, read_settings, require, table
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Address": ("host", "port", "grpc_port", "workers"),
+    "Models": ("repository", "cache_dir", "aliases", "model_control", "model_poll_interval_seconds"),
+    "Execution": ("provider", "intra_op_threads", "gpu_mem_limit_bytes"),
+    "Request limits": (
+        *("max_body_bytes", "max_request_tokens", "max_request_rows", "max_buffered_response_bytes"),
+        *("max_concurrent_requests", "rate_limit_per_second", "max_queue_size", "queue_timeout_seconds"),
+        *("header_timeout_seconds", "shutdown_timeout_seconds"),
+    ),
+    "Streams and sequences": (
+        *("max_concurrent_streams", "stream_idle_timeout_seconds", "stream_max_lifetime_seconds"),
+        *("sequence_idle_timeout_seconds", "max_sequence_rows", "max_stream_sequence_rows"),
+    ),
+    "Security": (
+        *("api_keys_file", "tls_cert_file", "tls_key", "tls_client_ca"),
+        *("cors_origins", "trusted_proxies"),
+    ),
+    "Logs and traces": (*("log_format", "log_level", "access_log_sample_rate", "access_log_max_token_ids", "tracing"),),
+    "Further": ("config_file",),
+}
+"""The settings by the heading of their options in the help."""
+METAVARS: Mapping[type, str] = {int: "INTEGER", float: "NUMBER", Path: "PATH", str: "TEXT"}
 
 
 class SettingsCommand(click.Command):
@@ -15,26 +40,62 @@ class SettingsCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return one option for each setting, then those of the command."""
-        from preblock.service.core.settings import Settings, option
+        from preblock.service.core.settings import REPEATED_OPTIONS, Settings, option
 
         options: list[click.Parameter] = []
         for name, field in Settings.model_fields.items():
             choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
             default = field.get_default(call_default_factory=True)
+            repeated = name in REPEATED_OPTIONS
             suffix = "" if default is None else f" [default: {default}]"
-            kind = click.Choice(choices) if choices else str
-            options.append(click.Option([option(name)], type=kind, help=f"{field.description}{suffix}"))
+            options.append(
+                click.Option(
+                    [option(name), name],
+                    multiple=repeated,
+                    callback=_join_items if repeated else None,
+                    type=click.Choice(choices) if choices else str,
+                    metavar=None if choices else _metavar(name, field.annotation),
+                    help=f"{field.description}{suffix}",
+                )
+            )
         return [*options, *super().get_params(ctx)]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of each group below its heading, then the rest."""
+        records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in names])
+        with formatter.section("Options"):
+            formatter.write_dl(list(records.values()))
+
+
+def _metavar(name: str, annotation: Any) -> str:
+    """Return the placeholder of a setting's value, by its name or its type."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    kind: type = next(kind for kind in kinds if kind is not type(None))
+    return "NAME=MODEL" if name == "aliases" else METAVARS[kind]
+
+
+def _join_items(_: click.Context, __: click.Parameter, items: tuple[str, ...]) -> str | None:
+    """Return the items of a repeated option as one setting."""
+    return ",".join(items) or None
 
 
 @click.command("settings", cls=SettingsCommand)
 def show_settings(**options: Any) -> None:
-    """Print every setting, its value, and its origin: an option, a variable, a file, or the default."""
+    """Print every setting, its value and its origin.
+
+    The origin is an option, a variable, a file, or the default.
+
+    \b
+    Examples:
+      preblock settings
+      preblock settings --config-file preblock.toml
+    """
     settings = read_settings(**options)
-    rows = [(name, "none" if value is None else str(value), settings.origins[name]) for name, value in settings]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    values = [(name, "none" if value is None else str(value)) for name, value in settings]
+    click.echo(table([(name, value, settings.origins[name]) for name, value in values]))
 
 
 @click.command(cls=SettingsCommand)
@@ -42,26 +103,32 @@ def serve(**options: Any) -> None:
     """Serve every model of the repository.
 
     Every option can also be set by a variable, such as PREBLOCK_PORT, or in the file of --config-file, such as port.
+
+    \b
+    Examples:
+      preblock serve
+      preblock serve --repository /srv/models --host 0.0.0.0 --grpc-port 8001
+      preblock serve --workers 4 --api-keys-file keys.toml
     """
     require("onnxruntime", "cpu")
     from preblock.service.server.run import serve as run
 
     settings = read_settings(**options)
 
-    def announce(address: str, models: list[Any]) -> None:
+    def announce(address: str, models: dict[str, Any]) -> None:
         lines = [f"Preblock serves on {address} (documentation: {address}/docs)"]
-        lines += [f"  {model.name}: {describe_limits(model.manifest)}, {model.provider}" for model in models]
+        lines += [f"  {name}: {describe_limits(model.manifest)}, {model.provider}" for name, model in models.items()]
         if settings.grpc_port is not None:
             lines.append(f"gRPC on {settings.host}:{settings.grpc_port}")
         # On this machine, a server on all addresses is reached through the loopback address.
         local = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        takes_tokens = [model.name for model in models if model.manifest.kind == "tokens"]
+        takes_tokens = [name for name, model in models.items() if model.manifest.kind == "tokens"]
         lines.append("Try:")
         lines.append(
             f"  curl {local}/models/{takes_tokens[0]}/embed -H 'Content-Type: application/json' "
             """-d '{"input_ids": [[1, 2, 3]], "encoding": "float"}'"""
             if takes_tokens
-            else f"  curl {local}/v2/models/{models[0].name}"
+            else f"  curl {local}/v2/models/{next(iter(models))}"
         )
         _print_banner("\n".join(lines))
 

@@ -1,22 +1,25 @@
 """Errors of the client.
 
-ClientError                 base class
-├── ServiceError            the service answered with a problem document; `kind` names the error
-│   ├── RequestError        the request is at fault; the same request fails again, unless it is RateLimited
-│   └── ServerError         the service cannot answer; the request may be fine
-└── NoAnswer                no answer came
-    ├── ConnectionFailed    no connection, or it broke
-    ├── TimedOut            nothing arrived within the timeout
-    └── StreamClosed        the decode stream ended; `offset` says where to resume
+The classes form a tree::
+
+    ClientError                 base class
+    ├── ServiceError            the service answered with a problem document; `kind` names the error
+    │   ├── RequestError        the request is at fault; the same request fails again, unless it is RateLimited
+    │   └── ServerError         the service cannot answer; the request may be fine
+    └── NoAnswer                no answer came
+        ├── ConnectionFailed    no connection, or it broke
+        ├── TimedOut            nothing arrived within the timeout
+        └── StreamClosed        the decode stream ended; `offset` says where to resume
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 KIND_PREFIX = "urn:preblock:error:"
 KIND_OF_STATUS = {429: "RateLimited", 503: "Unavailable"}
+KIND_OF_OPEN_INFERENCE_STATUS = KIND_OF_STATUS | {401: "Unauthenticated", 403: "Forbidden", 404: "NotFound"}
+"""Kinds of errors of the Open Inference Protocol, whose bodies name none."""
 
 
 class ClientError(Exception):
@@ -48,7 +51,8 @@ class ServiceError(ClientError):
         self.got: str | None = problem.get("got")
         self.expected: str | None = problem.get("expected")
         prefix, _, kind = str(problem.get("type")).partition(KIND_PREFIX)
-        self.kind: str = kind if not prefix else KIND_OF_STATUS.get(self.status or 0, f"status {self.status}")
+        kinds = KIND_OF_OPEN_INFERENCE_STATUS if "error" in problem else KIND_OF_STATUS
+        self.kind: str = kind if not prefix else kinds.get(self.status or 0, f"status {self.status}")
 
     def __str__(self) -> str:
         return str(self.problem.get("detail") or self.problem.get("error"))
@@ -99,18 +103,8 @@ def of_problem(status: int, body: bytes | bytearray) -> ServiceError:
     return RequestError(error) if 400 <= error["status"] < 500 else ServerError(error)
 
 
-def invalid(field: str, got: object, allowed: str) -> RequestError:
-    """Return the error for a value rejected before sending."""
-    detail = f"{field}: got {got}, expected {allowed}"
+def invalid(field: str, got: object, allowed: str, message: str | None = None) -> RequestError:
+    """Return the error for a value rejected before sending; `message` replaces "FIELD: got …, expected …"."""
+    detail = message or f"{field}: got {got}, expected {allowed}"
     stated = {"detail": detail, "field": field, "got": str(got), "expected": allowed}
     return RequestError({"type": f"{KIND_PREFIX}Invalid", "title": "Invalid", **stated})
-
-
-@contextmanager
-def needed(what: str, package: str) -> Iterator[None]:
-    """Name the package to install if the import in the block fails."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        text = f"{what} needs {package}: pip install 'preblock[client]'"
-        raise ModuleNotFoundError(text, name=error.name) from error

@@ -55,7 +55,8 @@ def write_step(
     flags = {"position_ids": POSITIONS, "attention_mask": MASK}
     flags |= {name: FURTHER << index for index, name in enumerate(indices)}
     for name in values.keys() - {"input_ids", *flags}:
-        raise invalid(name, "values", f"inputs of the model: {', '.join(flags)}")
+        inputs = ", ".join(flags)
+        raise invalid(name, "values", inputs, f"{name}: the model has no such input; it has {inputs}")
     given = [name for name in flags if name in values]
     stated = OFFSETS * (len(offset) == len(lengths))  # else the service reports the lengths it allows
     parts = [values["input_ids"], *(values[name] for name in given), *([np.array(offset)] if stated else [])]

@@ -1,18 +1,19 @@
 """The results of a client. Letters: B rows, L tokens of a row, T tokens of all rows, D width of a vector."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-from preblock.client.errors import needed
 
 if TYPE_CHECKING:
     import torch
 
 Int64 = NDArray[np.int64]
 Vectors = NDArray[Any]
+
+GRAPHS_WITHOUT_OUTPUTS = ("bias.onnx", "positioned.onnx")
+"""Graphs of the attention bias, and of `embeddings` in another form."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +65,11 @@ class Model:
         name: name of the model.
         version: the described version.
         versions: all served versions.
+        identity: SHA-256 of the manifest with the hashes of all files.
         provider: the onnxruntime provider in use.
         max_len: the largest legal offset + real tokens; None without a limit.
         max_tokens: most tokens of one request.
-        manifest: manifest of the artifact.
+        manifest: manifest of the artifact; its fields in docs/artifact.md.
         parity: parity report of the artifact.
 
     """
@@ -75,18 +77,85 @@ class Model:
     name: str
     version: int
     versions: list[int]
+    identity: str
     provider: str
     max_len: int | None
     max_tokens: int
     manifest: dict[str, Any]
     parity: dict[str, Any]
 
+    @property
+    def kind(self) -> Literal["tokens", "stem"]:
+        """The input: token ids, or an image or spectrogram."""
+        kind: Literal["tokens", "stem"] = self.manifest["kind"]
+        return kind
+
+    @property
+    def family(self) -> str:
+        """The family of the front-end, such as "gpt2"."""
+        return str(self.manifest["family"])
+
+    @property
+    def width(self) -> int:
+        """D, the width of the vectors `embeddings`."""
+        return int(self.manifest["width"])
+
+    @property
+    def outputs(self) -> dict[str, int]:
+        """The width of each output of `embed` and `decode`, by name; empty for a stem."""
+        if self.kind == "stem":
+            return {}
+        graphs = [graph for file, graph in self.manifest["graphs"].items() if file not in GRAPHS_WITHOUT_OUTPUTS]
+        widths = {output["name"]: int(output["shape"][-1]) for graph in graphs for output in graph["outputs"]}
+        lookup = self.manifest["token_embeddings"]
+        return widths if lookup is None else widths | {"token_embeddings": int(lookup["width"])}
+
+    @property
+    def dtype(self) -> str:
+        """The stored type of the tables; vectors are computed in float32."""
+        return str(self.manifest["dtype"])
+
+    @property
+    def vocab_size(self) -> int | None:
+        """V: legal ids are 0 to V - 1; None for a stem."""
+        size: int | None = self.manifest.get("vocab_size")
+        return size
+
+    @property
+    def indices(self) -> dict[str, int]:
+        """The further inputs of each token, such as `token_type_ids`: name -> number of legal values from 0 on."""
+        return dict(self.manifest.get("indices", {}))
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The required inputs of `indices`; a missing value of the others is 0."""
+        return tuple(self.manifest.get("needed", ()))
+
+    @property
+    def padding_id(self) -> int | None:
+        """The id of padding; None in a family without padding."""
+        padding: int | None = self.manifest.get("padding_id")
+        return padding
+
+    @property
+    def consumer_scales(self) -> bool | None:
+        """Whether the model that takes `token_embeddings` applies the embedding scale itself; None if unknown."""
+        scales: bool | None = (self.manifest.get("token_embeddings") or {}).get("consumer_scales")
+        return scales
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the model takes text."""
+        return "tokenizer.json" in self.manifest["files"]
+
 
 def array_of(data: bytearray | memoryview, dtype: str, shape: list[int]) -> Vectors:
     """Return little-endian bytes as a writable array of the same memory."""
     if dtype == "bfloat16":
-        with needed("bfloat16", "ml_dtypes"):
+        try:
             import ml_dtypes
-
+        except ModuleNotFoundError as error:
+            message = "bfloat16 in NumPy needs the package ml_dtypes: pip install ml_dtypes"
+            raise ModuleNotFoundError(message, name=error.name) from error
         return np.frombuffer(data, ml_dtypes.bfloat16).reshape(shape)
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(shape)

@@ -1,35 +1,14 @@
-"""Retries. Every call is idempotent, and so is a step at a stated offset."""
+"""The pauses between retries, and the errors that state one."""
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
 
 from preblock.client.errors import ClientError, ServiceError, of_problem
 
-T = TypeVar("T")
-
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 30.0
 BUSY_STATUSES = (429, 503)
-
-
-async def retry(attempt: Callable[[], Awaitable[T]], retries: int, sleep: Callable[[float], Awaitable[None]]) -> T:
-    """Await `attempt()`, and again at most `retries` times after an error with a `retry_after`.
-
-    Raises:
-        ClientError: the last attempt failed, or a retry is useless.
-
-    """
-    for number in range(retries):
-        try:
-            return await attempt()
-        except ClientError as error:
-            seconds = pause(error, number)
-            if seconds is None:
-                raise
-        await sleep(seconds)
-    return await attempt()
 
 
 def pause(error: ClientError, attempt: int) -> float | None:
@@ -45,6 +24,15 @@ def of_response(status: int, headers: Mapping[str, str], body: bytes | bytearray
     error = of_problem(status, body)
     if status in BUSY_STATUSES:
         error.retry_after = _read_retry_after(headers.get("Retry-After", "0"))
+    return error
+
+
+def of_stream(document: bytes) -> ServiceError:
+    """Return the error of a message of a decode stream. A frame has no headers: the document states `retry_after`."""
+    error = of_problem(0, document)
+    seconds = error.problem.get("retry_after")
+    if isinstance(seconds, int | float) and seconds >= 0:
+        error.retry_after = float(seconds)
     return error
 
 

@@ -1,39 +1,36 @@
 """WebSockets of decode streams: one for asyncio, and a synchronous one. Imported with the first stream."""
 
 import asyncio
+import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
-import httpx
 from websockets import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
+from preblock.client.access import ServerAccess
 from preblock.client.errors import ConnectionFailed, TimedOut
 from preblock.client.retry import of_response
-from preblock.client.sync_wrapper import sleep
 
 
 class _Socket:
-    """The options and the open connection of a socket to the server of `http`."""
+    """The address and the options of a connection to a server."""
 
-    def __init__(self, http: httpx.AsyncClient | httpx.Client) -> None:
-        self._address = str(http.base_url).replace("http", "ws", 1).rstrip("/")
-        self._timeout = http.timeout.read
-        self._stack = AsyncExitStack()
+    def __init__(self, server: ServerAccess) -> None:
+        self._name, self._timeout = server.name, server.timeout
+        self._address = server.url.replace("http", "ws", 1)
         self._options: dict[str, Any] = {
-            "open_timeout": self._timeout,
+            "open_timeout": server.timeout,
             "close_timeout": 1,  # a dead peer never closes
-            "additional_headers": {name: http.headers[name] for name in ("Authorization",) if name in http.headers},
+            "additional_headers": {name: value for name, value in server.headers.items() if name != "User-Agent"},
+            "user_agent_header": server.headers["User-Agent"],
             "max_size": None,  # the step sets the size of the answer
             "compression": None,  # vectors do not compress
+            "ssl": server.tls,
         }
-
-    async def close(self, *error: Any) -> None:
-        """Close the connection. `error` holds the arguments of `__exit__`."""
-        await self._stack.__aexit__(*error)
 
 
 class AsyncSocket(_Socket):
@@ -41,6 +38,10 @@ class AsyncSocket(_Socket):
 
     sleep = staticmethod(asyncio.sleep)
     _connection: AsyncConnection
+
+    def __init__(self, server: ServerAccess) -> None:
+        super().__init__(server)
+        self._stack = AsyncExitStack()
 
     async def connect(self, path: str) -> None:
         """Connect to `path`, and close the connection before it.
@@ -50,7 +51,7 @@ class AsyncSocket(_Socket):
             NoAnswer: no connection, or no answer in time.
 
         """
-        with failures():
+        with failures(self._name):
             await self._stack.aclose()
             opening = connect_async(self._address + path, **self._options)
             self._connection = await self._stack.enter_async_context(opening)
@@ -62,50 +63,54 @@ class AsyncSocket(_Socket):
             NoAnswer: the connection broke, or no answer came in time.
 
         """
-        with failures():
+        with failures(self._name):
             async with asyncio.timeout(self._timeout):
                 await self._connection.send(message)
                 return await self._connection.recv(decode=False)
 
+    async def close(self, *error: Any) -> None:
+        """Close the connection. `error` holds the arguments of `__exit__`."""
+        await self._stack.__aexit__(*(error or (None, None, None)))
+
 
 class SyncSocket(_Socket):
-    """An `AsyncSocket` whose coroutines block instead of suspending."""
+    """A connection to a server, as `AsyncSocket`, with blocking methods."""
 
-    sleep = staticmethod(sleep)
+    sleep = staticmethod(time.sleep)
     _connection: ClientConnection
 
-    async def connect(self, path: str) -> None:
+    def __init__(self, server: ServerAccess) -> None:
+        super().__init__(server)
+        self._stack = ExitStack()
+
+    def connect(self, path: str) -> None:
         """Connect to `path`, as `AsyncSocket.connect` does."""
-        with failures():
-            await self._stack.aclose()
+        with failures(self._name):
+            self._stack.close()
             self._connection = self._stack.enter_context(connect(self._address + path, **self._options))
 
-    async def exchange(self, message: str | bytes) -> bytes:
+    def exchange(self, message: str | bytes) -> bytes:
         """Send a message, and return the answer, as `AsyncSocket.exchange` does."""
-        with failures():
+        with failures(self._name):
             self._connection.send(message)
             return self._connection.recv(self._timeout, decode=False)
 
-
-Socket = AsyncSocket | SyncSocket
-
-
-def make_socket(http: httpx.AsyncClient | httpx.Client) -> Socket:
-    """Return a WebSocket to the server of `http`, not yet connected."""
-    return AsyncSocket(http) if isinstance(http, httpx.AsyncClient) else SyncSocket(http)
+    def close(self, *error: Any) -> None:
+        """Close the connection. `error` holds the arguments of `__exit__`."""
+        self._stack.__exit__(*(error or (None, None, None)))
 
 
 @contextmanager
-def failures() -> Iterator[None]:
-    """Raise every failure of a WebSocket as an error of the client."""
+def failures(server: str) -> Iterator[None]:
+    """Raise every failure of a WebSocket to the address `server` as an error of the client."""
     try:
         yield
     except InvalidStatus as error:
         response = error.response
         raise of_response(response.status_code, response.headers, response.body or b"") from error
     except TimeoutError as error:
-        raise TimedOut("no answer in time") from error
+        raise TimedOut(f"no answer in time from {server}") from error
     except ConnectionClosed as error:
-        raise ConnectionFailed(f"the connection was closed ({error})") from error
+        raise ConnectionFailed(f"the connection to {server} was closed ({error})") from error
     except (OSError, WebSocketException) as error:
-        raise ConnectionFailed(f"{type(error).__name__}: {error}") from error
+        raise ConnectionFailed(f"no connection to {server} ({type(error).__name__}: {error})") from error

@@ -1,26 +1,70 @@
-"""HTTP of the clients: a transport for asyncio, and a synchronous one without suspension."""
+"""HTTP of the clients: a transport for asyncio, and a synchronous one."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-from preblock import __version__
-from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut, invalid
+from preblock.client.access import ServerAccess
+from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
 from preblock.client.retry import of_response
-from preblock.client.sync_wrapper import sleep
 
 
-class AsyncTransport:
+class _Exchange:
+    """The options of a request to a server, and its outcome."""
+
+    def __init__(self, server: ServerAccess) -> None:
+        self._server = server
+        # No limit on the wait for a free connection of the pool: the requests before it have their own.
+        self._timeout = httpx.Timeout(server.timeout, pool=None)
+        self._headers = {"Accept-Encoding": "identity", **server.headers}
+        # On http:// nothing is verified, and to read the certificates of the system takes 20 ms.
+        self._verify = server.tls or False
+
+    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+        """Return the arguments of httpx for a request."""
+        url = self._server.url + path
+        return {
+            "method": method,
+            "url": url,
+            "content": body,
+            "headers": self._headers | dict(headers),
+            "timeout": self._timeout,
+        }
+
+    def _failure(self, error: httpx.HTTPError) -> NoAnswer:
+        """Return the client's error for an exchange without an answer."""
+        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        failure: NoAnswer
+        if isinstance(error, httpx.TimeoutException):
+            failure = TimedOut(f"no answer from {self._server.name} within {self._server.timeout:g} s ({cause})")
+        elif isinstance(error, httpx.ConnectError):
+            failure = ConnectionFailed(f"cannot connect to {self._server.name} ({cause})")
+        else:
+            failure = ConnectionFailed(f"no complete answer from {self._server.name} ({cause})")
+        # A retry helps only if the connection failed, or ended before the answer did.
+        if not isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError):
+            failure.retry_after = None
+        return failure
+
+
+class AsyncTransport(_Exchange):
     """The connections of an `AsyncClient`, which documents the arguments."""
 
     sleep = staticmethod(asyncio.sleep)
 
-    def __init__(self, url: str, timeout: float, key: str | None) -> None:
-        self.http = httpx.AsyncClient(**options(url, timeout, key))
-        self.close = self.http.aclose
+    def __init__(self, server: ServerAccess, http_client: httpx.AsyncClient | None = None) -> None:
+        super().__init__(server)
+        self._lent = http_client is not None
+        self._http = http_client or httpx.AsyncClient(verify=self._verify)
+
+    async def aclose(self) -> None:
+        """Close the connections, except those of the caller's own httpx client."""
+        if not self._lent:
+            await self._http.aclose()
 
     async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytearray:
         """Return the body of a response with status 200.
@@ -32,32 +76,38 @@ class AsyncTransport:
         """
         content = bytearray()  # writable, and so are the arrays sharing its memory
         try:
-            async with self.http.stream(method, path, content=body, headers=headers) as response:
+            async with self._http.stream(**self._request(method, path, body, headers)) as response:
                 async for chunk in response.aiter_bytes():
                     content += chunk
         except httpx.HTTPError as error:
-            raise _failure(error) from error
+            raise self._failure(error) from error
         return _checked(response, content)
 
 
-class SyncTransport:
-    """The connections of a `Client`, which documents the arguments. Its coroutines block instead of suspending."""
+class SyncTransport(_Exchange):
+    """The connections of a `Client`, which documents the arguments."""
 
-    sleep = staticmethod(sleep)
+    sleep = staticmethod(time.sleep)
 
-    def __init__(self, url: str, timeout: float, key: str | None) -> None:
-        self.http = httpx.Client(**options(url, timeout, key))
-        self.close = self.http.close
+    def __init__(self, server: ServerAccess, http_client: httpx.Client | None = None) -> None:
+        super().__init__(server)
+        self._lent = http_client is not None
+        self._http = http_client or httpx.Client(verify=self._verify)
 
-    async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytearray:
+    def close(self) -> None:
+        """Close the connections, except those of the caller's own httpx client."""
+        if not self._lent:
+            self._http.close()
+
+    def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytearray:
         """Return the body of a response, as `AsyncTransport.request` does."""
         content = bytearray()
         try:
-            with self.http.stream(method, path, content=body, headers=headers) as response:
+            with self._http.stream(**self._request(method, path, body, headers)) as response:
                 for chunk in response.iter_bytes():
                     content += chunk
         except httpx.HTTPError as error:
-            raise _failure(error) from error
+            raise self._failure(error) from error
         return _checked(response, content)
 
 
@@ -66,44 +116,6 @@ def _checked(response: httpx.Response, content: bytearray) -> bytearray:
     if response.status_code != 200:
         raise of_response(response.status_code, response.headers, content)
     return content
-
-
-def _failure(error: httpx.HTTPError) -> NoAnswer:
-    """Return the client's error for an exchange without an answer."""
-    kind = TimedOut if isinstance(error, httpx.TimeoutException) else ConnectionFailed
-    failure = kind(f"{type(error).__name__}: {error}")
-    # A retry helps only if the connection failed, or ended before the answer did.
-    if not isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError):
-        failure.retry_after = None
-    return failure
-
-
-def options(url: str, timeout: float, key: str | None) -> dict[str, Any]:
-    """Return the options of an httpx client.
-
-    Raises:
-        RequestError: `url` is not an HTTP URL, or `key` cannot be sent.
-
-    """
-    try:
-        address = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise invalid("url", url, f"http://… or https://… ({error})") from error
-    if address.scheme not in ("http", "https") or not address.host:
-        raise invalid("url", url, "http://… or https://…")
-    if key is not None and not (key.isascii() and key.isprintable()):
-        raise invalid("key", "other characters", "printable characters of ASCII")
-    return {
-        "base_url": address,
-        # No limit on the wait for a free connection of the pool: the requests before it have their own.
-        "timeout": httpx.Timeout(timeout, pool=None),
-        "headers": {"User-Agent": f"preblock/{__version__}", "Accept-Encoding": "identity", **authorization(key)},
-    }
-
-
-def authorization(key: str | None) -> dict[str, str]:
-    """Return the Authorization header of `key`; empty without a key."""
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 def model_path(model: str, version: int | None, *action: str) -> str:

@@ -122,7 +122,8 @@ class StreamRegistry:
         """
         settings = self._settings.current
         if len(self._open) >= (most := settings.max_concurrent_streams):
-            raise Unavailable("streams", f"one more than {most}", f"{most} open at a time; try again later")
+            message = f"{most} streams are open, the most at a time; try again later"
+            raise Unavailable("streams", f"one more than {most}", f"at most {most}", message=message)
         lifetime = StreamLifetime(settings.stream_idle_timeout_seconds, settings.stream_max_lifetime_seconds)
         self._open.add(lifetime)
         try:

@@ -14,6 +14,7 @@ from preblock.service.artifacts.manifest import MANIFEST, Artifact, Manifest, St
 from preblock.service.artifacts.records import File, Schema
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, open_file, read_file, signature_of
+from preblock.service.core.schema_errors import explain
 
 MAX_JSON_BYTES = 4 * 2**20
 """Limit of a manifest or a parity report: over ten times the largest known file."""
@@ -38,7 +39,8 @@ def read_with_identity(folder: Path) -> tuple[Manifest | StemManifest, str]:
         document = json.loads(content)
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(MANIFEST, str(error), "ordinary JSON") from error
+        message = f"{MANIFEST} is no JSON file: {error}"
+        raise ArtifactError(MANIFEST, str(error), "ordinary JSON", message=message) from error
     stem = isinstance(document, dict) and document.get("kind") == "stem"
     manifest = _parse(StemManifest, file, content) if stem else _parse(Manifest, file, content)
     return manifest, hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -88,7 +90,7 @@ def check_files(
     for name, expected in manifest.files.items():
         file = folder / name
         if not os.path.lexists(file):
-            raise ArtifactError(name, "no such file", f"a file of {expected.bytes} bytes")
+            raise ArtifactError(name, "no such file", f"a file of {expected.bytes} bytes", message=f"{name} is missing")
         with open_file(file) as stream:
             status = os.fstat(stream.fileno())
             found = File(sha256=digest(stream), bytes=status.st_size)
@@ -103,6 +105,6 @@ def _parse(schema: type[S], file: Path, content: bytes) -> S:
     try:
         return schema.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ArtifactError(f"{file.name} {where}".rstrip(), first["input"], first["msg"]) from error
+        raise ArtifactError(f"{file.name} {where}".rstrip(), *explain(first)) from error

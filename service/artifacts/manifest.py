@@ -14,6 +14,7 @@ from preblock.service.artifacts.records import (
     Resized,
     Rotary,
     Schema,
+    SentencePooling,
     Source,
     Tensor,
     TokenEmbeddings,
@@ -111,6 +112,7 @@ class Manifest(Artifact):
         rotary: outputs for the attention of each kind of layer; empty in a family without rotary attention.
         positions: rows of the position input of `positioned.onnx`; None without this graph.
         kernel: tables of the fused kernel; None if the vectors are no sum of two rows.
+        sentence: pooling of a static embedding model; None for a model without sentence embeddings.
         resized: change of the position limit of the source; None if unchanged.
 
     """
@@ -131,6 +133,7 @@ class Manifest(Artifact):
     positions: PositionTable | None = None
     kernel: Kernel | None = None
     resized: Resized | None
+    sentence: SentencePooling | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @model_validator(mode="before")
     @classmethod

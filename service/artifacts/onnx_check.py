@@ -51,7 +51,9 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
     """
     lengths = {name: file.bytes for name, file in manifest.files.items()}
     if missing := {DATA, *manifest.graphs} - lengths.keys():
-        raise ArtifactError(f"{MANIFEST} files", ", ".join(lengths), f"also {', '.join(sorted(missing))}")
+        lacking = ", ".join(sorted(missing))
+        message = f"{MANIFEST} files does not list {lacking}"
+        raise ArtifactError(f"{MANIFEST} files", ", ".join(lengths), f"also {lacking}", message=message)
     everywhere: dict[Extent, str] = {}
     for graph in manifest.graphs:
         model = parse(graph, read_file(folder / graph, MAX_GRAPH_BYTES))
@@ -62,14 +64,16 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
             if extent is None:
                 continue
             if extent in here:
-                raise ArtifactError(field, f"the bytes of {here[extent]}", "bytes of its own")
+                message = f"{field} has the bytes of {here[extent]}, expected bytes of its own"
+                raise ArtifactError(field, f"the bytes of {here[extent]}", "bytes of its own", message=message)
             here[extent] = field
         everywhere = here | everywhere  # two graphs may share a tensor
         if isinstance(manifest, Manifest):
             _check_tables(graph, model.graph, manifest)
     for ((_, end), before), ((begin, _), after) in pairwise(sorted(everywhere.items())):
         if begin < end:
-            raise ArtifactError(after, f"offset {begin}, within {before}", "bytes of its own")
+            message = f"{after} begins at offset {begin}, within {before}"
+            raise ArtifactError(after, f"offset {begin}, within {before}", "bytes of its own", message=message)
 
 
 def parse(graph: str, content: bytes) -> ModelProto:
@@ -77,9 +81,10 @@ def parse(graph: str, content: bytes) -> ModelProto:
     try:
         model = ModelProto.FromString(content)
     except DecodeError as error:
-        raise ArtifactError(graph, " ".join(str(error).split()), "an ONNX model") from error
+        reason = " ".join(str(error).split())
+        raise ArtifactError(graph, reason, "an ONNX model", message=f"{graph} is no ONNX model: {reason}") from error
     if not model.HasField("graph"):
-        raise ArtifactError(graph, "no graph", "an ONNX model")
+        raise ArtifactError(graph, "no graph", "an ONNX model", message=f"{graph} is no ONNX model: it has no graph")
     return model
 
 
@@ -127,7 +132,7 @@ def _check_tensor(field: str, tensor: TensorProto, data_bytes: int) -> Extent | 
     if inside:
         raise ArtifactError(f"{field} data_location", "EXTERNAL", f"DEFAULT, since it holds {inside} bytes")
     if sorted(key for key, _ in entries) != ["length", "location", "offset"]:
-        keys = ", ".join(_printable(key) for key, _ in entries)
+        keys = ", ".join(_printable(key) for key, _ in entries) or "nothing"
         raise ArtifactError(f"{field} external_data", keys, "location, offset and length, once each")
     external = dict(entries)
     if external["location"] != DATA:
@@ -157,7 +162,7 @@ def _check_tables(name: str, graph: GraphProto, manifest: Manifest) -> None:
         dtype = TYPES[table.data_type][0]
         if dtype != stored:
             raise ArtifactError(
-                f"{MANIFEST} dtype", manifest.dtype, f"that of {name} {_printable(table.name)}, {dtype}"
+                f"{MANIFEST} dtype", manifest.dtype, f"{dtype}, the type of {name} {_printable(table.name)}"
             )
 
 

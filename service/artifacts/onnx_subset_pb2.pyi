@@ -102,15 +102,23 @@ class NodeProto(_message.Message):
     domain: str
     def __init__(self, input: _Optional[_Iterable[str]] = ..., output: _Optional[_Iterable[str]] = ..., op_type: _Optional[str] = ..., attribute: _Optional[_Iterable[_Union[AttributeProto, _Mapping]]] = ..., domain: _Optional[str] = ...) -> None: ...
 
+class ValueInfoProto(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
 class GraphProto(_message.Message):
-    __slots__ = ("node", "initializer", "sparse_initializer")
+    __slots__ = ("node", "initializer", "output", "sparse_initializer")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
     SPARSE_INITIALIZER_FIELD_NUMBER: _ClassVar[int]
     node: _containers.RepeatedCompositeFieldContainer[NodeProto]
     initializer: _containers.RepeatedCompositeFieldContainer[TensorProto]
+    output: _containers.RepeatedCompositeFieldContainer[ValueInfoProto]
     sparse_initializer: _containers.RepeatedCompositeFieldContainer[SparseTensorProto]
-    def __init__(self, node: _Optional[_Iterable[_Union[NodeProto, _Mapping]]] = ..., initializer: _Optional[_Iterable[_Union[TensorProto, _Mapping]]] = ..., sparse_initializer: _Optional[_Iterable[_Union[SparseTensorProto, _Mapping]]] = ...) -> None: ...
+    def __init__(self, node: _Optional[_Iterable[_Union[NodeProto, _Mapping]]] = ..., initializer: _Optional[_Iterable[_Union[TensorProto, _Mapping]]] = ..., output: _Optional[_Iterable[_Union[ValueInfoProto, _Mapping]]] = ..., sparse_initializer: _Optional[_Iterable[_Union[SparseTensorProto, _Mapping]]] = ...) -> None: ...
 
 class FunctionProto(_message.Message):
     __slots__ = ("node", "attribute_proto")

@@ -27,8 +27,12 @@ class OutputParity(Schema):
 
     def summary(self) -> str:
         """Return the comparison in one line."""
-        found = "bit for bit equal" if self.max_abs == 0 else f"within {self.max_abs:.2g} ({self.max_ulp:.2g} ULP)"
-        return f"{len(self.cases)} cases {found}"
+        return f"{len(self.cases)} cases {self.difference}"
+
+    @property
+    def difference(self) -> str:
+        """The largest difference of a value in words."""
+        return "bit for bit equal" if self.max_abs == 0 else f"within {self.max_abs:.2g} ({self.max_ulp:.2g} ULP)"
 
 
 class Parity(Schema):

@@ -77,6 +77,21 @@ class TokenEmbeddings(Schema):
     consumer_scales: bool | None
 
 
+class SentencePooling(Schema):
+    """The sentence embedding of a static embedding model, as its library computes it.
+
+    Args:
+        pooling: default pooling of the OpenAI API.
+        normalize: whether a pooled vector is divided by its Euclidean norm.
+        ignored_ids: ids left out of every pooled vector, such as the unknown token.
+
+    """
+
+    pooling: Literal["mean"] = "mean"
+    normalize: bool
+    ignored_ids: tuple[NonNegativeInt, ...]
+
+
 class Rotary(Schema):
     """Cosines and sines for the rotation of queries and keys in attention.
 

@@ -57,10 +57,11 @@ def read_npy(body: bytes) -> NDArray[Any]:
             end, (shape, order, dtype) = _read_header(body)
         # Python integers: the product of declared sizes cannot overflow.
         if (declared := dtype.itemsize * math.prod(shape)) != len(body) - end:
-            raise ValueError(f"{len(body) - end} bytes of data, where the header declares {declared}")
+            raise ValueError(f"it has {len(body) - end} bytes of data, and its header declares {declared}")
         return np.frombuffer(body, dtype, offset=end).reshape(shape, order=order)
-    except Exception as error:  # the Python parser of the header raises many kinds of errors
-        raise Malformed("body", f"no .npy: {error}", "an integer array in .npy format") from error
+    except (ValueError, OverflowError) as error:
+        message = f"body: not a valid .npy file ({error}), expected an integer array"
+        raise Malformed("body", "an invalid .npy file", "an integer array in .npy format", message=message) from error
 
 
 def _read_header(body: bytes) -> tuple[int, Header]:
@@ -69,16 +70,23 @@ def _read_header(body: bytes) -> tuple[int, Header]:
     The reader of numpy also accepts headers of Python 2, with a warning. A client must not cause warnings.
     """
     sizes = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}
+    if body[:8] not in sizes:
+        raise ValueError("it does not begin with \\x93NUMPY and version 1 or 2")
     begin = 8 + sizes[body[:8]]
     end = begin + int.from_bytes(body[8:begin], "little")
-    if len(body) < end or end - begin > MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {end - begin} bytes")
-    header = ast.literal_eval(body[begin:end].decode("latin-1"))
+    if end - begin > MAX_HEADER_BYTES:
+        raise ValueError(f"its header has {end - begin} bytes, more than {MAX_HEADER_BYTES}")
+    if len(body) < end:
+        raise ValueError("its header is incomplete")
+    try:
+        header = ast.literal_eval(body[begin:end].decode("latin-1"))
+        shape, dtype = header["shape"], np.lib.format.descr_to_dtype(header["descr"])
+    except Exception as error:  # the Python parser raises many kinds of errors
+        raise ValueError("its header is not readable") from error
     if header.keys() != {"descr", "fortran_order", "shape"} or type(header["fortran_order"]) is not bool:
-        raise ValueError("no header")
-    shape, dtype = header["shape"], np.lib.format.descr_to_dtype(header["descr"])
+        raise ValueError("its header has other fields than descr, fortran_order and shape")
     if dtype.hasobject or type(shape) is not tuple or any(type(size) is not int or size < 0 for size in shape):
-        raise ValueError("objects, or a shape that is none")
+        raise ValueError("it holds objects, or its shape is not a tuple of sizes")
     return end, (shape, "F" if header["fortran_order"] else "C", dtype)
 
 

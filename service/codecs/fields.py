@@ -1,7 +1,7 @@
 """Checks of the fields of a request, the same for all protocols."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from preblock.service.core.errors import Invalid
@@ -11,7 +11,9 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], field: str = "fie
     """Raise Invalid for the first of `names` outside `known`."""
     for name in names:
         if name not in known:
-            raise Invalid(field, name, ", ".join(known))
+            allowed = ", ".join(known)
+            message = f"unknown field {name}; expected {allowed}" if field == "field" else None
+            raise Invalid(field, name, allowed, message=message)
 
 
 def read_flag(field: str, value: Any) -> bool:
@@ -26,6 +28,11 @@ def read_choice(field: str, value: Any, allowed: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise Invalid(field, value, ", ".join(allowed))
     return value
+
+
+def drop_nulls(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object without its null members, which count as absent."""
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.codecs.fields import format_value, read_choice, refuse_unknown, unique_names
+from preblock.service.codecs.json_size import count_separators
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
     read_array_rows,
@@ -22,17 +23,19 @@ from preblock.service.codecs.token_rows import (
     row_fields,
     token_inputs,
 )
-from preblock.service.core.errors import Invalid, Malformed
+from preblock.service.core.errors import Invalid, Malformed, TooLarge
 from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest
 
 ENCODINGS = ("base64", "float")
-OPTIONS = ("text", "offset", "truncate", "output", "dtype", "encoding", "return_tokens")
+OPTIONS = ("text", "offset", "truncate", "pooling", "output", "dtype", "encoding", "return_tokens")
 ARRAY_FIELDS = ("offset", "lengths")
 """Fields other than token inputs in a body of arrays; `lengths` separates the rows of (T,) arrays."""
-TEXT_PARAMETERS = ("truncate", "output", "dtype", "encoding", "shape")
+TEXT_PARAMETERS = ("truncate", "pooling", "output", "dtype", "encoding", "shape")
 """Query parameters with plain text as value; the values of others are JSON."""
 NAME_PATTERN = re.compile(rb'"\s*:')
 """Matches the end of every name of an object; a text may match too."""
+MAX_HEADER_ROWS = 512
+"""Most rows with one number each in a response header: 4 kB, which every HTTP client accepts."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,22 +46,39 @@ class EmbedMessage:
     encoding: str
 
     @property
-    def needs_lengths(self) -> bool:
-        """Whether the response must state the row lengths, because the client cannot derive them."""
-        return isinstance(self.request, TextRequest) or self.request.truncate is not None
+    def fields_reason(self) -> str:
+        """Why the response needs fields, such as the outputs by name; "" if one tensor and headers suffice."""
+        request = self.request
+        texts = request.text if isinstance(request, TextRequest) else ()
+        if isinstance(request, TextRequest) and request.spans:
+            return "with return_tokens"
+        if len(request.outputs) > 1:
+            return "for several outputs"
+        rows = len(texts) if isinstance(request, TextRequest) else len(request.input_ids.lengths)
+        if rows > MAX_HEADER_ROWS and (texts or request.truncate is not None):
+            return f"for text or truncate with more than {MAX_HEADER_ROWS} rows, to state their lengths"
+        return ""
 
 
-def read_json(body: bytes) -> dict[str, Any]:
+def read_json(body: bytes, max_values: int | None = None) -> dict[str, Any]:
     """Read a JSON object without repeated names.
 
+    Args:
+        body: the JSON text.
+        max_values: maximum values in it; default None: any number.
+
     Raises:
+        TooLarge: the text has more values; it is not parsed then.
         Malformed: another value, or a repeated name at any depth.
 
     """
+    if max_values is not None and len(body) > max_values and (separators := count_separators(body)) >= max_values:
+        raise TooLarge("body", f"{separators + 1} JSON values", f"at most {max_values} JSON values")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise Malformed("body", f"no JSON: {error}", "a JSON object") from error
+        message = f"body: not valid JSON ({error}), expected a JSON object"
+        raise Malformed("body", "invalid JSON", "a JSON object", message=message) from error
     if not isinstance(document, dict):
         raise Malformed("body", f"a JSON {type(document).__name__}", "a JSON object")
     try:
@@ -84,7 +104,7 @@ def _count_names(document: dict[str, Any]) -> int:
 
 
 def read_query(query: Mapping[str, str]) -> dict[str, Any]:
-    """Read fields from query parameters: outputs separated by commas, other names as they are, all else as JSON.
+    """Read fields from query parameters: names as they are, all else as JSON.
 
     Raises:
         Malformed: a value is not JSON.
@@ -96,8 +116,6 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
             fields[name] = text if name in TEXT_PARAMETERS else orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise Malformed(name, text, "JSON, such as 5 or [[0,1]]") from error
-    if "output" in fields:
-        fields["output"] = fields["output"].split(",")
     return fields
 
 
@@ -149,12 +167,14 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
     }
     text, spans = fields.get("text"), fields.get("return_tokens", False)
     if text is None and "input_ids" not in rows:
-        raise Invalid("input_ids", "nothing", "rows of token ids, or text")
+        message = "input_ids or text is required: rows of token ids, or a text for each row"
+        raise Invalid("input_ids", "nothing", "rows of token ids, or text", message=message)
     if text is not None and rows:
         name = next(iter(rows))
-        raise Invalid(name, f"text and {name}", "one of them: the tokenizer makes the tokens of a text")
+        message = f"{name} cannot be used with text, because the tokenizer makes the tokens of a text"
+        raise Invalid(name, f"text and {name}", "one of them", message=message)
     if type(spans) is not bool or (spans and text is None):
-        raise Invalid("return_tokens", spans, "true or false, beside text")
+        raise Invalid("return_tokens", spans, "true or false, and true only with text")
     wanted, encoding = _read_options(fields)
     if text is None:
         return EmbedMessage(TokenRequest(**wanted, **token_inputs(rows)), encoding)
@@ -166,6 +186,7 @@ def _read_options(fields: Mapping[str, Any]) -> RequestOptions:
     wanted = {
         "offset": None if fields.get("offset") is None else read_offset(fields["offset"]),
         "truncate": fields.get("truncate"),
+        "pooling": "none" if fields.get("pooling") is None else fields["pooling"],
         "outputs": read_outputs(fields.get("output", TOKEN_EMBEDDINGS if encoding == PROMPT_EMBEDS else EMBEDDINGS)),
         "dtype": read_dtype(fields),
     }
@@ -204,13 +225,13 @@ def read_bias(fields: Mapping[str, Any]) -> tuple[PairwiseBiasRequest, str]:
 
 
 def read_outputs(output: Any) -> tuple[str, ...]:
-    """Read the name of an output, or a list of names.
+    """Read the names of outputs: a list, or text with commas between them.
 
     Raises:
         Invalid: another type, or a repeated name.
 
     """
-    names = output if isinstance(output, list) else [output]
+    names = output.split(",") if isinstance(output, str) else output if isinstance(output, list) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise Invalid("output", output, "the name of an output, or a list of names")
     if len(set(names)) < len(names):

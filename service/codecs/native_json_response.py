@@ -7,6 +7,7 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import Base64Chunks, JsonFloats, Part, as_bytes, join
+from preblock.service.codecs.output_uses import use_of
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
@@ -26,10 +27,11 @@ def build_document(answer: Result, encoding: str) -> dict[str, Any]:
     written = {name: _encode_tensor(answer, tensor, encoding) for name, tensor in answer.tensors.items()}
     if len(written) == 1:
         ((name, tensor),) = answer.tensors.items()
-        document |= {"shape": tensor.shape, name: written[name]}
+        document |= {"use_as": use_of(name), "shape": tensor.shape, name: written[name]}
     else:
         document["outputs"] = {
-            name: {"shape": answer.tensors[name].shape, "data": data} for name, data in written.items()
+            name: {"use_as": use_of(name), "shape": answer.tensors[name].shape, "data": data}
+            for name, data in written.items()
         }
     if isinstance(answer, EmbedResult):
         document["next_offset"] = answer.next_offset

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import Part
-from preblock.service.codecs.fields import format_value, read_choice, refuse_unknown
+from preblock.service.codecs.fields import format_value, read_choice, read_flag, refuse_unknown
 from preblock.service.codecs.native_json import EmbedMessage, read_text
 from preblock.service.codecs.native_json_response import (
     to_base64,
@@ -16,17 +17,32 @@ from preblock.service.codecs.native_json_response import (
     write_json_parts,
 )
 from preblock.service.codecs.token_rows import read_json_rows
-from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.errors import (
+    ClientFault,
+    Forbidden,
+    Invalid,
+    NotFound,
+    PreblockError,
+    RateLimited,
+    TooLarge,
+    Unauthenticated,
+)
 from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TextRequest, TokenRequest
+from preblock.service.core.types import DTYPES, TextRequest, TokenRequest
 
-FIELDS = ("model", "input", "encoding_format", "dimensions", "user", "pooling", "truncate")
+FIELDS = (
+    *("model", "input", "encoding_format", "dimensions", "user"),
+    *("pooling", "truncate", "truncate_prompt_tokens", "add_special_tokens", "embed_dtype"),
+)
+"""Fields of OpenAI, then those of vLLM and of Preblock."""
 ENCODINGS = ("float", "base64")
 INPUT_FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
 FIELD_NAMES = (
     (r"^(input_ids|text)\b", "input"),
     (r"^offset(\[\d+\]) \+ tokens$", r"input\1"),
     ("^encoding$", "encoding_format"),
+    ("^dtype$", "embed_dtype"),
+    ("^max_length$", "truncate_prompt_tokens"),
 )
 """Patterns of native field names, and their names in the OpenAI API."""
 MAX_FLOATS = 2**18
@@ -42,8 +58,10 @@ def read_model(document: Mapping[str, Any]) -> tuple[str, str | None]:
     """
     refuse_unknown(document, FIELDS)
     identifier = document.get("model")
+    if identifier is None:
+        raise Invalid("model", "nothing", "the name of a model", message="model is required: the name of a model")
     if not isinstance(identifier, str):
-        raise Invalid("model", "nothing" if identifier is None else identifier, "the name of a model")
+        raise Invalid("model", identifier, "the name of a model")
     return split_identifier(identifier)
 
 
@@ -53,8 +71,10 @@ def split_identifier(identifier: str) -> tuple[str, str | None]:
     return name, (version or identifier) if colon else None
 
 
-def read_embeddings(document: Mapping[str, Any], width: int) -> EmbedMessage:
-    """Read a request for vectors of `width`; a null field counts as missing.
+def read_embeddings(document: Mapping[str, Any], manifest: Manifest) -> EmbedMessage:
+    """Read a request for vectors of a model; a null field counts as missing.
+
+    Source of `truncate_prompt_tokens`, `add_special_tokens` and `embed_dtype`: vLLM, "OpenAI-Compatible Server".
 
     Raises:
         Invalid: a field is missing, or its value is not allowed.
@@ -62,18 +82,51 @@ def read_embeddings(document: Mapping[str, Any], width: int) -> EmbedMessage:
     """
     given = {name: value for name, value in document.items() if value is not None}
     encoding = read_choice("encoding_format", given.get("encoding_format", "float"), ENCODINGS)
-    dimensions, user = given.get("dimensions", width), given.get("user")
-    if type(dimensions) is not int or dimensions != width:
-        raise Invalid("dimensions", format_value(dimensions), f"{width}, the width of this model, or nothing")
+    pooling, user = given.get("pooling", "mean"), given.get("user")
     if not isinstance(user, str | None):
         raise Invalid("user", user, "a string")
-    wanted: dict[str, Any] = {"pooling": given.get("pooling", "mean"), "truncate": given.get("truncate")}
+    embed_dtype = read_choice("embed_dtype", given.get("embed_dtype", "float32"), DTYPES)
+    special_tokens = given.get("add_special_tokens")
+    if special_tokens is not None:
+        special_tokens = read_flag("add_special_tokens", special_tokens)
+    wanted: dict[str, Any] = {
+        "pooling": pooling,
+        "dimensions": _read_dimensions(given.get("dimensions"), pooling, manifest),
+        "dtype": embed_dtype if encoding == "base64" else "float32",
+        **_read_truncation(given, manifest.limit),
+    }
     value = given.get("input")
     if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
-        return EmbedMessage(TextRequest(text=read_text("input", value), **wanted), encoding)
+        text = TextRequest(text=read_text("input", value), special_tokens=special_tokens, **wanted)
+        return EmbedMessage(text, encoding)
+    if value is None:
+        raise Invalid("input", "nothing", INPUT_FORMS, message=f"input is required: {INPUT_FORMS}")
     if not isinstance(value, list):
-        raise Invalid("input", "nothing" if value is None else value, INPUT_FORMS)
+        raise Invalid("input", value, INPUT_FORMS)
     return EmbedMessage(TokenRequest(input_ids=read_json_rows("input", value), **wanted), encoding)
+
+
+def _read_dimensions(dimensions: Any, pooling: Any, manifest: Manifest) -> int | None:
+    """Return the number of leading columns to keep: fewer than all only of a sentence embedding."""
+    width = manifest.width
+    if dimensions is None or (type(dimensions) is int and dimensions == width):
+        return None
+    shorter = manifest.sentence is not None and pooling != "none"
+    if type(dimensions) is not int or not (shorter and 1 <= dimensions < width):
+        allowed = f"1 to {width}" if shorter else f"{width}, the width of this model"
+        raise Invalid("dimensions", format_value(dimensions), f"{allowed}, or nothing")
+    return dimensions
+
+
+def _read_truncation(given: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Return the arguments of `EmbedOptions`; `truncate_prompt_tokens` alone cuts on the right, as vLLM does."""
+    field = "truncate_prompt_tokens"
+    most, side = given.get(field), given.get("truncate")
+    if most is None:
+        return {"truncate": side}
+    if type(most) is not int or not (most == -1 or 1 <= most <= limit):
+        raise Invalid(field, format_value(most), f"1 to {limit}, or -1 for the maximum context length of this model")
+    return {"truncate": "right" if side is None else side, "max_length": None if most == -1 else most}
 
 
 def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:
@@ -101,14 +154,49 @@ def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:
 
 
 def error_document(error: PreblockError, status: int) -> dict[str, Any]:
-    """Return an error with the field name of the OpenAI API."""
-    field = error.field
+    """Return an error with the field names, the message, the type and the code of the OpenAI API."""
+    param = error.field
     for pattern, name in FIELD_NAMES:
-        field = re.sub(pattern, name, field)
-    return error_body(f"{field}: got {error.got}, expected {error.expected}", status, field, type(error).__name__)
+        param = re.sub(pattern, name, param)
+    message = re.sub(r"\binput_ids\b", "input", str(error).replace(error.field, param))
+    match error:
+        case NotFound() | Forbidden() if error.field in ("model", "version"):
+            return error_body(_missing_model(error), status, "model", "model_not_found")
+        case Unauthenticated():
+            hint = "Send a key of this service in the header Authorization: Bearer KEY."
+            return error_body(f"The API key is missing or incorrect. {hint}", status, None, "invalid_api_key")
+        case Invalid() if error.field == "field":
+            return error_body(str(error), status, error.got, "unknown_parameter")
+        case RateLimited():
+            return error_body(message, status, None, "rate_limit_exceeded", "requests")
+        case Invalid() if error.field.endswith("+ tokens"):
+            return error_body(_too_long(error, param), status, param, "context_length_exceeded")
+        case TooLarge() if error.got.endswith(" tokens"):
+            kind = "max_tokens_per_request"
+            return error_body(message, status, param, kind, kind)
+    return error_body(message, status, param if isinstance(error, ClientFault) else None)
 
 
-def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Return a message as an error of the OpenAI API."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
+def _missing_model(error: PreblockError) -> str:
+    if isinstance(error, Forbidden):
+        return f"This API key may not use the model {error.got}."
+    if error.field == "version":
+        return f"The model has no version {error.got}. Its versions: {error.expected}."
+    return f"The model {error.got} does not exist. Available models: {error.expected}."
+
+
+def _too_long(error: PreblockError, param: str) -> str:
+    """Return the message for a row over the limit, from `got` "0 + 9 = 9" and `expected` "at most 8, …"."""
+    most = re.search(r"\d+", error.expected)
+    assert most is not None
+    has = f"{param} has {error.got.rpartition(' ')[2]} tokens"
+    hint = "Shorten the input, or set truncate_prompt_tokens to -1."
+    return f"This model's maximum context length is {most[0]} tokens, but {has}. {hint}"
+
+
+def error_body(
+    message: str, status: int, param: str | None = None, code: str | None = None, kind: str | None = None
+) -> dict[str, Any]:
+    """Return a message as an error of the OpenAI API; the default of `kind`, its type, follows the status."""
+    kind = kind or ("invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -36,7 +36,7 @@ def check_prompt_embeds(request: TokenRequest | TextRequest, manifest: Manifest)
     """Check that vLLM can use the requested vectors.
 
     Raises:
-        Invalid: another output, a mask, or a model without `consumer_scales`.
+        Invalid: another output, a pooling, a mask, or a model without `consumer_scales`.
 
     """
     embeddings = manifest.token_embeddings
@@ -45,6 +45,8 @@ def check_prompt_embeds(request: TokenRequest | TextRequest, manifest: Manifest)
         raise Invalid("encoding", PROMPT_EMBEDS, allowed)
     if request.outputs != (TOKEN_EMBEDDINGS,):
         raise Invalid("output", list(request.outputs), f"{TOKEN_EMBEDDINGS} with the encoding {PROMPT_EMBEDS}")
+    if request.pooling != "none":
+        raise Invalid("pooling", request.pooling, f"none with the encoding {PROMPT_EMBEDS}: a vector for each token")
     if isinstance(request, TokenRequest) and request.attention_mask is not None:
         allowed = f"nothing with the encoding {PROMPT_EMBEDS}, since a prompt has no padding"
         raise Invalid("attention_mask", "a value", allowed)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import Part, as_bytes
 from preblock.service.codecs.fields import unique_names
+from preblock.service.codecs.output_uses import use_of
 from preblock.service.core.errors import Malformed
 from preblock.service.core.results import EmbedResult, Result, Tensor
 from preblock.service.core.types import DTYPES
@@ -43,7 +44,9 @@ def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
     try:
         return _read(body)
     except (ValueError, OverflowError, RecursionError) as error:
-        raise Malformed("body", f"no safetensors: {error}", "integer tensors in safetensors format") from error
+        expected = "integer tensors in safetensors format"
+        message = f"body: not a valid safetensors file ({error}), expected integer tensors"
+        raise Malformed("body", "an invalid safetensors file", expected, message=message) from error
 
 
 def _read(body: bytes) -> dict[str, NDArray[Any]]:
@@ -111,4 +114,5 @@ def write_result(answer: Result) -> list[Part]:
             tensors["truncated"] = answer.truncated
         if answer.input_ids is not None and answer.spans is not None:
             tensors |= {"input_ids": answer.input_ids.values, "spans": answer.spans}
-    return write_safetensors(tensors, {"model": answer.model, "version": str(answer.version)})
+    metadata = {"model": answer.model, "version": str(answer.version)}
+    return write_safetensors(tensors, metadata | {f"use_as.{name}": use_of(name) for name in answer.tensors})

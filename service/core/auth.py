@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from preblock.service.core.errors import Forbidden, Invalid, Unauthenticated
+from preblock.service.core.errors import Forbidden, Invalid, Unauthenticated, shorten
 from preblock.service.core.file_watch import FileWatcher
 
 LOG = logging.getLogger(__name__)
@@ -109,9 +109,11 @@ class Authenticator:
         """
         _CALLER.set(NOBODY)
         if authorization is None:
-            raise Unauthenticated("Authorization", "nothing", "Bearer and a key")
+            message = "the header Authorization is missing; send Bearer and a key"
+            raise Unauthenticated("Authorization", "nothing", "Bearer and a key", message=message)
         if authorization[: len(SCHEME)].lower() != SCHEME:
-            raise Unauthenticated("Authorization", "another scheme", "Bearer and a key")
+            message = "the header Authorization has another scheme; send Bearer and a key"
+            raise Unauthenticated("Authorization", "another scheme", "Bearer and a key", message=message)
         _CALLER.set(self._find(authorization[len(SCHEME) :].strip()))
 
     def identify(self, address: str) -> None:
@@ -121,13 +123,16 @@ class Authenticator:
     def check_model(self, name: str, caller: Principal) -> None:
         """Raise Forbidden if `caller` may not use a model of this name, whether or not the model exists."""
         if not self.shows(name, caller):
-            raise Forbidden("model", name, f"a model in the scope of this key: {', '.join(caller.models)}")
+            allowed = ", ".join(caller.models)
+            message = f"this key may not use the model {shorten(name)}; it may use {allowed}"
+            raise Forbidden("model", name, f"a model in the scope of this key: {allowed}", message=message)
 
     def check_admin(self, name: str, caller: Principal) -> None:
         """Raise Forbidden if `caller` may not load and unload a model of this name."""
         self.check_model(name, caller)
         if self._file is not None and not caller.admin:
-            raise Forbidden("key", caller.name, "a key with admin = true, to load and unload models")
+            message = f"the key {caller.name!r} may not load and unload models; that needs a key with admin = true"
+            raise Forbidden("key", caller.name, "a key with admin = true", message=message)
 
     def shows(self, name: str, caller: Principal) -> bool:
         """Return whether lists for `caller` hold a model of this name."""
@@ -153,7 +158,8 @@ class Authenticator:
         # Compares all of them in constant time, so that the duration reveals nothing about a near match.
         found = [caller for caller in self._callers if hmac.compare_digest(caller.digest, digest)]
         if not found:
-            raise Unauthenticated("Authorization", "an unknown key", "Bearer and a key")
+            message = "the key in the header Authorization is unknown; send Bearer and a key"
+            raise Unauthenticated("Authorization", "an unknown key", "Bearer and a key", message=message)
         return found[0]
 
 
@@ -182,17 +188,21 @@ def read_keys(file: Path) -> list[Principal]:
     try:
         document = KeyFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise Invalid("api_keys_file", str(file), f"a readable TOML file ({error.strerror})") from error
+        message = f"api_keys_file: {file} cannot be read: {error.strerror}"
+        raise Invalid("api_keys_file", str(file), "a readable TOML file", message=message) from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         got = f"{'.'.join(map(str, first['loc']))} of {file}"
-        raise Invalid("api_keys_file", got, f"an entry as in docs/operations.md ({first['msg']})") from error
+        message = f"api_keys_file: {got} is wrong ({first['msg']}); docs/operations.md shows an entry"
+        raise Invalid("api_keys_file", got, "an entry as in docs/operations.md", message=message) from error
     except ValueError as error:  # not UTF-8, or not TOML
-        raise Invalid("api_keys_file", str(file), f"a TOML file ({error})") from error
+        message = f"api_keys_file: {file} is no TOML file: {error}"
+        raise Invalid("api_keys_file", str(file), "a TOML file", message=message) from error
     for field in ("name", "sha256"):
         values = [getattr(entry, field) for entry in document.keys]
         if twice := next((value for value in values if values.count(value) > 1), None):
-            raise Invalid("api_keys_file", f"{field} {twice} twice", "each once")
+            message = f"api_keys_file: two entries have the {field} {twice}"
+            raise Invalid("api_keys_file", f"{field} {twice} twice", "each once", message=message)
     return [
         Principal(entry.name, tuple(entry.models), entry.admin, bytes.fromhex(entry.sha256)) for entry in document.keys
     ]

@@ -35,6 +35,12 @@ _REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxtuple = 4, 16, 16, 16
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = MAX_VALUE_CHARS
 
 
+def shorten(value: object) -> str:
+    """Return `value` as text for a message, of at most `MAX_VALUE_CHARS` characters."""
+    text = value if isinstance(value, str) else _REPR.repr(value)
+    return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "…"
+
+
 class PreblockError(Exception):
     """An error with the field, the value got and the value expected.
 
@@ -50,9 +56,8 @@ class PreblockError(Exception):
     """Seconds until a retry may succeed; None if it cannot."""
 
     def __init__(self, field: str, got: object, expected: str, *, message: str | None = None) -> None:
-        text = got if isinstance(got, str) else _REPR.repr(got)
         self.field = field
-        self.got = text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "…"
+        self.got = shorten(got)
         self.expected = expected
         super().__init__(message or f"{field}: got {self.got}, expected {expected}")
 
@@ -92,8 +97,10 @@ class TooLarge(ClientFault):
 class RateLimited(ClientFault):
     """The caller sends too many requests; a retry succeeds after `retry_after` seconds."""
 
-    def __init__(self, field: str, got: object, expected: str, retry_after: int = 1) -> None:
-        super().__init__(field, got, expected)
+    def __init__(
+        self, field: str, got: object, expected: str, retry_after: int = 1, *, message: str | None = None
+    ) -> None:
+        super().__init__(field, got, expected, message=message)
         self.retry_after = retry_after
 
 

@@ -28,7 +28,7 @@ def open_file(file: Path) -> BufferedReader:
         # These flags detect a link or FIFO that has replaced the file since, without blocking.
         stream = os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except OSError as error:
-        raise ArtifactError(file.name, error.strerror or "an unreadable file", "a readable file") from error
+        raise _unreadable(file, error) from error
     try:
         _check(file.name, os.fstat(stream.fileno()))
     except ArtifactError:
@@ -48,10 +48,15 @@ def read_file(file: Path, max_bytes: int) -> bytes:
         try:
             content = stream.read(max_bytes + 1)
         except OSError as error:
-            raise ArtifactError(file.name, error.strerror or "an unreadable file", "a readable file") from error
+            raise _unreadable(file, error) from error
     if len(content) > max_bytes:
         raise ArtifactError(file.name, f"more than {max_bytes} bytes", f"at most {max_bytes} bytes")
     return content
+
+
+def _unreadable(file: Path, error: OSError) -> ArtifactError:
+    reason = (error.strerror or "unknown reason").lower()
+    return ArtifactError(file.name, reason, "a readable file", message=f"{file.name} cannot be read: {reason}")
 
 
 def _check(name: str, status: os.stat_result) -> None:

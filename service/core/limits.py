@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from preblock.service.core.auth import caller
+from preblock.service.core.body_memory import BodyMemory
 from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
 from preblock.service.core.settings_reload import LiveSettings
 
@@ -13,6 +14,10 @@ SWEEP_INTERVAL_SECONDS = 10.0
 """Interval at which callers with unused quota are forgotten."""
 FLOAT32_BYTES = 4
 """Size of a computed value, whatever the dtype of the response."""
+COMMON_INPUTS = 5
+"""Inputs with a value for each token in every model: ids, positions, mask, segments and offsets."""
+MIN_PARSED_VALUES = 2**18
+"""Values that a request may always have: parsing them takes little time."""
 
 
 class Limits:
@@ -21,10 +26,14 @@ class Limits:
     Args:
         settings: with the limits.
 
+    Attributes:
+        bodies: memory of large request bodies.
+
     """
 
     def __init__(self, settings: LiveSettings) -> None:
         self._settings = settings
+        self.bodies = BodyMemory(settings)
         self._running = 0
         # By caller: the theoretical arrival time of its next request.
         self._arrivals: dict[str, float] = {}
@@ -51,7 +60,8 @@ class Limits:
         settings = self._settings.current
         most, rate = settings.max_concurrent_requests, settings.rate_limit_per_second
         if self._running >= most:  # checked first: a request rejected here uses no quota of its caller
-            raise Unavailable("requests", f"more than {most} at a time", f"at most {most}; try again later")
+            message = f"the limit of {most} requests at a time is reached; try again later"
+            raise Unavailable("requests", f"more than {most} at a time", f"at most {most}", message=message)
         if rate is not None:
             self._count(caller().name, rate, time.monotonic())
         self._running += 1
@@ -74,6 +84,10 @@ class Limits:
         if rows > self.max_rows:
             raise TooLarge(field, f"{rows} rows", f"at most {self.max_rows} rows in a request")
 
+    def max_parsed_values(self, indices: int = 0) -> int:
+        """Return the maximum values in JSON or Protocol Buffers, for a model with `indices` further inputs."""
+        return max(MIN_PARSED_VALUES, (COMMON_INPUTS + indices) * self._settings.current.max_request_tokens)
+
     def allows_buffering(self, values: int) -> bool:
         """Return whether a response of this number of values may be buffered."""
         return FLOAT32_BYTES * values <= self.max_buffered_bytes
@@ -94,5 +108,9 @@ class Limits:
         arrival = self._arrivals[name] = min(max(self._arrivals.get(name, now), now), now + max(1, interval))
         wait = arrival - now - max(1 - interval, 0)  # all requests of a second may come at once
         if wait > 1e-6:  # sums of fractions are inexact
-            raise RateLimited("requests", f"more than {rate:g} a second", f"at most {rate:g} a second", math.ceil(wait))
+            seconds = math.ceil(wait)
+            message = f"more than {rate:g} requests a second; try again in {seconds} s"
+            raise RateLimited(
+                "requests", f"more than {rate:g} a second", f"at most {rate:g} a second", seconds, message=message
+            )
         self._arrivals[name] = arrival + interval

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from preblock.service.core.errors import Invalid
+from preblock.service.core.schema_errors import explain
 
 PREFIX = "PREBLOCK_"
 RELOADABLE = frozenset(
@@ -24,6 +25,8 @@ RELOADABLE = frozenset(
     )
 )
 """Settings that take effect when the file changes; all others need a restart."""
+REPEATED_OPTIONS = {"aliases": "--alias"}
+"""Options that are given once for each item of a list."""
 
 
 def _default_cache_dir() -> Path:
@@ -61,12 +64,13 @@ class Settings(BaseModel):
     port: int = Field(8000, ge=0, le=65535, description="Port of HTTP and WebSocket; 0 picks a free port.")
     grpc_port: int | None = Field(None, ge=1, le=65535, description="Port of gRPC; unset: no gRPC.")
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA if it works, else CPU.")
+    aliases: str | None = Field(None, description="Comma-separated NAME=MODEL: further names of models.")
     model_control: Literal["none", "poll", "explicit"] = Field("none", description="Source of model changes.")
     model_poll_interval_seconds: float = Field(5.0, gt=0, description="Poll interval for model_control poll.")
     workers: int = Field(1, ge=1, description="Number of serving processes.")
     intra_op_threads: int = Field(1, ge=1, description="Threads of one session call.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="Minimum log level.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum log level.")
     access_log_sample_rate: float = Field(0.0, ge=0, le=1, description="Share of requests in the access log.")
     access_log_max_token_ids: int = Field(0, ge=0, le=4096, description="Maximum token ids in an access log line.")
     tracing: Literal["none", "otlp"] = Field("none", description="Export of spans; OTEL_… variables configure otlp.")
@@ -118,6 +122,16 @@ class Settings(BaseModel):
         """
         return Settings(**self._options)
 
+    @field_validator("aliases")
+    @classmethod
+    def _check_aliases(cls, text: str | None) -> str | None:
+        name = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+        if not all(re.fullmatch(f"{name}={name}", item) for item in split_list(text)):
+            raise ValueError("NAME=MODEL, such as embeddings=gpt2-small; names of letters, digits, '.', '_' and '-'")
+        if len(read_aliases(text)) < len(split_list(text)):
+            raise ValueError("each NAME once")
+        return text
+
     @field_validator("cors_origins")
     @classmethod
     def _check_origins(cls, text: str | None) -> str | None:
@@ -141,9 +155,14 @@ def split_list(text: str | None) -> list[str]:
     return [] if text is None else [item.strip() for item in text.split(",")]
 
 
+def read_aliases(text: str | None) -> dict[str, str]:
+    """Return the model of each name in the setting `aliases`."""
+    return {name: model for name, _, model in (item.partition("=") for item in split_list(text))}
+
+
 def option(name: str) -> str:
     """Return the command-line option of a setting."""
-    return "--" + name.replace("_", "-")
+    return REPEATED_OPTIONS.get(name, "--" + name.replace("_", "-"))
 
 
 def variable(name: str) -> str:
@@ -172,11 +191,14 @@ def _read_file(file: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise Invalid("config_file", str(file), f"a readable TOML file ({error.strerror})") from error
+        message = f"the settings file {file} cannot be read: {str(error.strerror).lower()}"
+        raise Invalid("config_file", str(file), "a readable TOML file", message=message) from error
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deeply
-        raise Invalid("config_file", str(file), f"a TOML file ({error})") from error
+        message = f"the settings file {file} is not valid TOML: {error}"
+        raise Invalid("config_file", str(file), "a TOML file", message=message) from error
     if "config_file" in document:
-        raise Invalid(str(file), "config_file", "every setting except config_file")
+        message = f"{file}: a settings file cannot set config_file"
+        raise Invalid(str(file), "config_file", "every setting except config_file", message=message)
     return document
 
 
@@ -187,10 +209,8 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> Invalid:
     origin = origins[name]
     if first["type"] == "extra_forbidden":
         close = get_close_matches(name, Settings.model_fields, 1)
-        known = f"{close[0]}, or another name" if close else "a name"
-        return Invalid(origin, f"unknown setting {name}", f"{known} listed by `preblock settings`")
-    allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    if first["type"] == "path_type":  # the message names a Python class
-        allowed = "a path"
+        hint = f"did you mean {close[0]}? " if close else ""
+        message = f"{origin}: there is no setting {name}; {hint}`preblock settings` lists all"
+        return Invalid(origin, name, "a name listed by `preblock settings`", message=message)
     from_file = origin not in (option(name), variable(name))
-    return Invalid(f"{name} in {origin}" if from_file else origin, first["input"], allowed)
+    return Invalid(f"{name} in {origin}" if from_file else origin, *explain(first))

@@ -1,10 +1,14 @@
-"""Number of processors available to this process."""
+"""Number of processors available to this process, and its free memory."""
 
+import ctypes
 import math
 import os
 from pathlib import Path
 
 CGROUP_MOUNT, CGROUP_FILE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+LIBC = ctypes.CDLL(None)
+M_ARENA_MAX = -8
+"""Parameter of `mallopt` for the number of arenas (malloc.h of glibc)."""
 
 
 def usable_cores() -> int:
@@ -53,3 +57,18 @@ def _limit(folder: Path) -> float:
         return math.inf if allowed == "max" or int(allowed) < 0 else int(allowed) / int(period)
     except (OSError, ValueError):
         return math.inf
+
+
+def use_single_arena() -> None:
+    """Let all threads allocate from one arena, before the first thread starts.
+
+    `malloc_trim` cannot return the last free chunk of any other arena, up to 64 MiB for each thread.
+    """
+    if hasattr(LIBC, "mallopt"):
+        LIBC.mallopt(M_ARENA_MAX, 1)
+
+
+def return_free_memory() -> None:
+    """Return the free memory of the allocator to the system. Other libraries than glibc do so themselves."""
+    if hasattr(LIBC, "malloc_trim"):
+        LIBC.malloc_trim(0)

@@ -47,14 +47,17 @@ class CertificateFiles:
         try:
             context.load_cert_chain(self.certificate, self.key, password="")  # without a prompt at the terminal
         except (OSError, ValueError) as error:
-            allowed = f"PEM files of a certificate and its key ({_reason(error)})"
-            raise Invalid("tls_cert_file", f"{self.certificate} and {self.key}", allowed) from error
+            files, allowed = f"{self.certificate} and {self.key}", "PEM files of a certificate and its key"
+            message = f"tls_cert_file: {files} are no {allowed}: {_reason(error)}"
+            raise Invalid("tls_cert_file", files, allowed, message=message) from error
         try:
             if self.client_ca is not None:
                 context.load_verify_locations(self.client_ca)
         except OSError as error:
-            allowed = f"a PEM file of certificates ({_reason(error)})"
-            raise Invalid("tls_client_ca", str(self.client_ca), allowed) from error
+            message = f"tls_client_ca: {self.client_ca} is no PEM file of certificates: {_reason(error)}"
+            raise Invalid(
+                "tls_client_ca", str(self.client_ca), "a PEM file of certificates", message=message
+            ) from error
 
 
 def load_certificates(settings: Settings) -> CertificateFiles | None:
@@ -69,7 +72,8 @@ def load_certificates(settings: Settings) -> CertificateFiles | None:
         return CertificateFiles(certificate, key, client_ca)
     for name, file in (("tls_cert_file", certificate), ("tls_key", key), ("tls_client_ca", client_ca)):
         if file is not None:
-            raise Invalid(name, str(file), "only together with tls_cert_file and tls_key")
+            message = f"{name} is set alone; TLS needs tls_cert_file and tls_key"
+            raise Invalid(name, str(file), "also tls_cert_file and tls_key", message=message)
     return None
 
 

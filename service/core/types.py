@@ -102,7 +102,9 @@ class EmbedOptions:
     Args:
         offset: int64 (1,) or (B,), the number of real tokens already fed; None for 0 or with `position_ids`.
         truncate: side of a long row to remove tokens from, "left" or "right"; None rejects long rows.
+        max_length: most real tokens of a row after truncation; None for the limit of the model.
         pooling: "none", or one vector per row: "mean", "first" or "last".
+        dimensions: number of leading columns of a pooled vector in the response; None for all of them.
         outputs: names of the requested tensors.
         dtype: of the response, a key of DTYPES.
         in_pieces: whether a large response may be computed in chunks.
@@ -114,7 +116,9 @@ class EmbedOptions:
 
     offset: Int64 | None = None
     truncate: str | None = None
+    max_length: int | None = None
     pooling: str = "none"
+    dimensions: int | None = None
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
     in_pieces: bool = False
@@ -164,10 +168,19 @@ class TokenRequest(EmbedOptions):
 
 @dataclass(eq=False, kw_only=True)
 class TextRequest(EmbedOptions):
-    """Texts, one for each row; with `spans`, the response has the character span of each token."""
+    """Texts, one for each row.
+
+    Args:
+        text: the texts.
+        spans: whether the response has the character span of each token.
+        special_tokens: whether the tokenizer adds its special tokens; None for the model's default: not in a static
+            embedding model.
+
+    """
 
     text: tuple[str, ...]
     spans: bool = False
+    special_tokens: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -223,4 +236,4 @@ class StemRequest:
     dtype: str = "float32"
 
 
-AnyRequest = TokenRequest | PairwiseBiasRequest | StemRequest
+AnyRequest = TokenRequest | TextRequest | PairwiseBiasRequest | StemRequest

@@ -39,6 +39,8 @@ class Admission:
         try:
             if limited:
                 self.enter(record)
+            else:
+                self._metrics.start(record)
             yield record
         except BaseException as error:
             self.end(record, error)
@@ -51,6 +53,16 @@ class Admission:
         """Admit a request, with the errors of `request`; the caller must call `end` later."""
         self.limits.enter()
         record.admitted = True
+        self._metrics.start(record)
+
+    async def reserve(self, record: RequestRecord, size: int) -> None:
+        """Reserve memory for the body of an admitted request, until its handler returns.
+
+        Raises:
+            Unavailable: too many large bodies wait, or for too long.
+
+        """
+        record.body_bytes = await self.limits.bodies.reserve(size)
 
     def end(self, record: RequestRecord, error: BaseException | None = None) -> None:
         """End a request with success or with `error`, and report it. A second call does nothing."""
@@ -70,3 +82,6 @@ class Admission:
         if record.admitted:
             record.admitted = False
             self.limits.leave()
+        if record.body_bytes:
+            self.limits.bodies.release(record.body_bytes)
+            record.body_bytes = 0

@@ -16,8 +16,8 @@ from preblock.service.core.types import TokenRequest
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.planning import BatchItem, Outputs, run_batch, single_token_feeds
-from preblock.service.engine.pooling import mean, pooled_tokens
-from preblock.service.engine.positions import real_tokens
+from preblock.service.engine.pooling import end_tokens, finish, mean
+from preblock.service.engine.positions import pooled_tokens
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.model import TokenModel
@@ -139,7 +139,9 @@ def compute_pooled(
     """Return the pooled vectors of each output, (B, width). Only one chunk of token vectors is in memory at a time."""
     names = tuple(dict.fromkeys(outputs.values()))
     found = _compute(model, names, item, partial(_pool_output, model, item, request))
-    return {output: cast(found[name], request.dtype) for output, name in outputs.items()}
+    return {
+        output: cast(finish(found[name], request, model.manifest), request.dtype) for output, name in outputs.items()
+    }
 
 
 def _compute(model: TokenModel, names: tuple[str, ...], item: BatchItem, compute: Callable[[str], Float32]) -> Outputs:
@@ -162,9 +164,9 @@ def _buffer_output(model: TokenModel, item: BatchItem, name: str) -> Float32:
 
 
 def _pool_output(model: TokenModel, item: BatchItem, request: TokenRequest, name: str) -> Float32:
-    rows, real, width = request.input_ids, real_tokens(request, model.manifest), model.manifest.widths[name]
+    rows, real, width = request.input_ids, pooled_tokens(request, model.manifest), model.manifest.widths[name]
     if request.pooling == "mean":
         return mean((chunk.reshape(-1, width) for chunk in _vectors(model, name, item)), rows, real)
-    tokens = pooled_tokens(rows, real, request.pooling)
+    tokens = end_tokens(rows, real, request.pooling)
     feeds = {key: values[tokens] for key, values in single_token_feeds(item, model.manifest).items()}
     return _buffer_output(model, BatchItem(feeds, item.record), name).reshape(-1, width)

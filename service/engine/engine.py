@@ -25,11 +25,11 @@ from preblock.service.engine import chunking, planning
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.planning import BatchItem, Outputs
-from preblock.service.engine.pooling import pool
-from preblock.service.engine.positions import real_tokens
+from preblock.service.engine.pooling import finish, pool
+from preblock.service.engine.positions import pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
-from preblock.service.engine.validation import check, check_bias, check_stem
+from preblock.service.engine.validation import check, check_bias, check_pooled, check_stem
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
@@ -64,6 +64,7 @@ class Engine:
         self.control = control or ModelControl(repository, "none", 1)
         self.scheduler = scheduler
         self.metrics = metrics
+        metrics.queue_depth = scheduler.queue_depth
         self.settings = settings
         self.limits = Limits(settings)
         self.admission = Admission(self.limits, metrics, AccessLog(settings))
@@ -76,7 +77,7 @@ class Engine:
     async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord) -> Result:
         """Return the result of `embed`, `bias` or `stem`, by the kind of request."""
         match model, request:
-            case TokenModel(), TokenRequest():
+            case TokenModel(), TokenRequest() | TextRequest():
                 return await self.embed(model, request, record)
             case TokenModel(), PairwiseBiasRequest():
                 return await self.bias(model, request, record)
@@ -143,6 +144,8 @@ class Engine:
         check(sent, manifest, self.max_tokens)
         self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
         request = truncate(sent, manifest)
+        if request is not sent:
+            check_pooled(request, manifest)
         return request, *planning.plan(request, manifest)
 
     async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
@@ -152,10 +155,13 @@ class Engine:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
         self.limits.check_rows("text", len(text))
         size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else INLINE_MAX_VALUES + 1
-        tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, request.spans))
-        # All fields of a text request but `text` are fields of a token request.
+        special, spans = request.special_tokens, request.spans
+        if special is None:
+            special = model.manifest.sentence is None
+        tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, spans, special))
+        # All other fields of a text request are fields of a token request.
         options = {**vars(request), "spans": tokens.spans}
-        del options["text"]
+        del options["text"], options["special_tokens"]
         segments = {"token_type_ids": tokens.token_type_ids} if "token_type_ids" in model.manifest.indices else {}
         return TokenRequest(input_ids=tokens.input_ids, indices=segments, special=tokens.special, **options)
 
@@ -226,6 +232,7 @@ def _finish(
         if request.pooling == "none":
             vectors = vectors.reshape(*shape, width)
         else:
-            vectors = pool(vectors.reshape(-1, width), rows, real_tokens(request, manifest), request.pooling)
+            pooled = pool(vectors.reshape(-1, width), rows, pooled_tokens(request, manifest), request.pooling)
+            vectors = finish(pooled, request, manifest)
         tensors[output] = cast(vectors, request.dtype)
     return tensors

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.core.types import Int64, TokenRows
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.runtime.runner import Float32
 
 POOLINGS = ("none", "mean", "first", "last")
@@ -26,10 +27,24 @@ def pool(vectors: Float32, rows: TokenRows, real: Int64 | None, pooling: str) ->
     """
     if pooling == "mean":
         return mean([vectors], rows, real)
-    return vectors[pooled_tokens(rows, real, pooling)]
+    return vectors[end_tokens(rows, real, pooling)]
 
 
-def pooled_tokens(rows: TokenRows, real: Int64 | None, pooling: str) -> Int64:
+def finish(pooled: Float32, request: TokenRequest, manifest: Manifest) -> Float32:
+    """Return the first `dimensions` columns of pooled vectors, float32 (B, D), normalized if the model states so.
+
+    Each row is divided by its Euclidean norm, summed in float64, and rounded once. A row of zeros stays.
+    """
+    vectors = np.ascontiguousarray(pooled[:, : request.dimensions])
+    if manifest.sentence is None or not manifest.sentence.normalize:
+        return vectors
+    wide = vectors.astype(np.float64)
+    norms = np.sqrt(np.square(wide).sum(axis=1, keepdims=True))
+    normalized: Float32 = (wide / np.where(norms == 0, 1, norms)).astype(np.float32)
+    return normalized
+
+
+def end_tokens(rows: TokenRows, real: Int64 | None, pooling: str) -> Int64:
     """Return the index of the "first" or "last" real token of each row: int64 (B,), 0 to T - 1."""
     index = np.arange(len(rows.values))
     if real is not None:

@@ -21,6 +21,20 @@ def real_tokens(request: TokenRequest, manifest: Manifest) -> Int64 | None:
     return None if mask is None or mask.all() else mask
 
 
+def pooled_tokens(request: TokenRequest, manifest: Manifest) -> Int64 | None:
+    """Return 1 for each token with a part in a pooled vector, else 0: int64 (T,); None if all tokens have one.
+
+    These are the real tokens, without the ignored ids of a static embedding model.
+    """
+    real = real_tokens(request, manifest)
+    if manifest.sentence is None:
+        return real
+    for ignored in manifest.sentence.ignored_ids:
+        known = (request.input_ids.values != ignored).astype(np.int64)
+        real = known if real is None else real * known
+    return None if real is None or real.all() else real
+
+
 def count_real(request: TokenRequest, manifest: Manifest) -> Int64:
     """Return the number of real tokens of each row: int64 (B,)."""
     real = real_tokens(request, manifest)

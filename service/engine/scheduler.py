@@ -96,6 +96,10 @@ class Scheduler:
         self._pending = 0
         self._batches: dict[Hashable, MicroBatch[Any, Any]] = {}
 
+    def queue_depth(self) -> int:
+        """Return the number of work items waiting for a thread."""
+        return max(0, self._pending - self._threads)
+
     @staticmethod
     def is_inline(size: int, text: bool = False) -> bool:
         """Return whether work of this `size` runs in the event loop, because a thread would cost more; see `run`."""
@@ -114,34 +118,37 @@ class Scheduler:
             return work()
         settings = self._settings.current
         if self._pending >= self._threads + settings.max_queue_size:
-            allowed = f"at most {settings.max_queue_size} waiting; try again later"
-            raise Unavailable("queue", "a full queue", allowed)
+            most = settings.max_queue_size
+            message = f"the queue is full: {most} requests wait, the limit; try again later"
+            raise Unavailable("queue", "a full queue", f"at most {most} waiting", message=message)
         self._pending += 1
         try:
             # The thread runs in the context of the request, so that it knows the caller.
-            future = self._pool.submit(contextvars.copy_context().run, work)
-            return await self._result(future, settings.queue_timeout_seconds)
+            # No frame above `_result` may hold the future; see there.
+            result = self._result(
+                self._pool.submit(contextvars.copy_context().run, work), settings.queue_timeout_seconds
+            )
+            return await result
         finally:
             self._pending -= 1
 
     async def _result(self, future: Future[ResultT], timeout: float) -> ResultT:
         """Return the result of a future, or cancel it if it has not started after `timeout` seconds."""
-        loop, expired = asyncio.get_running_loop(), False
-
-        def expire() -> None:
-            nonlocal expired
-            expired = future.cancel()  # no effect on running work
-
-        timer = loop.call_later(timeout, expire)
+        expired = asyncio.Event()
+        timer = asyncio.get_running_loop().call_later(timeout, _expire, future, expired)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            if not expired:
+            if not expired.is_set():
                 raise
-            allowed = f"at most {timeout:g} s; try again later"
-            raise Unavailable("queue", f"a wait of more than {timeout:g} s", allowed) from None
+            message = f"the request waited more than {timeout:g} s in the queue; try again later"
+            got, allowed = f"a wait of more than {timeout:g} s", f"at most {timeout:g} s"
+            raise Unavailable("queue", got, allowed, message=message) from None
         finally:
             timer.cancel()
+            # The future holds the exception of the work, and the exception this frame. Such a cycle would keep the
+            # body of a rejected request until the next garbage collection, which may be hours away.
+            del future
 
     def batch(self, key: Hashable, size: int, run: BatchFunction[ItemT, ResultT]) -> MicroBatch[ItemT, ResultT]:
         """Return the batch of this event-loop iteration with `key`, for an item of `size` array values.
@@ -171,3 +178,9 @@ class Scheduler:
     def close(self) -> None:
         """Finish running work, and accept no further work."""
         self._pool.shutdown()
+
+
+def _expire(future: Future[Any], expired: asyncio.Event) -> None:
+    """Cancel work that has not started, and set `expired`."""
+    if future.cancel():
+        expired.set()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from preblock.service.core.decode_ops import check_each, per_row
-from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailable
+from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailable, shorten
 from preblock.service.core.results import Result
 from preblock.service.core.types import AnyRequest, Int64, TokenRequest
 from preblock.service.engine.decode_stream import run_step
@@ -141,14 +141,19 @@ class SequenceStore:
         """Return the offsets of a sequence, int64 (R,), or an empty array for a new sequence."""
         name = repr(key.id)
         if self._workers > 1:
-            allowed = f"none, since any of {self._workers} workers may get the next request: state its offset instead"
-            raise Invalid(ID, name, allowed)
+            message = (
+                f"{ID} needs a single worker: any of the {self._workers} workers here may get the next request; "
+                "send offset instead"
+            )
+            raise Invalid(ID, name, "none", message=message)
         if key in self._busy:
-            raise Conflict(ID, name, "one request of a sequence at a time; another is being answered")
+            message = f"{ID} {shorten(name)} has a request in progress; send one at a time"
+            raise Conflict(ID, name, "one request of a sequence at a time", message=message)
         slot = self._slots.get(key)
         if slot is None and not start:
-            allowed = f"a sequence that runs on {key.model} version {key.version}: its first request has sequence_start"
-            raise Invalid(ID, name, allowed)
+            model = f"{key.model} version {key.version}"
+            message = f"{ID} {shorten(name)} does not run on {model}; its first request has sequence_start"
+            raise Invalid(ID, name, "a running sequence", message=message)
         return NO_ROWS if slot is None else slot.offset
 
     def _hold(self, rows: int) -> None:
@@ -157,7 +162,10 @@ class SequenceStore:
         for running, most in ((self._rows, self._max_rows), (self._all.rows, limit)):
             if most is not None and 0 < rows > most - running:
                 kind = TooLarge if rows > most else Unavailable
-                raise kind("input_ids", f"{rows} rows beside {running} that run", f"at most {most} rows of sequences")
+                message = (
+                    f"input_ids: {rows} rows beside {running} that run exceed the limit of {most} rows of sequences"
+                )
+                raise kind("input_ids", f"{rows} rows beside {running}", f"at most {most}", message=message)
         self._rows += rows
         self._all.rows += rows
 

@@ -24,14 +24,17 @@ def min_row_tokens(request: TokenRequest, manifest: Manifest) -> Int64:
 
 
 def truncate(request: TokenRequest, manifest: Manifest) -> TokenRequest:
-    """Return a validated request with its rows cut to the position limit, or unchanged without `truncate`."""
+    """Return a validated request with its rows cut to the position limit and `max_length`, if it has `truncate`."""
     if request.truncate is None:
         return request
     rows = request.input_ids
     real = real_tokens(request, manifest)
     counted: Int64 = np.ones_like(rows.values) if real is None else real
     start = 0 if request.offset is None else request.offset
-    room = position_limit(request, manifest) - start - _special_tokens(request)
+    room = position_limit(request, manifest) - start
+    if request.max_length is not None:
+        room = np.minimum(room, request.max_length)
+    room = room - _special_tokens(request)
     special: Bools = np.zeros(len(rows.values), np.bool_) if request.special is None else request.special
     counted = counted * ~special
     before = np.cumsum(counted) - counted

@@ -13,7 +13,7 @@ from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import DTYPES, Int64, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
 from preblock.service.engine.pooling import POOLINGS
-from preblock.service.engine.positions import count_real, position_limit
+from preblock.service.engine.positions import pooled_tokens, position_limit
 from preblock.service.engine.truncation import SIDES, min_row_tokens
 
 ZERO = np.zeros(1, np.int64)
@@ -51,28 +51,49 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
         check_choice("output", output, manifest.widths)
     for name, rows in request.indices.items():
         if name not in manifest.indices:
-            raise Invalid(name, "a value", f"nothing, since this model has no {_INPUT_TITLES.get(name, name)}")
+            message = f"{name} is not an input: this model has no {_INPUT_TITLES.get(name, name)}"
+            raise Invalid(name, "a value", "nothing", message=message)
         check_same_lengths(name, rows, ids)
         _check_range(name, rows, manifest.indices[name])
     for name in manifest.needed:
         if name not in request.indices:
-            raise Invalid(name, "nothing", "one value for each token, since this model has no default for it")
+            message = f"{name} is missing: this model needs a value for each token"
+            raise Invalid(name, "nothing", "one value for each token", message=message)
     if request.attention_mask is not None:
         check_same_lengths("attention_mask", request.attention_mask, ids)
         _check_range("attention_mask", request.attention_mask, 2)
-    if request.pooling != "none" and not (real := count_real(request, manifest)).all():
-        row = int(np.argmin(real))
-        raise Invalid(f"input_ids[{row}]", "no real token", f"at least one, to take the {request.pooling}")
+    check_pooled(request, manifest)
+    if request.max_length is not None and (least := int(min_row_tokens(request, manifest).max())) > request.max_length:
+        raise Invalid("max_length", request.max_length, f"{least} or more, to keep the special tokens and one other")
     limit = position_limit(request, manifest)
     if request.position_ids is None:
         _check_offset(request, manifest, limit)
         return
     if request.offset is not None:
-        raise Invalid("offset", "offset and position_ids", "one of them, since position_ids give every position")
+        message = "offset and position_ids exclude each other: position_ids give every position"
+        raise Invalid("offset", "offset and position_ids", "one of them", message=message)
     if request.truncate is not None:
-        raise Invalid("truncate", "truncate and position_ids", "one of them, since position_ids have no length limit")
+        message = "truncate and position_ids exclude each other: position_ids have no length limit"
+        raise Invalid("truncate", "truncate and position_ids", "one of them", message=message)
     check_same_lengths("position_ids", request.position_ids, ids)
     _check_range("position_ids", request.position_ids, limit)
+
+
+def check_pooled(request: TokenRequest, manifest: Manifest) -> None:
+    """Check that each row has a token to pool; truncation may leave none.
+
+    Raises:
+        Invalid: a row has none.
+
+    """
+    tokens = None if request.pooling == "none" else pooled_tokens(request, manifest)
+    if tokens is None:
+        return
+    counts = np.add.reduceat(tokens, request.input_ids.starts)
+    if not counts.all():
+        row = int(np.argmin(counts))
+        kind = "real" if manifest.sentence is None else "known"
+        raise Invalid(f"input_ids[{row}]", f"no {kind} token", f"at least one, to take the {request.pooling}")
 
 
 def has_only_ids(request: TokenRequest) -> bool:
@@ -132,10 +153,11 @@ def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int
     """
     check_choice("dtype", request.dtype, DTYPES)
     if manifest.bias is None:
-        raise Invalid("bias", "a request for it", "none, since this model has no attention bias")
+        raise Invalid("bias", "a request for it", "none", message="bias: this model has no attention bias")
     takes_offset = any(tensor.name == "query_offset" for tensor in manifest.graphs[BIAS_GRAPH].inputs)
     if request.query_offset is not None and not takes_offset:
-        raise Invalid("query_offset", request.query_offset, "nothing, since the last query is at the last key")
+        message = "query_offset is not an input of this bias: its last query is at the last key"
+        raise Invalid("query_offset", request.query_offset, "nothing", message=message)
     offset = request.query_offset or 0
     if offset < 0:
         raise Invalid("query_offset", offset, "0 or more")

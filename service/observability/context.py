@@ -36,6 +36,8 @@ def _seed_ids() -> None:
 _seed_ids()
 os.register_at_fork(after_in_child=_seed_ids)
 
+Target = tuple[str, str, str]
+"""Method, path and client of a request."""
 Headers = Iterable[tuple[bytes, bytes]]
 Attributes = Mapping[str, str | int | float]
 
@@ -101,6 +103,9 @@ class RequestContext:
         received: bytes of a buffered body.
         read: seconds to receive that body.
         trace: the span's data; None without tracing.
+        target: method, path and client; None outside of a server.
+        status: of the response, or a name of gRPC; None before it is known.
+        on_status: called once the status is known; None for no call.
 
     Args:
         request_id: id from the client. An id other than 1 to 128 visible ASCII characters is replaced.
@@ -108,7 +113,7 @@ class RequestContext:
 
     """
 
-    __slots__ = ("began", "id", "read", "received", "record", "trace")
+    __slots__ = ("began", "id", "on_status", "read", "received", "record", "status", "target", "trace")
 
     def __init__(self, request_id: bytes | None = None, began: float | None = None) -> None:
         if request_id is None or not _ALLOWED.fullmatch(request_id):
@@ -118,6 +123,16 @@ class RequestContext:
         self.received, self.read = 0, 0.0
         self.record: RequestRecord | None = None
         self.trace: SpanData | None = None
+        self.target: Target | None = None
+        self.status: int | str | None = None
+        self.on_status: Callable[[], None] | None = None
+
+    def set_status(self, status: int | str) -> None:
+        """Set the status of the response."""
+        self.status = status
+        on_status, self.on_status = self.on_status, None
+        if on_status is not None:
+            on_status()
 
     @classmethod
     def of(cls, headers: Headers, began: float | None = None) -> "RequestContext":

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 BUCKETS_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Upper bounds of the histogram's buckets."""
@@ -34,6 +34,8 @@ class Instruments:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series
+
         # Looking up labels takes longer than counting. Each label has few values, so the functions cache them.
         def counter(name: str, text: str, *labels: str) -> Callable[..., Counter]:
             return cache(Counter(name, text, labels, registry=registry).labels)
@@ -62,6 +64,10 @@ class Instruments:
         self.tokens = counter("preblock_tokens", "Embedded tokens.", "model")
         text = "Successful messages of decode streams, by model and operation."
         self.operations = counter("preblock_stream_operations", text, "model", "operation")
+        running = gauge("preblock_requests_running", "Requests and steps not yet answered.", "livesum", "protocol")
+        self.running = cache(running.labels)
+        text = "Work items waiting for a thread."
+        self.queue_depth = gauge("preblock_queue_depth", text, "livesum")
         text = "Open streams of all protocols."
         self.streams = gauge("preblock_streams_open", text, "livesum")
         text = "Open sequences of the Open Inference Protocol."
@@ -85,5 +91,7 @@ class Instruments:
         text = "Seconds spent writing responses, including the computation of streamed responses."
         written = counter("preblock_request_response_write_seconds", text, "protocol")
         self.bytes = cache(lambda protocol: [total(protocol) for total in (received, sent, read, written)])
+        text = "Lines of the log that were dropped, because standard error accepted no more."
+        self.dropped_lines = Counter("preblock_log_dropped_lines", text, registry=registry)
         text = "Execution providers of onnxruntime: requested, active, and probed at the start."
         self.provider = gauge("preblock_provider_info", text, "max", "requested", "active", "probed")

@@ -4,18 +4,22 @@ import json
 import logging
 import random
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
+from urllib.parse import quote
 
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.types import TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.observability.record import RequestRecord
 
+MAX_PATH_CHARS = 256
+"""Length of a path in a line; clients could fill a disk with longer ones."""
 REQUESTS = logging.getLogger("preblock.requests")
 
 
 class AccessLog:
-    """Writes a line for each sampled request: protocol, model, outcome and duration.
+    """Writes a line for each sampled request to a model, and for each step of a stream.
 
     Args:
         settings: set the sample rate, and the maximum number of token ids in a line.
@@ -45,20 +49,34 @@ class AccessLog:
                     begin += length
 
     def write(self, record: RequestRecord) -> None:
-        """Write the line of an ended request, if it is sampled."""
+        """Write the line of an ended request, if it is sampled, as soon as its status is known."""
         if random.random() >= self.sample_rate:
             return
+        context = record.context
+        if context is None or context.target is None or context.status is not None:
+            self._write(record, context)
+        else:
+            context.on_status = partial(self._write, record, context)
+
+    def _write(self, record: RequestRecord, context: RequestContext | None) -> None:
+        method, path, client = ("", "", "") if context is None or context.target is None else context.target
         fields: dict[str, Any] = {
             "protocol": record.protocol,
             "model": record.model,
             "outcome": record.outcome,
+            "method": method,
+            "path": quote(path)[:MAX_PATH_CHARS],  # a decoded path may hold a line break
+            "status": context.status if context is not None else None,
+            "tokens": record.tokens,
+            "client": client,
             "seconds": round(record.seconds, 6),
         }
+        text = " ".join(str(value or "-") for value in [*fields.values()][:6])
+        text += f" {record.tokens} tokens {client or '-'} {1000 * record.seconds:.3f} ms"
         ids = ""
         if record.ids is not None and self.max_token_ids:
             fields["input_ids"], ids = record.ids, f" {json.dumps(record.ids)}"
-        values = record.protocol, record.model or "-", record.outcome, 1000 * record.seconds
-        REQUESTS.info("%s %s %s %.3f ms", *values, extra={"fields": fields, "ids": ids, **_ids_of(record.context)})
+        REQUESTS.info("%s", text, extra={"fields": fields, "ids": ids, **_ids_of(context)})
 
 
 def _ids_of(context: RequestContext | None) -> dict[str, str]:
@@ -88,6 +106,8 @@ CLIENT_FAILURES = (
     "ExecuteBatchError raised in core",
 )
 """Messages of uvicorn and gRPC about bad requests and disconnects. Clients could fill a disk with them."""
+CHATTY_LOGGERS = "uvicorn.error", "asyncio"
+"""Loggers with lines at level INFO about each start and connection."""
 TRACE_HEADER_LOGGER = "opentelemetry.trace"
 """Logger of warnings about invalid trace headers. Clients could fill a disk with them."""
 
@@ -125,10 +145,9 @@ def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
     The access log ignores the level.
     """
     handler = {
-        "class": "logging.StreamHandler",
+        "class": "preblock.service.observability.log_writer.LogWriter",
         "filters": ["failures", "request"],
         "formatter": form,
-        "stream": "ext://sys.stderr",
     }
     return {
         "version": 1,
@@ -140,5 +159,10 @@ def configuration(form: Literal["text", "json"], level: str) -> dict[str, Any]:
         "filters": {"failures": {"()": ExpectedFailureFilter}, "request": {"()": RequestIdFilter}},
         "handlers": {"stderr": handler},
         "root": {"handlers": ["stderr"], "level": level.upper()},
-        "loggers": {REQUESTS.name: {"level": "INFO"}, TRACE_HEADER_LOGGER: {"level": "ERROR"}},
+        "loggers": {
+            REQUESTS.name: {"level": "INFO"},
+            TRACE_HEADER_LOGGER: {"level": "ERROR"},
+            # The service logs its start and its end itself.
+            **({} if level == "debug" else {name: {"level": "WARNING"} for name in CHATTY_LOGGERS}),
+        },
     }

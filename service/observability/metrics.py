@@ -7,25 +7,29 @@ request sums the files of all workers.
 import asyncio
 import os
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
 from preblock.service.core.errors import Unavailable
 from preblock.service.observability.instruments import LARGER_BATCH, MAX_BATCH_LABEL, Instruments
+from preblock.service.observability.log_writer import DROPPED_LINES
 from preblock.service.observability.metric_files import FOLDER, remove_dead_gauges
-from preblock.service.observability.record import OK, RequestRecord
+from preblock.service.observability.record import OK, PROTOCOLS, RequestRecord
 from preblock.service.observability.statistics import InferenceStatistics, read_statistics
 from preblock.service.observability.totals import STAGES, RecordTotals
 
 FLUSH_INTERVAL_SECONDS = 0.1
 """Delay until other workers see a count."""
+UNITS = "seconds", "bytes"
+"""Units of metrics; others have none."""
 MAX_RECORDS = 16
 """Records that are summed together. One by one takes twice as long; larger numbers would delay other requests."""
 
@@ -34,16 +38,22 @@ class Metrics:
     """The metrics of this process.
 
     Args:
-        collector: adds its metrics to each scrape; default: none.
+        collectors: add their metrics to each scrape.
+
+    Attributes:
+        queue_depth: returns the number of work items waiting for a thread; the engine sets it.
 
     """
 
-    def __init__(self, collector: Collector | None = None) -> None:
+    def __init__(self, *collectors: Collector) -> None:
         self._registry = CollectorRegistry()
-        self._collector = collector
-        if collector is not None:
+        self._collectors = collectors
+        for collector in collectors:
             self._registry.register(collector)
         self._instruments = Instruments(self._registry)
+        self.queue_depth: Callable[[], int] = int
+        # With zeros, because a query finds no gauge before the first request otherwise.
+        self._running = Counter(dict.fromkeys(PROTOCOLS, 0))
         self._records: list[RequestRecord] = []
         self._totals: defaultdict[tuple[str, str, int, int | str, str, str], RecordTotals] = defaultdict(RecordTotals)
         self._bytes: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0.0, 0.0])
@@ -52,9 +62,23 @@ class Metrics:
             self._instruments.seconds("native")
             self._instruments.bytes("native")
 
+    @property
+    def requests_running(self) -> int:
+        """Number of requests and steps that this process has not yet answered."""
+        return self._running.total()
+
+    def start(self, record: RequestRecord) -> None:
+        """Count a request as running until `record` is called."""
+        self._flush_soon()
+        record.running = True
+        self._running[record.protocol] += 1
+
     def record(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         self._flush_soon()
+        if record.running:
+            record.running = False
+            self._running[record.protocol] -= 1
         self._records.append(record)
         if len(self._records) >= MAX_RECORDS:
             self._sum_records()
@@ -94,7 +118,7 @@ class Metrics:
             asyncio.get_running_loop().call_later(FLUSH_INTERVAL_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Add everything recorded since the last flush to the counters."""
+        """Add everything recorded since the last flush to the counters, and set the gauges of the load."""
         self._flushing = False
         self._sum_records()
         totals, self._totals = self._totals, defaultdict(RecordTotals)
@@ -120,10 +144,16 @@ class Metrics:
                         instruments.stage(sums.runs, getattr(sums, stage), model, version, batch, stage)
                     else:
                         instruments.batched(sums.runs, getattr(sums, stage), model, version, stage)
+        instruments.dropped_lines.inc(DROPPED_LINES.take())
         transferred, self._bytes = self._bytes, defaultdict(lambda: [0, 0, 0.0, 0.0])
         for protocol, amounts in transferred.items():
             for counter, amount in zip(instruments.bytes(protocol), amounts, strict=True):
                 counter.inc(amount)
+        for protocol, count in self._running.items():
+            instruments.running(protocol).set(count)
+        instruments.queue_depth.set(self.queue_depth())
+        if self.requests_running:  # the queue changes while no request begins or ends
+            self._flush_soon()
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a Prometheus format, and its content type; OpenMetrics if `accept` names it.
@@ -134,7 +164,7 @@ class Metrics:
         """
         with self._collected() as registry:
             if "application/openmetrics-text" in accept:
-                return generate_openmetrics(registry), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
+                return generate_openmetrics(_Units(registry)), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
             return generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
 
     def statistics(self) -> defaultdict[tuple[str, int], InferenceStatistics]:
@@ -157,10 +187,23 @@ class Metrics:
             if folder is not None:
                 remove_dead_gauges(Path(folder))
                 registry = CollectorRegistry()
-                if self._collector is not None:
-                    registry.register(self._collector)
+                for collector in self._collectors:
+                    registry.register(collector)
                 multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
             yield registry
         except OSError as error:  # for example, no descriptor is left
-            got = f"unreadable files of the workers ({error.strerror})"
-            raise Unavailable("metrics", got, "readable files; try again later") from error
+            message = f"The metrics of the workers cannot be read now: {error.strerror}. Try again later."
+            raise Unavailable("metrics", str(error.strerror), "readable files", message=message) from error
+
+
+class _Units(Collector):
+    """Adds to each metric the unit in its name, because the files of several workers hold no units."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the registry."""
+        for metric in self._registry.collect():
+            metric.unit = next((unit for unit in UNITS if metric.name.endswith(f"_{unit}")), "")
+            yield metric

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 OPENING_SUFFIX = "-open"
 """Suffix of the protocol for the request to open a stream. Each step of the stream has a record of its own."""
+PROTOCOLS = ("native", "open-inference", "openai", "bias", "grpc", "grpc-stream", "decode", f"decode{OPENING_SUFFIX}")
 OK, INTERNAL_ERROR, CANCELLED = "ok", "internal_error", "cancelled"
 
 
@@ -20,9 +21,11 @@ class RequestRecord:
     sets `outcome` and passes the record to the metrics, the access log and the span.
 
     Attributes:
-        protocol: `native`, `open-inference`, `openai`, `bias`, `grpc`, `grpc-stream`, `decode` or `decode-open`.
+        protocol: one of `PROTOCOLS`.
         context: context of the request or stream; None outside of a server.
         admitted: whether the record counts against the limit of concurrent requests.
+        body_bytes: memory reserved for the body, released when the handler returns.
+        running: whether the metrics count it as running.
         deferred: whether the response is computed while it is sent, after the handler has returned.
         model: name of the model; empty until it is selected.
         version: of the model.
@@ -42,15 +45,15 @@ class RequestRecord:
     """
 
     __slots__ = (
-        *("protocol", "context", "admitted", "deferred", "model", "version", "operation", "rows", "tokens", "batch"),
-        *("ids", "started", "selected", "checked", "dequeued", "ran", "ended", "outcome"),
+        *("protocol", "context", "admitted", "running", "body_bytes", "deferred", "model", "version", "operation"),
+        *("rows", "tokens", "batch", "ids", "started", "selected", "checked", "dequeued", "ran", "ended", "outcome"),
     )
 
     def __init__(self, protocol: str, context: "RequestContext | None" = None, started: float | None = None) -> None:
         self.protocol, self.context = protocol, context
-        self.admitted = self.deferred = False
+        self.admitted = self.running = self.deferred = False
         self.model = self.operation = self.outcome = ""
-        self.version = self.rows = self.tokens = self.batch = 0
+        self.body_bytes = self.version = self.rows = self.tokens = self.batch = 0
         self.ids: list[list[int]] | None = None
         self.started = perf_counter() if started is None else started
         self.selected = self.checked = self.dequeued = self.ran = self.ended = 0.0

@@ -52,18 +52,18 @@ static int fits(const Py_buffer *ids, const Py_buffer *table, const Py_buffer *p
     if (!size || ids->len % 8 || table->len % size || positions->len % size || out->len != tokens * size ||
         (tokens && (!positions->len || tokens % (positions->len / size)))) {
         PyErr_Format(PyExc_ValueError, "width: got %zd, with %zd bytes of ids, %zd of the table, %zd of positions and "
-                     "%zd of vectors, allowed whole rows, as many vectors as ids, and positions for all of them",
+                     "%zd of vectors, expected whole rows, as many vectors as ids, and positions for all of them",
                      width, ids->len, table->len, positions->len, out->len);
         return 0;
     }
     if (!aligned(table) || !aligned(positions) || !aligned(out)) {
-        PyErr_SetString(PyExc_ValueError, "floats: got an odd address, allowed a multiple of 4");
+        PyErr_SetString(PyExc_ValueError, "floats: got an odd address, expected a multiple of 4");
         return 0;
     }
     for (Py_ssize_t i = 0; i < tokens; i++) {
         int64_t id = id_at(ids->buf, i);
         if (id < 0 || id >= table->len / size) {
-            PyErr_Format(PyExc_IndexError, "id: got %lld, allowed 0 to %zd", (long long)id, table->len / size - 1);
+            PyErr_Format(PyExc_IndexError, "id: got %lld, expected 0 to %zd", (long long)id, table->len / size - 1);
             return 0;
         }
     }

@@ -1,6 +1,5 @@
 """Gauges of models, mapped tables, and resident memory of the processes."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from preblock.service.artifacts.manifest import DATA
 from preblock.service.core.auth import SERVICE
-from preblock.service.observability.metric_files import FOLDER
+from preblock.service.observability.process_metrics import worker_processes
 from preblock.service.runtime.repository import Repository
 
 KINDS = {"RssAnon": "anonymous", "RssFile": "file", "RssShmem": "shared"}
@@ -31,7 +30,7 @@ class ModelCollector(Collector):
             "Size of the data file that the sessions of a model map; all processes share its pages.",
             labels=["model", "version"],
         )
-        counts = Counter(state.state.lower() for state in self._repository.index(SERVICE))
+        counts = Counter(state.state.lower() for state in self._repository.states())
         versions = GaugeMetricFamily("preblock_models", "Versions of models in the folder, by state.", labels=["state"])
         for state in STATES:
             versions.add_metric([state], counts[state])
@@ -46,16 +45,8 @@ class ModelCollector(Collector):
             labels=["kind"],
         )
         for field, kind in KINDS.items():
-            resident.add_metric([kind], sum(_resident(pid, field) for pid in _workers()))
+            resident.add_metric([kind], sum(_resident(pid, field) for pid in worker_processes()))
         yield resident
-
-
-def _workers() -> set[int]:
-    """Return the process ids of the service."""
-    folder = os.environ.get(FOLDER)
-    if folder is None:
-        return {os.getpid()}
-    return {int(found[1]) for file in Path(folder).iterdir() if (found := re.search(r"_(\d+)\.db$", file.name))}
 
 
 def _resident(pid: int, field: str) -> int:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import signature_of
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
+from preblock.service.runtime.position_rows import open_position_rows
 from preblock.service.runtime.position_table import PositionedRunner, map_positions
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Float32, Runner
@@ -64,7 +66,7 @@ def load_model(
     manifest, identity = read_with_identity(folder)
     parity = read(ParityReport, folder / PARITY)
     if GRAPH not in manifest.graphs:
-        raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs), f"at least {GRAPH}")
+        raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs) or "nothing", f"at least {GRAPH}")
     signatures = check_files(folder, manifest, checksums.sha256)
     check_graphs(folder, manifest)
     # A GPU has the position vectors in its own memory and needs no such graph.
@@ -93,7 +95,8 @@ def load_model(
         session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
     for file, signature in signatures.items():
         if signature_of(os.lstat(folder / file)) != signature:
-            raise ArtifactError(file, "a change while it was opened", "the checked file")
+            message = f"{file} changed while it was opened"
+            raise ArtifactError(file, "a change while it was opened", "the checked file", message=message)
     served: dict[str, Any] = {
         "name": name,
         "version": version,
@@ -106,7 +109,10 @@ def load_model(
         return EncoderStem(manifest=manifest, **served)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
     tables = tables if BUILT else None
-    return TokenModel(manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, **served)
+    open_rows = partial(open_position_rows, folder, manifest)
+    return TokenModel(
+        manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, open_rows=open_rows, **served
+    )
 
 
 def _smallest_input(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:
@@ -154,17 +160,21 @@ def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], posit
     session = sessions[manifest.plain]
     runner = PositionedRunner(sessions[POSITIONED_GRAPH], positions, session)
     if not _same_vectors(manifest, runner, session):
-        raise ArtifactError(f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}")
+        message = f"{MANIFEST} positions: the table gives other vectors than {manifest.plain}"
+        raise ArtifactError(
+            f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}", message=message
+        )
 
 
 def _check_kernel(manifest: Manifest, sessions: Mapping[str, Session], tables: KernelTables) -> None:
     """Compare the fused kernel with the plain graph."""
     session = sessions[manifest.plain]
     if manifest.counts != "slots" or {tensor.name for tensor in session.inputs} != {"input_ids", "offset"}:
-        allowed = f"none, since the vectors of {manifest.plain} depend on more than ids and offset"
-        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, allowed)
+        message = f"{MANIFEST} kernel: expected none, since {manifest.plain} depends on more than ids and offset"
+        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, "none", message=message)
     if not _same_vectors(manifest, FusedLookup(tables, session), session):
-        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, f"the tables of {manifest.plain}")
+        message = f"{MANIFEST} kernel: the tables give other vectors than {manifest.plain}"
+        raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, f"the tables of {manifest.plain}", message=message)
 
 
 def _same_vectors(manifest: Manifest, runner: Runner, plain: Session) -> bool:

@@ -1,13 +1,17 @@
 """Loaded models: their manifests and their runners."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, POSITIONED_GRAPH, Manifest, StemManifest
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.types import Int64
 from preblock.service.runtime.chunks import split_feeds
 from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables
+from preblock.service.runtime.position_rows import PositionRows
 from preblock.service.runtime.position_table import PositionedRunner
 from preblock.service.runtime.runner import Feeds, Float32, Runner
 from preblock.service.runtime.session import Session
@@ -58,9 +62,16 @@ class TokenModel(LoadedModel):
     """Vectors of all positions (1, max_len, P) for `positioned.onnx`; None without that graph."""
     tables: KernelTables | None = field(repr=False, compare=False)
     """Tables of the fused kernel; None if onnxruntime runs all calls."""
+    open_rows: Callable[[], PositionRows | None] = field(repr=False, compare=False)
+    """Opens `position_rows`."""
     _runners: dict[tuple[str, ...], list[tuple[Runner, list[str]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    @cached_property
+    def position_rows(self) -> PositionRows | None:
+        """The vectors of positions; None without any. Few clients read them, so the first use opens their session."""
+        return self.open_rows()
 
     def run(self, feeds: Feeds, outputs: tuple[str, ...]) -> dict[str, Float32]:
         """Return outputs of tokens by name, each (B, L, width), or (1, L, width) if it is the same for all rows.
@@ -75,6 +86,17 @@ class TokenModel(LoadedModel):
         for runner, names in runners:
             found |= runner.run(feeds, names)
         return found
+
+    def look_up(self, ids: Int64) -> Float32:
+        """Return the model's own lookup of validated ids (N,): float32 (N, width). Its manifest names the output."""
+        assert self.manifest.token_embeddings is not None
+        output = self.manifest.token_embeddings.output
+        (graph,) = self.manifest.graphs_for((output,))
+        shape = (1, len(ids))
+        feeds: dict[str, Int64] = {tensor.name: np.zeros(shape, np.int64) for tensor in self.sessions[graph].inputs}
+        feeds |= {"input_ids": ids.reshape(shape), "offset": np.zeros(1, np.int64)}
+        vectors = self.sessions[graph].run(feeds, (output,))[output]
+        return vectors.reshape(len(ids), -1)
 
     def run_in_chunks(self, feeds: dict[str, Int64], output: str, max_tokens: int) -> Iterator[Float32]:
         """Yield one output of tokens in chunks of at most `max_tokens` tokens."""

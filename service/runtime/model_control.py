@@ -15,9 +15,10 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel
 
+from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
-from preblock.service.runtime.repository import UNLOADED, Repository, find_artifacts
+from preblock.service.runtime.repository import UNLOADED, Repository
 
 LOG = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 0.05
@@ -87,17 +88,20 @@ class ModelControl:
             Unavailable: a worker did not apply the change in time.
 
         """
+        name = self._repository.resolve(name)
         self._check_allowed(name, caller)
         found_artifacts = await _read_repository(partial(find_artifacts, self._repository.root))
         names = {found for found, _, _ in found_artifacts}
         if name not in names:
             shown = sorted(found for found in names if self._repository.access.shows(found, caller))
-            raise NotFound("model", name, ", ".join(shown))
+            raise NotFound("model", name, ", ".join(shown) or "nothing, since the repository holds no model")
         await self._change(name, unloaded=False)
         for state in self._repository.index(caller):
             # Another request may have unloaded it again.
             if state.name == name and state.reason not in ("", UNLOADED):
-                raise ArtifactError(f"{name}/{state.version}", state.reason, "an artifact that can be opened")
+                place = f"{name}/{state.version}"
+                message = f"{place} cannot be opened: {state.reason}"
+                raise ArtifactError(place, state.reason, "an artifact to run", message=message)
 
     async def unload(self, name: str, caller: Principal = NOBODY) -> None:
         """Drop every version of a model in all workers, each after its last request.
@@ -108,16 +112,18 @@ class ModelControl:
             Unavailable: a worker did not apply the change in time.
 
         """
+        name = self._repository.resolve(name)
         self._check_allowed(name, caller)
         names = {state.name for state in self._repository.index(caller)}
         if name not in names:
-            raise NotFound("model", name, ", ".join(sorted(names)))
+            raise NotFound("model", name, ", ".join(sorted(names)) or "nothing, since the repository holds no model")
         await self._change(name, unloaded=True)
 
     def _check_allowed(self, name: str, caller: Principal) -> None:
         self._repository.access.check_admin(name, caller)
         if self._mode != "explicit":
-            raise Forbidden("model", name, f"changes by request with model_control explicit; it is {self._mode}")
+            message = f"models are not loaded or unloaded by request: model_control is {self._mode}, not explicit"
+            raise Forbidden("model", name, "model_control explicit", message=message)
 
     async def _change(self, name: str, unloaded: bool) -> None:
         if self._shared is None:
@@ -127,13 +133,14 @@ class ModelControl:
         try:
             number = await asyncio.to_thread(_write_change, self._shared, name, unloaded)
         except OSError as error:
-            got = f"an error while writing it for the workers ({error.strerror})"
-            raise Unavailable("change", got, "a writable temporary folder; try again later") from error
+            message = f"the change of {name!r} could not be written for the workers: {error.strerror}; try again later"
+            raise Unavailable("change", str(error.strerror), "a writable temporary folder", message=message) from error
         await self._reconcile()
         deadline = asyncio.get_running_loop().time() + FOLLOW_TIMEOUT_SECONDS
         while behind := _behind(self._shared, number):
             if asyncio.get_running_loop().time() > deadline:
-                raise Unavailable("workers", f"{len(behind)} without the change", "the change in all workers")
+                message = f"{len(behind)} workers have not applied the change of {name!r} yet"
+                raise Unavailable("workers", f"{len(behind)} without the change", "all workers", message=message)
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     async def _reconcile(self) -> None:
@@ -150,10 +157,7 @@ class ModelControl:
 
     async def _refresh(self) -> None:
         async with self._refresh_lock:
-            changes = await _read_repository(partial(self._repository.refresh, self._desired.unloaded))
-            for change in changes:
-                level = logging.WARNING if change.reason else logging.INFO
-                LOG.log(level, "model %s version %d: %s %s", change.name, change.version, change.state, change.reason)
+            await _read_repository(partial(self._repository.refresh, self._desired.unloaded))
 
 
 async def _read_repository(read: Callable[[], Result]) -> Result:
@@ -162,7 +166,8 @@ async def _read_repository(read: Callable[[], Result]) -> Result:
         return await asyncio.to_thread(read)
     except ArtifactError as error:
         LOG.warning("the repository cannot be read; the loaded models keep serving: %s", error)
-        raise ArtifactError("repository", "an unreadable folder; see the log", "a folder with models") from error
+        message = "the repository cannot be read; see the log"
+        raise ArtifactError("repository", "an unreadable folder", "a folder with models", message=message) from error
 
 
 def _read(shared: Path) -> DesiredState:

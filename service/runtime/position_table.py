@@ -48,7 +48,10 @@ def map_positions(folder: Path, manifest: Manifest) -> Float32:
     inputs = manifest.graphs[POSITIONED_GRAPH].inputs
     widths = [tensor.shape[-1] for tensor in inputs if tensor.name == POSITION_EMBEDDINGS and len(tensor.shape) == 3]
     if manifest.positions is None or len(widths) != 1 or not isinstance(widths[0], int):
-        raise ArtifactError(f"{MANIFEST} positions", manifest.positions, f"a table for {POSITIONED_GRAPH}")
+        message = f"{MANIFEST} positions: there is no table for {POSITIONED_GRAPH}"
+        raise ArtifactError(
+            f"{MANIFEST} positions", manifest.positions, f"a table for {POSITIONED_GRAPH}", message=message
+        )
     return map_rows(folder, manifest, "positions", manifest.positions, widths[0])[None]
 
 

@@ -51,7 +51,7 @@ def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> ProviderChoice
     if reason is None:
         return ProviderChoice(requested, CUDA, CUDA, None)
     if requested == "cuda":
-        raise ProviderError("provider", "cuda", f"auto or cpu, since {reason}")
+        raise ProviderError("provider", "cuda", "auto or cpu", message=f"provider cuda cannot be used: {reason}")
     return ProviderChoice(requested, CPU, None, reason)
 
 

@@ -1,16 +1,16 @@
 """The model repository: every version folder `<repository>/<name>/<version>/`, opened."""
 
 import logging
-import re
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
 
+from preblock.service.artifacts.catalog import VERSION, find_artifacts
 from preblock.service.artifacts.checksums import Checksums
-from preblock.service.artifacts.manifest import DATA, MANIFEST, NAME
+from preblock.service.artifacts.manifest import DATA, MANIFEST
 from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Principal
 from preblock.service.core.errors import ArtifactError, Invalid, NotFound
 from preblock.service.core.files import FileSignature, signature_of
@@ -20,7 +20,6 @@ from preblock.service.runtime.providers import ProviderChoice
 
 LOG = logging.getLogger(__name__)
 Fingerprint = tuple[tuple[str, FileSignature], ...]
-VERSION = re.compile(r"[1-9][0-9]{0,8}")
 UNLOADED = "unloaded"
 """The reason of an unloaded version."""
 
@@ -65,6 +64,7 @@ class Repository:
         access: authorizes each lookup of a model; default: every caller may use every model.
         choice: how the provider was chosen; default: by name.
         gpu_mem_limit_bytes: GPU memory limit of one graph; default None: no limit.
+        aliases: model by further name. A folder with such a name is not opened.
 
     Attributes:
         listeners: functions without arguments. A refresh calls them in its thread after a model is replaced or removed.
@@ -83,16 +83,18 @@ class Repository:
         access: Authenticator = EVERYBODY,
         choice: ProviderChoice | None = None,
         gpu_mem_limit_bytes: int | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.root = root
         self.choice = choice or ProviderChoice(provider, provider, None, None)
         self.access = access
         self._load = partial(load_model, provider=provider, threads=threads, gpu_mem_limit_bytes=gpu_mem_limit_bytes)
-        self._cache = cache
+        self._cache, self._aliases = cache, aliases or {}
         # Both are replaced as a whole, never changed: a request keeps the model that it found.
         self._models: dict[str, dict[int, ServedModel]] = {}
         self._entries: dict[tuple[str, int], _Entry] = {}
         self._refresh_lock = Lock()
+        self._opened = False
         self.listeners: list[Callable[[], None]] = []
         self.refresh()
         for entry in self._entries.values():
@@ -117,7 +119,10 @@ class Repository:
             checksums = Checksums(self._cache)
             try:
                 for name, version, folder in find_artifacts(self.root):
-                    if name in unloaded:
+                    if name in self._aliases:
+                        reason = f"its name is an alias of {self._aliases[name]}"
+                        entry = _Entry(VersionState(name, version, "UNAVAILABLE", reason))
+                    elif name in unloaded:
                         entry = _Entry(VersionState(name, version, "UNAVAILABLE", UNLOADED))
                     else:
                         entry = self._load_if_changed(name, version, folder, checksums)
@@ -127,6 +132,9 @@ class Repository:
             finally:
                 checksums.save()
             before, self._entries, self._models = self._entries, entries, models
+            if self._opened:
+                _log_changes(before, entries)
+            self._opened = True
             kept = {id(entry.model) for entry in entries.values()}
             if any(entry.model is not None and id(entry.model) not in kept for entry in before.values()):
                 for listener in self.listeners:
@@ -149,16 +157,47 @@ class Repository:
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
             if not isinstance(error, ArtifactError):
                 LOG.exception("%s/%d cannot be opened: internal error", name, version)
-                error = ArtifactError(MANIFEST, "an internal error; see the log", "an artifact to run")
-            error = ArtifactError(f"{name}/{version}/{error.field}", error.got, error.expected)
+                message = f"{MANIFEST}: the artifact cannot be opened; see the log"
+                error = ArtifactError(MANIFEST, "an internal error", "an artifact to run", message=message)
+            place = f"{name}/{version}/"
+            error = ArtifactError(place + error.field, error.got, error.expected, message=f"{place}{error}")
             kept = None if _changed_in_place(before.opened, seen) else before.model
             state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(error))
             return _Entry(state, kept, seen, before.opened, error)
         return _Entry(VersionState(name, version, "READY"), model, seen, seen)
 
+    def check_aliases(self) -> None:
+        """Raise Invalid if an alias is the name of a model, or if it is for a model without a folder."""
+        names = {name for name, _ in self._entries}
+        for alias, model in self._aliases.items():
+            if alias in names:
+                message = f"the alias {alias} of {model} is the name of another model of the repository {self.root}"
+                raise Invalid("aliases", f"{alias}={model}", "a name without a model", message=message)
+            if model not in names:
+                message = (
+                    f"alias {alias}: the repository {self.root} has no model {model}; it has {', '.join(sorted(names))}"
+                )
+                raise Invalid("aliases", f"{alias}={model}", ", ".join(sorted(names)), message=message)
+
+    def resolve(self, name: str) -> str:
+        """Return the model of an alias; the name of a model stays."""
+        return self._aliases.get(name, name)
+
+    def states(self) -> list[VersionState]:
+        """Return the state of every version folder, by name and version."""
+        return [entry.state for _, entry in sorted(self._entries.items())]
+
     def index(self, caller: Principal = NOBODY) -> list[VersionState]:
-        """Return the state of every version folder in the scope of `caller`, by name and version."""
-        return [entry.state for (name, _), entry in sorted(self._entries.items()) if self.access.shows(name, caller)]
+        """Return the state of every version in the scope of `caller`, by name and version, under each of its names."""
+        shown = [state for state in self.states() if self.access.shows(state.name, caller)]
+        aliases = [
+            replace(state, name=alias)
+            for alias, model in self._aliases.items()
+            for state in shown
+            if state.name == model
+        ]
+        names = {(state.name, state.version): state for state in [*shown, *aliases]}
+        return [state for _, state in sorted(names.items())]
 
     def get(self, name: str, version: str | None = None, caller: Principal = NOBODY) -> TokenModel:
         """Return a model of token ids: the named version, or the highest.
@@ -171,8 +210,9 @@ class Repository:
         """
         found = self.find(name, version, caller)
         if isinstance(found, EncoderStem):
-            allowed = f"one of token ids; this takes {found.manifest.input.name}, by the Open Inference Protocol"
-            raise Invalid("model", name, allowed)
+            input_ = found.manifest.input.name
+            message = f"the model {name!r} takes {input_} by the Open Inference Protocol, not token ids"
+            raise Invalid("model", name, "a model of token ids", message=message)
         return found
 
     def find(self, name: str, version: str | None = None, caller: Principal = NOBODY) -> ServedModel:
@@ -183,10 +223,10 @@ class Repository:
             NotFound: no such model or version.
 
         """
-        self.access.check_model(name, caller)
-        versions = self._models.get(name)
+        self.access.check_model(self.resolve(name), caller)
+        versions = self._models.get(self.resolve(name))
         if versions is None:
-            raise NotFound("model", name, ", ".join(name for name in self._models if self.access.shows(name, caller)))
+            raise NotFound("model", name, ", ".join(self.newest(caller)) or "nothing, since no model is loaded")
         if not version:
             return versions[max(versions)]
         if not VERSION.fullmatch(version) or int(version) not in versions:
@@ -204,20 +244,39 @@ class Repository:
         if not name and not version:
             return self.all(caller)
         found = self.find(name or "", version, caller)
-        return [found] if version else [model for model in self.all(caller) if model.name == name]
+        return [found] if version else [model for model in self.all(caller) if model.name == found.name]
 
     def versions(self, name: str) -> list[int]:
         """Return the served versions of the model `name`, ascending; empty if it was unloaded."""
-        return sorted(self._models.get(name, ()))
+        return sorted(self._models.get(self.resolve(name), ()))
 
-    def newest(self, caller: Principal = NOBODY) -> list[ServedModel]:
-        """Return the highest version of each model in the scope of `caller`, by name."""
-        return list({model.name: model for model in self.all(caller)}.values())
+    def newest(self, caller: Principal = NOBODY) -> dict[str, ServedModel]:
+        """Return the highest version of each model in the scope of `caller` by each of its names, sorted."""
+        models = {model.name: model for model in self.all(caller)}
+        aliases = {alias: models[model] for alias, model in self._aliases.items() if model in models}
+        return dict(sorted((models | aliases).items()))
 
     def all(self, caller: Principal = NOBODY) -> list[ServedModel]:
         """Return every version of every model in the scope of `caller`, by name and version."""
         models = [versions for name, versions in sorted(self._models.items()) if self.access.shows(name, caller)]
         return [model for versions in models for _, model in sorted(versions.items())]
+
+
+def _log_changes(before: Mapping[tuple[str, int], _Entry], after: Mapping[tuple[str, int], _Entry]) -> None:
+    """Log a line for each version that was loaded, replaced, unloaded or removed, or cannot be opened."""
+    for name, version in sorted({*before, *after}):
+        old, new = (entries.get((name, version)) for entries in (before, after))
+        was, now = (None if entry is None else entry.model for entry in (old, new))
+        model = f"model {name} version {version}"
+        if new is not None and new.error is not None and (old is None or new.error is not old.error):
+            LOG.warning(
+                "%s cannot be opened; %s: %s", model, "the old one serves" if now else "it is unavailable", new.error
+            )
+        elif now is not was:
+            if now is None:
+                LOG.info("%s %s", model, "removed" if new is None else "unloaded")
+            else:
+                LOG.info("%s %s", model, "loaded" if was is None else "replaced")
 
 
 def _fingerprint(folder: Path) -> Fingerprint:
@@ -233,25 +292,3 @@ def _changed_in_place(before: Fingerprint, now: Fingerprint) -> bool:
     # Another file may have received the inode of a file without a mapping.
     then, found = (dict(files).get(DATA) for files in (before, now))
     return then is not None and found is not None and then[:2] == found[:2] and then[2:4] != found[2:4]
-
-
-def find_artifacts(root: Path) -> list[tuple[str, int, Path]]:
-    """Return name, version and folder of every artifact in `root`, by name and version.
-
-    Raises:
-        ArtifactError: the folder does not exist, or has no artifact.
-
-    """
-    if not root.is_dir():
-        raise ArtifactError("repository", str(root), "an existing folder; `preblock export` makes one")
-    found = [
-        (folder.parent.name, int(folder.name), folder)
-        for folder in root.glob("[!.]*/[1-9]*")
-        if VERSION.fullmatch(folder.name) and folder.is_dir()
-    ]
-    for name, _, _ in found:
-        if not re.fullmatch(NAME, name):
-            raise ArtifactError("model", name, "a name of letters, digits, '.', '_' and '-'")
-    if not found:
-        raise ArtifactError("repository", f"{root}, without a model", "at least one; `preblock export` adds one")
-    return sorted(found)

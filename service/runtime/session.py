@@ -34,6 +34,7 @@ class Session:
         threads: of one call; default 1.
         graph: file name in the artifact; default model.onnx.
         gpu_mem_limit_bytes: GPU memory limit, tables included; default None: no limit.
+        content: ONNX to run in place of the file `graph`, with tables in the same data file; default None.
 
     Raises:
         ArtifactError: onnxruntime cannot load the graph; the log says why.
@@ -51,6 +52,7 @@ class Session:
         threads: int = 1,
         graph: str = GRAPH,
         gpu_mem_limit_bytes: int | None = None,
+        content: bytes | None = None,
     ) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
@@ -58,9 +60,11 @@ class Session:
         options.log_severity_level = 3
         # A spinning thread keeps a core busy between requests.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if content is not None:
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         for file in (graph, DATA):
             if not (folder / file).is_file():
-                raise ArtifactError(file, "no such file", "a file of the artifact")
+                raise ArtifactError(file, "no such file", "a file of the artifact", message=f"{file} is missing")
         limit = {}
         if gpu_mem_limit_bytes is not None and provider != CPU:
             # onnxruntime does not count tables, and ignores a limit below their size.
@@ -69,7 +73,7 @@ class Session:
             limit["gpu_mem_limit"] = str(gpu_mem_limit_bytes)
         try:
             self._session = ort.InferenceSession(
-                folder / graph,
+                folder / graph if content is None else content,
                 options,
                 providers=[provider] if provider == CPU else [(provider, CUDA_OPTIONS | limit), CPU],
                 disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
@@ -77,10 +81,12 @@ class Session:
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
             # The text names paths, and the error may reach a client.
             LOG.warning("%s cannot be loaded: %s", graph, error)
-            raise ArtifactError(graph, "a graph that cannot be loaded; see the log", "a valid graph") from error
+            message = f"{graph} cannot be loaded; see the log"
+            raise ArtifactError(graph, "an invalid graph", "a valid graph", message=message) from error
         self.provider: str = self._session.get_providers()[0]
         if self.provider != provider:
-            raise ProviderError("provider", self.provider, f"{provider}, which onnxruntime could not start")
+            message = f"onnxruntime could not start {provider} and took {self.provider}"
+            raise ProviderError("provider", self.provider, provider, message=message)
         self.inputs = tuple(_describe(node) for node in self._session.get_inputs())
         self.outputs = tuple(_describe(node) for node in self._session.get_outputs())
         self._inputs = [tensor.name for tensor in self.inputs]

@@ -38,8 +38,8 @@ class Tokenizer:
         """Whether the file is open."""
         return "_tokenizer" in vars(self)
 
-    def encode(self, text: Sequence[str], max_tokens: int, spans: bool) -> Encoding:
-        """Return the tokens of each text, untruncated, with the tokenizer's special tokens.
+    def encode(self, text: Sequence[str], max_tokens: int, spans: bool, special_tokens: bool = True) -> Encoding:
+        """Return the tokens of each text, untruncated; `special_tokens` adds the tokenizer's special tokens.
 
         Raises:
             Invalid: a text has no token, or `tokenizers` is not installed.
@@ -53,7 +53,7 @@ class Tokenizer:
         if characters > most:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
         # Unlike `encode`, this releases the interpreter lock.
-        found = self._tokenizer.encode_batch(list(text))
+        found = self._tokenizer.encode_batch(list(text), add_special_tokens=special_tokens)
         lengths = np.fromiter(map(len, found), np.int64, len(found))
         if lengths.sum() > max_tokens:
             raise TooLarge("text", f"{lengths.sum()} tokens", f"at most {max_tokens} tokens in a request")
@@ -74,18 +74,37 @@ class Tokenizer:
 
     @cached_property
     def _tokenizer(self) -> "tokenizers.Tokenizer":
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise Invalid("text", "text", "token ids, since the package tokenizers is not installed") from error
         content = read_file(self._file, self._expected.bytes)
         if (found := hashlib.sha256(content).hexdigest()) != self._expected.sha256:
             raise ArtifactError(self._file.name, f"sha256 {found}", f"sha256 {self._expected.sha256}")
-        try:
-            tokenizer = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:  # the package has no exception of its own
-            raise ArtifactError(self._file.name, str(error), "a file of the package tokenizers") from error
-        # The file may configure both; the service truncates on request only.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
+        return _parse(self._file.name, content)
+
+
+def find_largest_id(name: str, content: bytes) -> int:
+    """Return the largest id that the tokenizer in `content`, the file `name`, can give; -1 without any token.
+
+    Raises:
+        Invalid: `tokenizers` is not installed.
+        ArtifactError: the file is no tokenizer.
+
+    """
+    tokenizer = _parse(name, content)
+    # The ids of the special tokens around a text need not be in the vocabulary.
+    ids = chain(tokenizer.get_vocab(with_added_tokens=True).values(), tokenizer.encode("").ids)
+    return max(ids, default=-1)
+
+
+def _parse(name: str, content: bytes) -> "tokenizers.Tokenizer":
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise Invalid("text", "text", "token ids, since the package tokenizers is not installed") from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # the package has no exception of its own
+        message = f"{name} is no tokenizer of the package tokenizers: {error}"
+        raise ArtifactError(name, str(error), "a file of the package tokenizers", message=message) from error
+    # The file may configure both; the service truncates on request only.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

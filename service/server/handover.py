@@ -16,8 +16,6 @@ from preblock.service.server.uvicorn_adapter import HttpToolsProtocol
 if TYPE_CHECKING:
     from preblock.service.server.front import Front
 
-TRANSFER_ENCODING = b"transfer-encoding"
-
 
 class Handover:
     """The contained protocol and its current request.
@@ -40,14 +38,14 @@ class Handover:
             config.loaded_app = self._serve
             state = connection.server_state, connection.app_state, connection.loop
             self._inner = HttpToolsProtocol(config, *state)
-            callbacks = self._close, connection.scheduler.pause, connection.resume_reading
+            callbacks = self._close, connection.is_closing, connection.scheduler.pause, connection.resume_reading
             self._inner.connection_made(InnerTransport(connection.transport, *callbacks))
         return self._inner
 
     def _close(self) -> None:
         """Close the connection during a response; between responses the connection decides."""
         if self._answering is not None:
-            self._connection.transport.close()
+            self._connection.close()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, and notify the connection when the response is complete.
@@ -55,39 +53,54 @@ class Handover:
         After an exception the contained protocol closes the connection itself.
         """
         incoming = self._connection.active
+        assert incoming is not None
         self._scope = scope
+        body_ended = disconnected = False
+
+        async def receive_body() -> Message:
+            """Receive a chunk of the body. After the last chunk before malformed input, report a disconnect."""
+            nonlocal body_ended, disconnected
+            if not body_ended:
+                message = await receive()
+                if incoming.refusal is None or message.get("more_body") or message["type"] != "http.request":
+                    return message
+                body_ended = True
+                if message["body"]:
+                    return {**message, "more_body": True}
+            disconnected = True
+            if self._inner is not None:
+                self._inner.connection_lost(ConnectionAbortedError())  # it drops the rest of the response
+            return await receive()
 
         async def send_and_record(message: Message) -> None:
-            if incoming is not None:
-                incoming.answer_begun = True
+            incoming.answer_begun = incoming.answer_begun or not disconnected
             await send(message)
 
-        await self._connection.config.loaded_app(scope, receive, send_and_record)
+        await self._connection.config.loaded_app(scope, receive_body, send_and_record)
         self._connection.loop.call_soon(self._finish, incoming)
 
-    def _finish(self, incoming: IncomingRequest | None) -> None:
+    def _finish(self, incoming: IncomingRequest) -> None:
         self._scope, self._answering = {}, None
-        if incoming is not None and incoming is self._connection.active:
+        if incoming is self._connection.active:
             self._connection.finish()
 
     def begin(self, incoming: IncomingRequest) -> None:
         """Forward a request with the body received so far."""
         self._answering = incoming
-        incoming.chunked = any(name.lower() == TRANSFER_ENCODING for name, _ in incoming.headers)
         self._protocol().data_received(incoming.head())
         chunks, incoming.chunks = incoming.chunks, []
         for chunk in chunks:
             self.send_body(incoming, chunk)
-        if incoming.complete:
+        if incoming.complete or incoming.refusal is not None:
             self.send_end(incoming)
 
     def send_body(self, incoming: IncomingRequest, body: bytes) -> None:
         """Forward a chunk of the request body."""
-        self._protocol().data_received(b"%x\r\n%b\r\n" % (len(body), body) if incoming.chunked else body)
+        self._protocol().data_received(b"%x\r\n%b\r\n" % (len(body), body) if incoming.transfer_encodings else body)
 
     def send_end(self, incoming: IncomingRequest) -> None:
-        """Forward the end of the request body."""
-        if incoming.chunked:
+        """Forward the end of the request body, even before the end of a malformed one."""
+        if incoming.transfer_encodings:
             self._protocol().data_received(b"0\r\n\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -3,9 +3,33 @@
 from collections.abc import Hashable
 from contextvars import Context
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from preblock.service.api.http.request import Route
+from preblock.service.api.http.response import Headers
 from preblock.service.api.request_cache import RequestTemplate
+from preblock.service.observability.context import PER_REQUEST_HEADERS, Target
+
+MAX_VALUE_CHARS = 80
+MAX_HEAD_BYTES = 2**16  # of URL and headers, and of the trailers of a chunked body
+LINE_BYTES = 4  # of a header: a colon, a space and the end of the line
+HEAD_TOO_LONG = f"the headers have more than {MAX_HEAD_BYTES} bytes, the limit"
+WEBSOCKET_VERSION = b"13"
+
+
+class Refusal(NamedTuple):
+    """The response to malformed input, after which the connection closes.
+
+    Args:
+        status: HTTP status.
+        text: a sentence for the client.
+        headers: further headers.
+
+    """
+
+    status: int
+    text: str
+    headers: Headers = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -16,11 +40,17 @@ class IncomingRequest:
         began: arrival of its head, a timestamp of `perf_counter`.
         headers: in their order, without the headers in `identifying`.
         identifying: request id and trace headers, with lower-case names.
+        size: bytes of the URL and the headers; after the head, bytes of the trailers.
+        hosts: number of `Host` headers.
+        transfer_encodings: values of the `Transfer-Encoding` headers, in lower case.
         chunks: the body received so far, until another protocol or the response takes it.
-        chunked: whether the contained protocol reads the body in chunks.
+        accepted: whether the head is complete, and the request has its place in the order of responses.
         complete: whether the body is complete.
+        refusal: response to malformed input at the place of this request, or in its body; None without an error.
+        rest: of a WebSocket, the first input after its head.
         answer_begun: whether the contained protocol has begun the response.
         answered: whether the response was written before the body was complete.
+        target: of a tensor request, for its context.
         route: of a tensor request; None if the application answers. The fields below belong to it.
         template: of the request, if the cache has one.
         caller: context variables with the authenticated caller.
@@ -38,13 +68,19 @@ class IncomingRequest:
     version: str = "1.1"
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     identifying: list[tuple[bytes, bytes]] = field(default_factory=list)
+    size: int = 0
+    hosts: int = 0
+    transfer_encodings: list[bytes] = field(default_factory=list)
     chunks: list[bytes] = field(default_factory=list)
     keep_alive: bool = True
     upgrades: bool = False
-    chunked: bool = False
+    accepted: bool = False
     complete: bool = False
+    refusal: Refusal | None = None
+    rest: bytes = b""
     answer_begun: bool = False
     answered: bool = False
+    target: Target | None = None
     route: Route | None = None
     template: RequestTemplate | None = None
     caller: Context | None = None
@@ -54,10 +90,37 @@ class IncomingRequest:
     client: tuple[str, int] | None = None
     scheme: str | None = None
 
-    @property
-    def head_size(self) -> int:
-        """Bytes of the address and the headers."""
-        return len(self.url) + sum(len(name) + len(value) for name, value in (*self.headers, *self.identifying))
+    def add_header(self, name: bytes, value: bytes) -> None:
+        """Add a header of the head. Headers for the request's identity are kept apart."""
+        lower = name.lower()
+        if lower in PER_REQUEST_HEADERS:
+            self.identifying.append((lower, value))
+            return
+        self.headers.append((name, value))
+        if lower == b"host":
+            self.hosts += 1
+        elif lower == b"transfer-encoding":
+            self.transfer_encodings.append(value.strip().lower())
+
+    def check_head(self) -> Refusal | None:
+        """Return the refusal of a complete head with invalid or unsupported headers; None for any other."""
+        if self.size > MAX_HEAD_BYTES:
+            return Refusal(431, HEAD_TOO_LONG)
+        if self.hosts > 1:
+            return Refusal(400, f"the request has {self.hosts} Host headers; send one")
+        if not self.hosts and self.version == "1.1":
+            return Refusal(400, "the request has no Host header; HTTP/1.1 requires one")
+        if self.transfer_encodings not in ([], [b"chunked"]):
+            return Refusal(501, f"Transfer-Encoding: got {_quote(self.transfer_encodings)}, expected chunked")
+        if not self.is_websocket:
+            return None
+        if not self.url.isascii():
+            return Refusal(400, "the URL of the WebSocket has characters outside ASCII; percent-encode them")
+        versions = [value for name, value in self.headers if name.lower() == b"sec-websocket-version"]
+        if versions and versions != [WEBSOCKET_VERSION]:
+            headers = (b"sec-websocket-version", WEBSOCKET_VERSION), (b"upgrade", b"websocket")
+            return Refusal(426, f"Sec-WebSocket-Version: got {_quote(versions)}, expected 13", headers)
+        return None
 
     @property
     def is_websocket(self) -> bool:
@@ -71,3 +134,8 @@ class IncomingRequest:
         lines = [b"%b %b HTTP/%b\r\n" % (self.method, self.url, self.version.encode())]
         lines += [b"%b: %b\r\n" % header for header in (*self.headers, *self.identifying)]
         return b"".join((*lines, b"\r\n"))
+
+
+def _quote(values: list[bytes]) -> str:
+    """Return the first characters of the values of a header, for a message."""
+    return b", ".join(values)[:MAX_VALUE_CHARS].decode("latin-1")

@@ -11,6 +11,7 @@ class InnerTransport(asyncio.Transport):
     Args:
         transport: of the connection.
         close: called in place of closing the connection.
+        is_closing: returns whether the connection is closed or closing.
         pause_reading: called in place of pausing the connection.
         resume_reading: called in place of resuming the connection.
 
@@ -20,12 +21,14 @@ class InnerTransport(asyncio.Transport):
         self,
         transport: asyncio.Transport,
         close: Callable[[], None],
+        is_closing: Callable[[], bool],
         pause_reading: Callable[[], None],
         resume_reading: Callable[[], None],
     ) -> None:
         super().__init__()
         self._transport = transport
         self.close = close  # type: ignore[method-assign]
+        self.is_closing = is_closing  # type: ignore[method-assign]
         self.pause_reading = pause_reading  # type: ignore[method-assign]
         self.resume_reading = resume_reading  # type: ignore[method-assign]
 
@@ -33,10 +36,6 @@ class InnerTransport(asyncio.Transport):
         """Write, unless the connection is closing."""
         if not self.is_closing():
             self._transport.write(data)
-
-    def is_closing(self) -> bool:
-        """Return whether the connection is closed or closing."""
-        return self._transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return information of the connection's transport."""

@@ -1,7 +1,9 @@
 """Serve in one process, or in several that share a listening socket and, through the page cache, the tables."""
 
+import errno
 import gc
 import logging
+import logging.config
 import os
 import signal
 import socket
@@ -17,11 +19,12 @@ from threading import Thread
 from types import FrameType
 
 from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.app import create_app, create_engine, create_tracing
+from preblock.service.app import VERSION, create_app, create_engine, create_tracing
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.settings import Settings, split_list
 from preblock.service.core.tls import load_certificates, reloading_context
+from preblock.service.engine.engine import Engine
 from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import ServedModel
@@ -38,7 +41,7 @@ POLL_INTERVAL_SECONDS = 0.01
 READY_FILE = "opened"
 """A worker creates this file in the folder `control` when its models are open."""
 
-Models = list[ServedModel]
+Models = dict[str, ServedModel]
 Announce = Callable[[str, Models], None]
 
 
@@ -52,6 +55,7 @@ def serve(settings: Settings, announce: Announce) -> None:
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
+    logging.config.dictConfig(configuration(settings.log_format, settings.log_level))
     load_certificates(settings)
     listener = bind("port", settings.host, settings.port)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
@@ -62,14 +66,24 @@ def serve(settings: Settings, announce: Announce) -> None:
         bind("grpc-port", settings.host, settings.grpc_port).close()
     scheme = "https" if settings.tls_cert_file else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+    def start(models: Models) -> None:
+        LOG.info(
+            "started: preblock %s serves %d models on %s with workers: %d", VERSION, len(models), url, settings.workers
+        )
+        # A full standard output would block the event loop.
+        Thread(target=announce, args=(url, models), daemon=True).start()
+
     run = _serve_in_process if settings.workers == 1 else _serve_with_workers
-    run(settings, listener, partial(announce, f"{scheme}://{host}:{listener.getsockname()[1]}"))
+    run(settings, listener, start)
+    LOG.info("stopped")
 
 
 def _serve_in_process(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
     engine = create_engine(settings)
     app = create_app(settings, engine)
-    models = engine.repository.newest(SERVICE)
+    models = _log_models(engine)
     # uvicorn raises its stop signal again.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
@@ -82,7 +96,7 @@ def _serve_with_workers(settings: Settings, listener: socket.socket, announce: C
     # Open everything here first: a broken artifact is reported once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
-    models = create_engine(settings).repository.newest(SERVICE)
+    models = _log_models(create_engine(settings))
     with tempfile.TemporaryDirectory(prefix="preblock-") as folder:
         counters, control = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
@@ -98,6 +112,13 @@ def _serve_with_workers(settings: Settings, listener: socket.socket, announce: C
         supervisor.run()
     if supervisor.killed_by:
         sys.exit(128 + supervisor.killed_by)
+
+
+def _log_models(engine: Engine) -> Models:
+    """Log each opened version, and return the highest version of each model."""
+    for model in engine.repository.all(SERVICE):
+        LOG.info("model %s version %d opened, on %s", model.name, model.version, model.provider)
+    return engine.repository.newest(SERVICE)
 
 
 def _enable_garbage_collection() -> None:
@@ -152,9 +173,14 @@ class _Server(Server):
                 listener.listen(BACKLOG)  # uvloop would not report an address in use
             except OSError as error:
                 host, port, *_ = listener.getsockname()
-                raise Invalid("port", f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
+                raise _unusable("port", host, port, error) from error
         await super().startup(sockets)
         self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish requests in flight."""
+        LOG.info("stopping: requests in flight finish")
+        await super().shutdown(sockets)
 
 
 def bind(field: str, host: str, port: int) -> socket.socket:
@@ -171,9 +197,24 @@ def bind(field: str, host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
         except OSError as error:
-            raise Invalid(field, f"{host}:{port}", f"an address to listen on ({error.strerror})") from error
+            raise _unusable(field, host, port, error) from error
         stack.pop_all()
         return listener
+
+
+def _unusable(field: str, host: str, port: int, error: OSError) -> Invalid:
+    """Return the error for an address that cannot be bound."""
+    if isinstance(error, socket.gaierror):
+        message = f"the host {host} is unknown: {str(error.strerror).lower()}"
+    elif error.errno == errno.EADDRINUSE:
+        message = f"port {port} on {host} is already in use"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        message = f"{host} is not an address of this machine"
+    elif error.errno == errno.EACCES:
+        message = f"port {port} on {host} needs more rights than this user has; choose a port of 1024 or more"
+    else:
+        message = f"port {port} on {host} cannot be used: {error.strerror}"
+    return Invalid(field, f"{host}:{port}", "a free address of this machine", message=message)
 
 
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> Config:

@@ -42,6 +42,10 @@ class StepLane:
         self._session, self._lifetime = session, lifetime
         self._context = copy_context()
 
+    def end(self) -> None:
+        """Answer no step any more, because the connection is closing."""
+        self._session = None
+
     def begin(self, data: bytes) -> bool:
         """Start to answer `data` if it is exactly one simple step; return whether it is."""
         session, lifetime = self._session, self._lifetime

@@ -46,8 +46,9 @@ def start_forkserver(preloaded: Sequence[str]) -> None:
     try:
         ensure_running()
     except OSError as error:
-        allowed = f"a folder for the socket of the forkserver ({error})"
-        raise Invalid("TMPDIR", tempfile.gettempdir(), allowed) from error
+        found = tempfile.gettempdir()
+        text = f"TMPDIR: no socket for the workers can be made in {found}: {error}"
+        raise Invalid("TMPDIR", found, "a writable folder for sockets", message=text) from error
     finally:
         tempfile.tempdir = folder
 
@@ -145,6 +146,7 @@ class Supervisor:
             self._replace_unhealthy()
             self._start_missing()
             time.sleep(CHECK_INTERVAL_SECONDS)
+        LOG.info("stopping: %d workers finish their requests", len(self._workers))
         for worker in self._workers:
             worker.process.terminate()
         for worker in self._workers:
@@ -160,7 +162,9 @@ class Supervisor:
                 LOG.error("a worker cannot serve; the service stops")
                 self._stopping = True
             else:
-                LOG.info("worker %s has ended; a new worker replaces it", worker.process.pid)
+                LOG.warning(
+                    "worker %s has ended with exit code %s; a new worker replaces it", worker.process.pid, exit_code
+                )
                 self._start_missing()
 
     def _start_missing(self) -> None:

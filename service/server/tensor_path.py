@@ -86,7 +86,8 @@ class TensorPath:
     def _answer_known(self, known: KnownHead, data: bytes) -> bool:
         connection, request, size = self._connection, known.request, len(data)
         began = self._held_since or perf_counter()
-        if not connection.between_requests or connection.incomplete_bytes or connection.active is not None:
+        reader = connection.reader
+        if not reader.between_requests or reader.incomplete_bytes or connection.active is not None:
             return False
         if connection.scheduler.rest or (size != known.request_size and size != len(known.data)):
             return False
@@ -105,6 +106,7 @@ class TensorPath:
         body = data[len(known.data) :]
         context = RequestContext(request.request_id, began)
         context.received, context.read = len(body), perf_counter() - began
+        context.target = request.target
         connection.active = request
         if caller.run(self._responder.answer_by_template, template, request, body, context):
             self._held_since = 0.0
@@ -130,6 +132,7 @@ class TensorPath:
         if request.template is None and not _is_short(request):
             return False
         request.route = route
+        request.target = "POST", route.path, request.client[0] if request.client else ""
         return True
 
     def answer(self, request: IncomingRequest, first_input: bytes) -> None:
@@ -145,6 +148,7 @@ class TensorPath:
         request.request_id = find_request_id(request.identifying)
         context = RequestContext(request.request_id, request.began)
         context.received, context.read = len(body), perf_counter() - request.began
+        context.target = request.target
         template, request.template = request.template, None  # a kept template would keep a replaced model open
         caller, respond = request.caller, self._responder.answer_by_template
         if template is not None and caller is not None and caller.run(respond, template, request, body, context):

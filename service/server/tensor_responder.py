@@ -24,7 +24,7 @@ from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer, base64_text,
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.coroutines import run_eagerly
-from preblock.service.server.incoming_request import IncomingRequest
+from preblock.service.server.incoming_request import IncomingRequest, Refusal
 
 if TYPE_CHECKING:
     from preblock.service.server.front import Front
@@ -230,19 +230,21 @@ def _end(
 
 
 def _end_trace(context: RequestContext, status: int, error: Exception | None = None) -> None:
-    """End the span of a request, if it has one. After an `error` the response is incomplete."""
+    """End a request and its span, if it has one. After an `error` the response is incomplete."""
+    context.set_status(status)
     if context.trace is not None:
         set_status(context.trace, status)
         end_span(context.trace, error)
 
 
-def error_response(status: int, text: str, headers: Headers) -> bytes:
+def error_response(refusal: Refusal, headers: Headers) -> bytes:
     """Return the response to malformed input, after which the connection closes."""
-    content = text.encode()
+    content = refusal.text.encode()
     fields: list[tuple[bytes, bytes]] = [
         *headers,
+        *refusal.headers,
         (b"content-type", b"text/plain; charset=utf-8"),
         (b"content-length", b"%d" % len(content)),
         (b"connection", b"close"),
     ]
-    return b"".join((STATUS_LINES[status], lines_of(fields), b"\r\n", content))
+    return b"".join((STATUS_LINES[refusal.status], lines_of(fields), b"\r\n", content))

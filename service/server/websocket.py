@@ -9,7 +9,9 @@ from starlette.types import Message, Receive, Scope, Send
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from preblock.service.api.http.routes.decode import CONNECTION
+from preblock.service.server.incoming_request import Refusal
 from preblock.service.server.inner_transport import InnerTransport
+from preblock.service.server.lingering_close import LingeringClose
 from preblock.service.server.read_scheduler import ReadScheduler
 from preblock.service.server.step_lane import StepLane
 from preblock.service.server.tensor_responder import error_response
@@ -49,7 +51,8 @@ class WebSocket(asyncio.Protocol):
         self._scheduler = ReadScheduler(transport, loop, self._read)
         self._steps = StepLane(transport, loop, self._update_reading)
         self._frames = FrameTracker()
-        self._accepted = self._ended = False
+        self._loop = loop
+        self._accepted = self._ended = self._closing = False
         self._inner_paused = self._write_paused = False
         config, own_state = copy(config), copy(server_state)
         config.loaded_app = self._serve
@@ -60,31 +63,45 @@ class WebSocket(asyncio.Protocol):
         """Answer the upgrade request; `rest` is the input after its head."""
         self._connections.add(self)
         self.transport.set_protocol(self)
-        callbacks = self.transport.close, self._pause_reading, self._resume_reading
+        callbacks = self._close, self._is_closing, self._pause_reading, self._resume_reading
         self._inner.connection_made(InnerTransport(self.transport, *callbacks))
         tasks = len(self._tasks)
         self._inner.data_received(head)
-        if len(self._tasks) == tasks and not self.transport.is_closing():
-            self.transport.write(error_response(_handshake_error(head), "the request opens no WebSocket", ()))
-            self.transport.close()
-        elif rest:
-            self.data_received(rest)
+        if len(self._tasks) == tasks and not self._is_closing():
+            self.transport.write(error_response(_handshake_error(head), ()))
+            self._close()
+        else:
+            self._scheduler.pause()  # frames before the handshake response wait for it
+            self._scheduler.feed(rest)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, and record whether it accepts the WebSocket."""
 
         async def send_and_record(message: Message) -> None:
-            self._accepted = self._accepted or message["type"] == "websocket.accept"
             await send(message)
+            if message["type"] == "websocket.accept":
+                self._accepted = True
+                self._update_reading()
 
         try:
             await self._app(scope, receive, send_and_record)
         finally:
             self._ended = True
 
+    def _is_closing(self) -> bool:
+        return self._closing or self.transport.is_closing()
+
+    def _close(self) -> None:
+        """Close the connection after the frames written so far; the client may still be sending a message."""
+        if not self._is_closing():
+            self._closing = True
+            LingeringClose(self.transport, self._loop, self._connections)
+            self.connection_lost(None)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the application of the disconnect."""
         self._connections.discard(self)
+        self._steps.end()
         self._scheduler.end()
         self._inner.connection_lost(exc)
 
@@ -108,7 +125,7 @@ class WebSocket(asyncio.Protocol):
         self._frames.feed(data)
         if self._frames.fragments > MAX_FRAGMENTS:
             self.transport.write(struct.pack("!BBH", CLOSE_FRAME, 2, TOO_BIG))
-            self.transport.close()
+            self._close()
         else:
             self._inner.data_received(data)
 
@@ -125,8 +142,8 @@ class WebSocket(asyncio.Protocol):
         self._update_reading()
 
     def _update_reading(self) -> None:
-        """Read only while the client reads, the application waits, and no step is in progress."""
-        if self._inner_paused or self._write_paused or self._steps.busy:
+        """Read only after the handshake, while the client reads, the application waits, and no step is in progress."""
+        if not self._accepted or self._inner_paused or self._write_paused or self._steps.busy:
             self._scheduler.pause()
         else:
             self._scheduler.resume()
@@ -141,10 +158,12 @@ class WebSocket(asyncio.Protocol):
         self._update_reading()
 
 
-def _handshake_error(head: bytes) -> int:
-    """Return the HTTP status for a request head that `websockets` rejected without a response."""
+def _handshake_error(head: bytes) -> Refusal:
+    """Return the refusal of a request head that `websockets` rejected without a response."""
     line, *headers = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     if len(line) > MAX_LINE_LENGTH:
-        return 414
-    too_large = len(headers) > MAX_NUM_HEADERS or any(len(header) > MAX_LINE_LENGTH for header in headers)
-    return 431 if too_large else 400
+        return Refusal(414, f"the URL of a WebSocket has at most {MAX_LINE_LENGTH} bytes")
+    if len(headers) > MAX_NUM_HEADERS or any(len(header) > MAX_LINE_LENGTH for header in headers):
+        limits = f"{MAX_NUM_HEADERS} headers of {MAX_LINE_LENGTH} bytes"
+        return Refusal(431, f"the request of a WebSocket has at most {limits}")
+    return Refusal(400, "the request does not open a WebSocket: it is no valid handshake")

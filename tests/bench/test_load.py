@@ -21,6 +21,7 @@ from preblock.client.errors import RequestError
 from tests.cli.test_cli import failing, run
 from tests.support.paths import PREBLOCK
 from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
 
 SHORT = ("--seconds", "0.2", "--connections", "2")
 
@@ -40,7 +41,7 @@ def test_every_protocol_is_asked_and_every_request_arrives(protocol: str, tiny_s
     before = answered(tiny_server)
     done = bench(tiny_server, "--model", "gpt", "--protocol", protocol, "--shape", "2,3", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    (found,) = json.loads(done.stdout)
+    (found,) = json.loads(done.stdout)["results"]
     assert (found["protocol"], found["shape"], found["connections"], found["errors"]) == (protocol, [2, 3], 2, {})
     # Of two rows each. The first of each connection is not counted by the load, but by the server.
     rows = 2 * (found["requests"] + 2)
@@ -83,7 +84,13 @@ def test_a_table_has_a_line_for_each_protocol_and_shape(tiny_server: Server) -> 
         tiny_server, "--model", "gpt", "--protocol", "npy", "--protocol", "steps", "--shape", "1,1", "--shape", "2,6"
     )
     assert (done.returncode, done.stderr) == (0, "")  # nothing moves where there is no terminal
-    head, *lines = done.stdout.splitlines()
+    system, _, results = done.stdout.partition("\n\n")
+    server, measured, load_from = system.splitlines()
+    version = httpx.get(f"{tiny_server.address}/v2").json()["version"]
+    assert server == f"server: preblock {version} at {tiny_server.address}"
+    assert measured == "model: gpt version 1, family gpt2, on CPUExecutionProvider"
+    assert re.fullmatch(r"load from: .+, \d+ cores, \w+", load_from)
+    head, *lines = results.splitlines()
     assert head.split()[:4] == ["protocol", "shape", "requests/s", "tokens/s"]
     assert [line.split()[:2] for line in lines] == [["npy", "1,1"], ["npy", "2,6"], ["steps", "1,1"], ["steps", "2,6"]]
     assert all(line.split()[-1] == "0" for line in lines)
@@ -123,7 +130,7 @@ def test_key_opens_every_protocol_and_errors_are_counted(guarded: tuple[Server, 
         time.sleep(1.1)  # until it may ask again
         done = bench(server, "--model", "gpt", "--key", key, "--protocol", protocol, "--shape", "1,1", "--json")
         assert done.stderr == ""
-        (found,) = json.loads(done.stdout)
+        (found,) = json.loads(done.stdout)["results"]
         assert set(found["errors"]) == {kind}, protocol
         assert found["errors"][kind] > 0
         assert "5 a second" in found["messages"][kind]
@@ -138,10 +145,10 @@ def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Pa
     with serve(tiny_repository) as server:
         command = [PREBLOCK, "bench", server.address, "--model", "gpt", "--seconds", "3", "--shape", "1,1", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            time.sleep(2.5)
+            wait_until(lambda: answered(server) > 4, 60)  # more than the first request of each connection
             server.process.terminate()
             said, _ = process.communicate(timeout=60)
-    (found,) = json.loads(said)
+    (found,) = json.loads(said)["results"]
     assert found["requests"] > 0
     assert set(found["errors"]) & {"ConnectionResetError", "ConnectionRefusedError"}
 
@@ -149,17 +156,17 @@ def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Pa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--shape", "8"), "got 8, expected rows and tokens of each, such as 8,128"),
-        (("--shape", "0,1"), "got 0,1, allowed"),
-        (("--shape", "1,2,3"), "got 1,2,3, allowed"),
-        (("--shape", "-1,2"), "got -1,2, allowed"),
+        (("--shape", "8"), "'8' is not rows and tokens of each, such as 8,128"),
+        (("--shape", "0,1"), "'0,1' is not rows and tokens of each, such as 8,128"),
+        (("--shape", "1,2,3"), "'1,2,3' is not rows and tokens of each, such as 8,128"),
+        (("--shape", "-1,2"), "'-1,2' is not rows and tokens of each, such as 8,128"),
         (("--connections", "0"), "'--connections': 0 is not in the range"),
-        (("--seconds", "0"), "'--seconds': got 0, expected a positive number of seconds"),
-        (("--seconds", "soon"), "'--seconds': got soon, allowed"),
-        (("--seconds", "nan"), "'--seconds': got nan, expected a positive number of seconds"),
-        (("--timeout", "inf"), "'--timeout': got inf, expected a positive number of seconds"),
+        (("--seconds", "0"), "'--seconds': '0' is not a positive number of seconds"),
+        (("--seconds", "soon"), "'--seconds': 'soon' is not a positive number of seconds"),
+        (("--seconds", "nan"), "'--seconds': 'nan' is not a positive number of seconds"),
+        (("--timeout", "inf"), "'--timeout': 'inf' is not a positive number of seconds"),
         (("--protocol", "nope"), "'nope' is not one of 'npy', 'v2', 'json', 'grpc', 'steps'"),
-        (("--protocol", "grpc"), "--grpc-port: got nothing"),
+        (("--protocol", "grpc"), "the protocol grpc needs --grpc-port"),
     ],
 )
 def test_wrong_use_is_one_line(arguments: tuple[str, ...], said: str) -> None:
@@ -198,7 +205,9 @@ def test_a_model_without_ids_is_refused(model: Model) -> None:
 
 
 def test_the_address_may_have_a_path() -> None:
-    assert LoadTarget("http://host:81/below/", "a b").path("models", "a b", "embed") == "/below/models/a%20b/embed"
+    target = LoadTarget("http://host:81/below/", "a b", version=2)
+    assert target.path("embed") == "/below/models/a%20b/versions/2/embed"
+    assert target.path("infer", "/v2") == "/below/v2/models/a%20b/versions/2/infer"
 
 
 def test_every_protocol_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tmp_path: Path) -> None:
@@ -213,5 +222,34 @@ def test_every_protocol_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tm
         protocols = [argument for protocol in ("npy", "grpc", "steps") for argument in ("--protocol", protocol)]
         done = run(*command, *protocols, "--shape", "1,1", "--json", SSL_CERT_FILE=str(trusted))
         assert (done.returncode, done.stderr) == (0, "")
-        assert [(found["errors"], found["requests"] > 0) for found in json.loads(done.stdout)] == [({}, True)] * 3
+        assert [(found["errors"], found["requests"] > 0) for found in json.loads(done.stdout)["results"]] == [
+            ({}, True)
+        ] * 3
         assert "certificate" in failing(*command, code=1).lower()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_protocol_measures_the_named_version(protocol: str, tiny_server: Server) -> None:
+    before = rows_by_version(tiny_server)
+    done = bench(tiny_server, "--model", "bert@1", "--protocol", protocol, "--shape", "1,1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert (document["system"]["model"], document["system"]["version"]) == ("bert", 1)
+    wait_until(lambda: rows_by_version(tiny_server)["1"] > before.get("1", 0), 5)
+    assert rows_by_version(tiny_server).get("2", 0) == before.get("2", 0)
+
+
+def rows_by_version(server: Server) -> dict[str, float]:
+    """Return the server's counter of answered rows of `bert` for each version."""
+    text = httpx.get(f"{server.address}/metrics").text
+    found = re.findall(r'^preblock_model_rows_total{model="bert",version="(\d+)"} (\S+)', text, re.MULTILINE)
+    return {version: float(rows) for version, rows in found}
+
+
+def test_a_version_that_is_none_is_wrong_use() -> None:
+    message = failing("bench", "http://127.0.0.1:9", "--model", "gpt@x", code=2)
+    assert message == "gpt@x: the version after the @ is 'x', not a whole number from 1 on"
+
+
+def test_an_unknown_version_is_one_line(tiny_server: Server) -> None:
+    assert "9" in failing("bench", tiny_server.address, "--model", "gpt@9", code=1)

@@ -1,10 +1,20 @@
 """The help of every command, with only the packages of the base install."""
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
 
 from preblock.cli import app
+from preblock.cli.serve import GROUPS
+from preblock.service.core.settings import Settings, option
+from tests.support.paths import PREBLOCK
 
 OPTIONAL = (
     "torch",
@@ -13,6 +23,7 @@ OPTIONAL = (
     "safetensors",
     "huggingface_hub",
     "transformers",
+    "matplotlib",
     "httpx",
     "opentelemetry.sdk",
 )
@@ -29,7 +40,10 @@ print(json.dumps([{name: [result.exit_code, result.output] for name, result in r
 def test_help_of_every_command_needs_no_optional_package() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True)
     results, modules = json.loads(done.stdout)
-    assert results.keys() == {"", "export", "verify", "triton", "inspect", "check", "key", "settings", "serve", "bench"}
+    assert results.keys() == {
+        *("", "export", "verify", "triton", "families", "list", "inspect", "plot", "check", "remove"),
+        *("key", "settings", "serve", "bench"),
+    }
     for name, (code, output) in results.items():
         assert code == 0
         assert output.startswith(f"Usage: preblock {name} ".replace("  ", " "))
@@ -37,5 +51,74 @@ def test_help_of_every_command_needs_no_optional_package() -> None:
 
 
 def test_group_help_has_a_line_for_every_command() -> None:
+    lines = CliRunner().invoke(app, ["--help"], terminal_width=80).output.splitlines()
     for command in app.commands.values():
-        assert command.get_short_help_str(), command.name
+        (line,) = [line for line in lines if line.startswith(f"  {command.name} ")]
+        assert command.help is not None
+        assert line.split(maxsplit=1)[1] == command.help.partition("\n")[0]  # not cut
+
+
+def test_help_of_every_command_has_an_example() -> None:
+    for name, command in app.commands.items():
+        output = CliRunner().invoke(app, [name, "--help"], terminal_width=80).output
+        assert re.search(rf"^  Examples?:\n    preblock {name}\b", output, re.MULTILINE), command.name
+
+
+def test_every_setting_is_an_option_in_one_group() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(Settings.model_fields)
+
+
+def test_help_of_serve_has_groups_types_and_defaults() -> None:
+    output = CliRunner().invoke(app, ["serve", "--help"], terminal_width=120).output
+    parts = [part for part in output.split("\n\n") if re.match(r"\w.*:\n", part)]
+    sections = dict(part.split(":\n", 1) for part in parts)
+    assert list(sections) == [*GROUPS, "Options"]
+    for title, names in GROUPS.items():
+        for name in names:
+            assert f"{option(name)} " in sections[title]
+    assert re.search(r"--port INTEGER +Port of HTTP and WebSocket; 0 picks a free port. \[default: 8000\]", output)
+    assert "--rate-limit-per-second NUMBER" in output
+    assert "--repository PATH" in output
+    assert "--host TEXT" in output
+    assert "--log-format [text|json]" in output
+
+
+def complete(words: str, **environment: str) -> list[str]:
+    """Return the completions of the last word, as click tells them to bash."""
+    variables = {"_PREBLOCK_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    environment = os.environ | variables | environment
+    done = subprocess.run([PREBLOCK], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        ("preblock inspect ", ["plain,bert", "plain,gpt"]),
+        ("preblock remove g", ["plain,gpt"]),
+        ("preblock verify bert@", ["plain,bert@1", "plain,bert@2"]),
+        ("preblock triton x", []),
+        ("preblock export g", ["plain,gpt2-small", "dir,g"]),
+        ("preblock fam", ["plain,families"]),
+        ("preblock serve --log-format j", ["plain,json"]),
+    ],
+)
+def test_shell_completes_models_presets_and_options(words: str, completions: list[str], tiny_repository: Path) -> None:
+    assert complete(words, PREBLOCK_REPOSITORY=str(tiny_repository)) == completions
+
+
+def test_completion_takes_the_repository_of_the_line(tiny_repository: Path) -> None:
+    assert complete(f"preblock inspect --repository {tiny_repository} g") == ["plain,gpt"]
+
+
+def test_completion_without_a_repository_is_empty(tmp_path: Path) -> None:
+    assert complete("preblock inspect ", PREBLOCK_REPOSITORY=str(tmp_path / "none")) == []
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_accepts_the_completion_script() -> None:
+    script = subprocess.check_output([PREBLOCK], env=os.environ | {"_PREBLOCK_COMPLETE": "bash_source"}, text=True)
+    done = subprocess.run(["bash", "-c", f"{script}\ncomplete -p preblock"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("-F _preblock_completion preblock")

@@ -4,8 +4,10 @@ import json
 import pickle
 from typing import Any
 
+import httpx
 import pytest
 
+import preblock
 from preblock.client import errors
 from preblock.service.api.http.errors import STATUS, problem
 from preblock.service.core import errors as service
@@ -36,7 +38,7 @@ def test_a_problem_of_the_service_is_an_error_of_its_kind(kind: type[service.Pre
         ([], {}, "Invalid", "input_ids"),
         ("text", {}, "Invalid", "input_ids"),
         ([1], {"offset": 6}, "Invalid", None),
-        ([1], {"ofset": 1}, "Invalid", "field"),
+        ([1], {"word": 1}, "Invalid", "field"),
         ([1], {"dtype": "float64"}, "Invalid", "dtype"),
         ([1], {"output": "rotary_cos"}, "Invalid", "output"),
         ([1], {"offset": float("nan")}, "Malformed", "body"),
@@ -57,15 +59,17 @@ def test_a_request_at_fault(tiny: Any, ids: Any, options: dict[str, Any], kind: 
 
 
 @pytest.mark.parametrize(
-    ("format", "media_type", "kind"),
-    [("JSON", "text/plain", "UnsupportedFormat"), ("SAFETENSORS", "text/html", "NotAcceptable")],
+    ("header", "media_type", "kind"),
+    [("Content-Type", "text/plain", "UnsupportedFormat"), ("Accept", "text/html", "NotAcceptable")],
 )
-def test_format_unknown_to_the_service_is_refused(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch, format: str, media_type: str, kind: str
-) -> None:
-    monkeypatch.setattr(f"preblock.client.api.{format}", media_type)
-    with raises_kind(kind):
-        tiny.embed([1], model="gpt")
+def test_format_unknown_to_the_service_is_refused(tiny_server: Server, header: str, media_type: str, kind: str) -> None:
+    """A caller's own httpx client replaces a header of each request."""
+
+    def replace(request: httpx.Request) -> None:
+        request.headers[header] = media_type
+
+    with httpx.Client(event_hooks={"request": [replace]}) as http_client, raises_kind(kind):
+        preblock.connect(tiny_server.address, http_client=http_client).embed([1], model="gpt")
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", ""])

@@ -1,6 +1,7 @@
-"""The public names and the imports of the client."""
+"""The public names, the signatures and the imports of the client."""
 
 import inspect
+import pydoc
 import subprocess
 import sys
 
@@ -9,13 +10,14 @@ import pytest
 import preblock
 from preblock import client
 from preblock.client import AsyncClient, Client
-from preblock.client.api import ModelApi
-from preblock.client.streams import AsyncDecodeStream, DecodeStream
+from preblock.client.async_stream import AsyncDecodeStream
+from preblock.client.sync_stream import DecodeStream
+from tests.client.generate_sync import FILES, FOLDER, generate
 from tests.support.paths import ROOT
 
 HEAVY = ("torch", "onnxruntime", "fastapi", "starlette", "orjson", "tokenizers", "ml_dtypes", "websockets")
 STEPS = ("step", "rewind", "reorder", "append", "drop", "ping")
-CALLS = ("embed", "text", "prompt_embeds", "bias", "models", "model")
+CALLS = ("embed", "text", "prompt_embeds", "bias", "models", "model", "ready", "load", "unload")
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
@@ -25,6 +27,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 def test_the_names() -> None:
     assert client.__all__ == ["AsyncClient", "Client", "Embeddings", "Model", "connect", "connect_async"]
     assert (preblock.connect, preblock.connect_async) == (Client, AsyncClient)
+    assert {"connect", "connect_async", "__version__"} <= set(dir(preblock))
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
         _ = preblock.conect  # type: ignore[attr-defined]
 
@@ -40,36 +43,41 @@ def test_the_client_imports_no_more_than_it_needs() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("missing", "script", "what"),
-    [
-        ("httpx", "preblock.connect", "preblock.client"),
-        ("websockets", "preblock.connect('http://h').decode('m')", "a decode stream"),
-        (
-            "ml_dtypes",
-            "from preblock.client import results; results.array_of(bytearray(2), 'bfloat16', [1])",
-            "bfloat16",
-        ),
-    ],
-)
-def test_what_is_missing_is_named(missing: str, script: str, what: str) -> None:
-    done = run(f"import sys; sys.modules[{missing!r}] = None; import preblock; {script}")
+def test_a_missing_ml_dtypes_is_named() -> None:
+    script = "import sys; sys.modules['ml_dtypes'] = None; from preblock.client.results import array_of"
+    done = run(f"{script}; array_of(bytearray(2), 'bfloat16', [1])")
     assert done.returncode == 1
-    assert f"ModuleNotFoundError: {what} needs {missing}: pip install 'preblock[client]'" in done.stderr
+    message = "bfloat16 in NumPy needs the package ml_dtypes: pip install ml_dtypes"
+    assert f"ModuleNotFoundError: {message}" in done.stderr
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_synchronous_client_is_the_generated_one(name: str) -> None:
+    assert (FOLDER / f"sync_{name}.py").read_text(encoding="utf-8") == generate(name)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "source"),
-    [
-        *((Client, name, ModelApi) for name in (*CALLS, "decode")),
-        *((DecodeStream, name, AsyncDecodeStream) for name in STEPS),
-    ],
+    ("kind", "asynchronous", "names"),
+    [(Client, AsyncClient, (*CALLS, "decode")), (DecodeStream, AsyncDecodeStream, STEPS)],
 )
-def test_synchronous_method_has_doc_and_signature(kind: type, name: str, source: object) -> None:
-    method, coroutine_method = getattr(kind, name), getattr(source, name)
-    assert (method.__name__, method.__doc__) == (name, coroutine_method.__doc__)
-    assert inspect.signature(method) == inspect.signature(coroutine_method)
-    assert not inspect.iscoroutinefunction(method)
+def test_each_method_has_a_signature_and_a_docstring(kind: type, asynchronous: type, names: tuple[str, ...]) -> None:
+    assert {name for name in dir(kind) if not name.startswith("_")} >= {*names, "close"} - {"decode"}
+    for name in names:
+        method, other = getattr(kind, name), getattr(asynchronous, name)
+        assert [*inspect.signature(method).parameters] == [*inspect.signature(other).parameters]
+        assert method.__doc__
+        assert method.__qualname__ == f"{kind.__name__}.{name}"
+        assert inspect.iscoroutinefunction(other) == (name != "decode")
+        assert not inspect.iscoroutinefunction(method)
+        assert "Async" not in str(method.__doc__)
+        assert "await" not in str(method.__doc__)
+        assert f"{name}(self" in pydoc.plain(pydoc.render_doc(method))
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_help_shows_the_values_of_an_option(kind: type[Client | AsyncClient]) -> None:
+    page = pydoc.plain(pydoc.render_doc(kind.embed))
+    assert "dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32'" in page
 
 
 def test_the_document_names_every_method_and_error() -> None:
@@ -86,6 +94,9 @@ def test_the_document_names_every_method_and_error() -> None:
         "StreamClosed",
     ]
     assert [name for name in names if f"`{name}" not in document] == []
+    for kind in (Client, AsyncClient):
+        options = [*inspect.signature(kind).parameters]
+        assert [name for name in options if f"| `{name}` |" not in document] == []
 
 
 def test_the_package_is_typed() -> None:

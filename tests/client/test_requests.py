@@ -5,6 +5,7 @@ import base64
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,9 @@ import torch
 import preblock
 from preblock.client import Embeddings
 from preblock.models.frontend import FrontEnd
-from tests.client.conftest import Connect
+from preblock.service.artifacts.io import read_manifest
+from preblock.service.artifacts.manifest import Manifest
+from tests.client.conftest import Connect, raises_kind
 from tests.data.make_artifacts import build_frontend
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, serve
@@ -162,6 +165,19 @@ def test_prompt_embeds_are_what_torch_loads(server: Server, connect: Connect, id
         assert np.array_equal(tensor.float().numpy(), vectors.astype(np.float32))
 
 
+@pytest.mark.parametrize("text", ["Hello, world!", ["Hello", "and good bye"]])
+def test_prompt_embeds_of_text_are_those_of_its_ids(server: Server, connect: Connect, text: str | list[str]) -> None:
+    client = connect(server.address)
+    ids = client.text(text, model="minilm", return_tokens=True).input_ids
+    assert client.prompt_embeds(text=text, model="minilm") == client.prompt_embeds(ids, model="minilm")
+
+
+@pytest.mark.parametrize("given", [{}, {"ids": [1], "text": "a"}])
+def test_prompt_embeds_need_ids_or_text(tiny: Any, given: dict[str, Any]) -> None:
+    with raises_kind("Invalid"):
+        tiny.prompt_embeds(**given, model="bert")
+
+
 @pytest.mark.parametrize(("side", "kept"), [("left", [1, 2, 3, 4, 5, 6]), ("right", [0, 1, 2, 3, 4, 5])])
 def test_a_cut_is_told(tiny: Any, side: str, kept: list[int]) -> None:
     ids = [[0, 1, 2, 3, 4, 5, 6], [1]]
@@ -177,6 +193,36 @@ def test_models_are_described(tiny: Any) -> None:
     assert (gpt.provider, gpt.manifest["family"]) == ("CPUExecutionProvider", "gpt2")
     assert tiny.model("gpt") == gpt
     assert tiny.model("bert", 1).version == 1
+
+
+def test_a_model_has_the_facts_of_its_manifest(tiny: Any, tiny_repository: Path) -> None:
+    """Oracle: the manifest, read by the service."""
+    for name, version in (("bert", 2), ("gpt", 1)):
+        model, manifest = tiny.model(name), read_manifest(tiny_repository / name / str(version))
+        assert isinstance(manifest, Manifest)
+        assert manifest.token_embeddings is not None
+        assert (model.kind, model.family, model.width) == ("tokens", manifest.family, manifest.width)
+        assert (model.vocab_size, model.dtype, model.outputs) == (manifest.vocab_size, "float32", manifest.widths)
+        assert (model.indices, model.needed) == (manifest.indices, manifest.needed)
+        assert model.padding_id == manifest.padding_id
+        assert model.consumer_scales == manifest.token_embeddings.consumer_scales
+        assert model.has_tokenizer == (tiny_repository / name / str(version) / "tokenizer.json").is_file()
+        for output, width in model.outputs.items():
+            assert tiny.embed([1], model=name, output=output).vectors.shape == (1, 1, width)
+
+
+def test_a_stem_has_a_width_and_no_token_outputs(tmp_path: Path) -> None:
+    copy_artifact("vit", tmp_path)
+    with serve(tmp_path) as server, preblock.connect(server.address) as client:
+        model = client.model("vit")
+        manifest = read_manifest(tmp_path / "vit" / "1")
+        assert (model.kind, model.width, model.outputs) == ("stem", manifest.width, {})
+        assert (model.vocab_size, model.indices, model.needed, model.consumer_scales) == (None, {}, (), None)
+        assert not model.has_tokenizer
+
+
+def test_outputs_leave_the_bias_out(connect: Connect, companions: Server) -> None:
+    assert set(connect(companions.address).model("alibi").outputs) == {"embeddings", "token_embeddings"}
 
 
 def test_a_bias_and_further_inputs_are_those_of_the_module(connect: Connect, companions: Server) -> None:

@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +20,7 @@ import torch
 
 import preblock
 from preblock.client import errors
-from preblock.client.streams import AsyncDecodeStream
-from preblock.client.sync_wrapper import finish
+from preblock.client.sync_stream import DecodeStream
 from tests.client.conftest import Connect as Connecting
 from tests.client.conftest import raises_kind
 from tests.client.flaky_proxy import CUT, DROP, STALL, SWALLOW, Act, After, FlakyProxy, canned
@@ -455,6 +456,7 @@ def test_streams_of_one_client_are_apart(tiny: Any) -> None:
         assert (one.offset, other.offset) == ([3], [4])
 
 
+FIELDS: dict[str, Any] = {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
 OPENED = json.dumps({"version": 1, "next_offset": [5], "indices": ["token_type_ids"]}).encode()
 
 
@@ -466,30 +468,29 @@ class ScriptedSocket:
         self.sent: list[str | bytes] = []
         self.pauses: list[float] = []
 
-    async def connect(self, path: str) -> None:
+    def connect(self, path: str) -> None:
         self.sent.append(path)
 
-    async def exchange(self, message: str | bytes) -> bytes:
+    def exchange(self, message: str | bytes) -> bytes:
         self.sent.append(message)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
-    async def close(self, kind: type[BaseException] | None, *_: object) -> None:
+    def close(self, kind: type[BaseException] | None, *_: object) -> None:
         self.sent.append(f"close after {kind}")
 
 
-def opened(*answers: bytes | Exception, resume: bool = False) -> tuple[AsyncDecodeStream, ScriptedSocket]:
+def opened(*answers: bytes | Exception, resume: bool = False) -> tuple[DecodeStream, ScriptedSocket]:
     """Return an open stream with one row at offset 5, and its socket."""
     socket: Any = ScriptedSocket(OPENED, *answers)
-    fields = {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
-    stream = AsyncDecodeStream(socket, "m", None, fields, retries=1 if resume else None)
-    finish(stream.__aenter__())
-    assert socket.sent == ["/models/m/decode", json.dumps({"open": fields})]
+    stream = DecodeStream(socket, "m", None, dict(FIELDS), retries=1, resume=resume)
+    stream.__enter__()
+    assert socket.sent == ["/models/m/decode", json.dumps({"open": FIELDS})]
     socket.sent.clear()
     return stream, socket
 
@@ -518,15 +519,15 @@ def test_a_frame_that_answers_nothing_closes_the_stream(frame: bytes) -> None:
     stream, _ = opened(frame)
     for _ in range(2):
         with pytest.raises(errors.StreamClosed) as raised:
-            finish(stream.step([1]))
+            stream.step([1])
         assert raised.value.offset == stream.offset == [5]
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff", b"[]", b"{}"])
 def test_an_opening_that_answers_nothing(message: bytes) -> None:
     socket: Any = ScriptedSocket(message)
-    with pytest.raises(errors.ConnectionFailed, match="came") as raised:
-        finish(AsyncDecodeStream(socket, "m", None, {}, retries=None).__aenter__())
+    with pytest.raises(errors.ConnectionFailed, match="the server opened no decode stream") as raised:
+        DecodeStream(socket, "m", None, FIELDS, retries=0, resume=False).__enter__()
     assert socket.sent[-1] == f"close after {raised.type}"
 
 
@@ -534,11 +535,11 @@ def test_frames_as_the_document_has_them() -> None:
     answer = HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 7, 2, 1, 0.5, -2)
     state = HEADER.pack(b"PRBK", 2, 10, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
     stream, socket = opened(answer, state)
-    assert finish(stream.step([7, 8], token_type_ids=[0, 1])).tolist() == [[[0.5], [-2]]]
+    assert stream.step([7, 8], token_type_ids=[0, 1]).tolist() == [[[0.5], [-2]]]
     header = HEADER.pack(b"PRBK", 2, 1, 256 + 4, 1, 1, 2, 0, bytes(3))
     assert socket.sent == [header + struct.pack("<qqqqqI", 7, 8, 0, 1, 5, 2)]
     assert stream.offset == [7]
-    finish(stream.rewind(6))
+    stream.rewind(6)
     assert socket.sent[1] == HEADER.pack(b"PRBK", 2, 4, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
     assert stream.offset == [6]
 
@@ -547,17 +548,82 @@ def test_refused_input_does_not_count_as_a_message() -> None:
     state = HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 5)
     stream, _ = opened(state)
     with raises_kind("Invalid"):
-        finish(stream.step([1], word=[1]))
-    finish(stream.ping())
+        stream.step([1], word=[1])
+    stream.ping()
 
 
 def test_a_stream_that_resumes_connects_where_its_rows_are() -> None:
     state = HEADER.pack(b"PRBK", 2, 10, 0, 1, 2, 0, 0, bytes(3)) + struct.pack("<qq", 5, 5)
     stream, socket = opened(errors.ConnectionFailed("broke"), OPENED, state, resume=True)
-    finish(stream.reorder([0, 0]))
+    stream.reorder([0, 0])
     first, path, opening, again = socket.sent
     assert first == again
     assert path == "/models/m/versions/1/decode"
     assert json.loads(opening)["open"] == {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
     assert len(socket.pauses) == 1
     assert stream.offset == [5, 5]
+
+
+def test_a_busy_service_is_asked_again_on_the_same_connection() -> None:
+    """`retry_after` of an error in an open stream is its least pause; the message gets a new number."""
+    busy = HEADER.pack(b"PRBK", 2, 3, 0, 1, 0, 0, 0, bytes(3))
+    busy += b'{"type":"urn:preblock:error:Unavailable","status":503,"detail":"full","retry_after":2}'
+    state = HEADER.pack(b"PRBK", 2, 10, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 4)
+    stream, socket = opened(busy, state)
+    stream.rewind(4)
+    assert [HEADER.unpack_from(frame)[4] for frame in socket.sent if isinstance(frame, bytes)] == [1, 2]
+    assert len(socket.sent) == 2
+    assert len(socket.pauses) == 1
+    assert 2 <= socket.pauses[0] <= 2.25
+    assert stream.offset == [4]
+
+
+@pytest.mark.parametrize("stated", [b"", b',"retry_after":null', b',"retry_after":"soon"', b',"retry_after":31'])
+def test_other_errors_of_a_stream_are_final(stated: bytes) -> None:
+    refused = HEADER.pack(b"PRBK", 2, 3, 0, 1, 0, 0, 0, bytes(3))
+    refused += b'{"type":"urn:preblock:error:Unavailable","status":503,"detail":"full"' + stated + b"}"
+    stream, socket = opened(refused)
+    with raises_kind("Unavailable"):
+        stream.ping()
+    assert socket.pauses == []
+
+
+def test_a_stream_needs_no_with(tiny_server: Server) -> None:
+    with preblock.connect(tiny_server.address) as client:
+        stream = client.decode("gpt", offset=1, rows=2)
+        assert (stream.offset, stream.version) == ([1, 1], None)
+        assert np.array_equal(stream.step([[1], [2]]), whole(client, [[1], [2]], model="gpt", offset=1))
+        assert (stream.offset, stream.version) == ([2, 2], 1)
+        stream.close()
+        with pytest.raises(errors.StreamClosed, match=r"closed by its user; a new stream resumes at offset \[2, 2\]"):
+            stream.step([[1], [2]])
+        with raises_kind("NotFound"):
+            client.decode("none").step([1])
+
+
+def test_an_asynchronous_stream_needs_no_with(tiny_server: Server) -> None:
+    async def step() -> None:
+        async with preblock.connect_async(tiny_server.address) as client:
+            stream = client.decode("gpt", resume=True)
+            assert (await stream.step([1])).shape == (1, 1, 4)
+            await stream.aclose()
+            with pytest.raises(errors.StreamClosed, match="closed by its user"):
+                await stream.ping()
+
+    asyncio.run(step())
+
+
+def test_a_stream_left_open_does_not_hold_the_program(tiny_server: Server) -> None:
+    script = f"import preblock; preblock.connect({tiny_server.address!r}).decode('gpt').step([1]); print('done')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_errors_of_a_stream_name_the_address(connect: Connecting, flaky: FlakyProxy) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(errors.ConnectionFailed, match=f"^no connection to {nowhere} "), connect(nowhere).decode("gpt"):
+        pass
+    with connect(flaky.address).decode("gpt") as stream:
+        flaky.break_all()
+        with pytest.raises(errors.StreamClosed, match=f"^the connection to {flaky.address} was closed "):
+            stream.step([1])

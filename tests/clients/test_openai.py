@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,55 @@ def test_a_cut_is_reported(client: openai.OpenAI, tokenizer: Any, side: str) -> 
     assert response.usage.prompt_tokens == sum(map(len, rows))
 
 
+@pytest.mark.parametrize(("side", "most"), [("right", 5), ("left", 5), (None, 5), (None, -1), ("left", -1)])
+def test_truncate_prompt_tokens_cuts_as_vllm_does(
+    client: openai.OpenAI, tokenizer: Any, side: str | None, most: int
+) -> None:
+    """vLLM passes the field to the tokenizer of transformers as `max_length`; embeddings are cut on the right."""
+    texts = ["one two three " * 200, "short"]
+    extra = {"truncate_prompt_tokens": most} | ({"truncate": side} if side else {})
+    response = client.embeddings.create(model="minilm", input=texts, extra_body=extra)
+    tokenizer.truncation_side = side or "right"
+    rows = tokenizer(texts, truncation=True, max_length=512 if most == -1 else most)["input_ids"]
+    assert vectors_of(response).tobytes() == vectors_of(client.embeddings.create(model="minilm", input=rows)).tobytes()
+    assert response.usage.prompt_tokens == sum(map(len, rows))
+
+
+def test_truncate_prompt_tokens_cuts_ids(client: openai.OpenAI) -> None:
+    found = {
+        side: client.embeddings.create(
+            model="minilm", input=IDS, extra_body={"truncate_prompt_tokens": 2, "truncate": side}
+        )
+        for side in ("left", "right", None)
+    }
+    for side, rows in (("left", [row[-2:] for row in IDS]), ("right", [row[:2] for row in IDS])):
+        assert found[side].data == client.embeddings.create(model="minilm", input=rows).data
+    assert found[None].data == found["right"].data
+
+
+def test_add_special_tokens_as_in_transformers(client: openai.OpenAI, tokenizer: Any) -> None:
+    response = client.embeddings.create(model="minilm", input=TEXTS, extra_body={"add_special_tokens": False})
+    rows = tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
+    assert vectors_of(response).tobytes() == vectors_of(client.embeddings.create(model="minilm", input=rows)).tobytes()
+    ids = client.embeddings.create(model="minilm", input=IDS, extra_body={"add_special_tokens": False})
+    assert ids.data == client.embeddings.create(model="minilm", input=IDS).data
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_embed_dtype_is_the_type_of_base64(client: openai.OpenAI, dtype: str) -> None:
+    whole = vectors_of(client.embeddings.create(model="minilm", input=TEXTS))
+    narrow = client.embeddings.create(
+        model="minilm", input=TEXTS, encoding_format="base64", extra_body={"embed_dtype": dtype}
+    )
+    for item, vector in zip(narrow.data, whole, strict=True):
+        expected = torch.from_numpy(vector).to(getattr(torch, dtype)).view(torch.uint8).numpy()
+        assert base64.b64decode(str(item.embedding)) == expected.tobytes()
+    numbers = client.embeddings.create(
+        model="minilm", input=TEXTS, encoding_format="float", extra_body={"embed_dtype": dtype}
+    )
+    assert vectors_of(numbers).tobytes() == whole.tobytes()
+
+
 def test_models_are_listed_and_found(tiny_client: openai.OpenAI, tiny_repository: Path) -> None:
     models = list(tiny_client.models.list())
     assert [model.id for model in models] == ["bert", "gpt"]
@@ -167,89 +217,167 @@ def test_a_version_can_be_named(tiny_client: openai.OpenAI) -> None:
     assert tiny_client.models.retrieve("bert:1").id == "bert:1"
 
 
+FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
+UNKNOWN = (
+    "unknown field input_ids; expected model, input, encoding_format, dimensions, user, "
+    "pooling, truncate, truncate_prompt_tokens, add_special_tokens, embed_dtype"
+)
+TOO_LONG = (
+    "This model's maximum context length is 8 tokens, but input[0] has 9 tokens. "
+    "Shorten the input, or set truncate_prompt_tokens to -1."
+)
+
+
 @pytest.mark.parametrize(
-    ("kind", "fields", "param", "message"),
+    ("fields", "param", "message"),
     [
-        (openai.NotFoundError, {"model": "nope"}, "model", "got nope, expected bert, gpt"),
-        (openai.NotFoundError, {"model": "bert:3"}, "version", "got 3, expected 1, 2"),
-        (openai.NotFoundError, {"model": "bert:"}, "version", "got bert:, expected 1, 2"),
-        (openai.NotFoundError, {"model": "bert:01"}, "version", "got 01, expected 1, 2"),
-        (openai.UnprocessableEntityError, {"model": 3}, "model", "got 3, expected the name of a model"),
-        (openai.UnprocessableEntityError, {"model": None}, "model", "got nothing, expected the name of a model"),
+        ({"model": 3}, "model", "model: got 3, expected the name of a model"),
+        ({"model": None}, "model", "model is required: the name of a model"),
+        ({"input": None}, "input", f"input is required: {FORMS}"),
+        ({"input": ""}, "input", "input: got '', expected a text of at least one character"),
+        ({"input": ["a", ""]}, "input[1]", "input[1]: got '', expected a text of at least one character"),
+        ({"input": []}, "input", "input: got [], expected at least one row of at least one integer"),
+        ({"input": 3}, "input", f"input: got 3, expected {FORMS}"),
+        ({"input": ["a", 3]}, "input[1]", "input[1]: got 3, expected a text of at least one character"),
+        ({"input": [3, "a"]}, "input[1]", "input[1]: got 'a', expected a 64-bit integer"),
+        ({"input": [[3], "a"]}, "input[1]", "input[1]: got 'a', expected a row of at least one integer"),
+        ({"input": [[3], []]}, "input[1]", "input[1]: got [], expected a row of at least one integer"),
+        ({"input": [1.5]}, "input[0]", "input[0]: got 1.5, expected a 64-bit integer"),
+        ({"input": [[1, 11]]}, "input[0][1]", "input[0][1]: got 11, expected 0 to 10"),
         (
-            openai.UnprocessableEntityError,
-            {"input": None},
-            "input",
-            "got nothing, expected a string, a list of strings",
-        ),
-        (openai.UnprocessableEntityError, {"input": ""}, "input", "got '', expected a text of at least one character"),
-        (openai.UnprocessableEntityError, {"input": ["a", ""]}, "input[1]", "got '', expected a text of at least one"),
-        (openai.UnprocessableEntityError, {"input": []}, "input", "got [], expected at least one row"),
-        (openai.UnprocessableEntityError, {"input": 3}, "input", "got 3, expected a string, a list of strings"),
-        (openai.UnprocessableEntityError, {"input": ["a", 3]}, "input[1]", "got 3, expected a text"),
-        (openai.UnprocessableEntityError, {"input": [3, "a"]}, "input[1]", "got 'a', expected a 64-bit integer"),
-        (openai.UnprocessableEntityError, {"input": [[3], "a"]}, "input[1]", "got 'a', expected a row of"),
-        (openai.UnprocessableEntityError, {"input": [[3], []]}, "input[1]", "got [], expected a row of"),
-        (openai.UnprocessableEntityError, {"input": [1.5]}, "input[0]", "got 1.5, expected a 64-bit integer"),
-        (openai.UnprocessableEntityError, {"input": [[1, 11]]}, "input[0][1]", "got 11, expected 0 to 10"),
-        (openai.UnprocessableEntityError, {"input": [1] * 9}, "input[0]", "got 0 + 9 = 9, expected at most 8, the max"),
-        (openai.UnprocessableEntityError, {"input": "a b c d e f g"}, "input[0]", "got 0 + 9 = 9, expected at most 8"),
-        (
-            openai.UnprocessableEntityError,
             {"model": "gpt", "input": "a"},
             "input",
-            "got 'a', expected token ids, since this model has no tokenizer",
+            "input: got 'a', expected token ids, since this model has no tokenizer",
+        ),
+        ({"dimensions": 3}, "dimensions", "dimensions: got 3, expected 4, the width of this model, or nothing"),
+        ({"dimensions": 4.0}, "dimensions", "dimensions: got 4.0, expected 4, the width of this model, or nothing"),
+        ({"dimensions": True}, "dimensions", "dimensions: got True, expected 4, the width of this model, or nothing"),
+        ({"encoding_format": "hex"}, "encoding_format", "encoding_format: got hex, expected float, base64"),
+        ({"encoding_format": [1]}, "encoding_format", "encoding_format: got [1], expected float, base64"),
+        ({"user": 3}, "user", "user: got 3, expected a string"),
+        ({"pooling": "max"}, "pooling", "pooling: got max, expected none, mean, first, last"),
+        ({"pooling": 1}, "pooling", "pooling: got 1, expected none, mean, first, last"),
+        ({"truncate": "end"}, "truncate", "truncate: got end, expected left, right"),
+        *(
+            (
+                {"truncate_prompt_tokens": value},
+                "truncate_prompt_tokens",
+                f"truncate_prompt_tokens: got {value!r}, expected 1 to 8, or -1 for the maximum context length of this "
+                "model",
+            )
+            for value in (0, -2, 9, True, 1.0, "3")
         ),
         (
-            openai.UnprocessableEntityError,
-            {"dimensions": 3},
-            "dimensions",
-            "got 3, expected 4, the width of this model",
+            {"truncate_prompt_tokens": 2},
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens: got 2, expected 3 or more, to keep the special tokens and one other",
         ),
-        (openai.UnprocessableEntityError, {"dimensions": 4.0}, "dimensions", "got 4.0, expected 4"),
-        (openai.UnprocessableEntityError, {"dimensions": True}, "dimensions", "got True, expected 4"),
-        (
-            openai.UnprocessableEntityError,
-            {"encoding_format": "hex"},
-            "encoding_format",
-            "got hex, expected float, bas",
-        ),
-        (openai.UnprocessableEntityError, {"encoding_format": [1]}, "encoding_format", "got [1], expected float, base"),
-        (openai.UnprocessableEntityError, {"user": 3}, "user", "got 3, expected a string"),
-        (openai.UnprocessableEntityError, {"pooling": "max"}, "pooling", "got max, expected none, mean, first, last"),
-        (openai.UnprocessableEntityError, {"pooling": 1}, "pooling", "got 1, expected none, mean, first, last"),
-        (openai.UnprocessableEntityError, {"truncate": "end"}, "truncate", "got end, expected left, right"),
-        (openai.UnprocessableEntityError, {"input_ids": [1]}, "field", "got input_ids, expected model, input, "),
-        (
-            openai.APIStatusError,
-            {"input": [[1]] * 65537},
-            "input",
-            "got 65537 tokens, expected at most 65536 tokens in a request",
+        ({"add_special_tokens": 1}, "add_special_tokens", "add_special_tokens: got 1, expected true or false"),
+        *(
+            ({"embed_dtype": value}, "embed_dtype", f"embed_dtype: got {value}, expected float32, float16, bfloat16")
+            for value in ("fp8_e4m3", 16)
         ),
     ],
 )
-def test_bad_request_raises_with_the_name_of_the_field(
-    tiny_client: openai.OpenAI, kind: type[openai.APIStatusError], fields: dict[str, Any], param: str, message: str
+def test_bad_request_names_the_field_and_the_value(
+    tiny_client: openai.OpenAI, fields: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        tiny_client.embeddings.create(model="bert", input="a", extra_body=fields)
+    error = raised.value
+    assert (error.type, error.param, error.code) == ("invalid_request_error", param, None)
+    assert error.body == {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param", "code", "message"),
+    [
+        (
+            openai.NotFoundError,
+            {"model": "nope"},
+            "model",
+            "model_not_found",
+            "The model nope does not exist. Available models: bert, gpt.",
+        ),
+        *(
+            (
+                openai.NotFoundError,
+                {"model": f"bert:{version}"},
+                "model",
+                "model_not_found",
+                f"The model has no version {version or 'bert:'}. Its versions: 1, 2.",
+            )
+            for version in ("3", "", "01")
+        ),
+        (openai.BadRequestError, {"input": [1] * 9}, "input[0]", "context_length_exceeded", TOO_LONG),
+        (openai.BadRequestError, {"input": "a b c d e f g"}, "input[0]", "context_length_exceeded", TOO_LONG),
+        (openai.BadRequestError, {"input_ids": [1]}, "input_ids", "unknown_parameter", UNKNOWN),
+        (
+            openai.BadRequestError,
+            {"input": [[1]] * 65537},
+            "input",
+            "max_tokens_per_request",
+            "input: got 65537 tokens, expected at most 65536 tokens in a request",
+        ),
+    ],
+)
+def test_known_errors_have_the_code_of_openai(
+    tiny_client: openai.OpenAI,
+    kind: type[openai.APIStatusError],
+    fields: dict[str, Any],
+    param: str,
+    code: str,
+    message: str,
 ) -> None:
     with pytest.raises(kind) as raised:
         tiny_client.embeddings.create(model="bert", input="a", extra_body=fields)
     error = raised.value
-    assert error.param == param
     assert isinstance(error.body, dict)
-    assert error.body["message"].startswith(f"{param}: {message}")
-    assert error.type == "invalid_request_error"
-    assert error.code == {404: "NotFound", 413: "TooLarge", 422: "Invalid"}[error.status_code]
+    assert (error.param, error.code, error.body["message"]) == (param, code, message)
+    assert error.type == ("max_tokens_per_request" if code == "max_tokens_per_request" else "invalid_request_error")
+
+
+def test_a_key_is_checked_as_openai_does(tiny_repository: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[[keys]]\nname = "bert"\nsha256 = "{sha256(b"known").hexdigest()}"\nmodels = ["bert"]\n')
+    with serve(tiny_repository, "--api-keys-file", str(keys)) as running:
+        with (
+            openai.OpenAI(base_url=f"{running.address}/v1", api_key="unknown", max_retries=0) as stranger,
+            pytest.raises(openai.AuthenticationError) as unknown,
+        ):
+            stranger.embeddings.create(model="bert", input="a")
+        with openai.OpenAI(base_url=f"{running.address}/v1", api_key="known", max_retries=0) as client:
+            assert len(client.embeddings.create(model="bert", input="a").data) == 1
+            with pytest.raises(openai.PermissionDeniedError) as forbidden:
+                client.embeddings.create(model="gpt", input=[1])
+    error = unknown.value
+    assert (error.status_code, error.type, error.param, error.code) == (
+        401,
+        "invalid_request_error",
+        None,
+        "invalid_api_key",
+    )
+    assert error.response.headers["WWW-Authenticate"] == "Bearer"
+    assert (forbidden.value.code, forbidden.value.param) == ("model_not_found", "model")
+
+
+def test_too_many_requests_are_a_rate_limit(tiny_repository: Path) -> None:
+    with serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as running, connected(running) as client:
+        client.embeddings.create(model="gpt", input=[1])
+        with pytest.raises(openai.RateLimitError) as raised:
+            client.embeddings.create(model="gpt", input=[1])
+    assert (raised.value.type, raised.value.code) == ("requests", "rate_limit_exceeded")
 
 
 def test_no_json_is_a_bad_request(tiny: httpx.Client) -> None:
     response = tiny.post("/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"})
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "Malformed")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, None)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-npy"])
 def test_another_content_type_is_refused(tiny: httpx.Client, kind: str) -> None:
     response = tiny.post("/v1/embeddings", content=b"{}", headers={"Content-Type": kind})
-    assert (response.status_code, response.json()["error"]["code"]) == (415, "UnsupportedFormat")
+    assert (response.status_code, response.json()["error"]["code"]) == (415, None)
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nope", 404), ("GET", "/v1/embeddings", 405)])
@@ -265,7 +393,7 @@ def test_an_unknown_model_is_not_found(tiny_client: openai.OpenAI) -> None:
     for name in ("nope", "bert:3", "bert:x"):
         with pytest.raises(openai.NotFoundError) as raised:
             tiny_client.models.retrieve(name)
-        assert raised.value.code == "NotFound"
+        assert raised.value.code == "model_not_found"
 
 
 def test_a_broken_tokenizer_is_the_servers_fault(tmp_path: Path) -> None:
@@ -275,7 +403,7 @@ def test_a_broken_tokenizer_is_the_servers_fault(tmp_path: Path) -> None:
             client.embeddings.create(model="broken", input="a")
         assert (raised.value.type, raised.value.code, raised.value.param) == (
             "server_error",
-            "ArtifactError",
-            "tokenizer.json",
+            None,
+            None,
         )
         assert len(client.embeddings.create(model="broken", input=[1]).data) == 1

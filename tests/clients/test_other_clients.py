@@ -2,36 +2,71 @@
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.protocols import Clients, native_bytes
-from tests.support.servers import Server
+from tests.support.protocols import Clients, connect, native_bytes
+from tests.support.servers import Server, serve
 
 FIELDS = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
 
 
-def ask(environment: str, judge: str, *addresses: str) -> Any:
+def ask(environment: str, judge: str, *arguments: str) -> Any:
     """Return what a judge says that runs in an environment of its own."""
     python = ROOT / ".venv" / environment / "bin" / "python"
     if not python.exists():
         pytest.skip(f"there is no environment with {environment}; `make clients` makes it")
     script = ROOT / "tests/clients/judges" / judge
-    done = subprocess.run([python, script, *addresses], capture_output=True, text=True, env={}, timeout=100)
+    done = subprocess.run([python, script, *arguments], capture_output=True, text=True, env={}, timeout=100)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_kserve(tiny_server: Server, tiny_clients: Clients) -> None:
-    found = ask("kserve", "kserve_client.py", tiny_server.address, tiny_server.grpc)
+    found = ask("kserve", "kserve_client.py", tiny_server.address, tiny_server.grpc, "gpt")
     expected = native_bytes(tiny_clients, "gpt", FIELDS)
     assert found["http"] == [True, True, True, False]
-    assert found["grpc"] == [True, True, True]
+    assert found["grpc"] == [True, True, True, False]
     assert found["answers"] == [["7", "embeddings", "FP32", expected.tobytes().hex()]] * 6
     assert found["half"] == ["7", "embeddings", "FP16", expected.astype("<f2").tobytes().hex()]
     assert found["refused"].startswith("model: got nope, expected bert, gpt")
+
+
+def test_kserve_reads_the_manifests(tmp_path: Path) -> None:
+    files = [ROOT / "deploy/kserve" / name for name in ("inference-service.yaml", "runtime.yaml")]
+    misspelt = tmp_path / "misspelt.yaml"
+    misspelt.write_text(files[0].read_text().replace("maxReplicas", "maxReplica").replace("query", "queries"))
+    *found, wrong = ask("kserve", "kserve_objects.py", *map(str, [*files, misspelt]))
+    group = "serving.kserve.io"
+    assert found == [
+        {"group": group, "kind": "V1beta1InferenceService", "unknown": []},
+        {"group": group, "kind": "V1alpha1ClusterServingRuntime", "unknown": []},
+    ]
+    assert wrong["unknown"] == [
+        ".spec.predictor.maxReplica",
+        ".spec.predictor.autoScaling.metrics[].external.metric.queries",
+    ]
+
+
+def test_kserve_calls_a_model_by_the_name_of_its_service(tiny_repository: Path) -> None:
+    with serve(tiny_repository, "--alias", "embeddings=gpt") as server, connect(server) as clients:
+        found = ask("kserve", "kserve_client.py", server.address, server.grpc, "embeddings")
+        expected = native_bytes(clients, "gpt", FIELDS).tobytes().hex()
+    assert found["http"] == [True, True, True, False]
+    assert found["answers"] == [["7", "embeddings", "FP32", expected]] * 6
+
+
+def test_langchain(server: Server, clients: Clients) -> None:
+    """The documented argument keeps LangChain from sending the ids of another tokenizer, which give other vectors."""
+    found = ask("langchain-openai", "langchain_client.py", server.address)
+    answer = clients.http.post("/v1/embeddings", json={"model": "minilm", "input": found["texts"]}).json()
+    expected = np.array([item["embedding"] for item in answer["data"]], np.float32)
+    assert np.array(found["documented"], np.float32).tobytes() == expected.tobytes()
+    assert np.abs(np.array(found["default"], np.float32) - expected).max() > 0.1
 
 
 def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:
@@ -39,7 +74,7 @@ def test_mlserver(tiny_server: Server, tiny_clients: Clients) -> None:
     vectors = native_bytes(tiny_clients, "gpt", FIELDS).tobytes().hex()
     for protocol in (found, found["grpc"]):
         assert protocol["server"] == "preblock"
-        assert protocol["inputs"] == ["input_ids", "attention_mask", "position_ids", "offset"]
+        assert protocol["inputs"] == ["input_ids", "attention_mask", "offset"]
         assert protocol["index"] == [["bert", "1", "READY"], ["bert", "2", "READY"], ["gpt", "1", "READY"]]
     assert (found["id"], found["vectors"]) == ("7", vectors)
     assert found["grpc"]["ready"] == [True, True]

@@ -15,8 +15,8 @@ from preblock.export.exporter import export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.export.triton import write_config
 from preblock.models.modules.stems import AudioConfig, AudioStem
+from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.records import Source
-from preblock.service.runtime.repository import find_artifacts
 from preblock.service.runtime.session import Session
 from tests.families.published_models import save
 from tests.support import commands
@@ -122,6 +122,7 @@ def test_its_optimization_level_gives_the_proven_bits(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_there_fails(repository: Path, tmp_path: Path) -> None:
     done = commands.run(commands.preblock, "triton", "nope", "--repository", repository)
-    assert (done.returncode, done.stderr) == (1, "preblock: NAME: got nope, expected bert, gpt\n")
-    with pytest.raises(ExportError, match="got no version, expected at least one"):
+    message = f"preblock: the repository {repository} has no model 'nope'; it has bert, gpt\n"
+    assert (done.returncode, done.stderr) == (1, message)
+    with pytest.raises(ExportError, match="holds no version of a model"):
         write_config(tmp_path / "none")

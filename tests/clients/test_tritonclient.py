@@ -131,18 +131,31 @@ def test_an_error_is_told(client: TritonClient) -> None:
     with pytest.raises(InferenceServerException) as raised:
         client.infer("gpt", client.inputs(input_ids=[[7]]))
     assert raised.value.message() == "input_ids[0][0]: got 7, expected 0 to 6"
-    assert raised.value.status() == ("422" if client.http else "StatusCode.INVALID_ARGUMENT")
+    assert raised.value.status() == ("400" if client.http else "StatusCode.INVALID_ARGUMENT")
 
 
-def test_what_is_not_understood_is_refused(client: TritonClient) -> None:
-    with pytest.raises(InferenceServerException, match="parameters: got max_tokens, expected "):
-        client.infer("gpt", client.inputs(input_ids=IDS), parameters={"max_tokens": 5})
+def test_an_unknown_parameter_is_ignored_and_named(client: TritonClient, tiny_clients: Clients) -> None:
+    given = {"max_tokens": 5, "top_p": 0.5, "stream": False}
+    result = client.infer("gpt", client.inputs(input_ids=IDS), parameters=given, priority=1)
+    expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS})
+    assert result.as_numpy("embeddings").tobytes() == expected.tobytes()
+    answer = result.get_response()
+    told = answer["parameters"] if client.http else answer.parameters
+    named = told["ignored_parameters"] if client.http else told["ignored_parameters"].string_param
+    assert sorted(named.split(", ")) == ["max_tokens", "priority", "stream", "top_p"]
+
+
+def test_a_reserved_parameter_is_rejected(client: TritonClient) -> None:
+    with pytest.raises(InferenceServerException, match="parameters: got the reserved name classification, expected "):
+        client.infer("gpt", client.inputs(input_ids=IDS), parameters={"classification": 5})
 
 
 def test_metadata_and_health(client: TritonClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("bert", "1")
+    assert not client.is_model_ready("nope")
+    assert not client.is_model_ready("bert", "3")
     assert client.document("get_server_metadata")["extensions"][0] == "binary_tensor_data"
     metadata = client.document("get_model_metadata", "bert")
     assert metadata["versions"] == ["1", "2"]
@@ -150,9 +163,9 @@ def test_metadata_and_health(client: TritonClient) -> None:
 
 
 def test_the_configuration_says_which_inputs_may_be_left_out(client: TritonClient) -> None:
-    config = client.document("get_model_config", "bert", "1")
+    config = client.document("get_model_config", "gpt", "1")
     config = config if client.http else config["config"]
-    assert (config["name"], config["backend"], config.get("max_batch_size", 0)) == ("bert", "onnxruntime", 0)
+    assert (config["name"], config["backend"], config.get("max_batch_size", 0)) == ("gpt", "onnxruntime", 0)
     described = {tensor["name"]: tensor for tensor in config["input"]}
     assert described["input_ids"] | {"optional": False} == {
         "name": "input_ids",
@@ -189,14 +202,16 @@ def test_models_are_unloaded_and_loaded_with_explicit_control(tiny_repository: P
         ):
             client = TritonClient(module, address)
             client.unload_model("gpt")
+            assert not client.is_model_ready("gpt")
             with pytest.raises(InferenceServerException, match="model: got gpt, expected bert"):
                 client.infer("gpt", client.inputs(input_ids=IDS))
             index = client.document("get_model_repository_index")
             states = [(model["name"], model["state"]) for model in (index if client.http else index["models"])]
             assert states == [("bert", "READY"), ("bert", "READY"), ("gpt", "UNAVAILABLE")]
             client.load_model("gpt")
+            assert client.is_model_ready("gpt")
             assert client.infer("gpt", client.inputs(input_ids=IDS)).as_numpy("embeddings").shape == (2, 3, 4)
-            with pytest.raises(InferenceServerException, match="parameters: got config, expected nothing"):
+            with pytest.raises(InferenceServerException, match="parameters: got config, expected none"):
                 client.load_model("gpt", config="{}")
         ready = httpx.post(f"{server.address}/v2/repository/index", json={"ready": True}, timeout=60).json()
         assert len(ready) == 3

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import preblock
+from preblock.client.calls import Dtype
 from tests.support.paths import ROOT
 from tests.support.servers import Server
 
@@ -69,7 +70,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_completion_is_asked_for_with_vectors(
-    tiny_server: Server, stand_in: tuple[str, type[StandIn]], dtype: str
+    tiny_server: Server, stand_in: tuple[str, type[StandIn]], dtype: Dtype
 ) -> None:
     address, handler = stand_in
     done = run(tiny_server.address, "gpt", address, "3", "1", "4", "--dtype", dtype, "--tokens", "5")

@@ -75,6 +75,12 @@ def test_replicas_publish_nothing_and_the_gpu_is_reserved() -> None:
     assert SERVICES["gpu"]["environment"]["PREBLOCK_PROVIDER"] == "cuda"
 
 
+def test_prometheus_starts_without_grafana() -> None:
+    assert SERVICES["prometheus"]["profiles"] == ["observe"]
+    assert SERVICES["grafana"]["profiles"] == ["dashboard"]
+    assert "depends_on" not in SERVICES["prometheus"]
+
+
 def test_files_that_are_mounted_are_there() -> None:
     mounted = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
     assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []
@@ -113,6 +119,24 @@ def test_every_command_is_run_by_the_smoke_test() -> None:
         )
         == NOT_RUN
     )
+
+
+@pytest.mark.parametrize("program", [("docker", "compose"), ("docker-compose",)], ids=" ".join)
+@pytest.mark.parametrize("added", [(), ("deploy/keys.yml", "deploy/settings.yml")], ids=["alone", "with others"])
+def test_every_compose_reads_the_files(program: tuple[str, ...], added: tuple[str, ...]) -> None:
+    """Neither program needs an engine for `config`."""
+    if shutil.which(program[0]) is None or subprocess.run([*program, "version"], capture_output=True).returncode != 0:
+        pytest.skip(f"there is no {' '.join(program)} here")
+    files = [part for file in ("docker-compose.yml", *added) for part in ("-f", file)]
+    done = subprocess.run(
+        [*program, *files, "config"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    resolved = yaml.safe_load(done.stdout)["services"]
+    assert set(resolved) >= {name for name, service in SERVICES.items() if "profiles" not in service}
+    # Both programs escape the dollar sign again.
+    assert resolved["exporter"]["entrypoint"] == SERVICES["exporter"]["entrypoint"]
+    assert ("PREBLOCK_API_KEYS_FILE" in resolved["service"]["environment"]) == bool(added)
 
 
 def test_smoke_says_that_it_was_skipped(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ promql_parser reads the queries, prometheus-client the metrics. `make smoke` que
 """
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ from tests.support.servers import serve
 
 DEPLOY = ROOT / "deploy"
 RULES: list[dict[str, Any]] = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())["groups"][0]["rules"]
-PANELS: list[dict[str, Any]] = json.loads((DEPLOY / "grafana/dashboards/preblock.json").read_text())["panels"]
+DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboards/preblock.json").read_text())
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 QUERIES = {rule["alert"]: rule["expr"] for rule in RULES} | {
-    f"{panel['title']}: {target['legendFormat']}": target["expr"].replace("$__rate_interval", "1m")
+    f"{panel['title']}: {target['legendFormat']}": target["expr"]
+    .replace("$__rate_interval", "1m")
+    .replace("$instance", ".*")
     for panel in PANELS
     for target in panel["targets"]
 }
@@ -34,6 +38,8 @@ KNOWN = {
     | {kind for kind, value in vars(errors).items() if isinstance(value, type)},
     "stage": {*STAGES},
     "job": {"preblock"},
+    "instance": {".*"},
+    "kind": {"anonymous"},
 }
 """Values of labels in queries."""
 
@@ -112,10 +118,35 @@ def test_a_query_of_what_is_not_there_is_found_out(exposed: dict[str, set[str]])
 
 def test_every_alert_is_tested_and_told() -> None:
     tests = yaml.safe_load((DEPLOY / "prometheus/rules.test.yml").read_text())["tests"]
-    told = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     cases = [(case["alertname"], bool(case["exp_alerts"])) for test in tests for case in test["alert_rule_test"]]
     assert {name for name, fires in cases if fires} == {rule["alert"] for rule in RULES}
-    assert [rule["alert"] for rule in RULES if f"| `{rule['alert']}` |" not in told] == []
+
+
+def test_every_alert_names_its_section_of_the_operations_page() -> None:
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    anchors = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)}
+    settings = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    assert settings["global"]["external_labels"]["runbooks"].startswith("https://")
+    for rule in RULES:
+        address, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert address == "{{ $externalLabels.runbooks }}"
+        assert anchor == rule["alert"].lower()
+        assert anchor in anchors
+
+
+def test_dashboard_has_variables_and_a_description_of_each_panel() -> None:
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    assert {name: variable["type"] for name, variable in variables.items()} == {
+        "datasource": "datasource",
+        "instance": "query",
+    }
+    assert variables["datasource"]["query"] == "prometheus"
+    for panel in PANELS:
+        assert panel["description"].endswith(".")
+        assert {item["datasource"]["uid"] for item in (panel, *panel["targets"])} == {"${datasource}"}
+        for target in panel["targets"]:
+            for selector in selectors(target["expr"].replace("$__rate_interval", "1m")):
+                assert "$instance" in {matcher.value for matcher in selector.matchers.matchers}
 
 
 def test_no_panel_lies_on_another() -> None:
@@ -130,5 +161,3 @@ def test_no_panel_lies_on_another() -> None:
         assert max(x for x, _ in here) < 24
         taken |= here
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
-    assert {panel["datasource"]["uid"] for panel in PANELS} == {source["uid"]}

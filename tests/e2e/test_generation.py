@@ -49,7 +49,7 @@ def load(path: str) -> ModuleType:
     return module
 
 
-example = load("examples/decode_loop.py")
+example = load("examples/generate_with_transformers.py")
 
 
 def tiny(family: str) -> Any:
@@ -411,7 +411,7 @@ def test_forgotten_rewind_or_reorder_is_noticed(decoders: Clients, forgotten: st
 
 def test_the_example_takes_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny("opt").save_pretrained(tmp_path)
-    example.main(str(tmp_path))
+    example.main([str(tmp_path)])
     assert capsys.readouterr().out.count("as the library") == 2 * len(example.PROMPTS)
 
 
@@ -420,5 +420,5 @@ def test_the_example_refuses_a_family_that_it_does_not_know(tmp_path: Path) -> N
         vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
     )
     transformers.BioGptForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(SystemExit, match="got a biogpt, expected gpt2, opt, llama"):
-        example.main(str(tmp_path))
+    with pytest.raises(SystemExit, match="holds a biogpt; this example knows gpt2, opt, llama"):
+        example.main([str(tmp_path)])

@@ -1,9 +1,11 @@
 """Keys at every protocol, by real clients: none, a key for some models, a key of an administrator."""
 
+import re
 import shlex
 import subprocess
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ PATHS = [
     ("GET", "/v1/models/gpt"),
     ("GET", "/v1/models/gpt:1"),
 ]
-OTHERS = [("GET", path) for path in ("/models", "/v2", "/v1/models", "/metrics", "/docs", "/openapi.json", "/nope")]
+OTHERS = [("GET", path) for path in ("/models", "/v2", "/v1/models", "/metrics", "/docs/x", "/nope")]
 METHODS = {
     "ModelInfer": {"model_name": "gpt"},
     "ModelReady": {"name": "gpt"},
@@ -102,7 +104,7 @@ def test_nothing_is_answered_without_a_key(guarded: Server, method: str, path: s
 def test_model_outside_the_scope_is_forbidden(guarded: Server, keys: dict[str, str], method: str, path: str) -> None:
     response = ask(guarded, method, path, keys["bert"])
     assert response.status_code == 403, response.text
-    assert "model: got gpt" in response.text.replace("gpt:1", "gpt")
+    assert re.search("model: got gpt|may not use the model gpt", response.text)
     assert refusal_of(response).kind in ("", "Forbidden")
     unknown = ask(guarded, method, path.replace("gpt", "none"), keys["bert"])
     assert unknown.status_code == 403
@@ -113,12 +115,42 @@ def test_unknown_model_lists_the_models_of_the_scope(guarded: Server, keys: dict
     assert response.status_code == 404
     assert response.json()["expected"] == "bert"
     assert ask(guarded, "POST", "/v2/repository/models/bert2/unload", keys["bert"]).status_code == 403
-    assert "allowed bert" in ask(guarded, "GET", "/v2/models/bort", keys["bert"]).text
+    assert "expected bert" in ask(guarded, "GET", "/v2/models/bort", keys["bert"]).text
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready"])
-def test_health_needs_no_key(guarded: Server, path: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/livez", "/readyz", "/v2/health/live", "/v2/health/ready"),
+        *("/docs", "/openapi.json", "/docs/static/swagger-ui-bundle.js"),
+    ],
+)
+def test_health_and_documentation_need_no_key(guarded: Server, path: str) -> None:
     assert ask(guarded, "GET", path, None).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/docs/static/%2e%2e/%2e%2e/models", "/docs/static/../../models", "/docs/static//models"]
+)
+def test_files_of_the_documentation_lead_nowhere_else(guarded: Server, path: str) -> None:
+    host, _, port = guarded.address.partition("://")[2].partition(":")
+    connection = HTTPConnection(host, int(port), timeout=60)  # sends the path unchanged
+    connection.request("GET", path)
+    assert connection.getresponse().status == 404
+    connection.close()
+
+
+@pytest.mark.parametrize("key", [None, "wrong", "all"])
+def test_document_says_which_operations_need_a_key(guarded: Server, keys: dict[str, str], key: str | None) -> None:
+    document = ask(guarded, "GET", "/openapi.json", None).json()
+    (scheme,) = document["components"]["securitySchemes"].values()
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    assert document["security"] == [{"key": []}]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            needs_key = operation.get("security", document["security"]) != []
+            response = ask(guarded, method.upper(), path, keys.get(key or "", key))
+            assert (response.status_code == 401) == (needs_key and key != "all"), path
 
 
 def test_lists_hold_the_models_of_the_scope(guarded: Server, keys: dict[str, str]) -> None:
@@ -181,7 +213,7 @@ def test_the_client_sends_a_key_at_every_protocol(guarded: Server, keys: dict[st
             client.models()
         with pytest.raises(RequestError, check=lambda error: error.kind == "Unauthenticated"), client.decode("bert"):
             pass
-    with pytest.raises(RequestError, match="key: got other characters"):
+    with pytest.raises(RequestError, match="key: a header cannot carry its characters"):
         preblock.connect(guarded.address, key="clé")
 
 
@@ -213,7 +245,7 @@ def test_tritonclient_sends_a_key(guarded: Server, keys: dict[str, str]) -> None
         assert client.infer("bert", [tensor], headers=headers).as_numpy("embeddings").shape == (1, 1, 4)
         index = client.get_model_repository_index(headers=headers)
         assert {model.name for model in index.models} == {"bert"}
-        with pytest.raises(InferenceServerException, match="Authorization: got nothing, expected Bearer and a key"):
+        with pytest.raises(InferenceServerException, match="the header Authorization is missing; send Bearer"):
             client.get_server_metadata()
 
 
@@ -247,7 +279,7 @@ def test_a_mistake_in_the_file_is_said_before_anything_is_served(tiny_repository
     options = "--repository", tiny_repository, "--port", "0", "--api-keys-file", tmp_path / "keys.toml"
     done = subprocess.run([PREBLOCK, "serve", *options], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("preblock: api_keys_file: got keys of ")
+    assert done.stderr.startswith("preblock: api_keys_file: keys of ")
     assert len(done.stderr.splitlines()) == 1
 
 

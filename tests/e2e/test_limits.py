@@ -243,9 +243,7 @@ def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
         scheduler = Scheduler(1, live_settings(queue_timeout_seconds=0.1))
         first = asyncio.create_task(scheduler.run(INLINE_MAX_VALUES + 1, gate.wait))
         await asyncio.sleep(0)
-        with pytest.raises(
-            Unavailable, match=r"queue: got a wait of more than 0\.1 s, expected at most 0\.1 s"
-        ) as refused:
+        with pytest.raises(Unavailable, match=r"the request waited more than 0\.1 s in the queue") as refused:
             await scheduler.run(INLINE_MAX_VALUES + 1, lambda: ran.append(1))
         assert refused.value.retry_after == 1
         left = asyncio.create_task(scheduler.run(INLINE_MAX_VALUES + 1, lambda: ran.append(2)))

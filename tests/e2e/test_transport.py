@@ -1,6 +1,7 @@
 """TLS at every protocol, CORS and trusted proxies: real servers, real clients."""
 
 import json
+import re
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from websockets import InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
+from tests.support.connections import dial
 from tests.support.paths import PREBLOCK
 from tests.support.servers import Server, serve
 
@@ -82,6 +84,18 @@ def test_every_protocol_speaks_tls(secure: tuple[Server, bool], files: Files) ->
     assert ready_over_grpc(server, files, certificate=asked)
 
 
+def test_responses_before_an_error_are_read_over_tls(secure: tuple[Server, bool], files: Files) -> None:
+    server, asked = secure
+    good = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    with (
+        dial(server.address) as plain,
+        context(files, certificate=asked).wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+    ):
+        stream.sendall(good * 3 + b"\x00garbage\r\n\r\n" + bytes(2**18))
+        answer = b"".join(iter(lambda: stream.recv(2**16), b""))
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200"] * 3 + [b"400"]
+
+
 def test_no_protocol_answers_without_tls(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
     with pytest.raises(httpx.HTTPError):
@@ -119,9 +133,9 @@ def test_client_without_a_certificate_is_refused(secure: tuple[Server, bool], fi
         ),
         ({"key": "key"}, "tls_key: got {key}, expected only together with tls_cert_file and tls_key"),
         ({"client-ca": "ca"}, "tls_client_ca: got {ca}, expected only together with tls_cert_file and tls_key"),
-        ({"cert-file": "none", "key": "key"}, "allowed PEM files of a certificate and its key (No such file"),
-        ({"cert-file": "ca", "key": "key"}, "allowed PEM files of a certificate and its key (KEY_VALUES_MISMATCH)"),
-        ({"cert-file": "key", "key": "key"}, "allowed PEM files of a certificate and its key ("),
+        ({"cert-file": "none", "key": "key"}, "are no PEM files of a certificate and its key: No such file"),
+        ({"cert-file": "ca", "key": "key"}, "expected PEM files of a certificate and its key (KEY_VALUES_MISMATCH)"),
+        ({"cert-file": "key", "key": "key"}, "expected PEM files of a certificate and its key ("),
         (
             {"cert-file": "certificate", "key": "key", "client-ca": "key"},
             "tls_client_ca: got {key}, expected a PEM file of certificates (",
@@ -161,7 +175,9 @@ def test_a_page_that_is_named_may_ask_and_no_other(open_to_a_page: Server, tiny_
     for origin, allowed in ((PAGE, PAGE), ("https://evil.example", None)):
         listed = httpx.get(f"{open_to_a_page.address}/models", headers={"Origin": origin}, timeout=60)
         assert (listed.status_code, listed.headers.get("Access-Control-Allow-Origin")) == (200, allowed)
-    assert preflight(tiny_server, PAGE).status_code == 405
+    refused = preflight(tiny_server, PAGE)
+    assert (refused.status_code, refused.headers["Allow"]) == (204, "POST, OPTIONS")
+    assert not any(name.startswith("access-control") for name in refused.headers)
     closed = httpx.get(f"{tiny_server.address}/models", headers={"Origin": PAGE}, timeout=60)
     assert not any(name.startswith("access-control") for name in closed.headers)
 
@@ -200,6 +216,15 @@ def test_socket_of_an_allowed_page_is_opened(open_to_a_page: Server, tiny_server
     ):
         pass
     assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/json", "text/plain"])
+def test_another_page_cannot_change_models(tiny_server: Server, kind: str) -> None:
+    """A browser sends the first and the last without a preflight."""
+    path, headers = f"{tiny_server.address}/v2/repository/models/gpt/unload", {"Content-Type": kind}
+    for origin, field in (("https://evil.example", "Origin"), (tiny_server.address, "model_control")):
+        answer = httpx.post(path, content=b"{}", headers=headers | {"Origin": origin}, timeout=60)
+        assert (answer.status_code, field in answer.json()["error"]) == (403, True)
 
 
 def statuses(server: Server, addresses: list[str]) -> list[int]:

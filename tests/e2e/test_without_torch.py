@@ -1,81 +1,23 @@
 """The serving path in an environment of its own, installed from a wheel, without torch."""
 
-import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 import urllib.request
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
+from tests.support.environments import ENVIRONMENT, install
 from tests.support.paths import ROOT
 from tests.support.servers import free_port
-
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the interpreter of an environment with `preblock[cpu]`, its requirements, and nothing else.
-
-    The wheel is built and installed. Its requirements are linked from the environment of the tests, without a network.
-    """
-    wheels, folder = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", wheels], check=True, cwd=ROOT)
-    (wheel,) = wheels.iterdir()
-    venv.create(folder)
-    python = folder / "bin/python"
-    install: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        wheel,
-    ]
-    subprocess.run(install, check=True, capture_output=True, env=ENVIRONMENT)
-    (packages,) = folder.glob("lib/*/site-packages")
-    (preblock,) = importlib.metadata.distributions(name="preblock", path=[str(packages)])
-    for distribution in required(preblock, {"cpu"}):
-        for file in distribution.files or ():
-            if file.suffix != ".pyc" and ".." not in file.parts:  # else a command, in another folder
-                target = packages / file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.symlink_to(Path(str(file.locate())).resolve())
-    return python
-
-
-def required(distribution: importlib.metadata.Distribution, extras: set[str]) -> list[importlib.metadata.Distribution]:
-    """Return the direct and indirect requirements of a distribution with `extras`, from this environment."""
-    found: dict[str, importlib.metadata.Distribution] = {}
-    seen: set[tuple[str, str]] = set()
-
-    def follow(distribution: importlib.metadata.Distribution, extras: set[str]) -> None:
-        for text in distribution.requires or ():
-            requirement = Requirement(text)
-            name = canonicalize_name(requirement.name)
-            marker = requirement.marker
-            if marker and not any(marker.evaluate({"extra": extra}) for extra in extras | {""}):
-                continue
-            found.setdefault(name, importlib.metadata.distribution(name))
-            assert found[name].version in requirement.specifier, f"{distribution.name} requires {text}"
-            new = {extra for extra in requirement.extras | {""} if (name, extra) not in seen}
-            seen.update((name, extra) for extra in new)
-            if new:
-                follow(found[name], new)
-
-    follow(distribution, extras)
-    return list(found.values())
+    """Return the interpreter of an environment with `preblock[cpu]`, its requirements, and nothing else."""
+    return install(tmp_path_factory.mktemp("cpu"), "cpu")
 
 
 @pytest.fixture(scope="module")

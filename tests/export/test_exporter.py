@@ -118,10 +118,17 @@ def test_the_same_source_gives_the_same_bytes(tiny: ExportResult, tiny_checkpoin
 def test_each_step_is_reported(tiny_checkpoint: Path, tmp_path: Path) -> None:
     steps: list[str] = []
     export(str(tiny_checkpoint), "m", tmp_path, steps.append)
-    assert steps[:3] == [f"reading {tiny_checkpoint}", "writing the graph", "proving it equal"]
-    cases = len(steps) - 3
-    told = [step.partition(" cases")[0] for step in steps[3:]]  # bytes and rate follow, once it takes a second
-    assert told == [f"proving it equal: {done} of {cases}" for done in range(1, cases + 1)]
+    assert steps[:4] == [
+        f"reading {tiny_checkpoint}",
+        "tracing the module",
+        "writing the graph",
+        "proving it equal",
+    ]
+    proven = [step.partition(" cases")[0] for step in steps[4:]]  # bytes and rate follow, once it takes a second
+    for step in ("proving it equal", "proving given positions equal"):
+        reported = [text for text in proven if text.startswith(step)]
+        assert reported == [f"{step}: {done} of {len(reported)}" for done in range(1, len(reported) + 1)]
+        assert reported
 
 
 def test_a_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
@@ -210,7 +217,7 @@ def test_an_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: 
 
 @pytest.mark.skipif(providers.cuda_unavailable_reason() is None, reason="CUDA works here")
 def test_cuda_where_there_is_none_proves_nothing(copy: Path) -> None:
-    with pytest.raises(ExportError, match="--provider: got cuda, expected cpu, since "):
+    with pytest.raises(ExportError, match="provider cuda cannot be used: "):
         verify(copy, provider="cuda")
 
 
@@ -315,7 +322,7 @@ def test_a_resized_limit_is_recorded(tiny_checkpoint: Path, tmp_path: Path) -> N
     [
         ({"max_len": 40}, "resize: got None, expected truncate"),
         ({"max_len": 40, "resizing": "truncate"}, "length: got 40, expected 1 to 20"),
-        ({"resizing": "truncate"}, "--resize: got 'truncate', expected only with --max-len"),
+        ({"resizing": "truncate"}, "--resize needs --max-len, the new limit of the positions"),
     ],
 )
 def test_a_limit_that_cannot_be_reached_is_refused(

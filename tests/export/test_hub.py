@@ -154,7 +154,7 @@ def test_only_shards_of_the_front_end_are_downloaded(hub: Hub, tmp_path: Path) -
 
 def test_only_files_of_the_description_are_downloaded(hub: Hub, tmp_path: Path) -> None:
     files = shard(hub)
-    weight = "encoder.layer.0.attention.self.query.weight"
+    weight = "encoder.layer.0.intermediate.dense.weight"
     (hub.folder / "frontend.toml").write_text(f'[[steps]]\nkind = "tokens"\nweight = "{weight}"\n')
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert done.stdout.splitlines() == [COMMIT], done.stderr
@@ -167,7 +167,7 @@ def test_unknown_model_downloads_no_weights(hub: Hub, tmp_path: Path) -> None:
     config = json.loads((hub.folder / "config.json").read_text())
     (hub.folder / "config.json").write_text(json.dumps(config | {"model_type": "other"}))
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
-    assert "model_type is 'other', known neither to the family table" in done.stderr.splitlines()[-1]
+    assert "the model_type 'other' is unknown" in done.stderr.splitlines()[-1]
     assert hub.downloads() == ["config.json", "tokenizer.json"]
 
 

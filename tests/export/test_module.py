@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from preblock.export import export_module
 from preblock.export.errors import ExportError
-from preblock.export.exporter import ExportResult, export, export_module
+from preblock.export.exporter import ExportResult, export
 from preblock.export.verification import verify
 from preblock.models import BertEmbeddings
 from preblock.service.artifacts.manifest import Manifest
@@ -22,6 +23,7 @@ from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.clients.client_matrix import check_standard
+from tests.data.make_artifacts import build_frontend
 from tests.support.engines import ask_engine, open_engine
 
 V, D, M = 13, 6, 9
@@ -118,6 +120,78 @@ def test_what_cannot_be_built_again_is_said(exported: ExportResult) -> None:
     assert (exported.manifest.front_end, exported.manifest.token_embeddings) == (None, None)
     with pytest.raises(ExportError, match="the hashes agree; the proof cannot be repeated"):
         verify(exported.folder)
+
+
+class Counted(nn.Module):
+    """Takes the number of past tokens as an int, for all rows; `kind` is the way to read the positions."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places, self.kind = nn.Embedding(V, D), nn.Embedding(M, D), kind
+
+    def forward(self, input_ids: Tensor, past_length: int = 0) -> Tensor:
+        length = input_ids.shape[1]
+        if self.kind == "range":
+            places = self.places(torch.arange(past_length, past_length + length))
+        elif self.kind == "shift":
+            places = self.places(torch.arange(length) + past_length)
+        else:
+            places = self.places.weight[past_length : past_length + length]
+        vectors: Tensor = self.tokens(input_ids) + places
+        return vectors
+
+
+@pytest.mark.parametrize("kind", ["range", "shift", "slice"])
+def test_a_number_of_past_tokens_is_exported(kind: str, tmp_path: Path) -> None:
+    """Oracle: the module, called once for each row."""
+    module = Counted(kind)
+    exported = export_module(module, "counted", str(tmp_path), vocab_size=V, max_len=M, exact=True)
+    ids = np.array([[1, 2], [3, 12], [0, 5]])
+    with open_engine(tmp_path) as engine:
+        model = engine.repository.get("counted")
+        for offset in ([0], [7], [0, 7, 3], [2, 2, 2]):
+            request = TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array(offset))
+            answer = asyncio.run(ask_engine(engine, model, request)).arrays["embeddings"]
+            starts = offset * (3 // len(offset))
+            rows = [module(torch.from_numpy(row[None]), start) for row, start in zip(ids, starts, strict=True)]
+            assert answer.tobytes() == torch.cat(rows).detach().numpy().tobytes()
+    check_standard(exported.folder)
+
+
+class Ageless(nn.Module):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return input_ids.float().unsqueeze(-1)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        (
+            Ageless(),
+            {"vocab_size": V, "max_len": M},
+            r"module: got forward\(input_ids.*, expected forward\(input_ids, off",
+        ),
+        (Mine(), {"max_len": M}, "vocab_size: got nothing, expected a number, because a Mine does not state it"),
+        (Mine(), {"vocab_size": V}, "max_len: got nothing"),
+        (BertEmbeddings(V, D, M), {"max_len": M}, "max_len: got 9, expected nothing, because a .* has its own"),
+        (BertEmbeddings(V, D, M), {"exact": True}, "exact: got True"),
+    ],
+)
+def test_arguments_of_the_wrong_module_are_named(
+    module: nn.Module, arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_module(module, "m", tmp_path, **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_front_end_is_exported_with_its_description(biased: bool, tmp_path: Path) -> None:
+    frontend = build_frontend("alibi") if biased else BertEmbeddings(V, D, M)
+    exported = export_module(frontend, "trained", str(tmp_path))
+    assert exported.manifest.front_end is not None
+    assert verify(exported.folder).providers[CPU].outputs.keys() >= {"embeddings"}
 
 
 class Frozen(Mine):

@@ -21,7 +21,7 @@ from preblock.export import publication
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.publication import DRAFT, check_name, draft, publish, sweep, versions
-from preblock.service.runtime.repository import find_artifacts
+from preblock.service.artifacts.catalog import find_artifacts
 from tests.support import commands
 
 
@@ -240,7 +240,8 @@ def test_two_exports_at_once_give_two_versions(tiny_checkpoint: Path, tmp_path: 
         done = [first.wait(), second.wait()]
     assert [(each.returncode, each.stderr.count("Traceback")) for each in done] == [(0, 0), (0, 0)]
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["1", "2"]
-    assert sorted(each.stdout.split(":")[0] for each in done) == [str(tmp_path / "m" / version) for version in "12"]
+    made = sorted(each.stdout.splitlines()[0] for each in done)
+    assert made == [f"exported m version {version}: {tmp_path / 'm' / version}" for version in "12"]
 
 
 def test_many_exports_at_once_give_as_many_versions(tmp_path: Path) -> None:

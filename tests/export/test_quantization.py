@@ -416,7 +416,7 @@ def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
         hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
     )
     transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
-    with pytest.raises(ExportError, match="--dtype: got 'int8', expected only float32 for stems and custom modules"):
+    with pytest.raises(ExportError, match="--dtype int8 is only for front-ends of token ids; a stem is"):
         export(str(tmp_path / "vit"), "m", tmp_path / "root", dtype="int8")
     assert not (tmp_path / "root").exists()
 
@@ -430,7 +430,7 @@ def test_a_module_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_type_that_is_refused_costs_no_reading(tmp_path: Path) -> None:
     told: list[str] = []
-    with pytest.raises(ExportError, match="--scale: got 'row', expected only with --dtype int8"):
+    with pytest.raises(ExportError, match="--scale is only for --dtype int8"):
         export("gpt2-small", "m", tmp_path, told.append, dtype="int4", scale="row")
     assert told == []
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from preblock.export import export_module
 from preblock.export.errors import ExportError, ParityError
-from preblock.export.exporter import export_module
 from preblock.export.graph import export_graph
 from preblock.export.shape_probe import ShapeProbe
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings

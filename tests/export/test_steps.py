@@ -194,7 +194,7 @@ def test_an_index_that_is_not_allowed_is_refused(indices: dict[str, Tensor], mes
 
 def test_segments_are_given_once() -> None:
     types = torch.tensor([[0]])
-    with pytest.raises(ValueError, match="indices: got token_type_ids, expected others"):
+    with pytest.raises(ValueError, match="token_type_ids is given twice: also in indices"):
         FRONTENDS["segments"](torch.tensor([[1]]), 0, types, indices={"token_type_ids": types})
 
 

@@ -117,8 +117,8 @@ def test_every_format_has_a_name() -> None:
     [
         ("float64", None, "--dtype: got 'float64', expected float32, float16, bfloat16, int8, int4"),
         ("int8", "column", "--scale: got 'column', expected row, tensor"),
-        ("int4", "block", "--scale: got 'block', expected only with --dtype int8"),
-        ("float32", "row", "--scale: got 'row', expected only with --dtype int8"),
+        ("int4", "block", "--scale is only for --dtype int8; the dtype is int4"),
+        ("float32", "row", "--scale is only for --dtype int8; the dtype is float32"),
     ],
 )
 def test_other_names_are_refused(dtype: str, scale: str | None, message: str) -> None:

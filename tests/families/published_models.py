@@ -20,9 +20,9 @@ VOCABULARY, WIDTH, LONGEST = 99, 32, 64
 
 @dataclass(frozen=True)
 class Published:
-    """A class of transformers, the configuration of a tiny model, and where its first block is.
+    """A class of transformers, the configuration of a tiny model, and the place of its first block.
 
-    `rotary` is its rotary module, or the table of sines and cosines that its attention reads.
+    `rotary` is its rotary module, or the table of sines and cosines in its attention.
     """
 
     model: str
@@ -88,6 +88,8 @@ def token_decoder(name: str) -> Published:
 
 
 LAYER, MODULE = "encoder.layer.0", "rotary_emb"
+NO_LOOKUP = {"xlm", "clip_text_model", "clip/text", "speech_to_text/decoder"}
+"""Models without `inputs_embeds`."""
 SIDES = {"text": "text_model"}
 """Sides with a module of another name."""
 PUBLISHED: dict[str, Published] = {
@@ -295,11 +297,11 @@ class TransformersModel:
 
     def first_block_input(
         self,
-        input_ids: NDArray[np.int64],
+        input_ids: NDArray[np.int64] | None,
         attention_mask: NDArray[np.int64] | None = None,
-        **indices: NDArray[np.int64],
+        **inputs: NDArray[Any],
     ) -> NDArray[np.float32]:
-        """Return the input of the first block, from a forward hook."""
+        """Return the input of the first block, from a forward hook; `inputs` may have `inputs_embeds` or indices."""
         seen: list[Tensor] = []
 
         def hook(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -307,7 +309,7 @@ class TransformersModel:
 
         block = self.whole.get_submodule(PUBLISHED[self.name].block)
         handle = block.register_forward_pre_hook(hook, with_kwargs=True)
-        self._run(input_ids=input_ids, attention_mask=attention_mask, **indices)
+        self._run(input_ids=input_ids, attention_mask=attention_mask, **inputs)
         handle.remove()
         first = seen[0]
         vectors: NDArray[np.float32] = (first.transpose(0, 1) if self.name == "xlnet" else first).float().numpy()

@@ -35,6 +35,7 @@ reference is the input of the model's own first block.
 - "Largest difference" is the maximum over all cases. Its ULP are those of the largest value in the same row.
 - Families without a norm or a projection must match bit for bit.
 - `token_embeddings` is the model's own lookup. "The model scales" marks models with a scale on `inputs_embeds`.
+- [Edited configurations](parity-configs.md) are compared on a page of their own.
 - Rotary outputs are compared with the cosines and sines in the model's attention, in one pass and in chunks.
 
 `make families` writes this page. Versions: {versions}.

@@ -13,13 +13,12 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.rotary_families import ROTARY
 from tests.clients.client_matrix import check_standard
 from tests.families.parity import check_rows_of_one, compare, compare_rotary
-from tests.families.published_models import PUBLISHED, TransformersModel, save
+from tests.families.published_models import NO_LOOKUP, PUBLISHED, TransformersModel, save
 from tests.families.stems import ROWS
 from tests.families.table import DOCUMENT, versions
 
-# Its first block is no module, so that nothing can be put before it; and they take no `inputs_embeds`.
+# Its first block is no module, so that nothing can be put before it.
 NO_BLOCK = {"xlm"}
-NO_LOOKUP = {"xlm", "clip_text_model", "clip/text", "speech_to_text/decoder"}
 
 
 def test_every_row_of_the_table_has_an_oracle() -> None:

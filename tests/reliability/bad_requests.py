@@ -86,6 +86,9 @@ REFUSAL = re.compile(
 )
 """Begin of an error about the request; within a gRPC stream, an error has no status."""
 
+NOT_IMPLEMENTED = 501
+"""Status of a request with an unknown transfer encoding."""
+
 
 class WrongAnswer(Exception):
     """An answer forbidden for every request."""
@@ -231,10 +234,10 @@ class Bad:
                     path, sent = self._bad(draw)
                     writer.write(sent)
                     status, over = await answer_or_end(reader, writer)
-                    if status >= 500:
+                    if is_fault(status):
                         raise WrongAnswer(f"{sent!r}: {status}")
                     self._count(path, status)
-                    if over or status == 400:
+                    if over or status in (400, NOT_IMPLEMENTED):
                         break
             await self._good()
 
@@ -256,7 +259,7 @@ class Bad:
                 writer.write(sent)
                 got = await everything(reader, writer, PATIENCE_SECONDS if broken else ANSWER_SECONDS)
                 status = worst(got)
-                if status >= 500 or not (broken or got.endswith((b"}", b"\r\n0\r\n\r\n"))):
+                if is_fault(status) or not (broken or got.endswith((b"}", b"\r\n0\r\n\r\n"))):
                     raise WrongAnswer(f"{sent!r}: {got!r}")
                 self._count(protocol, status)
 
@@ -377,6 +380,11 @@ async def everything(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
         async with asyncio.timeout(ANSWER_SECONDS):
             await read()
     return b"".join(parts)
+
+
+def is_fault(status: int) -> bool:
+    """Return whether a status is the fault of the server."""
+    return status >= 500 and status != NOT_IMPLEMENTED
 
 
 def worst(answer: bytes) -> int:

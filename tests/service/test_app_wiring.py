@@ -25,14 +25,14 @@ def test_an_engine_has_every_model_on_the_provider(tiny_repository: Path) -> Non
 
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
 def test_cuda_that_cannot_be_used_makes_no_engine(tiny_repository: Path) -> None:
-    with pytest.raises(ProviderError, match="provider: got cuda, expected auto or cpu, since "):
+    with pytest.raises(ProviderError, match="provider cuda cannot be used: "):
         create_engine(Settings(repository=tiny_repository, provider="cuda"))
 
 
 def test_one_broken_artifact_makes_no_engine(tiny_repository: Path, tmp_path: Path) -> None:
     root = shutil.copytree(tiny_repository, tmp_path / "root")
     (root / "bert" / "1" / MANIFEST).write_text("{}")
-    with pytest.raises(ArtifactError, match=r"^bert/1/manifest\.json family: got \{\}, expected Field required$"):
+    with pytest.raises(ArtifactError, match=r"^bert/1/manifest\.json family: got nothing, expected a value$"):
         create_engine(Settings(repository=root, provider="cpu"))
 
 

@@ -19,6 +19,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         "preblock.cli",
+        "preblock.plots",
         "preblock.export.exporter",
         "preblock.service.app",
         "onnxscript.function_libs.torch_lib.ops",
@@ -96,6 +97,15 @@ def load(*sources: str) -> None:
 
     for source in sources:
         print(load_source(source).record.revision)  # noqa: T201
+
+
+def export_without_transformers(source: Path, repository: Path) -> None:
+    """Export `source` where transformers cannot be imported, and print the folder of the artifact."""
+    from preblock.export.exporter import export
+
+    assert "transformers" not in sys.modules
+    sys.modules["transformers"] = None  # type: ignore[assignment]
+    print(export(str(source), "m", repository).folder)  # noqa: T201
 
 
 def _begin(

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.artifacts import Floats, make_repository, read_tables
+from tests.support.artifacts import Floats, copy_artifact, make_repository, read_tables
 from tests.support.protocols import Clients, connect
 from tests.support.servers import Server, serve
 
@@ -33,6 +33,16 @@ def http(clients: Clients) -> httpx.Client:
 @pytest.fixture(scope="session")
 def tiny(tiny_clients: Clients) -> httpx.Client:
     return tiny_clients.http
+
+
+@pytest.fixture(scope="session")
+def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Serve tiny models under the names in the examples of the OpenAPI document; models can be loaded and unloaded."""
+    root = tmp_path_factory.mktemp("examples")
+    for name, stored in (("gpt2-small", "gpt"), ("minilm", "bert"), ("t5-small", "t5")):
+        copy_artifact(stored, root, name)
+    with serve(root, "--model-control", "explicit") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

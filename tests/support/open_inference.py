@@ -24,7 +24,7 @@ def open_stub(address: str, *options: tuple[str, int]) -> Iterator[Any]:
 
 
 def infer_message(ids: ArrayLike, model: str = "gpt", **fields: Any) -> Any:
-    """Return a ModelInferRequest for ids (B, L) as raw contents.
+    """Return a ModelInferRequest for ids (B, L) as raw contents; its default output is `embeddings`.
 
     Args:
         ids: of the tokens.
@@ -38,6 +38,7 @@ def infer_message(ids: ArrayLike, model: str = "gpt", **fields: Any) -> Any:
 def tensor_message(tensors: Mapping[str, NDArray[np.int64]], model: str = "gpt", **fields: Any) -> Any:
     """Return a ModelInferRequest for int64 tensors as raw contents, as `infer_message` does for ids."""
     contents = [tensor.tobytes() for tensor in tensors.values()]
+    fields = {"outputs": [{"name": "embeddings"}]} | fields
     message = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=contents, **fields)
     for name, tensor in tensors.items():
         message.inputs.add(name=name, datatype="INT64", shape=tensor.shape)
@@ -56,5 +57,5 @@ def binary_infer(tensors: Mapping[str, NDArray[np.int64]], **fields: Any) -> tup
         {"name": name, "shape": tensor.shape, "datatype": "INT64", "parameters": {"binary_data_size": tensor.nbytes}}
         for name, tensor in tensors.items()
     ]
-    header = json.dumps({"inputs": inputs, **fields}).encode()
+    header = json.dumps({"inputs": inputs, "outputs": [{"name": "embeddings"}], **fields}).encode()
     return {HEADER_LENGTH: str(len(header))}, header + b"".join(tensor.tobytes() for tensor in tensors.values())

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from preblock.service.api.grpc.errors import abort, context_of
+from preblock.service.api.grpc.errors import SERVICE, context_of, fail
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs.v2.protobuf import read
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, PreblockError, Unavailable
@@ -18,7 +18,7 @@ from preblock.service.engine.engine import Engine
 
 GRPC, GRPC_STREAM = "grpc", "grpc-stream"
 END_REASONS = {
-    "shutdown": "server shutdown",
+    "shutdown": "the shutdown of the server",
     "idle": "an idle timeout",
     "time": "the maximum lifetime of a stream",
     "key": "a removed or changed key",
@@ -26,6 +26,8 @@ END_REASONS = {
 COMPRESSIONS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
 ACCEPT = "accept-encoding"
 """Metadata with the requested compression, as in HTTP. gRPC itself lists only the encodings of the client's library."""
+MESSAGE_EXPANSION = 4
+"""Memory of a message and its parsed copies, in sizes of the message."""
 DRAIN_POLL_INTERVAL_SECONDS = 0.02
 LOG = logging.getLogger(__name__)
 
@@ -53,16 +55,16 @@ class CallHandlers:
         """Return the handler of a unary method; `kind` is the class of its requests, or None for bytes."""
 
         async def answer(message: bytes, call: grpc.aio.ServicerContext) -> bytes:
-            size = len(message)
-            request = message if kind is None else await self._engine.scheduler.run(size, partial(read, kind, message))
-            response = await method(request)
+            size, run = len(message), self._engine.scheduler.run
+            async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * size):
+                response = await method(message if kind is None else await run(size, partial(read, kind, message)))
             written: bytes = response if isinstance(response, bytes) else response.SerializeToString()
             self._engine.metrics.count_bytes(GRPC, size, len(written))
             call.set_trailing_metadata(context_of(call).metadata())
             return written
 
         # Without a deserializer gRPC passes bytes. Its own error for invalid bytes would reveal internals.
-        return grpc.unary_unary_rpc_method_handler(partial(self._run, answer))
+        return grpc.unary_unary_rpc_method_handler(partial(self._run, answer, method.__name__))
 
     def stream(self, method: StreamMethod) -> grpc.RpcMethodHandler:
         """Return the handler of a streaming method."""
@@ -84,19 +86,24 @@ class CallHandlers:
                     raise asyncio.CancelledError from None
                 count_bytes(GRPC_STREAM, 0, len(response), 0, perf_counter() - began)
 
+            context_of(call).set_status("OPEN")  # the log has lines of its messages before the stream ends
             try:
                 with self._streams.open() as lifetime:
                     await method(receive, send, lifetime)
             except StreamEnd as end:
                 # After the status OK, clients would wait for the responses to their next messages.
                 reason = END_REASONS[end.reason]
-                raise Unavailable("stream", reason, "a new stream, to another server or later") from None
+                message = f"the stream was closed because of {reason}; open a new one later, or on another server"
+                raise Unavailable("stream", reason, "an open stream", message=message) from None
 
-        return grpc.stream_stream_rpc_method_handler(partial(self._run, answer))
+        return grpc.stream_stream_rpc_method_handler(partial(self._run, answer, method.__name__))
 
-    async def _run(self, answer: Answer, message: Any, call: grpc.aio.ServicerContext) -> bytes | None:
-        """Answer a call, and count it until its status is sent."""
-        context_of(call)
+    async def _run(self, answer: Answer, name: str, message: Any, call: grpc.aio.ServicerContext) -> bytes | None:
+        """Answer a call of the method `name`, and count it until its status is sent."""
+        context = context_of(call)
+        peer = unquote(call.peer())  # ipv4:127.0.0.1:5 or ipv6:[::1]:5
+        host = peer.rpartition(":")[0].partition(":")[2].strip("[]")
+        context.target = "POST", f"/{SERVICE}/{name}", host
         encoding = dict(call.invocation_metadata() or ()).get(ACCEPT)
         if encoding in COMPRESSIONS:
             call.set_compression(COMPRESSIONS[encoding])
@@ -106,16 +113,22 @@ class CallHandlers:
         call.add_done_callback(self._open.discard)
         access = self._engine.repository.access
         if not access.needs_key:
-            host = unquote(call.peer()).rpartition(":")[0].partition(":")[2]  # of ipv4:127.0.0.1:5 or ipv6:[::1]:5
-            access.identify(host.strip("[]"))
+            access.identify(host)
+        status = grpc.StatusCode.CANCELLED
         try:
-            return await answer(message, call)
+            response = await answer(message, call)
+            status = grpc.StatusCode.OK
+            return response
         except PreblockError as error:
-            await abort(call, error)
+            status = fail(call, error)
         except Exception:
             LOG.exception("internal error in a gRPC call")
-            await call.abort(grpc.StatusCode.INTERNAL, INTERNAL_ERROR_MESSAGE)
-        raise AssertionError("abort raises")
+            status = grpc.StatusCode.INTERNAL
+            call.set_code(status)
+            call.set_details(INTERNAL_ERROR_MESSAGE)
+        finally:
+            context.set_status(status.name)
+        return None
 
     async def drain(self, server: grpc.aio.Server, seconds: float) -> None:
         """Accept no new call, and stop the server after the open calls end, or after `seconds`.

@@ -8,12 +8,11 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health
 
-from preblock.service.api.grpc.errors import abort, context_of, headers_of
+from preblock.service.api.grpc.errors import SERVICE, context_of, fail, headers_of
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import PreblockError
 from preblock.service.observability.context import Begin
 
-SERVICE = "inference.GRPCInferenceService"
 OPEN = (f"/{health.SERVICE_NAME}/", f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
 """Methods without authentication and spans: the health probes of an orchestrator have no key."""
 SERVER_ERRORS = frozenset(
@@ -52,7 +51,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def run(message: Any, call: grpc.aio.ServicerContext) -> Any:
             with nullcontext() if begin is None else _span(begin, details.method.removeprefix("/"), call):
                 if error is not None:
-                    await abort(call, error)
+                    fail(call, error)
+                    return None
                 return await answer(message, call)
 
         return (grpc.stream_stream_rpc_method_handler if streaming else grpc.unary_unary_rpc_method_handler)(run)

@@ -85,6 +85,8 @@ class CallTemplates:
         # An id of the client differs in each message.
         if parsed.id or not is_simple(request) or rows.length is None or len(head) > MAX_HEAD_BYTES or len(raw) != 1:
             return
+        if len(raw[0]) != rows.values.nbytes:  # INT32
+            return
         if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return
         fast_path = fast_path_of(self._engine, model, request.outputs, request.dtype)

@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
+from preblock.service.api.grpc.errors import SERVICE
 from preblock.service.api.grpc.handlers import CallHandlers
-from preblock.service.api.grpc.interceptor import SERVICE, CallInterceptor
+from preblock.service.api.grpc.interceptor import CallInterceptor
+from preblock.service.api.grpc.reflection import enable_reflection
 from preblock.service.api.grpc.servicer import InferenceService
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
@@ -18,6 +19,9 @@ from preblock.service.core.tls import load_certificates
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.context import Begin
+
+MAX_OPTION = 2**31 - 1
+"""Largest integer option of gRPC."""
 
 
 def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
@@ -56,6 +60,7 @@ async def running(
         kind = None if method == service.ModelInfer else getattr(pb, described.input_type.name)
         handlers[described.name] = calls.stream(method) if described.client_streaming else calls.unary(method, kind)
     access = engine.repository.access
+    lifetime_ms, idle_ms = 1000 * settings.stream_max_lifetime_seconds, 1000 * settings.stream_idle_timeout_seconds
     server = grpc.aio.server(
         interceptors=[CallInterceptor(access, trace)] if access.needs_key or trace is not None else [],
         options=[
@@ -63,12 +68,16 @@ async def running(
             # The codec rejects a larger response, with its own error.
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", int(settings.workers > 1)),
+            # No other limit ends a stream whose client does not read. Calls move to a new connection after this age,
+            # and the grace period is enough for a stream of the full lifetime.
+            ("grpc.max_connection_age_ms", min(lifetime_ms, MAX_OPTION)),
+            ("grpc.max_connection_age_grace_ms", min(lifetime_ms + idle_ms, MAX_OPTION)),
         ],
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    enable_reflection(server, (SERVICE, health.SERVICE_NAME))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     _listen(server, f"{host}:{settings.grpc_port}", settings)
     for name in ("", SERVICE):

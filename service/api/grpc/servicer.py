@@ -5,16 +5,17 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
-from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, Receive, Send
+from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, MESSAGE_EXPANSION, Receive, Send
 from preblock.service.api.grpc.request_cache import CallTemplates
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.v2 import metadata, protobuf
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
+from preblock.service.codecs.v2.infer import InferMessage
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError
 from preblock.service.core.results import Result
-from preblock.service.core.types import TokenRequest
+from preblock.service.core.types import EmbedOptions, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
 from preblock.service.runtime.model import TokenModel
@@ -48,8 +49,11 @@ class InferenceService:
         return pb.ServerReadyResponse(ready=True)
 
     async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """Return whether a model is ready."""
-        self._engine.repository.find(request.name, request.version, caller=caller())
+        """Return whether a version of a model is served. Clients poll this method until it is."""
+        try:
+            self._engine.repository.find(request.name, request.version, caller=caller())
+        except NotFound:
+            return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=True)
 
     async def ServerMetadata(self, _: pb.ServerMetadataRequest) -> Any:
@@ -60,19 +64,19 @@ class InferenceService:
         """Return inputs and outputs of a model."""
         model = self._engine.repository.find(request.name, request.version, caller=caller())
         versions = [model.version] if request.version else self._engine.repository.versions(model.name)
-        return protobuf.write(pb.ModelMetadataResponse, metadata.model_metadata(model.name, versions, model.manifest))
+        return protobuf.write(pb.ModelMetadataResponse, metadata.model_metadata(request.name, versions, model.manifest))
 
     async def ModelConfig(self, request: pb.ModelConfigRequest) -> Any:
         """Return the configuration of a model in Triton's form."""
         model = self._engine.repository.find(request.name, request.version, caller=caller())
-        config = metadata.model_config(model.name, model.manifest, model.provider)
+        config = metadata.model_config(request.name, model.manifest, model.provider)
         return protobuf.write(pb.ModelConfigResponse, {"config": config})
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest) -> Any:
         """Return the statistics of one version of a model, of all its versions, or of every model."""
         models = self._engine.repository.select(request.name, request.version, caller=caller())
         found = self._engine.metrics.statistics()
-        stats = [metadata.model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]
+        stats = [metadata.model_statistics(request.name or m.name, m.version, found[m.name, m.version]) for m in models]
         return protobuf.write(pb.ModelStatisticsResponse, {"model_stats": stats})
 
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest) -> Any:
@@ -97,7 +101,7 @@ class InferenceService:
         return pb.RepositoryModelUnloadResponse()
 
     async def ModelInfer(self, message: bytes) -> bytes:
-        """Return the requested outputs, by default `embeddings`. Only the input `input_ids` is required."""
+        """Return the requested outputs, by default all outputs of tokens."""
         if (answer := await self._templates.answer(GRPC, message)) is not None:
             return answer
         request = await self._read(message)
@@ -127,9 +131,10 @@ class InferenceService:
         try:
             if (answer := await self._templates.answer(GRPC_STREAM, message)) is not None:
                 return answer
-            request = await self._read(message)
-            id_ = request.id
-            return await self._infer(GRPC_STREAM, message, request, store, protobuf.write_stream)
+            async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * len(message)):
+                request = await self._read(message)
+                id_ = request.id
+                return await self._infer(GRPC_STREAM, message, request, store, protobuf.write_stream)
         except PreblockError as error:
             failure = str(error)
         except Exception:
@@ -146,23 +151,25 @@ class InferenceService:
         message: bytes,
         parsed: pb.ModelInferRequest,
         store: SequenceStore,
-        write_answer: Callable[[Result, str], protobuf.Parts],
+        write_answer: Callable[[Result, InferMessage], protobuf.Parts],
     ) -> bytes:
         with self._engine.admission.request(protocol) as record:
             model = self._engine.repository.find(parsed.model_name, parsed.model_version, caller=caller())
             record.model = model.name
             schedule = self._engine.scheduler.run
-            request = await schedule(len(message), lambda: protobuf.read_infer(parsed, model.manifest))
-            if isinstance(request, TokenRequest):  # a narrower dtype would run twice
-                request.in_pieces = request.sequence is None and request.dtype == "float32"
+            most = self._engine.limits.max_parsed_values() if isinstance(model, TokenModel) else None
+            infer = await schedule(len(message), lambda: protobuf.read_infer(parsed, model.manifest, most))
+            request = infer.request
+            if isinstance(request, EmbedOptions):  # a narrower dtype would run twice
+                request.in_pieces = infer.options.sequence is None and request.dtype == "float32"
                 request.whole = True
             async with store.answer(model, request, record) as answer:
-                parts = write_answer(answer, parsed.id)
+                parts = write_answer(answer, infer)
                 if answer.arrays:
                     response = await schedule(answer.size, lambda: protobuf.join_message(parts))
                 else:
                     response = await protobuf.compute_message(parts)
-        if isinstance(request, TokenRequest) and isinstance(model, TokenModel):
+        if isinstance(request, TokenRequest) and isinstance(model, TokenModel) and not infer.options.row_outputs:
             self._templates.keep(protocol, message, parsed, request, model, response)
         return response
 

@@ -1,30 +1,26 @@
 """Responses of the native API in the requested format."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS
 from preblock.service.api.http.response import ChunkedResponse, Headers
 from preblock.service.codecs.arrays import npy_header
 from preblock.service.codecs.chunks import Part, as_bytes
+from preblock.service.codecs.native_json import MAX_HEADER_ROWS
 from preblock.service.codecs.native_json_response import build_document, write_json_parts
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.safetensors import write_result
-from preblock.service.core.results import Result
+from preblock.service.core.results import EmbedResult, Result
 
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
 
 
-def writable_types(
-    dtype: str, encoding: str = "", outputs: Sequence[str] = (), needs_lengths: bool = False
-) -> tuple[tuple[str, ...], str]:
+def writable_types(dtype: str, encoding: str = "", fields_reason: str = "") -> tuple[tuple[str, ...], str]:
     """Return the possible content types of a response, and the reason against the others."""
     if encoding == PROMPT_EMBEDS:
         return (JSON,), f"with the encoding {PROMPT_EMBEDS}"
-    if needs_lengths:
-        return (JSON, SAFETENSORS), "with text or truncate, to state the row lengths"
-    if len(outputs) > 1:
-        return (JSON, SAFETENSORS), "for several outputs"
+    if fields_reason:
+        return (JSON, SAFETENSORS), fields_reason
     if dtype == "bfloat16":
         return (JSON, BYTES, SAFETENSORS), "for bfloat16"
     return TYPES, ""
@@ -38,7 +34,8 @@ def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
         return ChunkedResponse(write_result(answer), media)
     ((name, tensor),) = answer.tensors.items()
     parts: list[Part] = [npy_header(tensor.dtype, tensor.shape) if media == NPY else b"", as_bytes(tensor)]
-    return ChunkedResponse(parts, media, _headers(answer.model, answer.version, name, tensor.shape, answer.dtype))
+    headers = _headers(answer.model, answer.version, name, tensor.shape, answer.dtype)
+    return ChunkedResponse(parts, media, [*headers, *_row_headers(answer)])
 
 
 @lru_cache  # clients repeat their shapes
@@ -51,3 +48,20 @@ def _headers(model: str, version: int, output: str, shape: tuple[int, ...], dtyp
         b"preblock-dtype": dtype,
     }
     return [(name, value.encode("ascii")) for name, value in values.items()]
+
+
+def _row_headers(answer: Result) -> Headers:
+    """Return headers with a number for each row; one number stands for all rows, as in the request field `offset`."""
+    if not isinstance(answer, EmbedResult):
+        return []
+    rows = {b"preblock-next-offset": answer.next_offset}
+    if answer.ragged:
+        rows[b"preblock-lengths"] = answer.lengths
+    if answer.truncated is not None:
+        rows[b"preblock-truncated"] = answer.truncated
+    headers: list[tuple[bytes, bytes]] = []
+    for name, values in rows.items():
+        numbers = values[:1] if (values == values[0]).all() else values
+        if len(numbers) <= MAX_HEADER_ROWS:
+            headers.append((name, ",".join(map(str, numbers.tolist())).encode()))
+    return headers

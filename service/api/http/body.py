@@ -9,11 +9,14 @@ from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, join
 from preblock.service.core.errors import Malformed, TooLarge, UnsupportedFormat
 from preblock.service.engine.engine import Engine
+from preblock.service.observability.record import RequestRecord
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """Window bits of zlib for each content encoding."""
 MAX_EXPANSION = 1032
 """Maximum ratio of the decompressed size to the compressed size."""
+INPUT_BYTES, PIECE_BYTES = 2**16, 2**18
+"""Bytes that are decompressed at once, and bytes that result at once: zlib joins its output while it holds the GIL."""
 MIN_COMPRESSED_BYTES = 1024
 """A smaller response is sent without compression."""
 
@@ -27,16 +30,28 @@ def expand(body: bytes, encoding: str, limit: int) -> bytes:
 
     """
     inflate = zlib.decompressobj(WINDOW_BITS[encoding])
+    pieces: list[bytes] = []
+    size = read = 0
     try:
-        content = inflate.decompress(body, limit + 1)
+        while read < len(body) and not inflate.eof:
+            rest = body[read : read + INPUT_BYTES]
+            read += len(rest)
+            while not inflate.eof:
+                piece = inflate.decompress(rest, PIECE_BYTES)
+                pieces.append(piece)
+                size += len(piece)
+                if size > limit:
+                    raise TooLarge("body", f"more than {limit} bytes after decompression", f"at most {limit} bytes")
+                rest = inflate.unconsumed_tail
+                if not rest and len(piece) < PIECE_BYTES:
+                    break
     except zlib.error as error:
         raise Malformed("body", f"invalid {encoding} data: {error}", f"valid {encoding} data") from error
-    if len(content) > limit:
-        raise TooLarge("body", f"more than {limit} bytes after decompression", f"at most {limit} bytes")
-    if not inflate.eof or inflate.unused_data:
-        got = f"{len(inflate.unused_data)} bytes after the end of the data" if inflate.eof else "incomplete data"
+    after = len(body) - read + len(inflate.unused_data)
+    if not inflate.eof or after:
+        got = f"{after} bytes after the end of the data" if inflate.eof else "incomplete data"
         raise Malformed("body", got, f"complete {encoding} data")
-    return content
+    return b"".join(pieces)
 
 
 @lru_cache  # clients repeat their headers
@@ -57,16 +72,24 @@ def choose_encoding(accept: str, text: bool) -> str | None:
     return best if best in WINDOW_BITS and qualities.get(best, 0.0) > 0 else None
 
 
-async def read_body(request: RawRequest, engine: Engine, limit: int) -> bytes:
-    """Return the complete, decompressed body; `limit` bytes hold before and after decompression.
+async def read_body(request: RawRequest, engine: Engine, limit: int, record: RequestRecord | None) -> bytes:
+    """Return the complete, decompressed body, and reserve memory for it until the handler of the request returns.
+
+    Args:
+        request: with the body.
+        engine: runs the decompression.
+        limit: maximum bytes, before and after decompression.
+        record: of the request; None if `limit` is too low for a large body.
 
     Raises:
         TooLarge: the body is larger; a larger declared length is rejected before the body is read.
         Malformed: the declared length is not a number, the client left early, or the compressed data is broken.
         UnsupportedFormat: the content encoding is unknown.
+        Unavailable: too many large bodies wait for memory, or for too long.
 
     """
     encoding = (request.header(b"content-encoding") or "identity").lower()
+    encoding = "gzip" if encoding == "x-gzip" else encoding  # RFC 9110, section 8.4.1.3
     if encoding != "identity" and encoding not in WINDOW_BITS:
         raise UnsupportedFormat("Content-Encoding", encoding, ", ".join(("identity", *WINDOW_BITS)))
     declared = request.header(b"content-length")
@@ -76,6 +99,9 @@ async def read_body(request: RawRequest, engine: Engine, limit: int) -> bytes:
         if len(declared) > 20 or int(declared) > limit:
             raise TooLarge("body", f"{declared} bytes", f"at most {limit} bytes")
     body = await _receive(request, limit) if request.body is None else request.body
+    size = len(body) if encoding == "identity" else min(MAX_EXPANSION * len(body), limit)
+    if record is not None:
+        await engine.admission.reserve(record, size)
     if encoding == "identity":
         return body
     return await engine.scheduler.run(MAX_EXPANSION * len(body), lambda: expand(body, encoding, limit))

@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from preblock.service.api.http import errors
+from preblock.service.api.http.methods import answer_head
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
 from preblock.service.api.http.tracing import ROUTE, set_status, trace_request
@@ -26,11 +27,17 @@ from preblock.service.observability.context import CURRENT_REQUEST, Begin, Reque
 
 LOG = logging.getLogger(__name__)
 
-PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Paths without authentication, because an orchestrator has no API key."""
-METHODS = ("GET", "POST")
+HEALTH_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
+"""Paths without authentication and traces, because an orchestrator has no API key."""
+DOCUMENT_PATHS = frozenset({"/docs", "/openapi.json"})
+STATIC_DOCUMENTS = "/docs/static/"
+"""Files of the documentation. A browser opens it without a key, and asks for the key in the page."""
+METHODS = ("GET", "HEAD", "POST")
+MODEL_CHANGES = "/v2/repository/"
+"""Path prefix of requests that can change the served models."""
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
+    *("Preblock-Next-Offset", "Preblock-Lengths", "Preblock-Truncated"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Response headers readable by a web page."""
@@ -40,12 +47,18 @@ START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocke
 """ASGI messages with response headers."""
 
 
+def is_public(path: str) -> bool:
+    """Return whether a path needs no API key."""
+    return path in HEALTH_PATHS or path in DOCUMENT_PATHS or path.startswith(STATIC_DOCUMENTS)
+
+
 class Dispatcher:
     """The ASGI application of the service.
 
     Args:
         app: answers all requests except those to `handlers`.
-        handlers: handlers of POST requests, by prefix and last segment of their path; the model name stands between.
+        handlers: handlers of POST requests, by prefix and last segment of their path. If the prefix ends in a slash,
+            the model name stands between them.
         access: authenticates callers; default: everybody is allowed.
         settings: current settings; default: no CORS.
         templates: cache of request templates; default: no cache.
@@ -89,8 +102,10 @@ class Dispatcher:
             await self.app(scope, receive, send)
             return
         channel = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
+        client = scope.get("client")
+        channel.context.target = scope.get("method", "GET"), scope["path"], client[0] if client else ""
         CURRENT_REQUEST.set(channel.context)
-        if self.trace is None or scope["path"] in PUBLIC_PATHS:
+        if self.trace is None or scope["path"] in HEALTH_PATHS:
             await self._entry(scope, channel.receive, channel.send)
         else:
             await trace_request(self._entry, self.trace, channel.context, scope, channel.receive, channel.send)
@@ -108,7 +123,10 @@ class Dispatcher:
         except PreblockError as error:
             await errors.respond(error, scope["path"])(scope, receive, send)
         else:
-            await self.app(scope, receive, send)
+            if scope["type"] == "http" and scope["method"] == "HEAD":
+                await answer_head(self.app, scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
 
     async def answer(self, request: RawRequest, route: Route) -> Response:
         """Authenticate and answer a tensor request, without the CORS checks."""
@@ -152,6 +170,8 @@ class Dispatcher:
         """Return the tensor route of a POST to `path`; None for any other path."""
         begin, _, end = path.rpartition("/")
         found = self._handlers.get(end)
+        if found and not found[0].endswith("/"):
+            return Route(found[1], "", None, path, path, query) if begin == found[0] else None
         if found and begin.startswith(found[0]):
             name, versioned, version = begin[len(found[0]) :].partition("/versions/")
             if name and "/" not in name + version and bool(versioned) == bool(version):
@@ -162,10 +182,12 @@ class Dispatcher:
     def _authenticate(self, scope: Scope) -> None:
         """Set the caller of a request. Raise Forbidden or Unauthenticated if access is denied."""
         headers = scope["headers"]
-        origin = _header(headers, b"origin") if scope["type"] == "websocket" else None
+        # Browsers let any page open a WebSocket, and send a POST whose response it cannot read.
+        changes = scope["type"] == "websocket" or scope["path"].startswith(MODEL_CHANGES)
+        origin = _header(headers, b"origin") if changes else None
         if origin is not None:
             self._check_origin(origin.decode("latin-1"), headers)
-        if scope["path"] not in PUBLIC_PATHS:
+        if not is_public(scope["path"]):
             self._identify(headers, scope.get("client"))
 
     def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:
@@ -176,7 +198,7 @@ class Dispatcher:
             self._access.identify(client[0] if client else "")
 
     def _check_origin(self, origin: str, headers: Headers) -> None:
-        """Raise Forbidden for a web page from a foreign origin, because browsers let any page open a WebSocket."""
+        """Raise Forbidden for a web page from a foreign origin."""
         own = (_header(headers, b"host") or b"").decode("latin-1")
         if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
             raise Forbidden("Origin", origin, ", ".join((f"the origin of {own}", *self._origins)))
@@ -201,8 +223,9 @@ class _MeteredChannel:
     async def send(self, message: Message) -> None:
         """Send a message."""
         if message["type"] in START_MESSAGES:
+            self.context.set_status(message.get("status", 101))  # only an accepted WebSocket has none
             if self.context.trace is not None:
-                set_status(self.context.trace, message.get("status", 101))  # only an accepted WebSocket has none
+                set_status(self.context.trace, message.get("status", 101))
             message = {**message, "headers": [*message.get("headers", ()), *self.context.headers()]}
         began = perf_counter()
         await self._send(message)

@@ -1,5 +1,6 @@
 """Errors as HTTP responses. No other module maps errors to status codes."""
 
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -7,7 +8,9 @@ from fastapi import FastAPI, Request
 from fastapi.requests import HTTPConnection
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
+from preblock.service.api.http.methods import complete_methods
 from preblock.service.codecs.openai import error_body, error_document
 from preblock.service.core import errors
 from preblock.service.observability.context import CURRENT_REQUEST
@@ -34,6 +37,17 @@ OPENAI = "/v1"
 """Path prefix of the OpenAI API. Its errors are `{"error": {"message": "…", …}}`."""
 
 
+def status_of(error: errors.PreblockError, path: str) -> int:
+    """Return the status of an error in the protocol of `path`."""
+    if path.startswith(OPEN_INFERENCE) and isinstance(error, errors.Invalid):  # as in Triton and KServe
+        return 400
+    # OpenAI's clients know one status for all values that are not allowed.
+    is_value = isinstance(error, errors.Invalid) or (isinstance(error, errors.TooLarge) and error.field != "body")
+    if path.startswith(OPENAI) and is_value:
+        return 400
+    return STATUS[type(error)]
+
+
 def problem(error: errors.PreblockError) -> bytes:
     """Return the error as a problem document (RFC 9457), with the field, the value got and the value expected.
 
@@ -47,7 +61,7 @@ def problem(error: errors.PreblockError) -> bytes:
 
 def respond(error: errors.PreblockError, path: str) -> Response:
     """Return the error in the format of the protocol of `path`."""
-    response = _respond(path, STATUS[type(error)], "", str(error), error)
+    response = _respond(path, status_of(error, path), "", str(error), error)
     if isinstance(error, errors.Unauthenticated):
         response.headers["WWW-Authenticate"] = "Bearer"
     if error.retry_after is not None:
@@ -68,15 +82,25 @@ def install(app: FastAPI) -> None:
         return respond(error, request.url.path)
 
     @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        path = request.url.path
-        response = _respond(path, error.status_code, error.detail, f"{request.method} {path}: {error.detail}")
-        response.headers.update(error.headers or {})
+    async def http_error(request: HTTPConnection, error: HTTPException) -> Response:
+        path, method = request.url.path, request.scope.get("method", "GET")  # a WebSocket opens with GET
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = complete_methods(headers.get("Allow", "GET"))
+            if method == "OPTIONS":
+                return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+        response = _respond(path, error.status_code, error.detail, f"{method} {path}: {error.detail}")
+        response.headers.update(headers)
         return response
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, _: Exception) -> Response:  # the server logs the exception
         return internal_error(request.url.path)
+
+    async def not_found(_: Scope, __: Receive, ___: Send) -> None:
+        raise HTTPException(HTTPStatus.NOT_FOUND)  # by default a WebSocket gets status 403
+
+    app.router.default = not_found
 
 
 def _respond(path: str, status: int, title: str, detail: str, error: errors.PreblockError | None = None) -> Response:

@@ -90,8 +90,10 @@ def single_values(query: bytes) -> Mapping[str, str]:
     """
     parameters = QueryParams(query)
     for name in parameters:
-        if len(parameters.getlist(name)) > 1:
-            raise Invalid(name, f"{len(parameters.getlist(name))} times in the query", "once; write a list as [1,2]")
+        count = len(parameters.getlist(name))
+        if count > 1:
+            message = f"the query has {count} values of {name}; send one, and write a list as [1,2]"
+            raise Invalid(name, f"{count} values", "one value", message=message)
     return MappingProxyType(dict(parameters))
 
 
@@ -104,5 +106,6 @@ def merge_fields(query: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str,
     """
     for name in query:
         if name in body:
-            raise Invalid(name, "a value in the query and one in the body", "only one of them")
+            message = f"{name} is both in the query and in the body; send it in one of them"
+            raise Invalid(name, "two values", "one value", message=message)
     return {**query, **body}

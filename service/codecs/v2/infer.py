@@ -12,10 +12,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
-from preblock.service.codecs.fields import format_value, refuse_unknown
+from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import INPUTS, row_fields, token_inputs
 from preblock.service.codecs.v2.infer_tensors import (
+    ACCEPTED,
     INPUT_FIELDS,
     NUMPY_DTYPES,
     InferHeader,
@@ -25,16 +26,29 @@ from preblock.service.codecs.v2.infer_tensors import (
     read_objects,
     read_parameters,
     to_array,
+    to_text,
 )
-from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, Shapes, describe_inputs, describe_tensors
+from preblock.service.codecs.v2.metadata import DATATYPES, TEXT, Manifests, Shapes, describe_inputs, describe_tensors
 from preblock.service.codecs.v2.parameters import InferOptions, read_options
+from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS, TEXT_OUTPUTS
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.types import AnyRequest, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
+from preblock.service.core.types import (
+    AnyRequest,
+    PairwiseBiasRequest,
+    StemRequest,
+    TextRequest,
+    TokenRequest,
+    TokenRows,
+)
 
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
 """Fields of a request; some clients repeat the model name of the path."""
 OUTPUT_FIELDS = ("name", "parameters")
-SHAPE_TEXTS = {"offset": "[1] or [batch]", **dict.fromkeys((*INPUTS, "token_type_ids"), "[batch, length]")}
+SHAPE_TEXTS = {
+    "offset": "[1] or [batch]",
+    TEXT: "[batch]",
+    **dict.fromkeys((*INPUTS, "token_type_ids"), "[batch, length]"),
+}
 MAX_CACHED_HEADER_BYTES = 2048
 """A header with all inputs of a model is shorter."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -42,68 +56,80 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 @dataclass(frozen=True)
 class InferMessage:
-    """A request, the client's id for it, and for each output, whether it is sent as bytes."""
+    """A request, the client's id for it, and its options."""
 
     request: AnyRequest
     id: str | None
-    binary: Mapping[str, bool]
+    options: InferOptions
+
+    @property
+    def binary(self) -> Mapping[str, bool]:
+        """For each output in order, whether HTTP sends it as bytes."""
+        return self.options.binary
 
 
-def read_infer(body: bytes, header_length: str | None, manifest: Manifests) -> InferMessage:
+def read_infer(
+    body: bytes, header_length: str | None, manifest: Manifests, max_values: int | None = None
+) -> InferMessage:
     """Read an inference request.
 
     Args:
         body: JSON, then the bytes of binary tensors.
         header_length: value of the header with the number of bytes of the JSON; None if the body is JSON alone.
         manifest: of the model.
+        max_values: maximum values in the JSON; default None: any number.
 
     Raises:
+        TooLarge: the JSON has too many values.
         Malformed: bytes and their declared sizes disagree, or the JSON is invalid.
         Invalid: a name, type, shape or value is not allowed.
 
     """
     if header_length is None:
-        header, binary = _read_header(body, manifest), memoryview(b"")
+        header, binary = _read_header(body, manifest, max_values), memoryview(b"")
     else:
         end = _header_length(header_length, len(body))
         if end == 0:
             return _read_raw(body, manifest)
-        header = (_cached_header if end <= MAX_CACHED_HEADER_BYTES else _read_header)(body[:end], manifest)
+        if end <= MAX_CACHED_HEADER_BYTES:
+            header = _cached_header(body[:end], manifest)
+        else:
+            header = _read_header(body[:end], manifest, max_values)
         binary = memoryview(body)[end:]
     request = to_request(attach_contents(header, binary), header.options, manifest)
-    return InferMessage(request, header.id, header.options.binary)
+    return InferMessage(request, header.id, header.options)
 
 
 def find_tensor_offsets(body: bytes, header_length: str, manifest: Manifest) -> dict[str, int] | None:
-    """Return the offset of each tensor in a valid body; None if the JSON is long or holds tensor data."""
+    """Return the offset of each tensor in a valid body; None if the JSON is long or holds data, or for INT32."""
     position, found = _header_length(header_length, len(body)), {}
     if position == 0:
         return {"input_ids": 0}
     if position > MAX_CACHED_HEADER_BYTES:
         return None
     for tensor in _cached_header(body[:position], manifest).inputs:
-        if tensor.size is None:
+        if tensor.size is None or tensor.datatype != "INT64":
             return None
         found[tensor.name] = position
         position += tensor.size
     return found
 
 
-def _read_header(text: bytes, manifest: Manifests) -> InferHeader:
-    document = read_json(text)
+def _read_header(text: bytes, manifest: Manifests, max_values: int | None = None) -> InferHeader:
+    document = drop_nulls(read_json(text, max_values))
     refuse_unknown(document, FIELDS)
-    inputs = read_inputs(read_objects("inputs", document.get("inputs"), INPUT_FIELDS))
+    inputs, ignored = read_inputs(read_objects("inputs", document.get("inputs"), INPUT_FIELDS))
     id_ = document.get("id")
     if id_ is not None and not isinstance(id_, str):
         raise Invalid("id", id_, "a string")
-    outputs = [] if document.get("outputs") is None else read_objects("outputs", document["outputs"], OUTPUT_FIELDS)
+    outputs = read_objects("outputs", document.get("outputs", []), OUTPUT_FIELDS)
     requested = [
         (output.get("name"), read_parameters(f"outputs[{index}].parameters", output))
         for index, output in enumerate(outputs)
     ]
-    options = read_options(read_parameters("parameters", document), requested, manifest)
+    options = read_options(read_parameters("parameters", document), requested, manifest, ignored)
     for name, binary in options.binary.items():
-        if options.dtype != "float32" and not binary:
+        if options.dtype != "float32" and not binary and name not in ROW_OUTPUTS:
             datatype = DATATYPES[options.dtype]
             allowed = f"binary_data, since {datatype} has no form in JSON"
             raise Invalid(f"outputs {name}", f"{datatype} as JSON", allowed)
@@ -127,7 +153,7 @@ def _read_raw(body: bytes, manifest: Manifests) -> InferMessage:
     shape = (1, *(len(body) // item if size == -1 else size for size in sizes))
     options = read_options({"binary_data_output": True}, [], manifest)
     request = to_request([InputTensor(name, datatype, shape, memoryview(body))], options, manifest)
-    return InferMessage(request, None, options.binary)
+    return InferMessage(request, None, options)
 
 
 def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manifests) -> AnyRequest:
@@ -138,26 +164,40 @@ def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manif
 
     """
     if isinstance(manifest, StemManifest):
-        _refuse_offset(options)
+        _refuse_token_options(options)
         tensors = _read_tensors(inputs, describe_inputs(manifest), manifest.input.name)
         return StemRequest(input=manifest.input.name, values=tensors[manifest.input.name], dtype=options.dtype)
     if manifest.bias and manifest.bias.name in options.outputs:
-        _refuse_offset(options)
         if len(options.outputs) > 1:
             raise Invalid("outputs", list(options.outputs), f"{manifest.bias.name} alone, since it has no tokens")
+        _refuse_token_options(options)
         lengths = describe_tensors(manifest.graphs[BIAS_GRAPH].inputs)
         tensors = _read_tensors(inputs, lengths, *(name for name in lengths if name != "query_offset"))
         values: dict[str, Any] = {name: int(tensor[0]) for name, tensor in tensors.items()}
         return PairwiseBiasRequest(**values, dtype=options.dtype)
-    tensors = _read_tensors(inputs, _token_inputs(manifest), "input_ids")
+    text, inputs = _read_text(inputs, manifest)
+    tensors = _read_tensors(inputs, _token_inputs(manifest), *(() if text else ("input_ids",)))
     offset = tensors.pop("offset", None)
     if options.offset is not None:
         if offset is not None:
             raise Invalid("parameters.offset", "an offset and an input offset", "one of them")
         offset = options.offset
+    wanted: dict[str, Any] = {
+        "offset": offset,
+        "truncate": options.truncate,
+        "pooling": options.pooling,
+        "outputs": options.outputs,
+        "dtype": options.dtype,
+    }
+    if text:
+        _check_text(tensors, options)
+        return TextRequest(text=text, spans=any(name in options.binary for name in TEXT_OUTPUTS), **wanted)
+    for name in TEXT_OUTPUTS:
+        if name in options.binary:
+            message = f"outputs: {name} needs the input text, because it describes the tokens of a text"
+            raise Invalid("outputs", name, "an output of token ids", message=message)
     rows = {name: TokenRows.of_array(tensor) for name, tensor in tensors.items()}
-    wanted: dict[str, Any] = {"outputs": options.outputs, "dtype": options.dtype, "sequence": options.sequence}
-    return TokenRequest(offset=offset, **wanted, **token_inputs(rows))
+    return TokenRequest(sequence=options.sequence, **wanted, **token_inputs(rows))
 
 
 @lru_cache
@@ -165,35 +205,68 @@ def _token_inputs(manifest: Manifest) -> Shapes:
     return {**describe_inputs(manifest), **dict.fromkeys(row_fields(tuple(manifest.indices)), ("INT64", [-1, -1]))}
 
 
-def _refuse_offset(options: InferOptions) -> None:
-    if options.offset is not None:
-        raise Invalid("parameters.offset", int(options.offset[0]), "nothing, since no token is fed")
+def _read_text(inputs: list[InputTensor], manifest: Manifest) -> tuple[tuple[str, ...], list[InputTensor]]:
+    """Return the texts of a request, and its other inputs; no text without a tokenizer."""
+    known = _token_inputs(manifest)
+    texts = [tensor for tensor in inputs if tensor.name == TEXT] if TEXT in known else []
+    if not texts:
+        return (), inputs
+    _check_tensors(texts, known)
+    return to_text(texts[0]), [tensor for tensor in inputs if tensor.name != TEXT]
+
+
+def _check_text(tensors: Mapping[str, NDArray[Any]], options: InferOptions) -> None:
+    """Raise Invalid for inputs and options that need the ids of the client."""
+    for name in tensors:
+        message = f"{name} cannot be used with text, because the tokenizer makes the tokens of a text"
+        raise Invalid(name, f"text and {name}", "one of them", message=message)
     if options.sequence is not None:
-        raise Invalid("parameters.sequence_id", format_value(options.sequence.id), "nothing, since no token is fed")
+        raise Invalid("parameters.sequence_id", format_value(options.sequence.id), "none beside text")
+
+
+def _refuse_token_options(options: InferOptions) -> None:
+    """Raise Invalid for options of tokens in a request without tokens."""
+    sequence, pooling = options.sequence, options.pooling
+    given = {
+        "parameters.offset": None if options.offset is None else int(options.offset[0]),
+        "parameters.truncate": options.truncate,
+        "parameters.pooling": None if pooling == "none" else pooling,
+        "parameters.sequence_id": None if sequence is None else format_value(sequence.id),
+        "outputs": ", ".join(options.row_outputs) or None,
+    }
+    for field, value in given.items():
+        if value is not None:
+            raise Invalid(field, value, "none, because the request has no tokens")
 
 
 def _read_tensors(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, NDArray[Any]]:
-    """Return the tensors by name, checked against `known`; sizes of -1 there are free."""
-    tensors: dict[str, NDArray[Any]] = {}
+    """Return the tensors by name, checked against `known`; `needed` names the required ones."""
+    _check_tensors(inputs, known)
+    tensors = {tensor.name: to_array(tensor) for tensor in inputs}
+    for name in needed:
+        if name not in tensors:
+            raise Invalid("inputs", f"no {name}", f"a tensor {name}")
+    return tensors
+
+
+def _check_tensors(inputs: list[InputTensor], known: Shapes) -> None:
+    """Check name, datatype and shape of each tensor against `known`; sizes of -1 there are free."""
+    seen: set[str] = set()
     for tensor in inputs:
         if tensor.name not in known:
             raise Invalid("inputs.name", tensor.name, ", ".join(known))
-        if tensor.name in tensors:
+        if tensor.name in seen:
             raise Invalid("inputs.name", f"{tensor.name} twice", "each name once")
+        seen.add(tensor.name)
         datatype, shape = known[tensor.name]
-        if tensor.datatype != datatype:
-            raise Invalid(f"{tensor.name}.datatype", tensor.datatype, datatype)
+        if tensor.datatype not in ACCEPTED[datatype]:
+            raise Invalid(f"{tensor.name}.datatype", tensor.datatype, " or ".join(ACCEPTED[datatype]))
         if len(tensor.shape) != len(shape) or any(
             size not in (-1, got) for size, got in zip(shape, tensor.shape, strict=True)
         ):
             raise Invalid(f"{tensor.name}.shape", list(tensor.shape), SHAPE_TEXTS.get(tensor.name, str(shape)))
         if 0 in tensor.shape:  # a few bytes can declare any number of empty rows
             raise Invalid(f"{tensor.name}.shape", list(tensor.shape), "sizes of 1 or more")
-        tensors[tensor.name] = to_array(tensor)
-    for name in needed:
-        if name not in tensors:
-            raise Invalid("inputs", f"no {name}", f"a tensor {name}")
-    return tensors
 
 
 def _header_length(text: str, length: int) -> int:

@@ -10,8 +10,23 @@ from preblock.service.codecs.chunks import JsonFloats, Part, as_bytes
 from preblock.service.codecs.native_json_response import write_json, write_json_parts
 from preblock.service.codecs.v2.infer import InferMessage
 from preblock.service.codecs.v2.metadata import DATATYPES
+from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS, row_output
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor, Result
+from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
+
+IGNORED = "ignored_parameters"
+"""Response parameter: the names of the ignored request parameters, separated by commas."""
+
+
+def list_outputs(answer: Result, infer: InferMessage) -> list[tuple[str, str, Tensor]]:
+    """Return name, datatype and tensor of every output, in the order of the request."""
+    outputs: list[tuple[str, str, Tensor]] = []
+    for name in infer.binary:
+        if name in ROW_OUTPUTS and isinstance(answer, EmbedResult):
+            outputs.append((name, "INT64", row_output(answer, name)))
+        else:
+            outputs.append((name, DATATYPES[answer.dtype], answer.tensors[name]))
+    return outputs
 
 
 def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | None]:
@@ -19,16 +34,19 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
     document: dict[str, Any] = {"model_name": answer.model, "model_version": str(answer.version)}
     if infer.id is not None:
         document["id"] = infer.id
+    if infer.options.ignored:
+        document["parameters"] = {IGNORED: ", ".join(infer.options.ignored)}
     document["outputs"], parts = [], []
-    for name, tensor in answer.tensors.items():
-        output: dict[str, Any] = {"name": name, "datatype": DATATYPES[answer.dtype], "shape": tensor.shape}
+    for name, datatype, tensor in list_outputs(answer, infer):
+        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": tensor.shape}
         if infer.binary[name]:
             parts.append(as_bytes(tensor))
             output["parameters"] = {"binary_data_size": tensor.nbytes}
         elif isinstance(tensor, ChunkedTensor):
             output["data"] = JsonFloats(tensor, (math.prod(tensor.shape),))
         else:
-            check_finite(name, tensor)
+            if datatype != "INT64":
+                check_finite(name, tensor)
             output["data"] = tensor.reshape(-1)
         document["outputs"].append(output)
     if not parts:
@@ -40,5 +58,5 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
 def check_finite(output: str, tensor: NDArray[np.generic]) -> None:
     """Raise Invalid for infinities and NaN, because JSON cannot hold them."""
     if not np.isfinite(tensor).all():
-        allowed = "binary_data, since JSON cannot hold an infinite value or NaN"
-        raise Invalid(f"outputs {output}", "JSON", allowed)
+        message = f"output {output}: JSON cannot hold its infinite values or NaN; request binary_data"
+        raise Invalid(f"outputs {output}", "JSON", "binary_data", message=message)

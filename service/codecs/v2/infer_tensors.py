@@ -1,6 +1,7 @@
 """Input tensors of the Open Inference Protocol: JSON data and binary contents."""
 
 import math
+import struct
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any, NamedTuple
@@ -8,12 +9,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.codecs.fields import refuse_unknown
+from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
+from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.token_rows import read_floats, read_integers
-from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, InferOptions, check_parameters
+from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, InferOptions, find_ignored
 from preblock.service.core.errors import Invalid, Malformed
 
-NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "FP32": np.dtype("<f4")}
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "INT64": np.dtype("<i8"),
+    "INT32": np.dtype("<i4"),
+    "FP32": np.dtype("<f4"),
+}
+ACCEPTED = {"INT64": ("INT64", "INT32"), "FP32": ("FP32",), "BYTES": ("BYTES",)}
+"""Datatypes of a request, by the declared datatype of the input."""
+SIZE = struct.Struct("<I")
+"""The length before each element of a BYTES tensor (Triton, "Binary tensor data extension")."""
 
 INPUT_FIELDS = ("name", "datatype", "shape", "parameters", "data")
 
@@ -45,9 +55,10 @@ class InferHeader(NamedTuple):
     id: str | None
 
 
-def read_inputs(documents: list[dict[str, Any]]) -> list[InputTensor]:
-    """Return the declared inputs of a JSON header; raise Invalid for a wrong or missing field."""
-    inputs = []
+def read_inputs(documents: list[dict[str, Any]]) -> tuple[list[InputTensor], list[str]]:
+    """Return the inputs of a JSON header and their ignored parameters; raise Invalid for a wrong or missing field."""
+    inputs: list[InputTensor] = []
+    ignored: list[str] = []
     for index, document in enumerate(documents):
         where = f"inputs[{index}]"
         name, datatype, shape = document.get("name"), document.get("datatype"), document.get("shape")
@@ -56,13 +67,13 @@ def read_inputs(documents: list[dict[str, Any]]) -> list[InputTensor]:
         if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
             raise Invalid(f"{where}.shape", shape, "a list of sizes")
         parameters = read_parameters(f"{where}.parameters", document)
-        check_parameters(f"{where}.parameters", parameters, INPUT_PARAMETERS)
+        ignored += find_ignored(f"{where}.parameters", parameters, INPUT_PARAMETERS)
         size = parameters.get("binary_data_size")
         if size is not None and "data" in document:
             raise Invalid(where, "data and binary_data_size", "one of them")
         data = _flatten(f"{where}.data", document.get("data")) if size is None else []
         inputs.append(InputTensor(name, datatype, tuple(shape), data, size))
-    return inputs
+    return inputs, ignored
 
 
 def attach_contents(header: InferHeader, binary: memoryview) -> list[InputTensor]:
@@ -83,7 +94,7 @@ def attach_contents(header: InferHeader, binary: memoryview) -> list[InputTensor
 
 
 def to_array(tensor: InputTensor) -> NDArray[Any]:
-    """Return the data of a tensor as an array of its shape, int64 or float32."""
+    """Return the data of an INT64, INT32 or FP32 tensor as an array of its shape, int64 or float32."""
     # Python integers: the product of declared sizes cannot overflow.
     count, dtype = math.prod(tensor.shape), NUMPY_DTYPES[tensor.datatype]
     if isinstance(tensor.data, memoryview):
@@ -93,12 +104,52 @@ def to_array(tensor: InputTensor) -> NDArray[Any]:
         # Bytes behind a JSON header may be unaligned; onnxruntime needs aligned arrays.
         values: NDArray[Any] = np.require(np.frombuffer(tensor.data, dtype), requirements="A")
     else:
-        if len(tensor.data) != count:
-            declared = f"{count} for shape {list(tensor.shape)}"
-            raise Invalid(f"{tensor.name}.data", f"{len(tensor.data)} values", declared)
-        read = read_integers if tensor.datatype == "INT64" else read_floats
+        _check_count(tensor, len(tensor.data))
+        read = read_floats if tensor.datatype == "FP32" else read_integers
         values = read(f"{tensor.name}.data", tensor.data)
-    return values.reshape(tensor.shape)
+        if tensor.datatype == "INT32" and (wide := values != values.astype(np.int32)).any():
+            index = int(np.argmax(wide))
+            raise Invalid(f"{tensor.name}.data[{index}]", int(values[index]), "a 32-bit integer")
+    return (values.astype(np.int64) if tensor.datatype == "INT32" else values).reshape(tensor.shape)
+
+
+def to_text(tensor: InputTensor) -> tuple[str, ...]:
+    """Return the texts of a BYTES tensor: JSON strings, or UTF-8 bytes.
+
+    Raises:
+        Malformed: the bytes do not hold the declared number of elements.
+        Invalid: an element is no text.
+
+    """
+    if not isinstance(tensor.data, memoryview):
+        _check_count(tensor, len(tensor.data))
+        return read_text(tensor.name, [_decode(tensor, *item) for item in enumerate(tensor.data)])
+    content, position, texts = bytes(tensor.data), 0, []
+    for index in range(tensor.shape[0]):
+        begin = position + SIZE.size
+        size = SIZE.unpack_from(content, position)[0] if begin <= len(content) else 0
+        position = begin + size
+        if position > len(content):
+            declared = f"{tensor.shape[0]} texts, each after its length of {SIZE.size} bytes"
+            raise Malformed(tensor.name, f"{len(content)} bytes for {index} texts", declared)
+        texts.append(_decode(tensor, index, content[begin:position]))
+    if position != len(content):
+        raise Malformed(tensor.name, f"{len(content) - position} bytes more", f"{tensor.shape[0]} texts")
+    return read_text(tensor.name, texts)
+
+
+def _decode(tensor: InputTensor, index: int, text: Any) -> Any:
+    """Return bytes as text, and a value of JSON unchanged."""
+    try:
+        return text.decode() if isinstance(text, bytes) else text
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{tensor.name}[{index}]", format_value(text), "text in UTF-8") from error
+
+
+def _check_count(tensor: InputTensor, values: int) -> None:
+    """Raise Invalid if a list holds another number of values than its shape declares."""
+    if values != (count := math.prod(tensor.shape)):
+        raise Invalid(f"{tensor.name}.data", f"{values} values", f"{count} for shape {list(tensor.shape)}")
 
 
 def _flatten(where: str, data: Any) -> list[Any]:
@@ -114,17 +165,18 @@ def _flatten(where: str, data: Any) -> list[Any]:
 
 
 def read_objects(where: str, value: Any, known: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return a list of objects without unknown fields; raise Invalid for any other value."""
+    """Return a list of objects without unknown fields and nulls; raise Invalid for any other value."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise Invalid(where, value, "a list of objects")
-    for index, item in enumerate(value):
+        raise Invalid(where, "nothing" if value is None else value, "a list of objects")
+    objects = [drop_nulls(item) for item in value]
+    for index, item in enumerate(objects):
         refuse_unknown(item, known, f"{where}[{index}]")
-    return value
+    return objects
 
 
 def read_parameters(where: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of an object; raise Invalid if they are not an object."""
+    """Return the parameters of an object without nulls; raise Invalid if they are not an object."""
     parameters = document.get("parameters", {})
     if not isinstance(parameters, dict):
         raise Invalid(where, parameters, "an object")
-    return parameters
+    return drop_nulls(parameters)

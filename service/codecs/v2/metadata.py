@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest, StemManifest
+from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, TOKENIZER, Manifest, StemManifest
 from preblock.service.artifacts.records import Tensor
 from preblock.service.codecs.fields import read_flag
 from preblock.service.core.errors import Invalid
@@ -26,6 +26,10 @@ EXTENSIONS = (
     "statistics",
 )
 DATATYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int64": "INT64"}
+TEXT = "text"
+"""The input of a model with a tokenizer, instead of `input_ids`."""
+UNDECLARED_INPUTS = ("position_ids",)
+"""Inputs that exclude the declared `offset`. perf_analyzer fills every declared input."""
 
 Manifests = Manifest | StemManifest
 Shapes = Mapping[str, tuple[str, list[int]]]
@@ -34,21 +38,40 @@ Shapes = Mapping[str, tuple[str, list[int]]]
 
 @lru_cache
 def describe_inputs(manifest: Manifests) -> Shapes:
-    """Return datatype and shape of every input by name. Of token inputs, only `input_ids` is required."""
+    """Return datatype and shape of every input by name, declared or not."""
     if isinstance(manifest, StemManifest):
         return describe_tensors((manifest.input,))
     rows = dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), ("INT64", [-1, -1]))
+    text = {TEXT: ("BYTES", [-1])} if TOKENIZER in manifest.files else {}
     bias = manifest.graphs[BIAS_GRAPH].inputs if manifest.bias else ()
-    return rows | {"offset": ("INT64", [-1])} | describe_tensors(bias)
+    return rows | {"offset": ("INT64", [-1])} | text | describe_tensors(bias)
+
+
+def declared_inputs(manifest: Manifests) -> Shapes:
+    """Return datatype and shape of the inputs that metadata and configuration list, by name."""
+    return {name: tensor for name, tensor in describe_inputs(manifest).items() if name not in UNDECLARED_INPUTS}
+
+
+def required_inputs(manifest: Manifests) -> tuple[str, ...]:
+    """Return the names of the inputs that every request needs."""
+    if isinstance(manifest, StemManifest):
+        return (manifest.input.name,)
+    # A text or the lengths of a bias replace all token inputs.
+    return () if TOKENIZER in manifest.files or manifest.bias else ("input_ids", *manifest.needed)
 
 
 @lru_cache
 def describe_outputs(manifest: Manifests) -> Shapes:
-    """Return datatype and shape of every output by name; the first is the default."""
+    """Return datatype and shape of every output by name, `embeddings` first."""
     if isinstance(manifest, StemManifest):
         return describe_tensors(manifest.graphs[GRAPH].outputs)
     tokens = {name: ("FP32", [-1, -1, width]) for name, width in manifest.widths.items()}
     return tokens | describe_tensors((manifest.bias,) if manifest.bias else ())
+
+
+def default_outputs(manifest: Manifests) -> tuple[str, ...]:
+    """Return the outputs of a request that names none: all but the bias, because the bias has no tokens."""
+    return tuple(describe_outputs(manifest) if isinstance(manifest, StemManifest) else manifest.widths)
 
 
 def describe_tensors(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
@@ -72,7 +95,7 @@ def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[
         "platform": PLATFORM,
         **{
             side: [{"name": tensor, "datatype": datatype, "shape": shape} for tensor, (datatype, shape) in all_.items()]
-            for side, all_ in (("inputs", describe_inputs(manifest)), ("outputs", describe_outputs(manifest)))
+            for side, all_ in (("inputs", declared_inputs(manifest)), ("outputs", describe_outputs(manifest)))
         },
     }
 
@@ -80,7 +103,7 @@ def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[
 def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any]:
     """Return the configuration of a model in the format of Triton; the batch is an ordinary dimension."""
     kind = "KIND_CPU" if provider == "CPUExecutionProvider" else "KIND_GPU"
-    needed = {"input_ids", *manifest.needed} if isinstance(manifest, Manifest) else {manifest.input.name}
+    required = required_inputs(manifest)
     return {
         "name": name,
         "platform": "onnxruntime_onnx",
@@ -88,8 +111,13 @@ def model_config(name: str, manifest: Manifests, provider: str) -> dict[str, Any
         "version_policy": {"all": {}},
         "max_batch_size": 0,
         "input": [
-            {"name": tensor, "data_type": f"TYPE_{datatype}", "dims": shape, "optional": tensor not in needed}
-            for tensor, (datatype, shape) in describe_inputs(manifest).items()
+            {
+                "name": tensor,
+                "data_type": "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}",
+                "dims": shape,
+                "optional": tensor not in required,
+            }
+            for tensor, (datatype, shape) in declared_inputs(manifest).items()
         ],
         "output": [
             {"name": tensor, "data_type": f"TYPE_{datatype}", "dims": shape}
@@ -154,7 +182,7 @@ def check_change(verb: str, parameters: Mapping[str, Any]) -> None:
     known = ("unload_dependents",) if verb == "unload" else ()
     for name, value in parameters.items():
         if name not in known:
-            raise Invalid("parameters", name, ", ".join(known) or "nothing: a model is what its folder holds")
+            raise Invalid("parameters", name, ", ".join(known) or "none, because files alone define a model")
         read_flag(f"parameters.{name}", value)  # either changes nothing, since no model has a dependent
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from preblock.service.codecs.fields import format_value, read_choice, read_flag, refuse_unknown
+from preblock.service.codecs.fields import format_value, read_choice, read_flag
 from preblock.service.codecs.token_rows import read_integer
-from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, describe_outputs
+from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, default_outputs, describe_outputs
+from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS
 from preblock.service.core import types
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Int64, SequenceRef
@@ -22,9 +23,18 @@ CONTENT_TYPE = "np"
 SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 MAX_SEQUENCE_ID_BYTES = 128
 """The limit of Triton for text ids."""
-REQUEST_PARAMETERS = ("offset", "dtype", "binary_data_output", "content_type", *SEQUENCE, *HINTS, FINAL)
+REQUEST_PARAMETERS = (
+    *("offset", "truncate", "pooling", "dtype", "binary_data_output", "content_type"),
+    *(*SEQUENCE, *HINTS, FINAL),
+)
 INPUT_PARAMETERS = ("binary_data_size", "content_type")
 OUTPUT_PARAMETERS = ("dtype", "binary_data", "content_type")
+SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
+RESERVED = frozenset(
+    (*REQUEST_PARAMETERS, *INPUT_PARAMETERS, *OUTPUT_PARAMETERS, *SHARED_MEMORY, "classification", "headers")
+)
+"""Names with a meaning in this protocol or in Triton. They are never ignored."""
+RESERVED_PREFIX = "triton_"
 DTYPES = {DATATYPES[dtype]: dtype for dtype in types.DTYPES} | {dtype: dtype for dtype in types.DTYPES}
 """Output dtypes by their names in this protocol and in the other protocols."""
 
@@ -35,38 +45,53 @@ class InferOptions:
 
     Args:
         binary: for each output in order, whether HTTP sends it as bytes.
-        dtype: of all outputs, a key of `types.DTYPES`.
+        dtype: of the vectors of all outputs, a key of `types.DTYPES`.
         offset: int64 (1,); None without the parameter.
+        truncate: as in `EmbedOptions`.
+        pooling: as in `EmbedOptions`.
         sequence: of the request; None without a sequence id.
+        ignored: names of unknown parameters, and of given hints.
 
     """
 
     binary: Mapping[str, bool]
     dtype: str
     offset: Int64 | None
+    truncate: str | None
+    pooling: str
     sequence: SequenceRef | None
+    ignored: tuple[str, ...]
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the outputs."""
-        return tuple(self.binary)
+        """The names of the outputs with vectors."""
+        return tuple(name for name in self.binary if name not in ROW_OUTPUTS)
+
+    @property
+    def row_outputs(self) -> tuple[str, ...]:
+        """The names of the other outputs."""
+        return tuple(name for name in self.binary if name in ROW_OUTPUTS)
 
 
 def read_options(
-    parameters: Mapping[str, Any], requested: Sequence[tuple[Any, Mapping[str, Any]]], manifest: Manifests
+    parameters: Mapping[str, Any],
+    requested: Sequence[tuple[Any, Mapping[str, Any]]],
+    manifest: Manifests,
+    ignored: Sequence[str] = (),
 ) -> InferOptions:
-    """Read the options of a request.
+    """Read the options of a request. A parameter of None counts as missing.
 
     Args:
         parameters: of the request.
-        requested: name and parameters of each requested output; empty for the first output.
+        requested: name and parameters of each requested output; empty for `default_outputs`.
         manifest: of the model.
+        ignored: names of the ignored parameters of the inputs.
 
     Raises:
-        Invalid: an unknown name, or a value that is not allowed.
+        Invalid: an unknown output, a reserved parameter, or a value that is not allowed.
 
     """
-    check_parameters("parameters", parameters, REQUEST_PARAMETERS)
+    unknown = [*find_ignored("parameters", parameters, REQUEST_PARAMETERS), *ignored]
     for hint in HINTS:
         value = parameters.get(hint, 0)
         if type(value) is not int or value < 0:
@@ -79,27 +104,45 @@ def read_options(
     dtypes: list[str] = []
     for index, (name, own) in enumerate(requested):
         where = f"outputs[{index}].parameters"
-        if not isinstance(name, str) or name not in known or name in binary:
-            raise Invalid(f"outputs[{index}].name", name, f"{', '.join(known)}, each once")
-        check_parameters(where, own, OUTPUT_PARAMETERS)
+        if not isinstance(name, str) or name in binary or (name not in known and name not in ROW_OUTPUTS):
+            raise Invalid(f"outputs[{index}].name", name, f"{', '.join((*known, *ROW_OUTPUTS))}, each once")
+        unknown += find_ignored(where, own, OUTPUT_PARAMETERS)
         binary[name] = read_flag(f"{where}.binary_data", own.get("binary_data", default))
+        if name in ROW_OUTPUTS:
+            continue
         dtypes.append(DTYPES[read_choice(f"{where}.dtype", own["dtype"], DTYPES)] if "dtype" in own else dtype)
-        if dtypes[index] != dtypes[0]:
-            allowed = f"{DATATYPES[dtypes[0]]}, as outputs[0] has: one type for all"
-            raise Invalid(f"{where}.dtype", DATATYPES[dtypes[index]], allowed)
+        if dtypes[-1] != dtypes[0]:
+            allowed = f"{DATATYPES[dtypes[0]]}, because all outputs have one type"
+            raise Invalid(f"{where}.dtype", DATATYPES[dtypes[-1]], allowed)
+    if requested and not dtypes:
+        raise Invalid("outputs", ", ".join(binary), f"at least one of {', '.join(known)}")
     return InferOptions(
-        binary=binary or {next(iter(known)): default},
+        binary=binary or dict.fromkeys(default_outputs(manifest), default),
         dtype=dtypes[0] if dtypes else dtype,
         offset=np.array([read_integer("parameters.offset", parameters["offset"])]) if "offset" in parameters else None,
+        truncate=parameters.get("truncate"),
+        pooling=parameters.get("pooling", "none"),
         sequence=_sequence(parameters),
+        ignored=tuple(unknown),
     )
 
 
-def check_parameters(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise Invalid for an unknown parameter, because ignoring it could change the result."""
-    refuse_unknown(parameters, known, where)
+def find_ignored(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> list[str]:
+    """Return the names of the ignored parameters: hints, and unknown names as in Triton.
+
+    Raises:
+        Invalid: a reserved name outside `known`, or a codec that changes tensors.
+
+    """
+    if not parameters:
+        return []
+    for name in parameters:
+        if name not in known and (name in RESERVED or name.startswith(RESERVED_PREFIX)):
+            raise Invalid(where, f"the reserved name {name}", ", ".join(known))
     if parameters.get("content_type", CONTENT_TYPE) != CONTENT_TYPE:
         raise Invalid(f"{where}.content_type", parameters["content_type"], f"{CONTENT_TYPE}, an unchanged tensor")
+    prefix = "" if where == "parameters" else f"{where}."
+    return [prefix + name for name in parameters if name not in known or name in HINTS]
 
 
 def _sequence(parameters: Mapping[str, Any]) -> SequenceRef | None:

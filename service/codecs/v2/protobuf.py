@@ -6,19 +6,28 @@ from io import BytesIO
 from typing import Any, cast
 
 import orjson
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
 from preblock.service.codecs.chunks import as_bytes, raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
-from preblock.service.codecs.v2.infer import to_request
+from preblock.service.codecs.v2.infer import InferMessage, to_request
+from preblock.service.codecs.v2.infer_response import IGNORED, list_outputs
 from preblock.service.codecs.v2.infer_tensors import InputTensor
-from preblock.service.codecs.v2.metadata import DATATYPES, Manifests
-from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, check_parameters, read_options
+from preblock.service.codecs.v2.metadata import Manifests
+from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, find_ignored, read_options
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
 from preblock.service.core.results import ChunkedTensor, Result
-from preblock.service.core.types import AnyRequest, Int64
+from preblock.service.core.types import Int64
 
+CONTENTS = {
+    "INT64": "int64_contents",
+    "INT32": "int_contents",
+    "FP32": "fp32_contents",
+    "BYTES": "bytes_contents",
+}
+"""Field of `InferTensorContents` for each accepted datatype."""
 MAX_TENSOR_BYTES = 2**31 - 1 - 2**16
 """A gRPC message ends at 2 GiB; 64 KiB remain for the description of the tensors."""
 
@@ -36,10 +45,16 @@ def read(kind: Any, message: bytes) -> Any:
         raise Malformed("message", f"{len(message)} bytes", f"a message {kind.DESCRIPTOR.full_name}") from error
 
 
-def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest:
+def read_infer(message: pb.ModelInferRequest, manifest: Manifests, max_values: int | None = None) -> InferMessage:
     """Read an inference request, with raw bytes for all inputs or for none.
 
+    Args:
+        message: the request.
+        manifest: of the model.
+        max_values: maximum values of an input that is not raw; default None: any number.
+
     Raises:
+        TooLarge: an input has more values.
         Malformed: the numbers of raw entries and inputs differ, or a declared size is wrong.
         Invalid: a name, datatype, shape or value is not allowed.
 
@@ -47,7 +62,8 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise Malformed("raw_input_contents", f"{len(raw)} entries", f"{len(message.inputs)}, one for each input")
-    inputs = []
+    inputs: list[InputTensor] = []
+    ignored: list[str] = []
     for index, tensor in enumerate(message.inputs):
         where = f"inputs[{index}]"
         if any(size < 0 for size in tensor.shape):
@@ -55,28 +71,48 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests) -> AnyRequest
         if raw and tensor.contents.ListFields():  # some clients send empty contents
             raise Invalid(where, "contents and raw_input_contents", "one of them")
         parameters = read_parameters(tensor.parameters)
-        check_parameters(f"{where}.parameters", parameters, INPUT_PARAMETERS)
-        typed = tensor.contents.fp32_contents if tensor.datatype == "FP32" else tensor.contents.int64_contents
-        data = memoryview(raw[index]) if raw else list(typed)
+        ignored += find_ignored(f"{where}.parameters", parameters, INPUT_PARAMETERS)
+        data = memoryview(raw[index]) if raw else _read_contents(where, tensor, max_values)
         # Some clients send parameters of HTTP over gRPC too.
         size = parameters.get("binary_data_size", len(data))
         if raw and size != len(data):
             raise Malformed(f"{where}.binary_data_size", size, f"{len(data)}, the bytes of its raw_input_contents")
         inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
     requested = [(output.name, read_parameters(output.parameters)) for output in message.outputs]
-    return to_request(inputs, read_options(read_parameters(message.parameters), requested, manifest), manifest)
+    options = read_options(read_parameters(message.parameters), requested, manifest, ignored)
+    return InferMessage(to_request(inputs, options, manifest), message.id, options)
+
+
+def _read_contents(where: str, tensor: Any, max_values: int | None) -> list[Any]:
+    """Return the typed contents of a tensor.
+
+    Raises:
+        Invalid: the contents have another datatype.
+        TooLarge: there are more than `max_values`.
+
+    """
+    expected = CONTENTS.get(tensor.datatype)
+    given = [field.name for field, _ in tensor.contents.ListFields()]
+    if expected is None:  # the name and the datatype are checked with the other tensors
+        return []
+    if given not in ([], [expected]):
+        raise Invalid(f"{where}.contents", ", ".join(given), f"{expected} for {tensor.datatype}")
+    values = getattr(tensor.contents, expected)
+    if max_values is not None and len(values) > max_values:
+        raise TooLarge(tensor.name, f"{len(values)} values", f"at most {max_values} values")
+    return list(values)
 
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of parameters sorted by name, because maps have no order; None for an empty parameter."""
+    """Return the values of parameters sorted by name, because maps have no order; an empty parameter is missing."""
     choices = {name: parameters[name].WhichOneof("parameter_choice") for name in sorted(parameters)}
-    return {name: getattr(parameters[name], choice) if choice else None for name, choice in choices.items()}
+    return {name: getattr(parameters[name], choice) for name, choice in choices.items() if choice}
 
 
 Parts = list[bytes | memoryview | ChunkedTensor]
 
 
-def write_infer(answer: Result, id_: str, **parameters: bool) -> Parts:
+def write_infer(answer: Result, infer: InferMessage, **parameters: bool) -> Parts:
     """Return the parts of a `ModelInferResponse`: the raw tensors, and the bytes before each.
 
     Protobuf would copy a tensor twice: into an object, and from there into the message.
@@ -85,32 +121,33 @@ def write_infer(answer: Result, id_: str, **parameters: bool) -> Parts:
         TooLarge: the tensors do not fit into a message.
 
     """
-    size = sum(tensor.nbytes for tensor in answer.tensors.values())
+    found = list_outputs(answer, infer)
+    size = sum(tensor.nbytes for _, _, tensor in found)
     if size > MAX_TENSOR_BYTES:
         raise TooLarge("outputs", f"{size} bytes", f"at most {MAX_TENSOR_BYTES} bytes; request fewer tokens")
     describe = pb.ModelInferResponse.InferOutputTensor
-    outputs = [
-        describe(name=name, datatype=DATATYPES[answer.dtype], shape=tensor.shape)
-        for name, tensor in answer.tensors.items()
-    ]
-    head = pb.ModelInferResponse(model_name=answer.model, model_version=str(answer.version), id=id_, outputs=outputs)
+    outputs = [describe(name=name, datatype=datatype, shape=tensor.shape) for name, datatype, tensor in found]
+    version = str(answer.version)
+    head = pb.ModelInferResponse(model_name=answer.model, model_version=version, id=infer.id, outputs=outputs)
     for name, value in parameters.items():
         head.parameters[name].bool_param = value
+    if infer.options.ignored:
+        head.parameters[IGNORED].string_param = ", ".join(infer.options.ignored)
     parts: Parts = [head.SerializeToString()]
-    for tensor in answer.tensors.values():
+    for _, _, tensor in found:
         field = _field_prefix(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes)
         parts += (field, as_bytes(tensor))
     return parts
 
 
-def write_stream(answer: Result, id_: str) -> Parts:
+def write_stream(answer: Result, infer: InferMessage) -> Parts:
     """Return the parts of a `ModelStreamInferResponse`, marked as the only response to its request.
 
     Raises:
         TooLarge: the tensors do not fit into a message.
 
     """
-    parts = write_infer(answer, id_, triton_final_response=True)
+    parts = write_infer(answer, infer, triton_final_response=True)
     size = sum(map(len, parts))
     return [_field_prefix(pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER, size), *parts]
 
@@ -165,3 +202,12 @@ def write_closing(reason: str, sequences: Iterable[tuple[str, int, int | str, In
 def write(kind: Any, document: dict[str, Any]) -> Any:
     """Write a document of the HTTP API as a message of a generated class."""
     return ParseDict(document, kind())
+
+
+def register_renamed(file: Any, old: str, new: str) -> None:
+    """Register a copy of the file descriptor `file` with `new` instead of `old` in every name."""
+    described = descriptor_pb2.FileDescriptorProto()
+    file.CopyToProto(described)
+    text = text_format.MessageToString(described).replace(old, new)
+    copy = text_format.Parse(text, descriptor_pb2.FileDescriptorProto())
+    descriptor_pool.Default().AddSerializedFile(copy.SerializeToString())

@@ -229,7 +229,7 @@ def test_a_length_that_means_nothing_is_refused(tmp_path: Path) -> None:
     save("llama", tmp_path / "llama")
     save("bert", tmp_path / "bert")
     for family, why in (("llama", "the angles of 'llama' here do not"), ("bert", "'bert' here has no rotary")):
-        with pytest.raises(CheckpointError, match=f"--rotary-length: got 100, expected none: {why}"):
+        with pytest.raises(CheckpointError, match=f"--rotary-length: {why}"):
             read_frontend(tmp_path / family, rotary_length=100)
 
 

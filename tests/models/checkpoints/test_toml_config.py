@@ -169,7 +169,7 @@ def test_positions_of_a_grid_are_those_of_its_cells(tmp_path: Path, fields: str,
                 ("positions", 'weight = "places"\ngrid = [3, 4]', "rows: got 9, expected 12, the cells of the grid"),
                 ("positions", 'weight = "places"\ngrid = [0, 4]', "grid: got .0, 4., expected two numbers"),
                 ("positions", 'weight = "places"\ngrid = 9', "grid: got 9, expected two numbers"),
-                ("positions", 'table = "tensor2tensor"\nrows = 9\ngrid = [3, 3]', "allowed none for a table 'tensor"),
+                ("positions", 'table = "tensor2tensor"\nrows = 9\ngrid = [3, 3]', "expected none for a table 'tensor"),
                 ("positions", 'table = "factorised"\nweight = "places"\ncolumns = "kinds"', "grid: got none"),
                 ("positions", 'table = "factorised"\nweight = "kinds"\ngrid = [2, 2]', "named by positions.columns"),
                 (

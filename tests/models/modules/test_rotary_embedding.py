@@ -362,9 +362,9 @@ def test_position_beyond_the_length_is_refused_if_angles_depend(scaling: str) ->
     ("changes", "message"),
     [
         ({"scaling": "ntk"}, "scaling: got 'ntk', expected default, linear, dynamic, yarn, llama3, longrope"),
-        ({"dim": 31}, "dim: got 31, expected an even width of 2 or more"),
+        ({"dim": 31}, "dim: got 31, expected an even width of 2 to 65536"),
         ({"dim": 32.0}, "dim: got 32.0, expected a whole number"),
-        ({"dim": 0}, "dim: got 0, expected an even width of 2 or more"),
+        ({"dim": 0}, "dim: got 0, expected an even width of 2 to 65536"),
         ({"theta": 1.0}, "theta: got 1.0, expected more than 1"),
         ({"factor": 2.0}, "factor: got 2.0, expected 0.0 with scaling 'default'"),
         ({"scaling": "linear"}, "factor: got 0.0, expected more than 0 with scaling 'linear'"),
@@ -410,10 +410,16 @@ def test_longrope_needs_a_factor_per_frequency(factors: tuple[float, ...]) -> No
         ({"rope_type": "dynamic", "factor": 2.0}, "rope_type 'dynamic' depends on the length .*, and none was given"),
         ({"rope_type": "given", "frequencies": [1.0]}, "rope_type: got 'given', expected default, linear"),
         ({"rope_type": "linear", "type": "dynamic", "factor": 2.0}, "type: got 'dynamic', expected 'linear'"),
-        ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, allow"),
+        (
+            {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor: got 0.5, expect",
+        ),
         ({"rope_type": "linear", "factor": True}, "factor: got True, expected a number"),
         ({"rope_type": "yarn", "factor": 2.0, "truncate": 0}, "truncate: got 0, expected true or false"),
-        ({"rope_type": "yarn", "original_max_position_embeddings": 0}, "original_max_position_embeddings: got 0, allo"),
+        (
+            {"rope_type": "yarn", "original_max_position_embeddings": 0},
+            "original_max_position_embeddings: got 0, expect",
+        ),
         ("linear", "got 'linear', expected a JSON object"),
     ],
 )

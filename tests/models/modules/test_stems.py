@@ -21,8 +21,9 @@ from transformers import (
 )
 
 from preblock.models.checkpoints.family import Config
+from preblock.models.checkpoints.family_lookup import is_stem
 from preblock.models.checkpoints.stem_families import STEMS
-from preblock.models.checkpoints.stem_reader import is_stem, read_stem
+from preblock.models.checkpoints.stem_reader import read_stem
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.modules.stems import (
     AudioConfig,

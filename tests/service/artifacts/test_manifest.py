@@ -36,19 +36,19 @@ def test_what_is_read_is_written_as_the_same_bytes(folder: Path, schema: Any, na
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"schema_version": 2}, "manifest.json schema_version: got 2, expected Input should be 1"),
-        ({"vocab_size": 0}, "manifest.json vocab_size: got 0, expected Input should be greater than 0"),
-        ({"max_len": -1}, "manifest.json max_len: got -1, allowed"),
-        ({"indices": {"langs": 0}}, "manifest.json indices.langs: got 0, allowed"),
-        ({"width": "x"}, "manifest.json width: got x, allowed"),
-        ({"dtype": "float64"}, "manifest.json dtype: got float64, allowed"),
-        ({"more": 1}, "manifest.json more: got 1, expected Extra inputs are not permitted"),
+        ({"schema_version": 2}, "manifest.json schema_version: got 2, expected 1"),
+        ({"vocab_size": 0}, "manifest.json vocab_size: got 0, expected more than 0"),
+        ({"max_len": -1}, "manifest.json max_len: got -1, expected"),
+        ({"indices": {"langs": 0}}, "manifest.json indices.langs: got 0, expected"),
+        ({"width": "x"}, "manifest.json width: got x, expected"),
+        ({"dtype": "float64"}, "manifest.json dtype: got float64, expected"),
+        ({"more": 1}, "manifest.json more: got 1, expected no such field"),
         (
             {"graphs": {"model.onnx": {"inputs": [{"name": "x"}], "outputs": []}}},
-            "manifest.json graphs.model.onnx.inputs.0.dtype: got {'name': 'x'}, expected Field required",
+            "manifest.json graphs.model.onnx.inputs.0.dtype: got nothing, expected a value",
         ),
-        ({"files": {"a": {"sha256": "x", "bytes": 1}}}, "manifest.json files.a.sha256: got x, allowed"),
-        ({"source": {"kind": "web"}}, "manifest.json source.kind: got web, allowed"),
+        ({"files": {"a": {"sha256": "x", "bytes": 1}}}, "manifest.json files.a.sha256: got x, expected"),
+        ({"source": {"kind": "web"}}, "manifest.json source.kind: got web, expected"),
     ],
 )
 def test_a_manifest_that_breaks_the_schema_is_refused_by_place(folder: Path, values: Any, message: str) -> None:
@@ -67,9 +67,7 @@ def test_a_file_that_is_no_json_object_is_refused_by_name(folder: Path, content:
 
 def test_a_missing_file_is_refused_by_name(folder: Path) -> None:
     (folder / MANIFEST).unlink()
-    with pytest.raises(
-        ArtifactError, match=r"^manifest\.json: got No such file or directory, expected a readable file$"
-    ):
+    with pytest.raises(ArtifactError, match=r"^manifest\.json cannot be read: no such file or directory$"):
         read(Manifest, folder / MANIFEST)
 
 
@@ -102,7 +100,7 @@ def test_a_changed_file_is_refused_by_name(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [GRAPH, DATA])
 def test_a_lost_file_is_refused_by_name(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    with pytest.raises(ArtifactError, match=f"^{name}: got no such file, expected a file of [0-9]+ bytes$"):
+    with pytest.raises(ArtifactError, match=f"^{name} is missing$"):
         check_files(folder, read(Manifest, folder / MANIFEST))
 
 

@@ -8,5 +8,5 @@ from preblock.service.core.errors import Invalid
 
 def test_the_first_unknown_name_is_refused() -> None:
     refuse_unknown(["a", "b"], ("a", "b", "c"))
-    with pytest.raises(Invalid, match="field: got x, expected a, b"):
+    with pytest.raises(Invalid, match="unknown field x; expected a, b"):
         refuse_unknown(["a", "x", "y"], ("a", "b"))

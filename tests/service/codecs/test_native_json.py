@@ -109,8 +109,8 @@ ROW = np.array([[1, 2, 3]])
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"lengths": [1]}, "field: got lengths, expected input_ids, "),
-        ({"input_ids": [[1, 2]], "lengths": [2]}, "field: got lengths, expected input_ids, "),
+        ({"lengths": [1]}, "unknown field lengths; expected input_ids, "),
+        ({"input_ids": [[1, 2]], "lengths": [2]}, "unknown field lengths; expected input_ids, "),
         ({"input_ids": ROW, "lengths": [3]}, r"input_ids shape: got \(1, 3\), expected \(tokens,\) beside lengths"),
         (
             {"input_ids": ROW[0], "lengths": [1, 1]},
@@ -131,8 +131,8 @@ ROW = np.array([[1, 2, 3]])
         ({"input_ids": ROW, "offset": ROW[0] == 1}, "offset dtype: got bool, expected an integer type"),
         ({"input_ids": ROW, "dtype": ROW}, "dtype: got a tensor, expected a query parameter"),
         ({"input_ids": ROW, "encoding": ROW}, "encoding: got a tensor, expected a query parameter"),
-        ({"input_ids": ROW, "nope": ROW}, "field: got nope, expected input_ids, "),
-        ({"position_ids": ROW}, "input_ids: got nothing, expected rows of token ids, or text"),
+        ({"input_ids": ROW, "nope": ROW}, "unknown field nope; expected input_ids, "),
+        ({"position_ids": ROW}, "input_ids or text is required: rows of token ids"),
     ],
 )
 def test_arrays_that_say_too_much_or_too_little_are_refused(fields: dict[str, Any], message: str) -> None:

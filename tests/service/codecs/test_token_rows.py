@@ -105,7 +105,7 @@ def test_a_contiguous_int64_array_is_not_copied() -> None:
     ("array", "message"),
     [
         (np.array(1), r"x shape: got \(\), expected \(length,\) or \(batch, length\)"),
-        (np.zeros((1, 1, 1), np.int64), r"x shape: got \(1, 1, 1\), allowed"),
+        (np.zeros((1, 1, 1), np.int64), r"x shape: got \(1, 1, 1\), expected"),
         (np.zeros((0, 3), np.int64), r"x shape: got \(0, 3\), expected at least one row"),
         (
             np.broadcast_to(np.zeros((1, 0), np.int64), (2**40, 0)),

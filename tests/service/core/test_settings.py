@@ -35,6 +35,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("port", "65535", 65535),
     ("grpc_port", "9001", 9001),
     ("provider", "cuda", "cuda"),
+    ("aliases", "a=gpt, b.1=bert-2", "a=gpt, b.1=bert-2"),
     ("model_control", "poll", "poll"),
     ("model_poll_interval_seconds", "0.5", 0.5),
     ("log_format", "json", "json"),
@@ -101,6 +102,12 @@ def test_no_setting_is_left_out_of_those() -> None:
         ("max_request_tokens", "0"),
         ("max_request_tokens", "1.5"),
         ("max_queue_size", "0"),
+        ("aliases", "a"),
+        ("aliases", "a=b=c"),
+        ("aliases", "=gpt"),
+        ("aliases", "a/b=gpt"),
+        ("aliases", "a=gpt,"),
+        ("aliases", "a=gpt,a=bert"),
         ("cors_origins", "a.example"),
         ("cors_origins", "https://a.example/"),
         ("cors_origins", "https://*.example"),
@@ -167,19 +174,18 @@ def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prot = 1", "{file}: got unknown setting prot, expected port, or another name listed by `preblock settings`"),
-        ("port = 'x'", "port in {file}: got x, expected a valid integer, unable to parse string as an integer"),
+        ("prot = 1", "{file}: there is no setting prot; did you mean port? `preblock settings` lists all"),
+        ("port = 'x'", "port in {file}: got x, expected a whole number"),
         ("api_keys_file = ['x']", "api_keys_file in {file}: got ['x'], expected a path"),
-        ("port =", "config_file: got {shown}, expected a TOML file (Invalid value (at end of document))"),
-        ("config_file = 'other.toml'", "{file}: got config_file, expected every setting except config_file"),
+        ("port =", "the settings file {file} is not valid TOML: Invalid value (at end of document)"),
+        ("config_file = 'other.toml'", "{file}: a settings file cannot set config_file"),
     ],
 )
 def test_a_mistake_in_the_file_is_named(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(Invalid) as refused:
         Settings(config_file=file)
-    shown = str(file) if len(str(file)) <= 80 else str(file)[:80] + "…"
-    assert str(refused.value) == message.format(file=file, shown=shown)
+    assert str(refused.value) == message.format(file=file)
 
 
 def test_the_file_of_the_documentation_is_one(file: Path) -> None:
@@ -191,13 +197,13 @@ def test_the_file_of_the_documentation_is_one(file: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="expected a readable TOML file"):
+    with pytest.raises(Invalid, match="cannot be read: no such file or directory"):
         Settings(config_file=tmp_path / "nothing.toml")
 
 
 def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREBLOCK_PROT", "1")
-    with pytest.raises(Invalid, match="PREBLOCK_PROT: got unknown setting prot, expected port, or another name"):
+    with pytest.raises(Invalid, match="PREBLOCK_PROT: there is no setting prot; did you mean port"):
         Settings()
 
 

@@ -1,4 +1,4 @@
-"""Requests of nothing but ids and an offset, whose runs fail: a session that does stands in the place of a real one."""
+"""Requests of ids and an offset with failing runs: a failing session replaces the real one."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from tests.support.engines import open_engine
 
 
 class Failing(Session):
-    """Refuses id 3, and runs that several requests share."""
+    """Refuses id 3, and runs of several requests."""
 
     def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, Any]:
         if feeds["input_ids"].size > 1 or 3 in feeds["input_ids"]:

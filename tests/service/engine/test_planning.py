@@ -1,4 +1,4 @@
-"""Requests of a real server that share runs of a model.
+"""Requests of a real server in shared runs of a model.
 
 Oracles: each request alone, and the counters.
 """

@@ -14,7 +14,7 @@ LENGTHS = np.array([3, 1, 700, 2, 64])
 
 @pytest.fixture(scope="module")
 def vectors() -> NDArray[np.float32]:
-    """Values of very different size, so that another order of a sum would show."""
+    """Values of very different size: another order of a sum would show."""
     random = np.random.default_rng(0)
     scale = 10.0 ** random.integers(-6, 6, (int(LENGTHS.sum()), 5))
     return (random.standard_normal(scale.shape) * scale).astype(np.float32)

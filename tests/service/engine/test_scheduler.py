@@ -1,6 +1,7 @@
 """The scheduler: small work at once, large work in a bounded pool, and nobody hurt by another."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_one_piece_more_than_may_wait_is_refused_and_taken_later(scheduler: Sche
     async def scenario() -> None:
         gate = threading.Event()
         waiting = await occupy(scheduler, gate)
-        with pytest.raises(Unavailable, match="queue: got a full queue, expected at most 1 waiting"):
+        with pytest.raises(Unavailable, match="the queue is full: 1 requests wait, the limit"):
             await scheduler.run(LARGE, lambda: 1)
         assert await scheduler.run(INLINE_MAX_VALUES, lambda: 2) == 2
         gate.set()
@@ -225,7 +226,7 @@ def test_busy_server_refuses_large_and_serves_small_requests(
             await asyncio.gather(*waiting)
             later = await client.post(path, content=body.ljust(LARGE))
         assert (large.status_code, small.status_code, later.status_code) == (503, 200, 200)
-        assert message(large) == "queue: got a full queue, expected at most 1 waiting; try again later"
+        assert message(large) == "the queue is full: 1 requests wait, the limit; try again later"
         assert later.content == small.content
 
     with open_engine(tiny_repository, scheduler) as engine:
@@ -256,3 +257,16 @@ def test_a_cancelled_request_does_not_change_its_neighbours(tiny_repository: Pat
     alone = [asyncio.run(ask_engine(engine, model, requests[i])).arrays["embeddings"].tobytes() for i in (0, 2, 3, 5)]
     assert together == alone
     scheduler.close()
+
+
+def test_rejected_work_leaves_no_cycle(scheduler: Scheduler) -> None:
+    """A cycle of the exception would keep the body of the request."""
+
+    async def scenario() -> None:
+        gc.collect()
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                await scheduler.run(LARGE, lambda: 1 / 0)
+        assert gc.collect() == 0
+
+    asyncio.run(scenario())

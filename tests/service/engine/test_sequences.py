@@ -1,4 +1,4 @@
-"""Running sequences without their protocol. Oracle: requests that state their offset, and so need none."""
+"""Running sequences without their protocol. Oracle: requests with an offset of their own."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -33,7 +33,7 @@ def engine(repository: Repository) -> Iterator[Engine]:
 
 
 def open_now(engine: Engine) -> int:
-    """Return the gauge of the sequences that are open."""
+    """Return the gauge of open sequences."""
     text = engine.metrics.expose("")[0].decode()
     return int(float(text.partition("\npreblock_sequences_open ")[2].partition("\n")[0]))
 
@@ -61,7 +61,7 @@ def where(room: SequenceStore) -> dict[Any, list[int]]:
 
 
 def run(engine: Engine, test: Callable[[Sequences, SequenceStore], Awaitable[None]], **changes: Any) -> None:
-    """Run a test with the room of a stream and other settings, after which nothing is left."""
+    """Run a test with the sequence store of a stream and other settings; at its end the store is empty."""
     limits = {"max_sequence_rows": 8, "max_stream_sequence_rows": 4} | changes
     engine.settings.current = engine.settings.current.model_copy(update=limits)
 
@@ -142,14 +142,14 @@ REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
         SequenceRef(6),
         None,
         Invalid,
-        r"parameters.sequence_id: got 6, expected a sequence that runs on gpt version 1: ",
+        r"parameters.sequence_id 6 does not run on gpt version 1; ",
     ),
     (
         [1],
         SequenceRef("5"),
         None,
         Invalid,
-        r"parameters.sequence_id: got '5', expected a sequence that runs on gpt version 1",
+        r"parameters.sequence_id '5' does not run on gpt version 1",
     ),
     ([[1], [2]], SequenceRef(5), None, Invalid, r"input_ids: got 2 rows, expected one row, as are running"),
     ([1], SequenceRef(5), 3, Conflict, r"offset\[0\]: got 3, expected 4, the offset of this row"),
@@ -179,14 +179,14 @@ REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
         SequenceRef(5, start=True),
         None,
         Unavailable,
-        r"input_ids: got 4 rows beside 1 that run, expected at most 4",
+        r"input_ids: 4 rows beside 1 that run exceed the limit of 4 rows",
     ),
     (
         [[1]] * 9,
         SequenceRef(6, start=True),
         None,
         TooLarge,
-        r"input_ids: got 9 rows beside 1 that run, expected at most 4 ",
+        r"input_ids: 9 rows beside 1 that run exceed the limit of 4 ",
     ),
 ]
 
@@ -242,9 +242,7 @@ def test_a_sequence_is_fed_by_one_request_at_a_time(engine: Engine) -> None:
     async def test(_: Sequences, room: SequenceStore) -> None:
         async with room.answer(model, request([1], SequenceRef(5, start=True)), RequestRecord("grpc")):
             for turn in (SequenceRef(5), SequenceRef(5, start=True)):
-                with pytest.raises(
-                    Conflict, match=r"parameters\.sequence_id: got 5, expected one request of a sequence"
-                ):
+                with pytest.raises(Conflict, match=r"parameters\.sequence_id 5 has a request in progress"):
                     await ask(room, model, [1], turn)
             await ask(room, model, [1], SequenceRef(6, start=True))
         assert where(room) == {("gpt", 1, 6): [1], ("gpt", 1, 5): [1]}
@@ -258,11 +256,11 @@ def test_rows_are_counted_in_a_stream_and_in_the_process(engine: Engine) -> None
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         for id_ in range(1, 5):
             await ask(room, model, [1], SequenceRef(id_, start=True))
-        with pytest.raises(Unavailable, match="got 1 rows beside 4 that run, expected at most 4 rows of sequences"):
+        with pytest.raises(Unavailable, match="1 rows beside 4 that run exceed the limit of 4 rows of sequences"):
             await ask(room, model, [1], SequenceRef(5, start=True))
         with sequences.stream() as other:
             await ask(other, model, [[1]] * 4, SequenceRef(1, start=True))
-            with pytest.raises(Unavailable, match="got 1 rows beside 8 that run, expected at most 8 rows of sequences"):
+            with pytest.raises(Unavailable, match="1 rows beside 8 that run exceed the limit of 8 rows of sequences"):
                 await ask(sequences.shared_store, model, [1], SequenceRef(5, start=True))
         await ask(sequences.shared_store, model, [1], SequenceRef(5, start=True))
         await ask(room, model, [1], SequenceRef(4, end=True))
@@ -285,7 +283,7 @@ def test_who_waits_too_long_is_forgotten_and_nobody_else(engine: Engine) -> None
                 await asyncio.sleep(0.1)
                 await ask(room, model, [1], SequenceRef(5))
         assert where(room) == {("gpt", 1, 5): [4], ("gpt", 1, 7): [1]}
-        with pytest.raises(Invalid, match="got 6, expected a sequence that runs"):
+        with pytest.raises(Invalid, match="sequence_id 6 does not run"):
             await ask(room, model, [[1], [2]], SequenceRef(6))
         async with asyncio.timeout(10):
             while where(room):
@@ -319,9 +317,9 @@ def test_with_several_workers_only_streams_have_sequences(engine: Engine) -> Non
     model = engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
-        allowed = "none, since any of 2 workers may get the next request: state its offset instead"
+        message = "parameters.sequence_id needs a single worker: any of the 2 workers here may get the next request"
         for turn in (SequenceRef("a", start=True), SequenceRef("a")):
-            with pytest.raises(Invalid, match=f"parameters.sequence_id: got 'a', expected {allowed}"):
+            with pytest.raises(Invalid, match=message):
                 await ask(sequences.shared_store, model, [1], turn)
         await ask(room, model, [1], SequenceRef("a", start=True))
 
@@ -334,7 +332,7 @@ def test_what_belongs_to_no_sequence_is_answered_as_ever(engine: Engine) -> None
     async def test(_: Sequences, room: SequenceStore) -> None:
         async with room.answer(model, request([1], None, 3), RequestRecord("grpc")) as answer:
             assert answer.arrays["embeddings"].tobytes() == await stateless(engine, model, [1], 3)
-        with pytest.raises(Invalid, match="bias: got a request for it"):
+        with pytest.raises(Invalid, match="bias: this model has no attention bias"):
             async with room.answer(model, PairwiseBiasRequest(query_length=1, key_length=1), RequestRecord("grpc")):
                 pass
         assert where(room) == {}

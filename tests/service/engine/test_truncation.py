@@ -96,7 +96,7 @@ def test_nothing_is_cut_unless_asked_for() -> None:
             {"offset": np.array([6]), "special": np.array([1, 0, 0, 0, 0, 0, 0, 0, 0, 1], np.bool_)},
             r"got 6 \+ 3 = 9, expected at most 8",
         ),
-        ({"position_ids": rows_of([[0] * 10])}, "truncate: got truncate and position_ids, expected one of them"),
+        ({"position_ids": rows_of([[0] * 10])}, "truncate and position_ids exclude each other"),
     ],
 )
 def test_what_leaves_no_room_for_a_token_is_refused(fields: dict[str, Any], message: str) -> None:

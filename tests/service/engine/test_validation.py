@@ -78,7 +78,7 @@ def test_the_limits_themselves_are_legal(fields: dict[str, Any]) -> None:
         ),
         (
             {"input_ids": [0], "position_ids": [0], "offset": 0},
-            "offset: got offset and position_ids, expected one of them, since position_ids give every position",
+            "offset and position_ids exclude each other: position_ids give every position",
         ),
         ({"input_ids": [0], "offset": -1}, "offset[0]: got -1, expected 0 or more"),
         ({"input_ids": [[0], [0]], "offset": [0, SMALLEST]}, f"offset[1]: got {SMALLEST}, expected 0 or more"),
@@ -117,7 +117,7 @@ def test_one_step_beyond_is_refused_by_field_value_and_allowed(fields: dict[str,
 
 
 def test_a_model_without_segments_takes_none() -> None:
-    with pytest.raises(Invalid, match="token_type_ids: got a value, expected nothing"):
+    with pytest.raises(Invalid, match="token_type_ids is not an input: this model has no segments"):
         check(request(input_ids=[0], token_type_ids=[0]), tiny_manifest(segments=0), 20)
 
 

@@ -83,7 +83,8 @@ def write_v2_json(ids: Ids, offset: int, model: str) -> Request:
         {"name": name, "shape": tensor.shape, "datatype": "INT64", "data": tensor.ravel().tolist()}
         for name, tensor in tensors.items()
     ]
-    return f"/v2/models/{model}/infer", JSON, json.dumps({"inputs": inputs}).encode()
+    document = {"inputs": inputs, "outputs": [{"name": "embeddings"}]}
+    return f"/v2/models/{model}/infer", JSON, json.dumps(document).encode()
 
 
 def write_openai(ids: Ids, offset: int, model: str) -> Request:

@@ -41,7 +41,7 @@ STREAM_STATUS = {
     "model:": 404,
     " a second": 429,
     " at a time": 503,
-    "queue:": 503,
+    "the queue": 503,
     "in a request": 413,
 }
 """HTTP status by a part of an error message: an error within a gRPC stream has no status."""

@@ -92,7 +92,7 @@ def open_calls(server: Server, headers: Headers) -> Iterator[OpenStream]:
             assert not next(answers).error_message
 
         def check_end() -> None:
-            with pytest.raises(grpc.RpcError, match="got a removed or changed key"):
+            with pytest.raises(grpc.RpcError, match="because of a removed or changed key"):
                 next(answers)
 
         try:

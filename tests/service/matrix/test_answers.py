@@ -48,17 +48,19 @@ def test_bad_request_is_refused_and_the_next_answered(
         pytest.skip("no offset")
     path.prepare(caller, GOOD)
     answer = caller.ask(np.array(ids), offset=offset)
-    assert answer.status == 422, answer
+    assert answer.status in (400, 422), answer
     if path.protocol == "openai":
         message = message.replace("input_ids", "input")
     assert message in answer.message
-    assert re.search(": got .*, expected ", answer.message)
+    assert re.search(": got .*, expected |maximum context length", answer.message)
     assert caller.ask(GOOD).content == expect(GOOD)
 
 
-def test_unknown_model_is_not_found(caller: Caller) -> None:
+def test_unknown_model_is_not_found(path: CodePath, caller: Caller) -> None:
     answer = caller.ask(np.array([[1]]), model="nope")
-    assert (answer.status, answer.content) == (404, b"model: got nope, expected gpt")
+    openai = "The model nope does not exist. Available models: gpt."
+    message = openai if path.protocol == "openai" else "model: got nope, expected gpt"
+    assert (answer.status, answer.message) == (404, message)
 
 
 def test_content_of_wrong_size_is_refused(path: CodePath, caller: Caller, expect: Expect) -> None:

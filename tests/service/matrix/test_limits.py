@@ -70,7 +70,7 @@ def test_missing_or_wrong_key_is_refused(path: CodePath, guarded: Guarded) -> No
     with path.open(guarded.servers) as caller:
         for headers in ({}, {"authorization": "Bearer wrong"}):
             answer = caller.ask(GOOD, headers=headers)
-            assert (answer.status, "allowed Bearer and a key" in answer.message) == (401, True)
+            assert (answer.status, "send Bearer and a key" in answer.message) == (401, True)
             assert path.protocol.startswith("grpc") or answer.headers["WWW-Authenticate"] == "Bearer"
         assert caller.ask(GOOD, headers=guarded.headers(f"{path.name}-other")).status == 403
         for _ in range(3):
@@ -122,7 +122,7 @@ def test_too_many_tokens_or_rows_are_refused(path: CodePath, strict_servers: Ser
         path.prepare(caller, GOOD)
         for shape in ((1, MAX_TOKENS + 1), (MAX_ROWS + 1, 1)):
             answer = caller.ask(np.ones(shape, np.int64))
-            assert answer.status in (413, 429)
+            assert answer.status in (400 if path.protocol == "openai" else 413, 429)
             assert re.search(
                 r": got \d+ (tokens|rows), expected at most \d+ (tokens|rows) in a request", answer.message
             )
@@ -140,7 +140,7 @@ def test_concurrent_requests_are_limited(path: CodePath, strict_servers: Servers
                 if (found := caller.ask(GOOD)).status == 503:
                     break
             assert found.status == 503
-            assert "got more than 1 at a time, expected at most 1; try again later" in found.message
+            assert "the limit of 1 requests at a time is reached; try again later" in found.message
             check_retry(path, found)
         wait_for(caller, 200)
 

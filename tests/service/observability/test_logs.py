@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.support.artifacts import make_repository
 from tests.support.engines import live_settings
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
 from tests.support.paths import PREBLOCK
+from tests.support.scrapes import read_metrics
 from tests.support.servers import free_port, read_banner
 
 EMBED = "/models/gpt/embed"
@@ -37,12 +39,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_repository(tmp_path_factory.mktemp("log"), gpt="gpt-50x64x600")
 
 
-def said(models: Path, ask: Callable[[str, str], None], *options: str) -> list[str]:
+def said(models: Path, ask: Callable[[str, str], None], *options: str, level: str = "warning") -> list[str]:
     """Return the log lines of a server during `ask`."""
     port = free_port()
-    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--grpc-port", str(port), *options]
+    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--grpc-port", str(port)]
+    command += ["--log-level", level, *options]
     with (
-        tempfile.TemporaryFile("w+") as errors,  # a full pipe would stop the server
+        tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ) as process,
     ):
         ask(read_banner(process)[1], f"127.0.0.1:{port}")
@@ -81,7 +84,11 @@ def test_access_log_has_a_line_of_text_for_each_request(models: Path) -> None:
     assert len(lines) == 12
     assert str(SECRET) not in "".join(lines)
     (line,) = [line for line in lines if "wrong" in line]
-    assert " INFO preblock.requests [wrong]: native gpt Invalid " in line
+    assert " INFO preblock.requests [wrong]: native gpt Invalid POST /models/gpt/embed 422 0 tokens 127.0.0.1 " in line
+    (line,) = [line for line in lines if "large-1" in line]
+    assert "native gpt ok POST /models/gpt/embed 200 18000 tokens 127.0.0.1 " in line
+    (line,) = [line for line in lines if "[call]" in line]
+    assert "grpc gpt ok POST /inference.GRPCInferenceService/ModelInfer OK 1 tokens 127.0.0.1 " in line
 
 
 @pytest.mark.parametrize("most", [1, 3, 4096])
@@ -122,10 +129,61 @@ def test_no_request_has_a_line_by_default(models: Path) -> None:
     assert said(models, ask_everything) == []
 
 
-def test_more_is_logged_where_the_level_says_so(models: Path) -> None:
-    found = [json.loads(line) for line in said(models, lambda *_: None, "--log-level", "info", "--log-format", "json")]
-    assert {document["level"] for document in found} == {"INFO"}
+def test_debug_level_has_the_lines_of_libraries(models: Path) -> None:
+    found = [json.loads(line) for line in said(models, lambda *_: None, "--log-format", "json", level="debug")]
     assert any(document["message"].startswith("Started server process") for document in found)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_default_level_has_a_line_for_each_change(tmp_path: Path, workers: str) -> None:
+    make_repository(tmp_path, gpt="gpt-50x64x600")
+
+    def change(address: str, _: str) -> None:
+        for action in ("unload", "load"):
+            httpx.post(f"{address}/v2/repository/models/gpt/{action}", timeout=60).raise_for_status()
+        for file in (tmp_path / "gpt/1").iterdir():
+            file.touch()
+        httpx.post(f"{address}/v2/repository/models/gpt/load", timeout=60).raise_for_status()
+
+    options = "--model-control", "explicit", "--log-format", "json", "--workers", workers
+    messages = [json.loads(line)["message"] for line in said(tmp_path, change, *options, level="info")]
+    started, stopping = messages[1], messages[-2]
+    assert started.startswith("started: preblock ")
+    assert stopping.startswith("stopping: ")
+    seen = Counter(message for message in messages if message not in (started, stopping))
+    model = "model gpt version 1"
+    once = {f"{model} opened, on CPUExecutionProvider", "stopped"}
+    for_each_worker = {f"{model} {change}" for change in ("loaded", "replaced", "unloaded")}
+    assert seen.keys() == once | for_each_worker
+    assert all(seen[message] == 1 for message in once)
+    assert all(seen[message] <= int(workers) for message in for_each_worker)
+
+
+def test_a_log_pipe_that_nobody_reads_stops_nothing(models: Path) -> None:
+    """The pipe takes 64 KiB and the service keeps a mebibyte; a line with ids has some 10 kB."""
+    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--log-format", "json"]
+    command += ["--access-log-sample-rate", "1", "--access-log-max-token-ids", "4096"]
+    ids, asked = np.ones((6, 600), np.int64).tobytes(), 200
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ, text=True
+    ) as process:
+        address = read_banner(process)[1]
+        with httpx.Client(base_url=address, timeout=30) as http:
+            for _ in range(asked):
+                http.post(f"{EMBED}?shape=6,600", content=ids, headers=BYTES).raise_for_status()
+            dropped = read_metrics(http)["preblock_log_dropped_lines_total",]
+            assert dropped
+            assert process.stderr is not None
+            lines: list[str] = []
+            while not any("were dropped" in line for line in lines[-1:]):
+                lines.append(process.stderr.readline())
+            report = json.loads(lines[-1])
+            assert report["message"] == f"{dropped:.0f} log lines were dropped, because standard error accepted no more"
+            written = [line for line in lines if json.loads(line)["logger"] == "preblock.requests"]
+            assert len(written) + dropped == asked
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 0
 
 
 def test_a_share_of_the_requests_has_lines(caplog: pytest.LogCaptureFixture) -> None:

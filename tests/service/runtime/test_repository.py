@@ -1,17 +1,20 @@
-"""The models of a folder: which are found, and what is said of a broken one."""
+"""The models of a folder: discovery, names, and the errors of broken ones."""
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, read_keys
-from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
+from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound
 from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository, find_artifacts
+from preblock.service.runtime.repository import Repository
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def test_the_highest_version_is_the_default(root: Path) -> None:
 def test_models_are_listed_by_name_and_version(root: Path) -> None:
     repository = Repository(root, CPU, 1)
     assert [(model.name, model.version) for model in repository.all()] == [("bert", 1), ("bert", 2), ("gpt", 1)]
-    assert [(model.name, model.version) for model in repository.newest()] == [("bert", 2), ("gpt", 1)]
+    assert {name: model.version for name, model in repository.newest().items()} == {"bert": 2, "gpt": 1}
 
 
 @pytest.mark.parametrize(
@@ -89,18 +92,19 @@ def test_a_file_where_a_version_would_be_is_no_artifact(root: Path) -> None:
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    allowed = "expected an existing folder; `preblock export` makes one"
-    assert refusal(tmp_path / "no") == f"repository: got {str(tmp_path / 'no')[:80]}, {allowed}"
+    message = f"the repository {tmp_path / 'no'} does not exist; `preblock export` makes one"
+    assert refusal(tmp_path / "no") == message
 
 
 def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path).endswith(", expected at least one; `preblock export` adds one")
+    assert refusal(tmp_path).endswith("holds no model; `preblock export` adds one")
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, DATA])
 def test_a_missing_file_is_refused_by_name(root: Path, name: str) -> None:
     (root / "bert" / "1" / name).unlink()
-    assert refusal(root).startswith(f"bert/1/{name}: got ")
+    reason = "is missing" if name in (GRAPH, DATA) else "cannot be read: no such file or directory"
+    assert refusal(root) == f"bert/1/{name} {reason}"
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH])
@@ -151,7 +155,7 @@ def test_a_model_is_found_only_for_a_caller_who_may_use_it(tiny_repository: Path
     repository = Repository(tiny_repository, CPU, 1, access=Authenticator(keys))
     (other,) = read_keys(keys)
     for caller, names in ((NOBODY, []), (other, ["gpt"]), (SERVICE, ["bert", "gpt"])):
-        assert [model.name for model in repository.newest(caller)] == names
+        assert list(repository.newest(caller)) == names
         assert sorted({model.name for model in repository.all(caller)}) == names
         assert sorted({state.name for state in repository.index(caller)}) == names
         if "bert" in names:
@@ -161,3 +165,85 @@ def test_a_model_is_found_only_for_a_caller_who_may_use_it(tiny_repository: Path
             repository.find("bert", caller=caller)
     with pytest.raises(Forbidden):
         repository.find("gpt")
+
+
+ALIASES = {"embeddings": "bert", "words": "gpt"}
+
+
+def test_an_alias_finds_every_version_of_its_model(tiny_repository: Path) -> None:
+    repository = Repository(tiny_repository, CPU, 1, aliases=ALIASES)
+    repository.check_aliases()
+    assert repository.find("embeddings") is repository.find("bert")
+    assert repository.find("embeddings", "1") is repository.find("bert", "1")
+    assert repository.versions("embeddings") == [1, 2]
+    assert list(repository.newest()) == ["bert", "embeddings", "gpt", "words"]
+    names = [(state.name, state.version, state.state) for state in repository.index()]
+    assert names == [(name, version, "READY") for name in ("bert", "embeddings") for version in (1, 2)] + [
+        ("gpt", 1, "READY"),
+        ("words", 1, "READY"),
+    ]
+    assert len(repository.states()) == len(repository.all()) == 3
+    with pytest.raises(NotFound, match="model: got nope, expected bert, embeddings, gpt, words"):
+        repository.find("nope")
+
+
+@pytest.mark.parametrize(
+    ("aliases", "message"),
+    [
+        ({"gpt": "bert"}, "the alias gpt of bert is the name of another model of the repository {root}"),
+        ({"gpt": "gpt"}, "the alias gpt of gpt is the name of another model of the repository {root}"),
+        ({"words": "nope"}, "alias words: the repository {root} has no model nope; it has bert, gpt"),
+        ({"words": "gpt", "more": "words"}, "alias more: the repository {root} has no model words; it has bert, gpt"),
+    ],
+)
+def test_a_wrong_alias_is_refused(tiny_repository: Path, aliases: dict[str, str], message: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        Repository(tiny_repository, CPU, 1, aliases=aliases).check_aliases()
+    assert str(refused.value) == message.format(root=tiny_repository)
+
+
+def test_an_alias_keeps_its_model_as_folders_come_and_go(root: Path) -> None:
+    repository = Repository(root, CPU, 1, aliases=ALIASES)
+    shutil.copytree(root / "gpt", root / "embeddings")
+    (change,) = repository.refresh()
+    assert (change.name, change.state, change.reason) == ("embeddings", "UNAVAILABLE", "its name is an alias of bert")
+    assert repository.find("embeddings").name == "bert"
+    shutil.rmtree(root / "embeddings")
+    shutil.move(root / "bert", root / ".bert")
+    repository.refresh()
+    with pytest.raises(NotFound, match="model: got embeddings, expected gpt, words"):
+        repository.find("embeddings")
+    shutil.move(root / ".bert", root / "bert")
+    repository.refresh()
+    assert repository.find("embeddings").name == "bert"
+
+
+def test_an_alias_needs_access_to_its_model(tiny_repository: Path, tmp_path: Path) -> None:
+    entries = [new_key("model", ("bert",), False)[1], new_key("alias", ("embeddings",), False)[1]]
+    (tmp_path / "keys.toml").write_text("".join(entries))
+    access = Authenticator(tmp_path / "keys.toml")
+    repository = Repository(tiny_repository, CPU, 1, access=access, aliases=ALIASES)
+    by_model, by_alias = read_keys(tmp_path / "keys.toml")
+    assert repository.find("embeddings", caller=by_model).name == "bert"
+    assert list(repository.newest(by_model)) == ["bert", "embeddings"]
+    with pytest.raises(Forbidden):
+        repository.find("embeddings", caller=by_alias)
+    assert repository.index(by_alias) == []
+
+
+@pytest.mark.parametrize("level", [".", "gpt", "gpt/1"])
+def test_folders_of_a_repository_may_be_links(tiny_repository: Path, tmp_path: Path, level: str) -> None:
+    """Modelcar links the folder of the models, and the storage initializer each entry of a volume."""
+    link = tmp_path / "models" / level
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tiny_repository / level)
+    repository = Repository(tmp_path / "models", CPU, 1)
+    assert repository.get("gpt").identity == Repository(tiny_repository, CPU, 1).get("gpt").identity
+
+
+def test_hard_links_are_refused_with_the_name_of_the_file(root: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(root, copied, copy_function=os.link)
+    assert re.fullmatch(r"bert/1/[\w.]+: got 2 hard links, expected a file with this one name", refusal(copied))
+    shutil.rmtree(root)  # each file has one name again
+    assert [model.name for model in Repository(copied, CPU, 1).all()] == ["bert", "bert", "gpt"]

@@ -3,14 +3,18 @@
 Oracle: NumPy over the raw tables.
 """
 
+import gzip
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
+from websockets import InvalidStatus
+from websockets.sync.client import connect as connect_socket
 
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
@@ -37,7 +41,8 @@ def expected(wide_repository: Path) -> bytes:
 
 
 GETS = (
-    *("/livez", "/readyz", "/metrics", "/docs", "/openapi.json", "/models", "/models/gpt", "/models/gpt/versions/1"),
+    *("/", "/livez", "/readyz", "/metrics", "/docs", "/openapi.json"),
+    *("/models", "/models/gpt", "/models/gpt/versions/1"),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/gpt", "/v2/models/gpt/ready", "/v2/models/gpt/stats"),
     *("/v2/models/gpt/versions/1", "/v1/models"),
 )
@@ -48,12 +53,80 @@ def test_get_is_answered(server: Server, path: str) -> None:
     assert httpx.get(server.address + path, timeout=60).status_code == 200
 
 
+@pytest.mark.parametrize("path", GETS)
+def test_head_has_the_headers_of_get(server: Server, path: str) -> None:
+    """The metrics change between two requests, and so does their length."""
+    varying = {"date", "x-request-id"} | ({"content-length"} if path in ("/metrics", "/v2/models/gpt/stats") else set())
+    with httpx.Client(base_url=server.address, timeout=60) as client:
+        head, get = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers.keys() == get.headers.keys()
+    assert all(head.headers[name] == get.headers[name] for name in get.headers.keys() - varying)
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [
+        *((path, "GET, HEAD, OPTIONS") for path in ("/", "/livez", "/docs", "/models/gpt", "/v2/health/ready")),
+        *((path, "POST, OPTIONS") for path in ("/models/gpt/embed", "/v1/embeddings", "/v2/models/gpt/infer")),
+    ],
+)
+def test_options_lists_the_methods(server: Server, path: str, allow: str) -> None:
+    answer = httpx.options(server.address + path, timeout=60)
+    assert (answer.status_code, answer.headers["Allow"], answer.content) == (204, allow, b"")
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/livez", "/models/gpt/decode/", "/models/gpt/embed"])
+def test_websocket_of_a_wrong_path_is_not_found(server: Server, path: str) -> None:
+    with pytest.raises(InvalidStatus) as refused, connect_socket(server.socket + path):
+        pass
+    response = refused.value.response
+    assert (response.status_code, response.headers["Content-Type"]) == (404, "application/problem+json")
+    assert json.loads(response.body or b"")["detail"] == f"GET {path}: Not Found"
+
+
+IDS_TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+
+
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/models/gpt/embed", {"input_ids": [1]}),
+        ("/v1/embeddings", {"model": "gpt", "input": [1]}),
+        ("/v2/models/gpt/infer", {"inputs": [IDS_TENSOR]}),
+        ("/v2/repository/index", {}),
+    ],
+)
+def test_json_needs_no_content_type(server: Server, path: str, body: object, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = httpx.post(server.address + path, content=json.dumps(body), headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("coding", ["gzip", "x-gzip", "X-GZIP"])
+def test_both_names_of_gzip_are_read(server: Server, coding: str) -> None:
+    content = gzip.compress(b'{"input_ids": [1]}')
+    headers = {"Content-Encoding": coding}
+    assert httpx.post(f"{server.address}/models/gpt/embed", content=content, headers=headers).status_code == 200
+
+
+def test_index_names_the_paths(server: Server) -> None:
+    index = httpx.get(server.address).json()
+    assert (index["name"], index["version"], index["protocols"]["grpc_port"]) == ("preblock", version("preblock"), None)
+    for path in (index["docs"], index["openapi"], index["models"], index["metrics"], *index["health"].values()):
+        assert httpx.get(server.address + path, timeout=60).status_code == 200
+    native = index["protocols"]["native"].format(name="gpt")
+    assert httpx.post(server.address + native, json={"input_ids": [1]}).status_code == 200
+
+
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.name)
 def test_vectors_equal_the_tables(server: Server, path: CodePath, expected: bytes) -> None:
     with path.open({UVICORN: server}) as caller:
         for _ in range(3):
             assert caller.ask(IDS).content == expected
-        assert (caller.ask(-IDS).status, caller.ask(IDS, model="none").status) == (422, 404)
+        assert caller.ask(-IDS).status in (400, 422)  # 400 over V2
+        assert caller.ask(IDS, model="none").status == 404
 
 
 def test_test_client_reaches_every_protocol(wide_repository: Path, expected: bytes) -> None:

@@ -1,5 +1,7 @@
 """The native API for pairwise biases: `POST /models/{name}/bias`."""
 
+from functools import partial
+
 from fastapi import APIRouter
 from fastapi.responses import Response
 
@@ -19,15 +21,16 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     routes = APIRouter(tags=["bias"])
 
     async def bias(request: RawRequest, name: str, version: str | None) -> Response:
-        """Return the attention bias for the distance between a query and a key."""
+        """Return the attention bias by distance of query and key."""
         with engine.admission.request("bias") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
             accept = request.accept
             answer_type(accept, TYPES)  # fail before the body is read
             body_type(request.header(b"content-type"), (JSON,))
-            body = await read_body(request, engine, max_body_bytes)
-            fields = await engine.scheduler.run(len(body), lambda: read_json(body), text=True)
+            body = await read_body(request, engine, max_body_bytes, record)
+            read = partial(read_json, body, engine.limits.max_parsed_values())
+            fields = await engine.scheduler.run(len(body), read, text=True)
             message, encoding = read_bias(fields)
             media = answer_type(accept, *writable_types(message.dtype))
             answer = await engine.bias(model, message, record)

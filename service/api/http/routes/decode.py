@@ -20,7 +20,7 @@ from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegist
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.native_json import read_query
 from preblock.service.core.auth import caller
-from preblock.service.core.errors import UnsupportedFormat
+from preblock.service.core.errors import NotAcceptable, UnsupportedFormat
 from preblock.service.engine.engine import Engine
 
 CLOSE_CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
@@ -53,11 +53,15 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
         with engine.admission.request("decode-open") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
-            media = answer_type(request.accept, (NDJSON, EVENTS))
+            accept = request.accept
+            media = answer_type(accept, (NDJSON, EVENTS))
             fields = read_query(single_values(request.query))
-            body_type(request.header(b"content-type"), (JSON,) if media == EVENTS else (NDJSON,))
+            readable = (JSON,) if media == EVENTS else (NDJSON,) if NDJSON in accept else (NDJSON, JSON)
+            if body_type(request.header(b"content-type"), readable) == JSON and media != EVENTS:
+                expected = f"{EVENTS} for a JSON body; a body of lines needs Content-Type: {NDJSON}"
+                raise NotAcceptable("Accept", accept or "no header", expected)
             if media == EVENTS:
-                body = await read_body(request, engine, max_body_bytes)
+                body = await read_body(request, engine, max_body_bytes, record)
                 return await answer_events(streams, engine, model, body, fields)
             encoding = request.header(b"content-encoding")
             if encoding is not None and encoding.lower() != "identity":

@@ -50,11 +50,12 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             accept = request.accept
             answer_type(accept, TYPES)  # fail before the body is read
             kind = body_type(request.header(b"content-type"), TYPES)
-            body = await read_body(request, engine, max_body_bytes)
-            read = partial(_read, body, kind, request.query, model.manifest.indices)
+            body = await read_body(request, engine, max_body_bytes, record)
+            indices = model.manifest.indices
+            read = partial(_read, body, kind, request.query, indices, engine.limits.max_parsed_values(len(indices)))
             message = await engine.scheduler.run(len(body), read, text=kind == JSON)
             inputs, encoding = message.request, message.encoding
-            media = answer_type(accept, *writable_types(inputs.dtype, encoding, inputs.outputs, message.needs_lengths))
+            media = answer_type(accept, *writable_types(inputs.dtype, encoding, message.fields_reason))
             if encoding == PROMPT_EMBEDS:
                 check_prompt_embeds(inputs, model.manifest)
             text = media == JSON and encoding == "float"
@@ -97,14 +98,16 @@ def _template(
     return template_of(engine, model, "native", request, response, body[:start], start, tail=tail)
 
 
-def _read(body: bytes, kind: str, query: bytes, indices: Collection[str]) -> native_json.EmbedMessage:
+def _read(body: bytes, kind: str, query: bytes, indices: Collection[str], max_values: int) -> native_json.EmbedMessage:
     options = _read_options(query, tuple(indices)) if kind in ARRAYS else None
     if options is not None:
         return options.of(_read_array(body, kind, single_values(query)))
     fields = native_json.read_query(single_values(query))
     content: Mapping[str, Any]
-    if kind == JSON:
-        content = native_json.read_json(body)
+    if not body and "text" in fields:
+        content = {}
+    elif kind == JSON:
+        content = native_json.read_json(body, max_values)
     elif kind == SAFETENSORS:
         content = read_safetensors(body)
     else:

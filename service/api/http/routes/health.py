@@ -17,9 +17,11 @@ def router(engine: Engine) -> APIRouter:
     async def live() -> None:
         """Answer 200 while the process runs."""
 
-    @routes.get("/readyz", status_code=200, response_class=Response)
-    async def ready() -> None:
-        """Answer 200: every model is open. Before that the server refuses connections."""
+    @routes.get("/readyz")
+    async def ready() -> schemas.Readiness:
+        """Answer 200 and the load: every model is open. Before that the server refuses connections."""
+        metrics = engine.metrics
+        return schemas.Readiness(requests_running=metrics.requests_running, queue_depth=metrics.queue_depth())
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}, **schemas.UNAVAILABLE})
     async def metrics(request: Request) -> Response:

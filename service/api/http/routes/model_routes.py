@@ -26,5 +26,6 @@ def add_model_routes(
     async def version(request: Request, name: str, version: str) -> Any:
         return await endpoint(RawRequest.of(request), name, version)
 
-    for path, function in (("/models/{name}", newest), ("/models/{name}/versions/{version}", version)):
-        routes.add_api_route(path + action, function, name=f"{endpoint.__name__}_{function.__name__}", **options)
+    named = endpoint.__name__
+    routes.add_api_route("/models/{name}" + action, newest, name=named, **options)
+    routes.add_api_route("/models/{name}/versions/{version}" + action, version, name=f"{named}_version", **options)

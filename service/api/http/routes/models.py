@@ -1,11 +1,12 @@
-"""`GET /models`: the served models and their parity reports."""
+"""`GET /models`: a list of the models. `GET /models/{name}`: all about one of them."""
 
 from fastapi import APIRouter
 
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native_api as schemas
-from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
+from preblock.service.codecs.output_uses import describe_uses, use_of
 from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import EncoderStem, TokenModel
@@ -15,10 +16,11 @@ def router(engine: Engine) -> APIRouter:
     """Return the router of model descriptions."""
     routes = APIRouter(tags=["models"])
 
-    def describe(model: TokenModel | EncoderStem) -> schemas.ModelDescription:
+    def describe(name: str, model: TokenModel | EncoderStem) -> schemas.ModelDescription:
         choice = engine.repository.choice._asdict() | {"active": model.provider}
+        widths = model.manifest.widths if isinstance(model.manifest, Manifest) else {EMBEDDINGS: model.manifest.width}
         return schemas.ModelDescription(
-            name=model.name,
+            name=name,
             version=model.version,
             identity=model.identity,
             versions=engine.repository.versions(model.name),
@@ -26,18 +28,41 @@ def router(engine: Engine) -> APIRouter:
             provider_choice=schemas.ProviderDescription(**choice),
             max_len=model.manifest.max_len if isinstance(model.manifest, Manifest) else None,
             max_tokens=engine.max_tokens,
+            outputs={
+                name: schemas.ModelOutput(width=widths.get(name), use_as=use_of(name), description=text)
+                for name, text in describe_uses(model.manifest).items()
+            },
             manifest=model.manifest,
             parity=model.parity,
         )
 
+    def summarize(name: str, model: TokenModel | EncoderStem) -> schemas.ModelSummary:
+        tokens = model.manifest if isinstance(model.manifest, Manifest) else None
+        return schemas.ModelSummary(
+            name=name,
+            version=model.version,
+            ready=True,
+            family=model.manifest.family,
+            max_len=tokens and tokens.max_len,
+            vocab_size=tokens and tokens.vocab_size,
+            max_tokens=engine.max_tokens,
+        )
+
     @routes.get("/models")
-    async def list_models() -> list[schemas.ModelDescription]:
-        """Return every model, in its highest version."""
-        return [describe(model) for model in engine.repository.newest(caller())]
+    async def list_models() -> list[schemas.ModelSummary]:
+        """List the models: name, version, family, limits, and readiness."""
+        served = engine.repository.newest(caller())
+        highest = {state.name: state.version for state in engine.repository.index(caller())}
+        return [
+            summarize(name, served[name])
+            if name in served
+            else schemas.ModelSummary(name=name, version=version, ready=False)
+            for name, version in highest.items()
+        ]
 
     async def get_model(_: RawRequest, name: str, version: str | None) -> schemas.ModelDescription:
-        """Return a model: manifest, limits, parity report, and the active provider."""
-        return describe(engine.repository.find(name, version, caller=caller()))
+        """Describe a model: outputs, limits, manifest, parity report, provider."""
+        return describe(name, engine.repository.find(name, version, caller=caller()))
 
     add_model_routes(routes, "GET", "", get_model, schemas.ModelDescription, responses=schemas.NOT_FOUND)
     return routes

@@ -5,7 +5,7 @@ from fastapi.responses import Response
 
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import JSON, body_type
-from preblock.service.api.http.request import RawRequest
+from preblock.service.api.http.request import Handler, RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.schemas import openai as schemas
 from preblock.service.codecs import openai
@@ -15,36 +15,50 @@ from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import TokenModel
 
 
-def router(engine: Engine, max_body_bytes: int) -> APIRouter:
-    """Return the router of this API."""
-    routes = APIRouter(prefix="/v1", tags=["OpenAI"])
+def handler(engine: Engine, max_body_bytes: int) -> Handler:
+    """Return the handler of `/v1/embeddings`. The body names the model, so it ignores the one of the path."""
 
-    @routes.post("/embeddings", **schemas.EMBEDDINGS)
-    async def embeddings(request: Request) -> Response:
+    async def embeddings(request: RawRequest, _name: str, _version: str | None) -> Response:
         """Return one vector for each input: the mean of its block 0 input vectors, or another `pooling`."""
         with engine.admission.request("openai") as record:
-            body_type(request.headers.get("content-type"), (JSON,))
-            body = await read_body(RawRequest.of(request), engine, max_body_bytes)
+            body_type(request.header(b"content-type"), (JSON,))
+            body = await read_body(request, engine, max_body_bytes, record)
 
             def read() -> tuple[TokenModel, EmbedMessage]:
-                document = read_json(body)
+                document = read_json(body, engine.limits.max_parsed_values())
                 model = engine.repository.get(*openai.read_model(document), caller=caller())
                 record.model = model.name
-                return model, openai.read_embeddings(document, model.manifest.width)
+                return model, openai.read_embeddings(document, model.manifest)
 
             model, message = await engine.scheduler.run(len(body), read, text=True)
             answer = await engine.embed(model, message.request, record)
             text = message.encoding == "float"
             content = await engine.scheduler.run(answer.size, lambda: openai.write_embeddings(answer, message), text)
-            return await write_body(ChunkedResponse(content, JSON), RawRequest.of(request), engine, text)
+            return await write_body(ChunkedResponse(content, JSON), request, engine, text)
 
-    @routes.get("/models")
+    return embeddings
+
+
+def router(engine: Engine, embed: Handler) -> APIRouter:
+    """Return the router of this API."""
+    routes = APIRouter(prefix="/v1", tags=["OpenAI"])
+
+    @routes.post("/embeddings", description=embed.__doc__, **schemas.EMBEDDINGS)
+    async def embeddings(request: Request) -> Response:
+        return await embed(RawRequest.of(request), "", None)
+
+    @routes.get("/models", name="list_openai_models")
     async def list_models() -> schemas.OpenAIModels:
         """Return every model."""
-        models = [model for model in engine.repository.newest(caller()) if isinstance(model, TokenModel)]
-        return schemas.OpenAIModels(data=[schemas.OpenAIModel(id=m.name, created=m.created) for m in models])
+        models = engine.repository.newest(caller())
+        data = [
+            schemas.OpenAIModel(id=name, created=model.created)
+            for name, model in models.items()
+            if isinstance(model, TokenModel)
+        ]
+        return schemas.OpenAIModels(data=data)
 
-    @routes.get("/models/{model}", responses=schemas.NOT_FOUND)
+    @routes.get("/models/{model}", name="get_openai_model", responses=schemas.NOT_FOUND)
     async def get_model(model: str) -> schemas.OpenAIModel:
         """Return a model, by `name` or `name:version`."""
         created = engine.repository.get(*openai.split_identifier(model), caller=caller()).created

@@ -15,39 +15,45 @@ from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
-from preblock.service.codecs.fields import refuse_unknown
+from preblock.service.codecs.fields import drop_nulls, refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.v2 import metadata
 from preblock.service.codecs.v2.infer import HEADER_LENGTH, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.infer_response import check_finite, write_infer
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import TokenRequest
+from preblock.service.core.types import AnyRequest, EmbedOptions, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import SequenceStore
 from preblock.service.runtime.model import TokenModel
 
 HEADER = HEADER_LENGTH.lower().encode()
+MAX_OPTIONS_BYTES = 2**16
+"""Maximum size of a body with options; it is parsed in the event loop."""
 
 
 def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Handler:
     """Return the handler of inference requests; `sequences` stores their sequences."""
 
     async def infer(request: RawRequest, name: str, version: str | None) -> Response:
-        """Return the requested outputs; the default is `embeddings`. All inputs but `input_ids` are optional."""
+        """Return the requested outputs; the default is all outputs of tokens. Every request needs ids or a text."""
         with engine.admission.request("open-inference") as record:
             model = engine.repository.find(name, version, caller=caller())
             record.model = model.name
             body_type(request.header(b"content-type"), (JSON, BYTES))
-            body = await read_body(request, engine, max_body_bytes)
+            body = await read_body(request, engine, max_body_bytes, record)
             header_length = request.header(HEADER)
-            read = partial(read_infer, body, header_length, model.manifest)
+            most = None  # an image or a spectrogram has more values than tokens
+            if isinstance(model, TokenModel):
+                most = engine.limits.max_parsed_values(len(model.manifest.indices))
+            read = partial(read_infer, body, header_length, model.manifest, most)
             message = await engine.scheduler.run(len(body), read, text=header_length is None)
             inputs = message.request
-            if isinstance(inputs, TokenRequest):
-                texts = [output for output, binary in message.binary.items() if not binary]
+            options = message.options
+            if isinstance(inputs, EmbedOptions):
+                texts = [output for output in options.outputs if not options.binary[output]]
                 # A mixed response is buffered, because its header states the length of the JSON part.
-                inputs.in_pieces = inputs.sequence is None and len(texts) in (0, len(message.binary))
+                inputs.in_pieces = options.sequence is None and not (texts and any(options.binary.values()))
                 if texts and inputs.in_pieces:
                     inputs.check = partial(check_finite, ", ".join(texts))
             async with sequences.answer(model, inputs, record) as answer:
@@ -56,7 +62,7 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
                 parts, json_length = await engine.scheduler.run(answer.size, write, as_text)
                 headers = [] if json_length is None else [(HEADER, b"%d" % json_length)]
                 response = ChunkedResponse(parts, BYTES if headers else JSON, headers)
-                if headers and header_length and isinstance(model, TokenModel) and isinstance(inputs, TokenRequest):
+                if headers and header_length and not options.row_outputs and isinstance(model, TokenModel):
                     response.template = partial(_template, engine, model, inputs, body, header_length)
                 return await write_body(response, request, engine, as_text)
 
@@ -64,11 +70,11 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
 
 
 def _template(
-    engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, header_length: str, response: ChunkedResponse
+    engine: Engine, model: TokenModel, request: AnyRequest, body: bytes, header_length: str, response: ChunkedResponse
 ) -> RequestTemplate | None:
     """Return the template of an answered request with binary tensors; None if none is possible."""
     at = find_tensor_offsets(body, header_length, model.manifest)
-    if at is None or not at.keys() <= {"input_ids", "offset"}:
+    if at is None or not at.keys() <= {"input_ids", "offset"} or not isinstance(request, TokenRequest):
         return None
     head = body[: min(at.values())]
     return template_of(engine, model, "open-inference", request, response, head, at["input_ids"], at.get("offset"))
@@ -96,22 +102,29 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     async def statistics(_: RawRequest, name: str | None, version: str | None) -> dict[str, Any]:
         """Return the statistics of one version of a model, or of all versions, in Triton's format."""
         models, found = engine.repository.select(name, version, caller=caller()), engine.metrics.statistics()
-        return {"model_stats": [metadata.model_statistics(m.name, m.version, found[m.name, m.version]) for m in models]}
+        stats = [metadata.model_statistics(name or m.name, m.version, found[m.name, m.version]) for m in models]
+        return {"model_stats": stats}
 
     async def model_metadata(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return the inputs and outputs of a model."""
         model = engine.repository.find(name, version, caller=caller())
         versions = engine.repository.versions(name) if version is None else [model.version]
-        return metadata.model_metadata(model.name, versions, model.manifest)
+        return metadata.model_metadata(name, versions, model.manifest)
 
     async def model_ready(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Answer 200 for a served model."""
-        return {"name": engine.repository.find(name, version, caller=caller()).name, "ready": True}
+        engine.repository.find(name, version, caller=caller())
+        return {"name": name, "ready": True}
 
     async def config(_: RawRequest, name: str, version: str | None) -> dict[str, Any]:
         """Return the configuration of a model in Triton's format."""
         model = engine.repository.find(name, version, caller=caller())
-        return metadata.model_config(model.name, model.manifest, model.provider)
+        return metadata.model_config(name, model.manifest, model.provider)
+
+    @routes.get("/models", response_model=schemas.ModelList, responses=schemas.open_inference_errors(401))
+    async def models() -> dict[str, list[str]]:
+        """Return the name of every model, as KServe does."""
+        return {"models": [*engine.repository.newest(caller())]}
 
     # Before `/models/{name}`, because `stats` would match as a name.
     @routes.get(
@@ -133,15 +146,15 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
 
     async def read_option(request: fastapi.Request, name: str, default: Any, allowed: str) -> Any:
         """Return the only allowed field of the JSON body; its type must match the default."""
-        body = await read_body(RawRequest.of(request), engine, max_body_bytes)
-        options = read_json(body) if body else {}
+        body = await read_body(RawRequest.of(request), engine, min(max_body_bytes, MAX_OPTIONS_BYTES), None)
+        options = drop_nulls(read_json(body)) if body else {}
         refuse_unknown(options, (name,))
         value = options.get(name, default)
         if not isinstance(value, type(default)):
             raise Invalid(name, value, allowed)
         return value
 
-    @routes.post("/repository/index", **schemas.INDEX)
+    @routes.post("/repository/index", name="repository_index", **schemas.INDEX)
     async def index(request: fastapi.Request) -> list[dict[str, str]]:
         """Return every version of every model; with `ready`, only the ready ones."""
         only_ready = await read_option(request, "ready", False, "true or false")
@@ -150,13 +163,13 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     @routes.post("/repository/models/{name}/load", **schemas.MODEL_CONTROL)
     async def load(request: fastapi.Request, name: str) -> None:
         """Load the new versions of a model, even after an unload. Requires the setting `model_control`."""
-        metadata.check_change("load", await read_option(request, "parameters", {}, "an object"))
+        metadata.check_change("load", drop_nulls(await read_option(request, "parameters", {}, "an object")))
         await engine.control.load(name, caller())
 
     @routes.post("/repository/models/{name}/unload", **schemas.MODEL_CONTROL)
     async def unload(request: fastapi.Request, name: str) -> None:
         """Unload every version of a model after its last request. Requires the setting `model_control`."""
-        metadata.check_change("unload", await read_option(request, "parameters", {}, "an object"))
+        metadata.check_change("unload", drop_nulls(await read_option(request, "parameters", {}, "an object")))
         await engine.control.unload(name, caller())
 
     return routes

@@ -9,11 +9,15 @@ from preblock.service.api.http.negotiation import JSON
 
 OpenAPI = dict[str, Any]
 
-Row = Annotated[list[int], Field(min_length=1)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Row = Annotated[list[Natural], Field(min_length=1)]
 Rows = Annotated[list[Row], Field(min_length=1)] | Row
+MaskRow = Annotated[list[Literal[0, 1]], Field(min_length=1)]
+Masks = Annotated[list[MaskRow], Field(min_length=1)] | MaskRow
 Text = Annotated[str, Field(min_length=1)]
 Texts = Text | Annotated[list[Text], Field(min_length=1)]
 Truncate = Literal["left", "right"]
+Pooling = Literal["none", "mean", "first", "last"]
 
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -55,13 +59,18 @@ def describe_errors(kind: type[BaseModel], media: str, *statuses: int) -> dict[i
     return {status: {"description": ERRORS[status], "content": describe_body(kind, media)} for status in statuses}
 
 
-def describe_body(kind: type[BaseModel], media: str = JSON) -> OpenAPI:
-    """Return the OpenAPI entry of a body: a reference to its named schema."""
-    return {media: {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}}
+def describe_body(kind: type[BaseModel], media: str = JSON, example: Any = None) -> OpenAPI:
+    """Return the OpenAPI entry of a body: a reference to its named schema, and an example."""
+    entry: OpenAPI = {"schema": {"$ref": f"{COMPONENTS}{kind.__name__}"}}
+    return {media: entry if example is None else entry | {"example": example}}
 
 
 def describe_operation(
-    request: OpenAPI, answer: OpenAPI, errors: Mapping[int | str, OpenAPI], parameters: Sequence[OpenAPI] = ()
+    request: OpenAPI,
+    answer: OpenAPI,
+    errors: Mapping[int | str, OpenAPI],
+    parameters: Sequence[OpenAPI] = (),
+    required: bool = True,
 ) -> OpenAPI:
     """Return arguments of a FastAPI route.
 
@@ -70,9 +79,10 @@ def describe_operation(
         answer: bodies by media type.
         errors: entries by status.
         parameters: of the query and of headers.
+        required: whether a request without a body is an error.
 
     """
-    extra: OpenAPI = {"requestBody": {"required": True, "content": request}}
+    extra: OpenAPI = {"requestBody": {"required": required, "content": request}}
     if parameters:
         extra["parameters"] = list(parameters)
     return {"responses": {200: {"description": ANSWER, "content": answer}, **errors}, "openapi_extra": extra}

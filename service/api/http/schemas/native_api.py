@@ -11,8 +11,12 @@ from preblock.service.api.http.schemas.common import (
     BINARY,
     Documented,
     Dtype,
+    Masks,
+    Natural,
     OpenAPI,
+    Pooling,
     RequestBody,
+    Row,
     Rows,
     Texts,
     Truncate,
@@ -31,12 +35,12 @@ Values = str | list[Any] | None
 class TokenFields(Documented):
     """Inputs of each token, and options of the answer."""
 
-    offset: int | list[int] = Field(0, description="Real tokens already fed: one number, or one for each row.")
+    offset: Natural | Row = Field(0, description="Real tokens already fed: one number, or one for each row.")
     position_ids: Rows | None = Field(None, description="Position index of each token; in embed it excludes offset.")
     token_type_ids: Rows | None = Field(
         None, description="Segment of each token; default 0. Further inputs of a model are fields beside it."
     )
-    attention_mask: Rows | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
+    attention_mask: Masks | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
     output: str | list[str] = Field("embeddings", description="One output, or several, as JSON or safetensors only.")
     dtype: Dtype = "float32"
 
@@ -51,6 +55,7 @@ class EmbedRequest(TokenFields):
         None, description="Instead of input_ids, for a model with a tokenizer: a text for each row."
     )
     truncate: Truncate | None = Field(None, description="Side on which a too long row is cut; default is an error.")
+    pooling: Pooling = Field("none", description="One vector for each row, of its real tokens; none: for each token.")
     encoding: Literal["base64", "float", "prompt_embeds"] = Field(
         "base64", description="Form of the vectors in JSON; prompt_embeds is vLLM's, of token_embeddings alone."
     )
@@ -60,6 +65,7 @@ class EmbedRequest(TokenFields):
 class OutputDescription(Documented):
     """One of several outputs."""
 
+    use_as: str = Field(description="What the output is for, such as: input of block 0.")
     shape: list[int]
     data: str | list[Any]
 
@@ -76,7 +82,10 @@ class EmbedAnswer(Answer):
     """The vectors that enter block 0, or another output under its own name, or several in `outputs`."""
 
     encoding: Literal["base64", "float", "prompt_embeds"]
-    shape: list[int] | None = Field(None, description="[B, L, D] where all rows have one length, else [T, D].")
+    use_as: str | None = Field(None, description="What the output is for, such as: input of block 0.")
+    shape: list[int] | None = Field(
+        None, description="[B, L, D] where all rows have one length, else [T, D]; [B, D] with pooling."
+    )
     embeddings: Values = Field(None, description="Base64 of little-endian bytes, or nested lists.")
     token_embeddings: Values = Field(
         None, description="The same of the model's own lookup; as prompt_embeds a file for each row, in base64."
@@ -96,9 +105,9 @@ class EmbedAnswer(Answer):
 class BiasRequest(RequestBody):
     """The lengths of a bias for the distance between a query and a key, or of sinusoids of distances."""
 
-    query_length: int
-    key_length: int
-    query_offset: int = Field(0, description="Keys that were fed before the first query.")
+    query_length: int = Field(ge=1, description="Number of queries.")
+    key_length: int = Field(ge=1, description="Number of keys.")
+    query_offset: Natural = Field(0, description="Keys that were fed before the first query.")
     dtype: Dtype = "float32"
     encoding: Encoding = Field("base64", description="How JSON holds the values.")
 
@@ -107,6 +116,7 @@ class BiasAnswer(Answer):
     """The addend of attention for each head, query and key; or the sinusoid of each distance."""
 
     encoding: Encoding
+    use_as: str = Field(description="What the output is for.")
     shape: list[int] = Field(description="[1, H, Q, K]; of a sinusoid [rows, D].")
     bias: Values = Field(None, description="Base64 of little-endian bytes, or nested lists.")
     relative_positions: Values = Field(None, description="The same of a sinusoid.")
@@ -134,6 +144,34 @@ class ProviderDescription(BaseModel):
     reason: str | None = Field(description="Why CUDA is not used after a trial.")
 
 
+class Readiness(BaseModel):
+    """Readiness, and the load of the process that answers."""
+
+    ready: Literal[True] = True
+    requests_running: int = Field(description="Requests and steps of streams that are not yet answered.")
+    queue_depth: int = Field(description="Work items waiting for a thread.")
+
+
+class ModelSummary(BaseModel):
+    """A model in the list: its highest served version, or without one its highest version."""
+
+    name: str
+    version: int
+    ready: bool = Field(description="Whether it is served.")
+    family: str | None = Field(None, description="Null if the model is not ready.")
+    max_len: int | None = Field(None, description="The largest legal offset + real tokens; null without a limit.")
+    vocab_size: int | None = Field(None, description="Ids are 0 to vocab_size - 1; null without token ids.")
+    max_tokens: int | None = Field(None, description="Most tokens of one request.")
+
+
+class ModelOutput(BaseModel):
+    """An output of a model."""
+
+    width: int | None = Field(description="Width of a vector; null for an attention bias.")
+    use_as: str = Field(description="What the output is for.")
+    description: str
+
+
 class ModelDescription(BaseModel):
     """A served model."""
 
@@ -145,6 +183,7 @@ class ModelDescription(BaseModel):
     provider_choice: ProviderDescription
     max_len: int | None = Field(description="The largest legal offset + real tokens; null without a limit.")
     max_tokens: int = Field(description="Most tokens of one request.")
+    outputs: dict[str, ModelOutput] = Field(description="The outputs by name.")
     manifest: Manifest | StemManifest
     parity: ParityReport
 
@@ -153,27 +192,54 @@ PROBLEMS = describe_errors(Problem, MEDIA_TYPE, 400, 401, 403, 404, 406, 413, 41
 NOT_FOUND = describe_errors(Problem, MEDIA_TYPE, 401, 403, 404)
 UNAVAILABLE = describe_errors(Problem, MEDIA_TYPE, 401, 503)
 ARRAYS = {BYTES: BINARY, NPY: BINARY, SAFETENSORS: BINARY}
+QUERY_FIELDS = ("offset", "text", "truncate", "pooling", "output", "dtype", "encoding")
+ROW_HEADERS = {
+    "Preblock-Output": "Name of the output in a binary body.",
+    "Preblock-Shape": "Sizes of a binary body, separated by commas.",
+    "Preblock-Dtype": "Type of the values in a binary body.",
+    "Preblock-Model": "Name of the model, with a binary body.",
+    "Preblock-Version": "Version of the model, with a binary body.",
+    "Preblock-Next-Offset": "next_offset of each row, or one number for all, with a binary body of up to 512 rows.",
+    "Preblock-Lengths": "lengths, like Preblock-Next-Offset; where rows differ in length.",
+    "Preblock-Truncated": "truncated, like Preblock-Next-Offset; with truncate.",
+}
 EMBED = describe_operation(
-    {**describe_body(EmbedRequest), **ARRAYS},
+    {**describe_body(EmbedRequest, example={"input_ids": [[1, 2, 3], [4]], "encoding": "float"}), **ARRAYS},
     {**describe_body(EmbedAnswer), **ARRAYS},
     PROBLEMS,
     [
         describe_parameter("shape", "query", "Sizes of a body of raw int64, such as 2,3; without it one row."),
         describe_parameter("lengths", "query", "Tokens of each row in a body of arrays, such as [3,1]."),
+        *(describe_parameter(name, "query", f"The field {name} of a body of arrays.") for name in QUERY_FIELDS),
     ],
 )
-BIAS = describe_operation(describe_body(BiasRequest), {**describe_body(BiasAnswer), **ARRAYS}, PROBLEMS)
+EMBED["responses"][200]["headers"] = {
+    name: {"description": text, "schema": {"type": "string"}} for name, text in ROW_HEADERS.items()
+}
+BIAS = describe_operation(
+    describe_body(BiasRequest, example={"query_length": 2, "key_length": 3, "encoding": "float"}),
+    {**describe_body(BiasAnswer), **ARRAYS},
+    PROBLEMS,
+)
 
 
 class DecodeRequest(TokenFields):
     """A known list of ids, answered as events. Lines hold messages of `docs/decode.md` instead."""
 
     input_ids: Rows = Field(description="Rows of token ids of any lengths; a flat list is one row.")
-    chunk: int = Field(1, description="Tokens of each row in one event.")
-    rows: int | None = Field(None, description="Number of rows; default those of input_ids.")
+    chunk: int = Field(1, ge=1, lt=2**31, description="Tokens of each row in one event.")
+    rows: int | None = Field(None, ge=0, description="Number of rows; default those of input_ids.")
     encoding: Encoding = Field("base64", description="How JSON holds the vectors.")
 
 
 TEXT: OpenAPI = {"schema": {"type": "string"}}
-DECODE = describe_operation({NDJSON: TEXT, **describe_body(DecodeRequest)}, {NDJSON: TEXT, EVENTS: TEXT}, PROBLEMS)
+DECODE = describe_operation(
+    {
+        NDJSON: TEXT | {"example": '{"input_ids": [1, 2]}\n{"input_ids": [3]}\n'},
+        **describe_body(DecodeRequest, example={"input_ids": [1, 2, 3], "chunk": 2}),
+    },
+    {NDJSON: TEXT, EVENTS: TEXT},
+    PROBLEMS,
+    required=False,
+)
 DECODE["response_class"] = Response

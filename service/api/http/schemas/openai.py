@@ -7,6 +7,8 @@ from pydantic import BaseModel, Field
 from preblock.service.api.http.negotiation import JSON
 from preblock.service.api.http.schemas.common import (
     Documented,
+    Dtype,
+    Pooling,
     RequestBody,
     Rows,
     Texts,
@@ -18,17 +20,27 @@ from preblock.service.api.http.schemas.common import (
 
 
 class EmbeddingsRequest(RequestBody):
-    """Inputs of the OpenAI API; `pooling` and `truncate` are additions."""
+    """Fields of the OpenAI API; those after `user` are additions of vLLM and of Preblock."""
 
-    model: str = Field(description="`name`, or `name:version`.")
+    model: str = Field(min_length=1, description="`name`, or `name:version`.")
     input: Texts | Rows
     encoding_format: Literal["float", "base64"] = Field("float", description="How JSON holds the vectors.")
-    dimensions: int | None = Field(None, description="The width of the model, or nothing.")
+    dimensions: int | None = Field(
+        None, ge=1, description="Columns of a sentence embedding to keep; for other models their width, or nothing."
+    )
     user: str | None = Field(None, description="Not used.")
-    pooling: Literal["none", "mean", "first", "last"] = Field(
+    pooling: Pooling = Field(
         "mean", description="How the vectors of an input become one vector; with none, one vector for each token."
     )
     truncate: Truncate | None = Field(None, description="Side on which a too long input is cut; default is an error.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Most tokens of an input; -1 for the limit of the model. Cuts on the right by default."
+    )
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Whether the tokenizer adds its special tokens to a text; default true, false for a static model.",
+    )
+    embed_dtype: Dtype = Field("float32", description="Type of the values in base64.")
 
 
 class Embedding(Documented):
@@ -36,7 +48,7 @@ class Embedding(Documented):
 
     object: Literal["embedding"]
     index: int
-    embedding: str | list[Any] = Field(description="Numbers, or base64 of little-endian float32.")
+    embedding: str | list[Any] = Field(description="Numbers, or base64 of little-endian values.")
     shape: list[int] | None = Field(None, description="With the pooling none: [tokens, width].")
 
 
@@ -75,12 +87,12 @@ class OpenAIModels(BaseModel):
 
 
 class OpenAIErrorDetails(Documented):
-    """Message, kind and field of an error."""
+    """Message, type, field and code of an error."""
 
     message: str
-    type: Literal["invalid_request_error", "server_error"]
+    type: Literal["invalid_request_error", "server_error", "requests", "max_tokens_per_request"]
     param: str | None = Field(description="The field.")
-    code: str | None = Field(description="The kind of error.")
+    code: str | None = Field(description="The code of OpenAI, such as context_length_exceeded; null without one.")
 
 
 class OpenAIError(Documented):
@@ -91,7 +103,7 @@ class OpenAIError(Documented):
 
 NOT_FOUND = describe_errors(OpenAIError, JSON, 401, 403, 404)
 EMBEDDINGS = describe_operation(
-    describe_body(EmbeddingsRequest),
+    describe_body(EmbeddingsRequest, example={"model": "gpt2-small", "input": [[1, 2, 3], [4]]}),
     describe_body(EmbeddingsAnswer),
-    describe_errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 422, 429, 500, 503),
+    describe_errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 429, 500, 503),
 )

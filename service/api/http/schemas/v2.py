@@ -17,7 +17,7 @@ from preblock.service.api.http.schemas.common import (
     describe_parameter,
 )
 
-Parameters = dict[str, str | int | float | bool]
+Parameters = dict[str, str | int | float | bool | None]
 
 
 class TensorDescription(Documented):
@@ -33,15 +33,15 @@ class InferInput(TensorDescription):
 
     model_config = ConfigDict(extra="forbid")
 
-    parameters: Parameters = Field({})
-    data: list[Any] = Field([], description="Flat or nested; absent beside the parameter binary_data_size.")
+    parameters: Parameters | None = None
+    data: list[Any] | None = Field(None, description="Flat or nested; absent beside the parameter binary_data_size.")
 
 
 class InferOutputRequest(RequestBody):
     """A requested output."""
 
     name: str
-    parameters: Parameters = Field({})
+    parameters: Parameters | None = None
 
 
 class InferRequest(RequestBody):
@@ -49,9 +49,9 @@ class InferRequest(RequestBody):
 
     id: str | None = Field(None, description="The answer repeats it.")
     model_name: str | None = Field(None, description="Not used; the path names the model.")
-    parameters: Parameters = Field({})
+    parameters: Parameters | None = None
     inputs: list[InferInput]
-    outputs: list[InferOutputRequest] | None = Field(None, description="Default is the first output.")
+    outputs: list[InferOutputRequest] | None = Field(None, description="Default is all outputs of tokens.")
 
 
 class InferOutput(TensorDescription):
@@ -67,6 +67,7 @@ class InferAnswer(Documented):
     model_name: str
     model_version: str
     id: str | None = None
+    parameters: Parameters | None = Field(None, description="`ignored_parameters` names the ignored parameters.")
     outputs: list[InferOutput]
 
 
@@ -88,6 +89,12 @@ class Ready(BaseModel):
     """Whether every model has run."""
 
     ready: bool
+
+
+class ModelList(BaseModel):
+    """Names of the served models."""
+
+    models: list[str]
 
 
 class ModelReady(BaseModel):
@@ -151,12 +158,16 @@ def _optional_body(**kinds: str) -> OpenAPI:
     """Return the OpenAPI entry of an optional body with fields of these types."""
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {"requestBody": {"content": {JSON: {"schema": schema}}}}
+    return {"requestBody": {"content": {JSON: {"schema": schema, "example": {}}}}}
 
 
-BODY_ERRORS = (400, 401, 403, 413, 415, 422, 500, 503)
+INFER_EXAMPLE = {
+    "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [1, 2, 3]}],
+    "outputs": [{"name": "embeddings"}],
+}
+BODY_ERRORS = (400, 401, 403, 413, 415, 500, 503)
 INFER = describe_operation(
-    {**describe_body(InferRequest), BYTES: BINARY},
+    {**describe_body(InferRequest, example=INFER_EXAMPLE), BYTES: BINARY},
     {**describe_body(InferAnswer), BYTES: BINARY},
     open_inference_errors(404, 409, 429, *BODY_ERRORS),
     [

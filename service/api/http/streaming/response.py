@@ -160,9 +160,11 @@ async def answer_events(
         ClientFault: the request, or its first chunk, is not allowed.
 
     """
+    indices = model.manifest.indices
 
     def read() -> decode_json.Feed:
-        return decode_json.read_feed(merge_fields(query, read_json(body)), model.manifest.indices)
+        document = read_json(body, engine.limits.max_parsed_values(len(indices)))
+        return decode_json.read_feed(merge_fields(query, document), indices)
 
     feed = await engine.scheduler.run(len(body), read, text=True)
     stream = DecodeState(engine, model, feed.options)

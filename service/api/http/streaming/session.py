@@ -62,13 +62,14 @@ class DecodeSession:
         """
         engine, stream = self.engine, self.stream
         number = 0
+        indices = stream.model.manifest.indices
         try:
             with engine.admission.request("decode") as record, stream.attempt():
                 record.model = stream.model.name
-                document = await engine.scheduler.run(len(text), lambda: read_json(text), text=True)
+                read_document = partial(read_json, text, engine.limits.max_parsed_values(len(indices)))
+                document = await engine.scheduler.run(len(text), read_document, text=True)
                 if decode_json.OPEN in document:
                     return self._reopen(document)
-                indices = stream.model.manifest.indices
                 number = decode_json.read_number(document)
                 read = partial(decode_json.read_message, document, number, text, indices)
                 message = await engine.scheduler.run(len(text), read, text=True)
@@ -158,7 +159,8 @@ class DecodeSession:
     def _reopen(self, document: dict[str, Any]) -> bytes:
         """Open the stream again with the options of its first message."""
         if self.opened:
-            raise Conflict(decode_json.OPEN, "an open message after another message", "only as the first message")
+            message = "an open message must be the first message of its stream"
+            raise Conflict(decode_json.OPEN, "a later message", "the first message", message=message)
         fields = decode_json.read_open(document)
         model = self.stream.model
         self._open(model, fields)

@@ -1,4 +1,4 @@
-"""Large answers over gRPC, computed while their message is written. Oracle: the bytes that HTTP answers with."""
+"""Large answers over gRPC, computed while their message is written. Oracle: the bytes of HTTP."""
 
 from collections.abc import Iterator
 from typing import Any

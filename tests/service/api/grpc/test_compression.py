@@ -1,4 +1,4 @@
-"""Answers over gRPC that are compressed where the client asks. Oracle: the bytes that come through a socket."""
+"""Compressed answers over gRPC, on request of the client. Oracle: the bytes on the socket."""
 
 import socket
 import threading

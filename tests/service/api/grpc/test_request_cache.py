@@ -1,4 +1,4 @@
-"""Calls that use the template of an earlier call. Oracle: the bytes of HTTP."""
+"""Calls by the template of an earlier call. Oracle: the bytes of HTTP."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +33,7 @@ def test_concurrent_calls_have_their_own_vectors(tiny_server: Server, stub: Any)
 
 
 def test_unknown_field_is_not_taken_for_the_ids(tiny_server: Server) -> None:
-    """A field that nobody knows follows the ids, and holds the same bytes, then others."""
+    """An unknown field follows the ids, and holds the same bytes, then others."""
     ids, others = np.array([[1, 2, 3]]), np.array([[4, 4, 4]])
     expected = over_http(tiny_server, ids.tolist())
     known = infer_message(ids).SerializeToString()
@@ -45,7 +45,7 @@ def test_unknown_field_is_not_taken_for_the_ids(tiny_server: Server) -> None:
             assert list(answer.raw_output_contents) == [expected]
         inputs = known[: -ids.nbytes - 2]
         for message in (
-            known + b"\xa2\x06\x03abc",  # a field that nobody knows, shorter than the ids
+            known + b"\xa2\x06\x03abc",  # an unknown field, shorter than the ids
             known[-ids.nbytes - 2 :] + inputs,  # the ids first
             known + b"\xc2\x3e" + b"\xa0\x9c\x01" + bytes(20000),  # a long one
         ):

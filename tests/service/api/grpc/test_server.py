@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tritonclient.grpc import service_pb2
 
@@ -23,16 +24,18 @@ BAD_OFFSET = {"offset": service_pb2.InferParameter(int64_param=5)}
 
 def request(**more: Any) -> Any:
     """Return a good request for `gpt`, with typed contents, changed by `more`."""
+    fields = {"outputs": [{"name": "embeddings"}]} | more
     message = service_pb2.ModelInferRequest(model_name="gpt")
     tensor = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
     tensor.contents.int64_contents.extend([1, 2])
-    message.MergeFrom(service_pb2.ModelInferRequest(**more))
+    message.MergeFrom(service_pb2.ModelInferRequest(**fields))
     return message
 
 
 def raw_request(array: Any, *data: bytes, **more: Any) -> Any:
     """Return a request for `gpt` with raw contents."""
-    message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=data)
+    outputs = [{"name": "embeddings"}]
+    message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=data, outputs=outputs)
     message.inputs.add(**({"name": "input_ids", "datatype": "INT64", "shape": np.shape(array)} | more))
     return message
 
@@ -48,11 +51,11 @@ def test_a_model_that_is_served_is_ready(tiny_clients: Clients, model: str, vers
     assert tiny_clients.grpc.is_model_ready(model, version)
 
 
-@pytest.mark.parametrize("method", ["ModelReady", "ModelMetadata"])
 @pytest.mark.parametrize(("name", "version"), [("nope", ""), ("bert", "3"), ("", ""), ("bert", "0")])
-def test_what_is_not_served_is_not_found(tiny_clients: Clients, method: str, name: str, version: str) -> None:
-    message = getattr(service_pb2, f"{method}Request")(name=name, version=version)
-    assert refusal(tiny_clients, message, method)[0] == "StatusCode.NOT_FOUND"
+def test_a_model_that_is_not_served_is_not_ready(tiny_clients: Clients, name: str, version: str) -> None:
+    assert tiny_clients.grpc.is_model_ready(name, version) is False
+    message = service_pb2.ModelMetadataRequest(name=name, version=version)
+    assert refusal(tiny_clients, message, "ModelMetadata")[0] == "StatusCode.NOT_FOUND"
 
 
 def test_server_metadata_names_the_server(tiny_clients: Clients) -> None:
@@ -89,9 +92,12 @@ def test_contents_that_hold_nothing_may_stand_beside_bytes(tiny_clients: Clients
     assert call_grpc(tiny_clients, "ModelInfer", message) == call_grpc(tiny_clients, "ModelInfer", request())
 
 
-def test_the_output_may_be_named(tiny_clients: Clients) -> None:
-    named = request(outputs=[{"name": "embeddings"}])
-    assert call_grpc(tiny_clients, "ModelInfer", named) == call_grpc(tiny_clients, "ModelInfer", request())
+def test_unnamed_outputs_are_all_of_the_metadata(tiny_clients: Clients) -> None:
+    declared = [output.name for output in tiny_clients.grpc.get_model_metadata("gpt").outputs]
+    named = request(outputs=[{"name": name} for name in declared])
+    answer = call_grpc(tiny_clients, "ModelInfer", request(outputs=[]))
+    assert [output.name for output in answer.outputs] == declared == ["embeddings", "token_embeddings"]
+    assert answer == call_grpc(tiny_clients, "ModelInfer", named)
 
 
 BAD = [
@@ -109,15 +115,15 @@ BAD = [
         raw_request(IDS, bytes(16), shape=[2**32, 2**32]),
         f"input_ids: got 16 bytes, expected {2**67} bytes for shape [{2**32}, {2**32}]",
     ),
-    (raw_request(IDS, bytes(16), datatype="INT32"), "input_ids.datatype: got INT32, expected INT64"),
-    (raw_request(IDS, bytes(16), datatype=""), "input_ids.datatype: got , expected INT64"),
+    (raw_request(IDS, bytes(16), datatype="INT32"), "input_ids: got 16 bytes, expected 8 bytes for shape [1, 2]"),
+    (raw_request(IDS, bytes(16), datatype=""), "input_ids.datatype: got , expected INT64 or INT32"),
     (raw_request(IDS, bytes(16), name="ids"), "inputs.name: got ids, expected input_ids, "),
     (request(inputs=[request().inputs[0]]), "inputs.name: got input_ids twice, expected each name once"),
     (service_pb2.ModelInferRequest(model_name="gpt"), "inputs: got no input_ids, expected a tensor input_ids"),
-    (request(outputs=[{"name": "x"}]), "outputs[0].name: got x, expected embeddings, token_embeddings, each once"),
+    (request(outputs=[{"name": "x"}]), "outputs[0].name: got x, expected embeddings, token_embeddings, lengths, "),
     (
         request(outputs=[{"name": "embeddings"}] * 2),
-        "outputs[1].name: got embeddings, expected embeddings, token_embeddings, each once",
+        "outputs[1].name: got embeddings, expected embeddings, token_embeddings, lengths, ",
     ),
 ]
 
@@ -137,10 +143,8 @@ def test_contents_of_another_type_are_refused(tiny_clients: Clients, field: str)
     message = raw_request(IDS)
     getattr(message.inputs[0].contents, field).extend([1, 2])
     status, text = refusal(tiny_clients, message)
-    assert (status, text) == (
-        "StatusCode.INVALID_ARGUMENT",
-        "input_ids.data: got 0 values, expected 2 for shape [1, 2]",
-    )
+    error = f"inputs[0].contents: got {field}, expected int64_contents for INT64"
+    assert (status, text) == ("StatusCode.INVALID_ARGUMENT", error)
 
 
 @pytest.mark.parametrize("name", ["\0é", "../gpt", "gpt/1", "a" * 10000], ids=range(4))
@@ -191,11 +195,33 @@ def test_reflection_describes_every_method(tiny_server: Server) -> None:
             "inference.GRPCInferenceService",
             "grpc.health.v1.Health",
             "grpc.reflection.v1alpha.ServerReflection",
+            "grpc.reflection.v1.ServerReflection",
         }
         pool = DescriptorPool(database)
         service = pool.FindServiceByName("inference.GRPCInferenceService")
     assert service.methods_by_name["ModelStreamInfer"].output_type.name == "ModelStreamInferResponse"
     assert len(service.methods) == 12
+
+
+def test_reflection_answers_version_1_with_the_same_bytes(tiny_server: Server) -> None:
+    asked = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="inference.GRPCInferenceService"),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="grpc.reflection.v1.ServerReflection"),
+    ]
+    with grpc.insecure_channel(tiny_server.grpc) as channel:
+        old, new = (
+            list(
+                channel.stream_stream(
+                    f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+                    request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+                    response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+                )(iter(asked))
+            )
+            for version in ("v1alpha", "v1")
+        )
+    assert new == old
+    assert [answer.WhichOneof("message_response") for answer in new][1:] == ["file_descriptor_response"] * 2
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])

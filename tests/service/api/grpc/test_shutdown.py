@@ -1,4 +1,4 @@
-"""The end of a server over gRPC: what was asked is answered, and who waits is told."""
+"""The end of a server over gRPC: calls in flight are answered, and waiting streams are closed with a reason."""
 
 import signal
 import time
@@ -17,7 +17,7 @@ from tests.support.open_inference import infer_message
 from tests.support.servers import Server, serve
 
 NOTHING_WAITS_SECONDS = 8
-"""Below the 10 s that a call may take to end, and far above what ending takes."""
+"""Below the limit of 10 s for the end of a call, and far above its usual time."""
 
 
 def request(rows: int) -> Any:
@@ -32,7 +32,7 @@ def connected(repository: Path, *options: str) -> Iterator[tuple[Server, Any]]:
 
 
 def end(server: Server, then: Callable[[], Any] = lambda: None) -> Any:
-    """Tell a server to end, do something meanwhile, and prove that nothing held it up."""
+    """Stop a server, do something meanwhile, and check for a prompt end."""
     began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     found = then()
@@ -76,7 +76,7 @@ def test_waiting_streams_end_at_shutdown_without_delay(tiny_repository: Path) ->
             done.append(True)
         assert {error.code() for error in ends} == {grpc.StatusCode.UNAVAILABLE}
         assert {error.details() for error in ends} == {
-            "stream: got server shutdown, expected a new stream, to another server or later"
+            "the stream was closed because of the shutdown of the server; open a new one later, or on another server"
         }
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 

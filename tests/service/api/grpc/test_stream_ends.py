@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
+from tritonclient.grpc import service_pb2
 
 from tests.support.open_inference import infer_message, open_stub
+from tests.support.scrapes import wait_for_streams
 from tests.support.servers import serve
 
 IDLE, TOTAL = 1, 3
@@ -17,7 +20,7 @@ IDLE, TOTAL = 1, 3
 
 @pytest.fixture(scope="module")
 def stub(tiny_repository: Path) -> Iterator[Any]:
-    """A client of a server that waits one second for it, and serves a stream for three."""
+    """Return a client; the server waits one second for it, and serves a stream for three."""
     limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": str(IDLE), "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": str(TOTAL)}
     with serve(tiny_repository, **limits) as server, open_stub(server.grpc) as stub:
         assert list(stub.ModelStreamInfer(iter([infer_message([[1]])]), wait_for_ready=True))
@@ -25,7 +28,7 @@ def stub(tiny_repository: Path) -> Iterator[Any]:
 
 
 def until_the_end(stream: Any) -> tuple[list[Any], Any, float]:
-    """Return the answers of a stream, the error that ends it, and after how many seconds it came."""
+    """Return the answers of a stream, its final error, and the seconds until then."""
     began, answers = time.monotonic(), []
     with pytest.raises(grpc.RpcError) as raised:
         answers.extend(stream)
@@ -34,7 +37,7 @@ def until_the_end(stream: Any) -> tuple[list[Any], Any, float]:
 
 def check(error: Any, got: str) -> None:
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert error.details() == f"stream: got {got}, expected a new stream, to another server or later"
+    assert error.details() == f"the stream was closed because of {got}; open a new one later, or on another server"
     assert dict(error.trailing_metadata())["retry-after"] == "1"
 
 
@@ -71,3 +74,19 @@ def test_busy_stream_ends_with_its_offsets(stub: Any) -> None:
     assert json.loads(last.error_message) == {"closing": "time", "sequences": [place]}
     check(error, "the maximum lifetime of a stream")
     assert seconds > 0.9 * TOTAL
+
+
+def test_stream_without_a_reader_ends_with_its_connection(tiny_repository: Path) -> None:
+    limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": "1", "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "1"}
+    large = infer_message([[1] * 6] * 10_000)  # 50 answers take more than the buffers of a connection
+    with (
+        serve(tiny_repository, **limits) as server,
+        httpx.Client(base_url=server.address) as http,
+        open_stub(server.grpc) as stub,
+    ):
+        stream = stub.ModelStreamInfer(iter([large] * 50), wait_for_ready=True)
+        wait_for_streams(http, 1)
+        wait_for_streams(http, 0)
+        _, error, _ = until_the_end(stream)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=20).ready

@@ -37,11 +37,11 @@ def test_an_unknown_path_is_a_problem(tiny: httpx.Client, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
-        ("GET", "/models/gpt/embed", "POST"),
-        ("PUT", "/models/gpt/versions/1/embed", "POST"),
-        ("POST", "/models", "GET"),
-        ("DELETE", "/models/gpt", "GET"),
-        ("POST", "/metrics", "GET"),
+        ("GET", "/models/gpt/embed", "POST, OPTIONS"),
+        ("PUT", "/models/gpt/versions/1/embed", "POST, OPTIONS"),
+        ("POST", "/models", "GET, HEAD, OPTIONS"),
+        ("DELETE", "/models/gpt", "GET, HEAD, OPTIONS"),
+        ("POST", "/metrics", "GET, HEAD, OPTIONS"),
     ],
 )
 def test_a_wrong_method_is_a_problem(tiny: httpx.Client, method: str, path: str, allow: str) -> None:

@@ -67,13 +67,25 @@ def test_raw_ids_are_one_row_or_have_a_shape(tiny: httpx.Client, shape: str | No
             bytes(8),
             {"input_ids": "[1]"},
             422,
-            "input_ids: got a value in the query and one in the body, allowed",
+            "input_ids is both in the query and in the body; send it in",
         ),
-        (BYTES, bytes(8), {"text": '"a"'}, 422, "input_ids: got text and input_ids, expected one of them"),
-        (JSON, b'{"input_ids": [1]}', {"shape": "1"}, 422, "field: got shape, expected input_ids, "),
-        (JSON, b'{"input_ids": [1]}', {"lengths": "[1]"}, 422, "field: got lengths, expected input_ids, "),
-        (SAFETENSORS, bytes(8), {}, 400, "body: got no safetensors: a header that is no JSON object, expected integer"),
-        (SAFETENSORS, b"\xff" * 20, {}, 400, "body: got no safetensors: a header of 18446744073709551615 bytes in 20"),
+        (BYTES, bytes(8), {"text": '"a"'}, 422, "input_ids cannot be used with text, because"),
+        (JSON, b'{"input_ids": [1]}', {"shape": "1"}, 422, "unknown field shape; expected input_ids, "),
+        (JSON, b'{"input_ids": [1]}', {"lengths": "[1]"}, 422, "unknown field lengths; expected input_ids, "),
+        (
+            SAFETENSORS,
+            bytes(8),
+            {},
+            400,
+            "body: not a valid safetensors file (a header that is no JSON object), expected",
+        ),
+        (
+            SAFETENSORS,
+            b"\xff" * 20,
+            {},
+            400,
+            "body: not a valid safetensors file (a header of 18446744073709551615 bytes in 20",
+        ),
     ],
 )
 def test_a_body_that_lies_is_refused(
@@ -86,13 +98,13 @@ def test_a_body_that_lies_is_refused(
 @pytest.mark.parametrize(
     ("tensors", "detail"),
     [
-        ({"offset": [1]}, "input_ids: got nothing, expected rows of token ids, or text"),
+        ({"offset": [1]}, "input_ids or text is required: rows of token ids"),
         ({"input_ids": [1.0]}, "input_ids dtype: got float64, expected an integer type"),
         ({"input_ids": [True]}, "input_ids dtype: got bool, expected an integer type"),
         ({"input_ids": [[[1]]]}, "input_ids shape: got (1, 1, 1), expected (length,) or (batch, length)"),
         ({"input_ids": 1}, "input_ids shape: got (), expected (length,) or (batch, length)"),
         ({"input_ids": [1], "dtype": [1]}, "dtype: got a tensor, expected a query parameter"),
-        ({"input_ids": [1], "nope": [1]}, "field: got nope, expected input_ids, "),
+        ({"input_ids": [1], "nope": [1]}, "unknown field nope; expected input_ids, "),
         ({"input_ids": [1], "offset": [[1]]}, "offset shape: got (1, 1), expected one dimension"),
         (
             {"input_ids": [1, 2], "lengths": [1, 2]},
@@ -146,7 +158,7 @@ def test_tensors_name_the_model_and_its_version(tiny: httpx.Client, tmp_path: Pa
     file = tmp_path / "answer.safetensors"
     file.write_bytes(ask(tiny, "bert", SAFETENSORS, input_ids=[1]).content)
     with safetensors.safe_open(file, "np") as answer:
-        assert answer.metadata() == {"model": "bert", "version": "2"}
+        assert answer.metadata() == {"model": "bert", "version": "2", "use_as.embeddings": "input of block 0"}
 
 
 def test_several_outputs_are_several_tensors(tiny: httpx.Client) -> None:
@@ -183,7 +195,7 @@ def test_tensors_tell_the_rows_of_text_and_may_be_sent_back(tiny: httpx.Client) 
         (f"{NPY}, {BYTES};q=0.5", {"dtype": "bfloat16"}, BYTES),
         (f"{NPY}, */*;q=0.1", {"output": ["embeddings", "token_embeddings"]}, JSON),
         (f"{BYTES}, {SAFETENSORS};q=0.1", {"output": ["embeddings", "token_embeddings"]}, SAFETENSORS),
-        (f"{BYTES}, {SAFETENSORS};q=0.1", {"truncate": "left"}, SAFETENSORS),
+        (f"{BYTES}, {SAFETENSORS};q=0.1", {"truncate": "left"}, BYTES),
         (f"{NPY}, {SAFETENSORS};q=0.1", {"dtype": "float16"}, NPY),
     ],
 )

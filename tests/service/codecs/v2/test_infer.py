@@ -10,6 +10,7 @@ import pytest
 from preblock.service.codecs.chunks import body_size, join
 from preblock.service.codecs.v2.infer import InferMessage, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.infer_response import write_infer
+from preblock.service.codecs.v2.parameters import read_options
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import SequenceRef, TokenRequest
@@ -35,7 +36,9 @@ def answer(value: float = 0.5) -> EmbedResult:
 
 
 def infer(binary: bool) -> InferMessage:
-    return InferMessage(read_infer(*body(), tiny_manifest()).request, None, {"embeddings": binary})
+    manifest = tiny_manifest()
+    options = read_options({"binary_data_output": binary}, [("embeddings", {})], manifest)
+    return InferMessage(read_infer(*body(), manifest).request, None, options)
 
 
 @pytest.mark.parametrize("padding", range(16))
@@ -73,7 +76,7 @@ def test_a_binary_answer_is_the_array_itself() -> None:
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None:
-    with pytest.raises(Invalid, match="outputs embeddings: got JSON, expected binary_data"):
+    with pytest.raises(Invalid, match="JSON cannot hold its infinite values or NaN; request binary_data"):
         write_infer(answer(value), infer(binary=False))
     (_, data), _ = write_infer(answer(value), infer(binary=True))
     assert join([data]) == np.array([value, 1], np.float32).tobytes()
@@ -96,7 +99,9 @@ def test_a_sequence_is_named_by_a_number_or_a_text(given: int | str, read: int |
     assert sequence_of(sequence_id=given, sequence_end=True) == SequenceRef(read, end=True)
 
 
-@pytest.mark.parametrize("parameters", [{}, {"sequence_id": 0}, {"sequence_id": "", "sequence_start": False}])
+@pytest.mark.parametrize(
+    "parameters", [{}, {"sequence_id": 0}, {"sequence_id": None}, {"sequence_id": "", "sequence_start": False}]
+)
 def test_no_id_is_no_sequence(parameters: dict[str, Any]) -> None:
     assert sequence_of(**parameters) is None
 
@@ -106,7 +111,6 @@ NO_ID = ", expected the id of a sequence, since the request starts or ends one"
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"sequence_id": "é" * 65}, ID + "130 bytes, expected at most 128 bytes of text"),
     ({"sequence_id": True}, f"{ID}True, expected an integer of 64 bits, or a text"),
-    ({"sequence_id": None}, f"{ID}None, expected an integer of 64 bits, or a text"),
     ({"sequence_id": 5.0}, f"{ID}5.0, expected an integer of 64 bits, or a text"),
     ({"sequence_id": [5]}, f"{ID}[5], expected an integer of 64 bits, or a text"),
     ({"sequence_start": True}, f"{ID}0{NO_ID}"),

@@ -103,7 +103,7 @@ def test_angles_have_a_limit_of_their_own(http: httpx.Client) -> None:
     assert http.post("/models/rotary/embed", json=fields).status_code == 200
     answer = http.post("/models/rotary/embed", json=fields | {"output": "rotary_cos_near"})
     status, detail = error_of(answer)
-    assert (status, detail[:56]) == (422, "offset[0] + tokens: got 14 + 3 = 17, expected at most 16,")
+    assert (status, detail[:57]) == (422, "offset[0] + tokens: got 14 + 3 = 17, expected at most 16,")
 
 
 def test_the_manifest_says_how_angles_are_used(http: httpx.Client) -> None:
@@ -167,7 +167,7 @@ def test_a_bias_goes_over_grpc(clients: Clients) -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "status", "message"),
     [
-        ("levels", {}, 422, "bias: got a request for it, expected none"),
+        ("levels", {}, 422, "bias: this model has no attention bias"),
         ("alibi", {"query_length": 0}, 422, "query_length: got 0, expected 1 to 50"),
         ("alibi", {"key_length": 51}, 422, "key_length: got 51, expected 1 to 50"),
         ("alibi", {"query_offset": 48, "query_length": 3}, 422, "query_length: got 3, expected 1 to 2"),
@@ -179,9 +179,9 @@ def test_a_bias_goes_over_grpc(clients: Clients) -> None:
         ("t5", {"key_length": None}, 422, "key_length: got None, expected a 64-bit integer"),
         ("t5", {"dtype": "int8"}, 422, "dtype: got int8, expected float32"),
         ("t5", {"encoding": "hex"}, 422, "encoding: got hex, expected base64, float"),
-        ("t5", {"input_ids": [1]}, 422, "field: got input_ids, expected query_length, key_length"),
-        ("sinusoid", {"query_offset": 1}, 422, "query_offset: got 1, expected nothing, since the last query"),
-        ("vit", {}, 422, "model: got vit, expected one of token ids; this takes pixel_values"),
+        ("t5", {"input_ids": [1]}, 422, "unknown field input_ids; expected query_length, key_length"),
+        ("sinusoid", {"query_offset": 1}, 422, "query_offset is not an input of this bias: its last query"),
+        ("vit", {}, 422, "the model 'vit' takes pixel_values"),
     ],
 )
 def test_a_bad_request_for_a_bias_is_refused_by_name(
@@ -194,7 +194,7 @@ def test_a_bad_request_for_a_bias_is_refused_by_name(
 def test_a_bias_is_asked_for_alone(http: httpx.Client) -> None:
     body = {"inputs": [tensor("input_ids", IDS)], "outputs": [{"name": "embeddings"}, {"name": "bias"}]}
     status, message = error_of(http.post("/v2/models/t5/infer", json=body))
-    assert (status, message[:52]) == (422, "outputs: got ['embeddings', 'bias'], expected bias al")
+    assert (status, message[:53]) == (400, "outputs: got ['embeddings', 'bias'], expected bias al")
 
 
 def test_levels_are_inputs_by_their_names(http: httpx.Client) -> None:
@@ -216,10 +216,10 @@ def test_levels_are_inputs_by_their_names(http: httpx.Client) -> None:
     [
         ({"word": [[0, 1, 6], [0, 0, 0]]}, "word[0][2]: got 6, expected 0 to 5"),
         ({"word": [[0, 1], [0, 0, 0]]}, "word[0]: got 2 values, expected 3 values, as input_ids[0] has"),
-        ({"token_type_ids": IDS}, "token_type_ids: got a value, expected nothing, since this model has no segments"),
+        ({"token_type_ids": IDS}, "token_type_ids is not an input: this model has no segments"),
         (
             {"day": IDS},
-            "field: got day, expected input_ids, position_ids, attention_mask, token_type_ids, sentence",
+            "unknown field day; expected input_ids, position_ids, attention_mask, token_type_ids, sentence",
         ),
     ],
 )
@@ -235,7 +235,7 @@ def test_segments_that_are_tokens_must_be_given(http: httpx.Client) -> None:
     status, detail = error_of(http.post("/models/segments/embed", json={"input_ids": IDS}))
     assert (status, detail) == (
         422,
-        "token_type_ids: got nothing, expected one value for each token, since this model has no default for it",
+        "token_type_ids is missing: this model needs a value for each token",
     )
 
 
@@ -283,10 +283,10 @@ def test_a_stem_says_what_it_takes(http: httpx.Client) -> None:
 )
 def test_a_bad_image_is_refused_by_name(http: httpx.Client, given: dict[str, Any], message: str) -> None:
     status, error = error_of(http.post("/v2/models/vit/infer", json={"inputs": [given]}))
-    assert (status, error[: len(message)]) == (422, message)
+    assert (status, error[: len(message)]) == (400, message)
 
 
 def test_the_protocols_of_tokens_name_the_protocol_of_a_stem(http: httpx.Client) -> None:
     status, detail = error_of(http.post("/models/vit/embed", json={"input_ids": [1]}))
-    expected = "model: got vit, expected one of token ids; this takes pixel_values, by the Open Inference Protocol"
+    expected = "the model 'vit' takes pixel_values by the Open Inference Protocol, not token ids"
     assert (status, detail) == (422, expected)

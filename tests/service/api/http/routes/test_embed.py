@@ -106,7 +106,7 @@ def test_unequal_rows_have_shape_T_D_and_lengths(tiny: httpx.Client) -> None:
 
 def test_the_answer_names_model_version_type_and_encoding(tiny: httpx.Client) -> None:
     answer = embed(tiny, "bert", input_ids=[1], dtype="float16", encoding="float")
-    assert list(answer) == ["model", "version", "dtype", "encoding", "shape", "embeddings", "next_offset"]
+    assert list(answer) == ["model", "version", "dtype", "encoding", "use_as", "shape", "embeddings", "next_offset"]
     assert (answer["model"], answer["version"], answer["dtype"], answer["encoding"]) == ("bert", 2, "float16", "float")
 
 
@@ -342,11 +342,11 @@ def test_json_may_leave_fields_to_the_query(tiny: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("query", "detail"),
     [
-        ("offset=1&offset=2", "offset: got 2 times in the query, expected once"),
+        ("offset=1&offset=2", "the query has 2 values of offset; send one"),
         ("offset=x", "offset: got x, expected JSON"),
         ("offset=", "offset: got , expected JSON"),
-        ("nope=1", "field: got nope, expected input_ids, "),
-        ("input_ids=[1]", "input_ids: got a value in the query and one in the body, expected only one of them"),
+        ("nope=1", "unknown field nope; expected input_ids, "),
+        ("input_ids=[1]", "input_ids is both in the query and in the body; send it in one of them"),
     ],
 )
 @pytest.mark.parametrize("kind", [JSON, NPY])

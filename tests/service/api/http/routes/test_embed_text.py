@@ -118,17 +118,21 @@ def test_the_vectors_of_text_are_those_of_the_front_end(clients: Clients, oracle
         ("bert", {"text": ["a", 3]}, "text[1]: got 3, expected a text"),
         ("bert", {"text": [["a"]]}, "text[0]: got ['a'], expected a text"),
         ("bert", {"text": {}}, "text: got {}, expected a text"),
-        ("bert", {"text": "a", "input_ids": [[1]]}, "input_ids: got text and input_ids, expected one of them"),
-        ("bert", {"text": "a", "position_ids": [[1]]}, "position_ids: got text and position_ids, expected one of them"),
+        ("bert", {"text": "a", "input_ids": [[1]]}, "input_ids cannot be used with text, because"),
+        ("bert", {"text": "a", "position_ids": [[1]]}, "position_ids cannot be used with text, because"),
         (
             "bert",
             {"text": "a", "attention_mask": [[1]]},
-            "attention_mask: got text and attention_mask, expected one of them",
+            "attention_mask cannot be used with text, because",
         ),
-        ("bert", {"text": "a", "token_type_ids": [[1]]}, "token_type_ids: got text and token_type_ids, expected one"),
-        ("bert", {"text": "a", "return_tokens": 1}, "return_tokens: got 1, expected true or false, beside text"),
-        ("bert", {"text": "a", "return_tokens": None}, "return_tokens: got None, expected true or false, beside text"),
-        ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True, expected true or false, beside"),
+        ("bert", {"text": "a", "token_type_ids": [[1]]}, "token_type_ids cannot be used with text, because"),
+        ("bert", {"text": "a", "return_tokens": 1}, "return_tokens: got 1, expected true or false, and true only"),
+        (
+            "bert",
+            {"text": "a", "return_tokens": None},
+            "return_tokens: got None, expected true or false, and true only",
+        ),
+        ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True, expected true or false, and"),
         ("bert", {"text": "a", "truncate": "middle"}, "truncate: got middle, expected left, right"),
         ("bert", {"text": "a", "truncate": True}, "truncate: got True, expected left, right"),
         ("bert", {"text": "a", "truncate": ["left"]}, "truncate: got ['left'], expected left, right"),
@@ -136,7 +140,7 @@ def test_the_vectors_of_text_are_those_of_the_front_end(clients: Clients, oracle
         (
             "bert",
             {"input_ids": [1], "position_ids": [0], "truncate": "left"},
-            "truncate: got truncate and position_ids, expected one of them",
+            "truncate and position_ids exclude each other",
         ),
         ("bert", {"input_ids": [1], "offset": 8, "truncate": "left"}, "offset[0] + tokens: got 8 + 1 = 9, expected at"),
         ("bert", {"text": "a", "offset": 6, "truncate": "left"}, "offset[0] + tokens: got 6 + 3 = 9, expected at"),
@@ -157,14 +161,19 @@ def test_bad_text_and_bad_cuts_are_refused_by_name(
 
 
 @pytest.mark.parametrize("accept", ["application/octet-stream", "application/x-npy"])
-@pytest.mark.parametrize("fields", [{"text": "a"}, {"input_ids": [1], "truncate": "left"}])
-def test_a_format_of_one_tensor_could_not_say_the_lengths(
-    tiny: httpx.Client, accept: str, fields: dict[str, Any]
-) -> None:
-    status, detail = refusal(tiny, "bert", accept, **fields)
+def test_tokens_need_a_format_with_fields(tiny: httpx.Client, accept: str) -> None:
+    status, detail = refusal(tiny, "bert", accept, text="a", return_tokens=True)
     assert status == 406
-    allowed = "application/json or application/x-safetensors with text or truncate, to state the row lengths"
-    assert detail == f"Accept: got {accept}, expected {allowed}"
+    assert detail == (
+        f"Accept: got {accept}, expected application/json or application/x-safetensors with return_tokens"
+    )
+
+
+@pytest.mark.parametrize("fields", [{"text": ["a"] * 513}, {"input_ids": [[1]] * 513, "truncate": "left"}])
+def test_lengths_of_many_rows_need_a_format_with_fields(tiny: httpx.Client, fields: dict[str, Any]) -> None:
+    status, detail = refusal(tiny, "bert", "application/x-npy", **fields)
+    assert status == 406
+    assert detail.endswith("for text or truncate with more than 512 rows, to state their lengths")
 
 
 def test_half_a_character_is_no_text(tiny: httpx.Client) -> None:

@@ -1,6 +1,7 @@
 """Liveness, readiness and metrics. Oracle: prometheus-client's own parsers."""
 
 import re
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,19 +12,43 @@ from prometheus_client import parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from websockets.sync.client import connect as connect_socket
 
+from preblock.service.observability.record import PROTOCOLS
 from tests.support.open_inference import infer_message
 from tests.support.paths import ROOT
 from tests.support.processes import status_bytes
 from tests.support.protocols import Clients, step_frame
 from tests.support.scrapes import read_metrics
 from tests.support.servers import Server
+from tests.support.waiting import wait_until
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz"])
-def test_live_and_ready(tiny: httpx.Client, path: str) -> None:
-    response = tiny.get(path)
+def test_live_has_no_body(tiny: httpx.Client) -> None:
+    response = tiny.get("/livez")
     assert response.status_code == 200
     assert response.content == b""
+
+
+@pytest.mark.parametrize(
+    ("api", "protocol"), [("models/gpt/embed", "native"), ("v2/models/gpt/infer", "open-inference")]
+)
+def test_unanswered_request_counts_as_load(tiny: httpx.Client, api: str, protocol: str) -> None:
+    key = "preblock_requests_running", protocol
+    wait_until(lambda: tiny.get("/readyz").json() == {"ready": True, "requests_running": 0, "queue_depth": 0})
+    before = read_metrics(tiny)
+    assert (before[key], before["preblock_queue_depth",]) == (0, 0)
+    # A body over 256 KiB, of which only the beginning is sent.
+    head = f"POST /{api} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{{"
+    with socket.create_connection((tiny.base_url.host, tiny.base_url.port or 0)) as connection:
+        connection.sendall(head.encode())
+        wait_until(lambda: read_metrics(tiny)[key] == 1)
+        assert tiny.get("/readyz").json() == {"ready": True, "requests_running": 1, "queue_depth": 0}
+    wait_until(lambda: read_metrics(tiny)[key] == 0)
+    assert tiny.get("/readyz").json()["requests_running"] == 0
+
+
+def test_every_protocol_has_a_gauge_of_running_requests(tiny: httpx.Client) -> None:
+    protocols = {key[1] for key in read_metrics(tiny) if key[0] == "preblock_requests_running"}
+    assert protocols == set(PROTOCOLS)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +96,12 @@ def test_metrics_are_openmetrics_where_accept_names_it(tiny: httpx.Client) -> No
 def documented() -> set[str]:
     """Return the names of the table in docs/operations.md."""
     text = (ROOT / "docs" / "operations.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
-    return set(re.findall(r"^\| `(preblock_\w+)` \|", text, re.MULTILINE))
+    return set(re.findall(r"^\| `((?:preblock|process)_\w+)` \|", text, re.MULTILINE))
 
 
 def test_every_metric_is_documented(tiny: httpx.Client) -> None:
     families = list(parser.text_string_to_metric_families(tiny.get("/metrics").text))
-    names = {f.name + ("_total" if f.type == "counter" else "") for f in families}
-    assert {name for name in names if not name.endswith("_created")} == documented()
+    assert {f.name + ("_total" if f.type == "counter" else "") for f in families} == documented()
 
 
 def test_decode_seconds_of_a_grpc_stream_exclude_its_pauses(tiny_clients: Clients) -> None:
@@ -119,7 +143,8 @@ def test_memory_and_provider_are_told(tiny: httpx.Client, tiny_server: Server) -
     found = read_metrics(tiny)
     anonymous = status_bytes(tiny_server.process.pid, "RssAnon")
     assert anonymous / 2 < found["preblock_resident_memory_bytes", "anonymous"] < 2 * anonymous
-    for model in tiny.get("/models").json():
+    for listed in tiny.get("/models").json():
+        model = tiny.get(f"/models/{listed['name']}").json()
         declared = model["manifest"]["files"]["model.onnx.data"]["bytes"]
         assert found["preblock_model_tables_bytes", model["name"], str(model["version"])] == declared
     choice = tiny.get("/models/gpt").json()["provider_choice"]

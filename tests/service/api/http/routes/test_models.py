@@ -3,19 +3,31 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from preblock.service.artifacts.manifest import MANIFEST, PARITY
+from tests.support.artifacts import make_repository
+from tests.support.servers import serve
 
 
 def test_models_lists_the_highest_version_of_each(tiny: httpx.Client) -> None:
-    listed = tiny.get("/models").json()
-    assert [(model["name"], model["version"], model["versions"]) for model in listed] == [
-        ("bert", 2, [1, 2]),
-        ("gpt", 1, [1]),
+    limits = {"max_tokens": 65536, "ready": True}
+    assert tiny.get("/models").json() == [
+        {"name": "bert", "version": 2, "family": "bert", "max_len": 8, "vocab_size": 11} | limits,
+        {"name": "gpt", "version": 1, "family": "gpt2", "max_len": 6, "vocab_size": 7} | limits,
     ]
+
+
+def test_a_model_that_is_not_served_is_listed(tiny_repository: Path) -> None:
+    with serve(tiny_repository, "--model-control", "explicit") as server:
+        assert httpx.post(f"{server.address}/v2/repository/models/bert/unload").status_code == 200
+        bert, gpt = httpx.get(f"{server.address}/models").json()
+    nothing = dict.fromkeys(("family", "max_len", "vocab_size", "max_tokens"))
+    assert bert == {"name": "bert", "version": 2, "ready": False} | nothing
+    assert (gpt["name"], gpt["ready"]) == ("gpt", True)
 
 
 @pytest.mark.parametrize(("path", "folder"), [("bert", "bert/2"), ("bert/versions/1", "bert/1"), ("gpt", "gpt/1")])
@@ -49,8 +61,33 @@ def test_a_model_shows_its_limits_and_where_it_runs(
     assert model["parity"]["providers"]["CPUExecutionProvider"]["outputs"]["embeddings"]["cases"]
 
 
-def test_a_model_is_listed_as_it_is_shown(tiny: httpx.Client) -> None:
-    assert tiny.get("/models").json() == [tiny.get("/models/bert").json(), tiny.get("/models/gpt").json()]
+def test_every_output_is_described(tmp_path: Path) -> None:
+    stored = ("gpt", "bert", "llama", "rotary", "t5", "alibi", "sinusoid", "vit", "levels", "projected")
+    with serve(make_repository(tmp_path, **{name: name for name in stored})) as server:
+        shown = {name: httpx.get(f"{server.address}/models/{name}").json() for name in stored}
+        metadata = {name: httpx.get(f"{server.address}/v2/models/{name}").json() for name in stored}
+    for name in stored:
+        outputs = {tensor["name"]: tensor["shape"][-1] for tensor in metadata[name]["outputs"]}
+        assert shown[name]["outputs"].keys() == outputs.keys(), name
+        for output, told in shown[name]["outputs"].items():
+            assert told["description"].endswith(".")
+            assert told["width"] in (None, outputs[output])
+    assert "Do not pass them as inputs_embeds" in shown["gpt"]["outputs"]["embeddings"]["description"]
+    assert "Pass them as inputs_embeds" in shown["gpt"]["outputs"]["token_embeddings"]["description"]
+    assert "They equal token_embeddings" in shown["llama"]["outputs"]["embeddings"]["description"]
+
+
+def test_an_answer_says_what_its_outputs_are_for(tiny: httpx.Client) -> None:
+    uses = {"embeddings": "input of block 0", "token_embeddings": "inputs_embeds or prompt_embeds of a model"}
+    fields: dict[str, Any] = {"input_ids": [1]}
+    for output, use in uses.items():
+        assert tiny.post("/models/gpt/embed", json=fields | {"output": output}).json()["use_as"] == use
+    both = fields | {"output": [*uses]}
+    outputs = tiny.post("/models/gpt/embed", json=both).json()["outputs"]
+    assert {name: told["use_as"] for name, told in outputs.items()} == uses
+    answer = tiny.post("/models/gpt/embed", json=both, headers={"Accept": "application/x-safetensors"}).content
+    header = json.loads(answer[8 : 8 + int.from_bytes(answer[:8], "little")])["__metadata__"]
+    assert {name: header[f"use_as.{name}"] for name in uses} == uses
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,11 @@ def infer_raw(client: httpx.Client, body: bytes, model: str = "gpt") -> httpx.Re
 
 def test_a_raw_body_is_one_row_of_ids_and_its_answer_is_bytes(tiny: httpx.Client, tiny_clients: Clients) -> None:
     answer = infer_raw(tiny, raw([1, 2, 3]))
-    assert vectors_of(answer).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 2, 3]]}).tobytes()
-    document = json.loads(answer.content[: int(answer.headers[HEADER_LENGTH])])
+    length = int(answer.headers[HEADER_LENGTH])
+    document = json.loads(answer.content[:length])
+    vectors = native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 2, 3]]})
+    assert answer.content[length : length + vectors.nbytes] == vectors.tobytes()
+    assert [output["name"] for output in document["outputs"]] == ["embeddings", "token_embeddings"]
     assert document["outputs"][0]["shape"] == [1, 3, 4]
     assert "id" not in document
 
@@ -85,14 +88,14 @@ def test_the_type_of_an_output_overrides_that_of_the_request(tiny: httpx.Client)
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_narrow_types_have_no_form_in_json(tiny: httpx.Client, datatype: str) -> None:
     error = error_of(infer(tiny, tensor(), parameters={"dtype": datatype}))
-    allowed = f"allowed binary_data, since {datatype} has no form in JSON"
+    allowed = f"expected binary_data, since {datatype} has no form in JSON"
     assert error == f"outputs embeddings: got {datatype} as JSON, {allowed}"
 
 
 def test_several_outputs_share_a_type(tiny: httpx.Client) -> None:
     outputs = [{"name": "embeddings", "parameters": {"dtype": "FP16"}}, {"name": "token_embeddings"}]
     error = error_of(infer(tiny, tensor(), outputs=outputs, parameters={"binary_data_output": True}))
-    assert error == "outputs[1].parameters.dtype: got FP32, expected FP16, as outputs[0] has: one type for all"
+    assert error == "outputs[1].parameters.dtype: got FP32, expected FP16, because all outputs have one type"
 
 
 @pytest.mark.parametrize(
@@ -105,25 +108,28 @@ def test_an_offset_may_be_a_parameter(tiny: httpx.Client, tiny_clients: Clients,
 
 def test_unknown_field_is_refused(tiny: httpx.Client) -> None:
     error = error_of(infer(tiny, tensor(), offset=2))
-    assert error == "field: got offset, expected id, parameters, inputs, outputs, model_name"
+    assert error == "unknown field offset; expected id, parameters, inputs, outputs, model_name"
     assert infer(tiny, tensor(), model_name="gpt").status_code == 200
 
 
 REQUEST = (
-    "offset, dtype, binary_data_output, content_type, sequence_id, sequence_start, sequence_end, priority, timeout, "
-    "triton_enable_empty_final_response"
+    "offset, truncate, pooling, dtype, binary_data_output, content_type, sequence_id, sequence_start, sequence_end, "
+    "priority, timeout, triton_enable_empty_final_response"
 )
 DTYPES = "FP32, FP16, BF16, float32, float16, bfloat16"
 INTEGER = "an integer, 0 or more"
 PARAMETERS: list[tuple[dict[str, Any], str]] = [
-    ({"max_tokens": 5}, f"parameters: got max_tokens, expected {REQUEST}"),
-    ({"": 5}, f"parameters: got , expected {REQUEST}"),
-    ({"shared_memory_region": "x"}, f"parameters: got shared_memory_region, expected {REQUEST}"),
+    ({"headers": "x"}, f"parameters: got the reserved name headers, expected {REQUEST}"),
+    ({"triton_x": 5}, f"parameters: got the reserved name triton_x, expected {REQUEST}"),
+    ({"binary_data": True}, f"parameters: got the reserved name binary_data, expected {REQUEST}"),
+    ({"shared_memory_region": "x"}, f"parameters: got the reserved name shared_memory_region, expected {REQUEST}"),
+    ({"truncate": "middle"}, "truncate: got middle, expected left, right"),
+    ({"truncate": True}, "truncate: got True, expected left, right"),
+    ({"pooling": "max"}, "pooling: got max, expected none, mean, first, last"),
     ({"sequence_id": True}, "parameters.sequence_id: got True, expected an integer of 64 bits, or a text"),
     (
         {"sequence_id": 2**64 - 1},
-        f"parameters.sequence_id: got {2**64 - 1}, expected a sequence that runs on gpt version 1: "
-        "its first request has sequence_start",
+        f"parameters.sequence_id {2**64 - 1} does not run on gpt version 1; its first request has sequence_start",
     ),
     ({"dtype": "FP64"}, f"parameters.dtype: got FP64, expected {DTYPES}"),
     ({"dtype": 16}, f"parameters.dtype: got 16, expected {DTYPES}"),
@@ -138,17 +144,21 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"priority": -1}, f"parameters.priority: got -1, expected {INTEGER}"),
     ({"timeout": "1"}, f"parameters.timeout: got 1, expected {INTEGER}"),
 ]
+OUTPUT = "dtype, binary_data, content_type"
 OUTPUTS: list[tuple[dict[str, Any], str]] = [
-    ({"classification": 3}, "outputs[0].parameters: got classification, expected dtype, binary_data, content_type"),
+    ({"classification": 3}, f"outputs[0].parameters: got the reserved name classification, expected {OUTPUT}"),
     (
         {"shared_memory_region": "x"},
-        "outputs[0].parameters: got shared_memory_region, expected dtype, binary_data, content_type",
+        f"outputs[0].parameters: got the reserved name shared_memory_region, expected {OUTPUT}",
     ),
     ({"dtype": "INT64"}, f"outputs[0].parameters.dtype: got INT64, expected {DTYPES}"),
     ({"binary_data": "yes"}, "outputs[0].parameters.binary_data: got yes, expected true or false"),
 ]
 INPUTS: list[tuple[dict[str, Any], str]] = [
-    ({"scale": 2.5}, "inputs[0].parameters: got scale, expected binary_data_size, content_type"),
+    (
+        {"shared_memory_byte_size": 8},
+        "inputs[0].parameters: got the reserved name shared_memory_byte_size, expected binary_data_size, content_type",
+    ),
     ({"content_type": "base64"}, "inputs[0].parameters.content_type: got base64, expected np, an unchanged tensor"),
 ]
 
@@ -177,7 +187,7 @@ def test_a_bad_parameter_is_the_same_error_over_http_and_grpc(
     outputs = [{"name": "embeddings"} | ({"parameters": values} if place == "output" else {})]
     parameters: dict[str, Any] = {"parameters": values} if place == "request" else {}
     response = infer(tiny_clients.http, given, outputs=outputs, **parameters)
-    assert (response.status_code, error_of(response)) == (422, error)
+    assert (response.status_code, error_of(response)) == (400, error)
     message = service_pb2.ModelInferRequest(model_name="gpt")
     sent = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
     sent.contents.int64_contents.extend([1, 2])
@@ -192,15 +202,16 @@ def test_an_offset_is_given_once(tiny: httpx.Client) -> None:
     error = error_of(infer(tiny, tensor(), tensor("offset", [1]), parameters={"offset": 1}))
     assert error == "parameters.offset: got an offset and an input offset, expected one of them"
     error = error_of(infer(tiny, tensor(), tensor("position_ids", [[0, 1, 2]] * 2), parameters={"offset": 1}))
-    assert error.startswith("offset: got offset and position_ids, expected one of them")
+    assert error.startswith("offset and position_ids exclude each other")
 
 
-def test_a_parameter_without_a_value_is_refused_over_grpc(tiny_clients: Clients) -> None:
+def test_a_parameter_without_a_value_counts_as_absent(tiny_clients: Clients) -> None:
     message = service_pb2.ModelInferRequest(model_name="gpt")
-    message.parameters["offset"].SetInParent()
     message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2]).contents.int64_contents.extend([1, 2])
-    with pytest.raises(RequestRefused, match=r"parameters\.offset: got None, expected a 64-bit integer"):
-        call_grpc(tiny_clients, "ModelInfer", message)
+    expected = call_grpc(tiny_clients, "ModelInfer", message)
+    for name in ("offset", "dtype", "headers"):
+        message.parameters[name].SetInParent()
+    assert call_grpc(tiny_clients, "ModelInfer", message) == expected
 
 
 @pytest.mark.parametrize("size", [8, 24])
@@ -257,7 +268,7 @@ def test_the_index_can_leave_out_what_is_not_ready(tiny: httpx.Client) -> None:
     ("body", "error"),
     [
         ({"ready": 1}, "ready: got 1, expected true or false"),
-        ({"name": "x"}, "field: got name, expected ready"),
+        ({"name": "x"}, "unknown field name; expected ready"),
     ],
 )
 def test_a_bad_index_request_is_refused_by_name(tiny: httpx.Client, body: dict[str, Any], error: str) -> None:
@@ -293,5 +304,5 @@ def test_a_binary_header_may_be_mixed_with_a_narrow_answer(tiny: httpx.Client) -
 )
 def test_an_unknown_name_in_a_tensor_is_refused(tiny: httpx.Client, document: Any, message: str) -> None:
     response = tiny.post("/v2/models/gpt/infer", json=document)
-    assert response.status_code == 422
+    assert response.status_code == 400
     assert response.json()["error"].startswith(message)

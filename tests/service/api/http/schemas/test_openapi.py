@@ -1,17 +1,25 @@
 """The documentation served by the server."""
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
+
+from tests.support.servers import Server
 
 ROUTES = {
     "/models/{name}/embed": "post",
     "/models/{name}/versions/{version}/embed": "post",
     "/models/{name}/bias": "post",
     "/models/{name}/versions/{version}/bias": "post",
+    "/models/{name}/positions": "get",
+    "/models/{name}/versions/{version}/positions": "get",
+    "/models/{name}/neighbours": "get",
+    "/models/{name}/versions/{version}/neighbours": "get",
     "/models/{name}/decode": "post",
     "/models/{name}/versions/{version}/decode": "post",
     "/models": "get",
@@ -20,6 +28,7 @@ ROUTES = {
     "/v2": "get",
     "/v2/health/live": "get",
     "/v2/health/ready": "get",
+    "/v2/models": "get",
     "/v2/models/stats": "get",
     "/v2/models/{name}/stats": "get",
     "/v2/models/{name}/versions/{version}/stats": "get",
@@ -40,6 +49,7 @@ ROUTES = {
     "/livez": "get",
     "/readyz": "get",
     "/metrics": "get",
+    "/": "get",
 }
 
 TYPES = [f"application/{kind}" for kind in ("json", "octet-stream", "x-npy", "x-safetensors")]
@@ -80,9 +90,108 @@ def test_every_reference_of_the_document_exists(document: Any) -> None:
             found = found[part]
 
 
-def test_operation_ids_are_unique(document: Any) -> None:
-    ids = [method["operationId"] for methods in document["paths"].values() for method in methods.values()]
+def operations_of(document: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield path, method and description of each operation."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def test_operation_ids_are_short_and_unique(document: Any) -> None:
+    ids = [operation["operationId"] for _, _, operation in operations_of(document)]
     assert len(ids) == len(set(ids))
+    assert all(re.fullmatch("[a-z0-9_]{4,32}", name) for name in ids), ids
+    assert {"embed", "embed_version", "bias", "decode", "list_models", "get_model", "embeddings", "infer"} <= set(ids)
+
+
+def test_summaries_are_short(document: Any) -> None:
+    summaries = [operation["summary"] for _, _, operation in operations_of(document)]
+    assert all(10 <= len(summary) <= 80 and not summary.endswith(".") for summary in summaries), summaries
+
+
+def test_no_property_has_a_default(document: Any) -> None:
+    """Openapi-typescript requires a property with a default in requests; descriptions name the defaults."""
+    schemas = document["components"]["schemas"]
+    assert not [
+        name for name, schema in schemas.items() for p in schema.get("properties", {}).values() if "default" in p
+    ]
+    assert schemas["EmbedRequest"]["properties"]["dtype"]["description"] == 'Default "float32".'
+
+
+def test_without_keys_a_key_is_optional(document: Any) -> None:
+    assert document["security"] == [{"key": []}, {}]
+    assert document["paths"]["/livez"]["get"]["security"] == []
+
+
+def test_every_example_works(example_server: Server) -> None:
+    with httpx.Client(base_url=example_server.address, timeout=60) as client:
+        operations = sorted(
+            operations_of(client.get("/openapi.json").json()),
+            key=lambda found: (not found[0].endswith("/unload"), not found[0].endswith("/load")),
+        )
+        tried = 0
+        for path, method, operation in operations:
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path":
+                    path = path.replace(f"{{{parameter['name']}}}", parameter["example"])
+            given = operation.get("parameters", ())
+            query = {
+                entry["name"]: entry["example"] for entry in given if entry["in"] == "query" and "example" in entry
+            }
+            bodies = operation.get("requestBody", {"content": {"": {"example": None}}})["content"]
+            examples = {media: body["example"] for media, body in bodies.items() if "example" in body}
+            assert examples, path
+            for media, example in examples.items():
+                events = path.endswith("/decode") and media == "application/json"
+                headers = {"Accept": "text/event-stream"} if events else {}
+                content = example if isinstance(example, str) or example is None else json.dumps(example)
+                headers |= {"Content-Type": media} if media else {}
+                response = client.request(method.upper(), path, params=query, headers=headers, content=content)
+                assert response.status_code == 200, (path, response.text)
+                assert '"error"' not in response.text, path
+                tried += 1
+    assert tried > len(operations)
+
+
+def test_a_required_body_is_required(example_server: Server) -> None:
+    with httpx.Client(base_url=example_server.address, timeout=60) as client:
+        for path, method, operation in operations_of(client.get("/openapi.json").json()):
+            if "requestBody" in operation and not path.endswith("load"):
+                name = "t5-small" if "/bias" in path else "gpt2-small"
+                status = client.request(method, path.replace("{name}", name).replace("{version}", "1")).status_code
+                assert (status == 200) != operation["requestBody"].get("required", False), (path, status)
+
+
+BOUNDS = [
+    ("EmbedRequest", "embed", "offset", [-1, 2**63]),
+    ("EmbedRequest", "embed", "input_ids", [[-1], [[]], [], [[2**63]]]),
+    ("EmbedRequest", "embed", "attention_mask", [[2], [[-1]]]),
+    ("EmbedRequest", "embed", "text", ["", [], [""]]),
+    ("BiasRequest", "bias", "query_length", [0, -1]),
+    ("BiasRequest", "bias", "key_length", [0]),
+    ("BiasRequest", "bias", "query_offset", [-1]),
+]
+
+
+@pytest.mark.parametrize(("schema", "action", "field", "values"), BOUNDS)
+def test_bounds_are_those_that_are_enforced(
+    example_server: Server, document: Any, schema: str, action: str, field: str, values: list[Any]
+) -> None:
+    requests: dict[str, dict[str, Any]] = {
+        "embed": {"input_ids": [1]},
+        "bias": {"query_length": 1, "key_length": 1},
+    }
+    good = requests[action]
+    model = {"embed": "minilm", "bias": "t5-small"}[action]
+    validator = jsonschema_rs.validator_for(
+        document["components"]["schemas"][schema] | {"components": document["components"]}
+    )
+    assert validator.is_valid(good)
+    for value in values:
+        fields = {} if field == "text" else good
+        answer = httpx.post(f"{example_server.address}/models/{model}/{action}", json=fields | {field: value})
+        assert answer.status_code == 422, (field, value)
+        assert not validator.is_valid(good | {field: value}), (field, value)
 
 
 def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:
@@ -93,7 +202,12 @@ def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: 
     assert list(content) == TYPES
     described = document["paths"]["/models/{name}/embed"]["post"]
     assert list(described["responses"]["200"]["content"]) == TYPES
-    assert [parameter["name"] for parameter in described["parameters"]] == ["name", "shape", "lengths"]
+    parameters = ["shape", "lengths", "offset", "text", "truncate", "pooling", "output", "dtype", "encoding"]
+    assert [parameter["name"] for parameter in described["parameters"]] == ["name", *parameters]
+    headers = {"Accept": TYPES[1]}
+    binary = tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "truncate": "left"}, headers=headers)
+    answered = {name for name in binary.headers if name.startswith("preblock-")}
+    assert {name.lower() for name in described["responses"]["200"]["headers"]} == answered
 
 
 def test_decode_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:
@@ -123,8 +237,8 @@ def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, docume
 def test_embeddings_describes_every_field(tiny: httpx.Client, document: Any) -> None:
     described = document["components"]["schemas"]["EmbeddingsRequest"]
     refused = tiny.post("/v1/embeddings", json={"nope": 1}).json()
-    assert sorted(described["properties"]) == sorted(refused["error"]["message"].partition("allowed ")[2].split(", "))
-    fields = {"model": "gpt", "input": [1], "pooling": "none", "truncate": "left"}
+    assert sorted(described["properties"]) == sorted(refused["error"]["message"].partition("expected ")[2].split(", "))
+    fields = {"model": "gpt", "input": [1], "pooling": "none", "truncate_prompt_tokens": 3}
     answer = tiny.post("/v1/embeddings", json=fields).json()
     shown = {
         "EmbeddingsAnswer": answer,

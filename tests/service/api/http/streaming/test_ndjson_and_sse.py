@@ -17,6 +17,9 @@ from tests.support.connections import dial
 from tests.support.protocols import Clients, native_bytes
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
+JSON = {"Content-Type": "application/json"}
+CURL = {"Content-Type": "application/x-www-form-urlencoded"}
+"""The content type of `curl -d`."""
 EVENTS = {"Accept": "text/event-stream"}
 
 
@@ -125,12 +128,15 @@ def test_a_line_that_is_too_long_ends_the_answer(tiny_clients: Clients) -> None:
     [
         ("nope/decode", NDJSON, 404, "model: got nope, expected bert, gpt"),
         ("gpt/decode?offset=7", NDJSON, 422, "offset: got 7, expected 0 to 6"),
-        ("gpt/decode?nope=7", NDJSON, 422, "field: got nope, expected offset, rows, output, dtype, encoding"),
+        ("gpt/decode?nope=7", NDJSON, 422, "unknown field nope; expected offset, rows, output, dtype, encoding"),
         ("gpt/decode", {"Content-Type": "text/plain"}, 415, "Content-Type: got text/plain, expected application/x-ndj"),
+        ("gpt/decode", JSON, 406, "Accept: got */*, expected text/event-stream for a JSON body; a body of lines needs"),
+        ("gpt/decode", CURL, 406, "Accept: got */*, expected text/event-stream for a JSON body; a body of lines needs"),
+        ("gpt/decode", JSON | {"Accept": NDJSON["Content-Type"]}, 415, "Content-Type: got application/json, expected"),
         ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding: got gzip, expected identity"),
         ("gpt/decode", {"Accept": "application/json"}, 406, "Accept: got application/json, expected application/x-ndj"),
         ("gpt/decode", EVENTS | NDJSON, 415, "Content-Type: got application/x-ndjson, expected application/json"),
-        ("gpt/decode", EVENTS, 400, "body: got no JSON"),
+        ("gpt/decode", EVENTS, 400, "body: not valid JSON"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_with_a_status(
@@ -183,11 +189,11 @@ def test_rows_of_unequal_length_end_when_they_end(tiny_clients: Clients) -> None
         ({"input_ids": []}, 422, "input_ids: got [], expected at least one row"),
         ({"input_ids": [[]]}, 422, "input_ids[0]: got an empty row"),
         ({"input_ids": [1], "chunk": 0}, 422, "chunk: got 0, expected 1 or more"),
-        ({"input_ids": [1], "step": 7}, 422, "field: got step, expected "),
+        ({"input_ids": [1], "step": 7}, 422, "unknown field step; expected "),
         ({"input_ids": [1], "rows": 2}, 422, "input_ids: got 1 rows, expected 2 rows"),
         ({"input_ids": [1], "offset": 6}, 422, "offset[0] + tokens: got 6 + 1 = 7"),
         ({"input_ids": [1, 2], "attention_mask": [1]}, 422, "attention_mask[0]: got 1 values, expected 2 values"),
-        ({"input_ids": [1], "nope": 1}, 422, "field: got nope"),
+        ({"input_ids": [1], "nope": 1}, 422, "unknown field nope"),
     ],
 )
 def test_an_error_before_the_first_event_has_a_status(
@@ -210,4 +216,4 @@ def test_fields_stand_in_the_query_or_in_the_body(tiny_clients: Clients) -> None
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1, 2]}, headers=EVENTS)
     assert answer.text.count("\ndata: ") == 2
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1], "chunk": 1}, headers=EVENTS)
-    assert answer.json()["detail"] == "chunk: got a value in the query and one in the body, expected only one of them"
+    assert answer.json()["detail"] == "chunk is both in the query and in the body; send it in one of them"

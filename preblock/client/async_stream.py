@@ -1,4 +1,4 @@
-"""Decode streams: `AsyncDecodeStream` speaks the protocol of `docs/decode.md`, and `DecodeStream` wraps it."""
+"""Decode streams, in the protocol of `docs/decode.md`. `sync_stream.py` is generated from this file."""
 
 import asyncio
 import json
@@ -8,59 +8,83 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from preblock.client import frames
-from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid, of_problem
+from preblock.client.async_retry import retry
+from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid
 from preblock.client.frames import AnswerFrame, read_frame, write_move, write_step
+from preblock.client.keywords import checks_keywords
 from preblock.client.results import Vectors
-from preblock.client.retry import retry
-from preblock.client.sync_wrapper import Blocking, blocking, finish
+from preblock.client.retry import of_stream
 from preblock.client.token_ids import Row, Rows, read_integers, read_rows
 from preblock.client.transport import model_path
 
 if TYPE_CHECKING:
-    from preblock.client.sockets import Socket
+    from preblock.client.sockets import AsyncSocket
 
 
 class AsyncDecodeStream:
-    """A decode stream, for `async with`. Concurrent calls run one after another.
+    """A decode stream, from `AsyncClient.decode`. Concurrent calls run one after another.
 
-    `companions` holds the further outputs of the last step by name, with the shape of its vectors except for the width.
+    `async with` opens and closes it. Without, the first message opens it, and `aclose` closes it.
+    Every operation but `aclose` may raise these errors:
+
+    - ServiceError: the service refused the message, or the stream while it opened. The message changed nothing, and an
+      open stream stays open. While the service is too busy, the message is repeated as a call is.
+    - StreamClosed: no answer came; while the stream opens this is ConnectionFailed or TimedOut.
 
     Args:
         socket: a WebSocket of the server.
         model: name of the model.
         version: version of the model; None for the highest at the first opening.
         fields: fields of the opening message.
-        retries: most further attempts of the opening and of each message, over a new connection after one breaks; None
-            ends the stream with its first connection.
+        retries: most further attempts of the opening and of each message.
+        resume: whether to connect again after a connection breaks; otherwise the stream ends with its first one.
 
     """
 
+    companions: dict[str, Vectors]
+    """Further outputs of the last step, by name; each has the shape of the step's vectors except for the width."""
+
     def __init__(
-        self, socket: "Socket", model: str, version: int | None, fields: dict[str, Any], retries: int | None
+        self,
+        socket: "AsyncSocket",
+        model: str,
+        version: int | None,
+        fields: dict[str, Any],
+        retries: int,
+        resume: bool,
     ) -> None:
         self._socket, self._model, self._version, self._fields = socket, model, version, fields
-        self._resume, self._retries = retries is not None, retries or 0
+        self._resume, self._retries = resume, retries
         self._turn = asyncio.Lock()  # answers arrive in order
         self._number = 0
         self._indices: list[str] = []
-        self._offset: list[int] = []
-        self.companions: dict[str, Vectors] = {}
-        self._opened = False
+        self._offset: list[int] = list(fields["offset"] or [])
+        self.companions = {}
+        self._opened = self._closed = False
         self._unusable: str | None = "it was not opened"
 
     @property
     def offset(self) -> list[int]:
         """Number of real tokens fed to each row; a new stream resumes there."""
+        if not self._opened and len(self._offset) == 1:
+            return self._offset * int(self._fields["rows"])
         return list(self._offset)
 
     @property
-    def version(self) -> int:
-        """The version of the model."""
-        assert self._version is not None
+    def version(self) -> int | None:
+        """The version of the model; before the stream opens the requested one, None for the highest."""
         return self._version
 
+    @checks_keywords
     async def step(
-        self, /, ids: Rows, *, position_ids: Rows | None = None, attention_mask: Rows | None = None, **indices: Rows
+        self,
+        /,
+        ids: Rows,
+        *,
+        position_ids: Rows | None = None,
+        attention_mask: Rows | None = None,
+        token_type_ids: Rows | None = None,
+        **indices: Rows,
     ) -> Vectors:
         """Feed each row its next tokens, advance the offsets, and return the vectors.
 
@@ -70,17 +94,14 @@ class AsyncDecodeStream:
             ids: the next token ids of each row, as for `embed`; a row may be empty, but not all.
             position_ids: position index of each token, like `ids`; a row continues after the largest.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
-            indices: `token_type_ids` and further inputs of the model, like `ids`.
-
-        Raises:
-            ServiceError: the step was refused; it changed nothing, and the stream stays open.
-            StreamClosed: there was no answer.
+            token_type_ids: segment of each token, like `ids`; default 0.
+            indices: further inputs in `Model.indices`, like `ids`.
 
         """
         values, lengths = read_rows("input_ids", ids)
         parts = {"input_ids": values}
-        given = {"position_ids": position_ids, "attention_mask": attention_mask, **indices}
-        for name, rows in given.items():
+        given = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        for name, rows in (given | indices).items():
             if rows is not None:
                 parts[name], other = read_rows(name, rows)
                 if other.tolist() != lengths.tolist():
@@ -99,61 +120,36 @@ class AsyncDecodeStream:
         Args:
             offset: offset of each row, at most the present one; an integer for all.
 
-        Raises:
-            ServiceError: it was refused; it changed nothing, and the stream stays open.
-            StreamClosed: there was no answer.
-
         """
         await self._move(frames.REWIND, "rewind", offset)
 
     async def reorder(self, rows: Row) -> None:
-        """Let row i continue from the offset of row `rows[i]`, as in beam search. Rows may be omitted or repeated.
-
-        Raises:
-            ServiceError: it was refused; it changed nothing, and the stream stays open.
-            StreamClosed: there was no answer.
-
-        """
+        """Let row i continue from the offset of row `rows[i]`, as in beam search. Rows may be omitted or repeated."""
         await self._move(frames.REORDER, "reorder", rows)
 
     async def append(self, offset: int | Row) -> None:
-        """Add a row after the others for each of the offsets.
-
-        Raises:
-            ServiceError: it was refused; it changed nothing, and the stream stays open.
-            StreamClosed: there was no answer.
-
-        """
+        """Add a row after the others for each of the offsets."""
         await self._move(frames.APPEND, "append", offset)
 
     async def drop(self, rows: int | Row) -> None:
-        """End rows; the rows after them move up.
-
-        Raises:
-            ServiceError: it was refused; it changed nothing, and the stream stays open.
-            StreamClosed: there was no answer.
-
-        """
+        """End rows; the rows after them move up."""
         await self._move(frames.DROP, "drop", rows)
 
     async def ping(self) -> None:
-        """Keep the stream from its idle timeout.
-
-        Raises:
-            StreamClosed: there was no answer.
-
-        """
+        """Keep the stream from its idle timeout."""
         await self._move(frames.PING, "ping", [])
 
+    async def aclose(self) -> None:
+        """End the stream and close its connection. Its messages then raise `StreamClosed`."""
+        await self.__aexit__()
+
     async def __aenter__(self) -> Self:
-        try:
-            await retry(self._connect, self._retries, self._socket.sleep)
-        except BaseException:
-            await self._socket.close(*sys.exc_info())
-            raise
+        async with self._turn:
+            await self._open()
         return self
 
     async def __aexit__(self, *error: Any) -> None:
+        self._closed = True
         await self._socket.close(*error)
 
     async def _move(self, kind: int, name: str, integers: int | Row) -> None:
@@ -162,12 +158,29 @@ class AsyncDecodeStream:
     async def _ask(self, write: Callable[[int], bytes], kind: int) -> AnswerFrame:
         """Send the frame `write(number)` until it is answered or the retries are used up."""
         async with self._turn:
+            await self._open()
             if self._unusable is not None and not self._resume:
                 raise StreamClosed(self._unusable, self.offset)
+
+            async def attempt() -> AnswerFrame:
+                return await self._exchange(write, kind)
+
             try:
-                return await retry(partial(self._exchange, write, kind), self._retries, self._socket.sleep)
+                return await retry(attempt, self._retries, self._socket.sleep)
             except NoAnswer as error:
                 raise StreamClosed(str(error), self.offset) from error
+
+    async def _open(self) -> None:
+        """Open the stream, unless it is open."""
+        if self._closed:
+            raise StreamClosed("the stream was closed by its user", self.offset)
+        if self._opened:
+            return
+        try:
+            await retry(self._connect, self._retries if self._resume else 0, self._socket.sleep)
+        except BaseException:
+            await self._socket.close(*sys.exc_info())
+            raise
 
     async def _connect(self) -> None:
         """Open the stream at the offsets of its rows."""
@@ -179,10 +192,10 @@ class AsyncDecodeStream:
         try:
             document = json.loads(received)
             if "error" in document:
-                raise of_problem(0, json.dumps(document["error"]).encode())
+                raise of_stream(json.dumps(document["error"]).encode())
             version, offset, indices = (document[name] for name in ("version", "next_offset", "indices"))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConnectionFailed(f"{received[:200]!r} came") from error
+            raise ConnectionFailed(f"the server opened no decode stream: it sent {received[:200]!r}") from error
         self._version, self._offset, self._indices = version, offset, indices
         self._opened, self._unusable, self._number = True, None, 0
 
@@ -197,10 +210,12 @@ class AsyncDecodeStream:
             answer = self._read(await self._socket.exchange(frame), kind)
         except NoAnswer as error:
             self._unusable = str(error)
+            if not self._resume:
+                error.retry_after = None
             raise
         self._unusable = None
         if answer.kind == frames.ERROR:
-            raise of_problem(0, answer.text)
+            raise of_stream(answer.text)
         self._offset = answer.offset
         return answer
 
@@ -208,43 +223,10 @@ class AsyncDecodeStream:
         try:
             answer = read_frame(received)
         except ValueError as error:
-            raise ConnectionFailed(f"{error} came") from error
+            raise ConnectionFailed(f"the server sent no frame of a decode stream: {error}") from error
         if answer.kind == frames.CLOSING:
             raise ConnectionFailed(f"the service closed the stream ({answer.text.decode(errors='replace')})")
         outputs = len(self._fields["output"]) if answer.kind == frames.VECTORS else 0
         if answer.kind not in (kind, frames.ERROR) or (answer.number, len(answer.tensors)) != (self._number, outputs):
-            raise ConnectionFailed("a frame came that answers another message")
+            raise ConnectionFailed("the server sent an answer to another message")
         return answer
-
-
-class DecodeStream(Blocking[AsyncDecodeStream]):
-    """A decode stream, for `with` and one thread."""
-
-    step = blocking(AsyncDecodeStream.step)
-    rewind = blocking(AsyncDecodeStream.rewind)
-    reorder = blocking(AsyncDecodeStream.reorder)
-    append = blocking(AsyncDecodeStream.append)
-    drop = blocking(AsyncDecodeStream.drop)
-    ping = blocking(AsyncDecodeStream.ping)
-
-    @property
-    def offset(self) -> list[int]:
-        """Number of real tokens fed to each row; a new stream resumes there."""
-        return self._wrapped.offset
-
-    @property
-    def companions(self) -> dict[str, Vectors]:
-        """The further outputs of the last step, by name. They have the shape of its vectors except for the width."""
-        return self._wrapped.companions
-
-    @property
-    def version(self) -> int:
-        """The version of the model."""
-        return self._wrapped.version
-
-    def __enter__(self) -> Self:
-        finish(self._wrapped.__aenter__())
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        finish(self._wrapped.__aexit__(*error))

@@ -1,0 +1,101 @@
+"""Measure a good client beside a flood of the largest bodies: `python -m benchmarks.flood [KIND …]`.
+
+The client sends small requests, alone first, then during the flood. The script prints both p99, their ratio, and the
+resident memory before the flood, at its peak and ten seconds after it. It exits with 1 if the ratio is above
+MAX_RATIO or the memory has grown by more than MAX_GROWTH_BYTES.
+"""
+
+import gzip
+import multiprocessing
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import numpy as np
+
+from tests.support.artifacts import copy_artifact
+from tests.support.processes import status_bytes
+from tests.support.servers import serve
+
+LIMIT = 16 * 2**20
+CONNECTIONS = 40
+SECONDS = 20.0
+MAX_RATIO, MAX_GROWTH_BYTES = 5.0, 100 * 2**20
+PATH = "/models/gpt/embed"
+
+
+def numbers(size: int) -> bytes:
+    """Return a JSON body of `size` bytes."""
+    return (b'{"input_ids": [' + b"1," * ((size - 20) // 2) + b"1]}").ljust(size)
+
+
+BODIES = {
+    "gzip": lambda: gzip.compress(numbers(LIMIT), 1),
+    "gzip-beyond": lambda: gzip.compress(numbers(4 * LIMIT), 1),
+    "json": lambda: numbers(LIMIT),
+}
+
+
+def flood(address: str, kind: str) -> None:
+    """Send bodies over CONNECTIONS connections until this process is killed."""
+    body = BODIES[kind]()
+    headers = {"Content-Type": "application/json"} | ({"Content-Encoding": "gzip"} if kind.startswith("gzip") else {})
+    with httpx.Client(base_url=address, timeout=300, limits=httpx.Limits(max_connections=CONNECTIONS)) as http:
+
+        def send() -> None:
+            while True:
+                with suppress(httpx.HTTPError):
+                    http.post(PATH, content=body, headers=headers)
+
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            for _ in range(CONNECTIONS):
+                pool.submit(send)
+
+
+def measure(address: str) -> float:
+    """Return the p99 of small requests over SECONDS, in milliseconds."""
+    seconds = []
+    with httpx.Client(base_url=address, timeout=300) as http:
+        end = time.perf_counter() + SECONDS
+        while time.perf_counter() < end:
+            began = time.perf_counter()
+            http.post(PATH, json={"input_ids": [[1, 2]]}).raise_for_status()
+            seconds.append(time.perf_counter() - began)
+    return float(1000 * np.quantile(seconds, 0.99))
+
+
+def run(repository: Path, kind: str) -> bool:
+    """Measure one kind of flood, print a line, and return whether both limits hold."""
+    with serve(repository) as server:
+        pid = server.process.pid
+        alone = measure(server.address)
+        before = status_bytes(pid, "VmRSS")
+        attacker = multiprocessing.get_context("spawn").Process(target=flood, args=(server.address, kind))
+        attacker.start()
+        time.sleep(3)
+        during = measure(server.address)
+        attacker.kill()
+        attacker.join()
+        time.sleep(10)
+        after, peak = status_bytes(pid, "VmRSS"), status_bytes(pid, "VmHWM")
+    sizes = " ".join(
+        f"{name} {size // 2**20} MB" for name, size in (("before", before), ("peak", peak), ("after", after))
+    )
+    print(f"{kind:12} p99 alone {alone:.2f} ms, during {during:.2f} ms, ratio {during / alone:.1f}; {sizes}")
+    return during <= MAX_RATIO * alone and after - before <= MAX_GROWTH_BYTES
+
+
+def main() -> None:
+    """Measure the kinds of flood of the command line; default: all."""
+    with TemporaryDirectory() as folder:
+        copy_artifact("gpt", Path(folder), "gpt")
+        results = [run(Path(folder), kind) for kind in sys.argv[1:] or BODIES]
+    sys.exit(0 if all(results) else 1)
+
+
+if __name__ == "__main__":
+    main()

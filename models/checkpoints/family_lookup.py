@@ -1,0 +1,99 @@
+"""Finds the row of a published checkpoint in the family table or the stem table, from its `config.json` alone.
+
+Imports no torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from preblock.models.checkpoints.families import FAMILIES
+from preblock.models.checkpoints.family import Config, Family
+from preblock.models.checkpoints.static_families import STATICS
+from preblock.models.checkpoints.stem_families import STEMS
+from preblock.models.checkpoints.weight_files import CheckpointError, read_json
+
+
+def sides_of(model_type: str) -> list[str]:
+    """Return the known sides of a model type, such as encoder and decoder; empty for a model with one side."""
+    return [name.partition("/")[2] for name in (*STEMS, *FAMILIES) if name.startswith(f"{model_type}/")]
+
+
+def known() -> list[str]:
+    """Return all known model types."""
+    return sorted({name.partition("/")[0] for name in (*FAMILIES, *STATICS, *STEMS)})
+
+
+class _LibraryDefaults(Config):
+    """A config without a key; 1 stands for values without a default."""
+
+    def __call__(self, _: str, default: Any = None) -> Any:
+        """Return `default`, or 1."""
+        return 1 if default is None else default
+
+
+def default_kinds(family: Family) -> list[str]:
+    """Return the kinds of a family's steps with the library's default values."""
+    return [step.kind for step in family.steps(_LibraryDefaults({}))]
+
+
+def is_stem(folder: Path, side: str | None = None) -> bool:
+    """Return whether `side` of the checkpoint in `folder` is an encoder of images or spectrograms.
+
+    Raises:
+        CheckpointError: `config.json` is missing or damaged.
+
+    """
+    values = read_json(folder / "config.json")
+    return "/" not in str(values.get("model_type")) and row_name(values, side) in STEMS
+
+
+def row_name(config: Mapping[str, Any], side: str | None) -> str:
+    """Return the name of the row for a config: `model_type`, or `model_type/side`."""
+    return f"{config.get('model_type')}/{side}" if side else str(config.get("model_type"))
+
+
+def family_of(config: Mapping[str, Any], side: str | None = None, segments: bool = False) -> tuple[str, Family]:
+    """Return the name and the row of the family of `config`.
+
+    Raises:
+        CheckpointError: the family is unknown, has no such side or no `segments` to add, or a value is not supported.
+
+    """
+    model_type = config.get("model_type")
+    sides = sides_of(str(model_type))
+    name = f"{model_type}/{side}" if sides else str(model_type)
+    if not sides and (name not in FAMILIES or "/" in name):  # names with a slash are rows, not model types
+        close = get_close_matches(str(model_type), known(), 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise CheckpointError(
+            f"config.json: the model_type {model_type!r} is unknown; {hint}`preblock families` lists the known ones"
+        )
+    if sides and side not in sides:
+        got = "is missing" if side is None else f"is {side!r}"
+        raise CheckpointError(f"--side {got}, but a model of type {model_type!r} needs one of {', '.join(sides)}")
+    if not sides and side is not None:
+        raise CheckpointError(f"--side is only for models with two sides; {model_type!r} has one")
+    family = FAMILIES[name]
+    if segments and not family.segments:
+        allowed = ", ".join(other for other, row in FAMILIES.items() if row.segments)
+        raise CheckpointError(f"--segments is only for {allowed}, whose segments are token ids; the model is {name!r}")
+    values = section_of(config, family.sections)
+    for key, understood in family.only.items():
+        if values.get(key) is not None and values[key] not in understood:
+            allowed = " or ".join(map(repr, understood))
+            raise CheckpointError(f"config.json: {key} is {values[key]!r}, understood is {allowed}")
+    return name, family
+
+
+def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[str, Any]:
+    """Return the first of `sections` found in `config.json`; all of the file without sections."""
+    if not sections:
+        return document
+    key = next((key for key in sections if document.get(key) is not None), None)
+    if key is None or not isinstance(document[key], dict):
+        got = "is missing" if key is None else f"is {document[key]!r}"
+        raise CheckpointError(f"config.json: {key or sections[-1]} {got}, expected an object")
+    section: dict[str, Any] = document[key]
+    return section

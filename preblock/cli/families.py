@@ -1,0 +1,39 @@
+"""The command on sources: `families`."""
+
+import click
+
+from preblock.cli.options import require, table
+
+
+@click.command()
+def families() -> None:
+    """List the presets and the model types that can be exported.
+
+    One line for each model type: its side for the option --side, the steps of its front-end with the library's default
+    values, and the outputs for its attention.
+
+    \b
+    Example:
+      preblock families
+    """
+    require("torch", "export")
+    from preblock.models.checkpoints.bias_families import BIASES
+    from preblock.models.checkpoints.families import FAMILIES
+    from preblock.models.checkpoints.family_lookup import default_kinds
+    from preblock.models.checkpoints.rotary_families import ROTARY
+    from preblock.models.checkpoints.static_families import STATICS
+    from preblock.models.checkpoints.stem_families import STEMS
+    from preblock.models.presets import PRESETS
+
+    click.echo(f"Presets, to try without a checkpoint: {', '.join(PRESETS)}\n")
+    rows = []
+    for name, family in FAMILIES.items():
+        model_type, _, side = name.partition("/")
+        outputs = [kind for kind, table_ in (("rotary", ROTARY), ("bias", BIASES)) if name in table_]
+        optional = ["(--segments)"] if family.segments else []
+        rows.append((model_type, side, " ".join([*default_kinds(family), *optional]), ", ".join(outputs)))
+    rows += [(name, "", "tokens weights (sentence embeddings)", "") for name in STATICS]
+    for name in STEMS:
+        model_type, _, side = name.partition("/")
+        rows.append((model_type, side, "(an encoder of images or spectrograms)", ""))
+    click.echo(table([("MODEL TYPE", "SIDE", "STEPS", "ATTENTION"), *sorted(rows)]))

@@ -1,0 +1,121 @@
+"""The page of an artifact for a person: sizes, limits, outputs, parameters, memory, parity, files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from preblock.cli.options import FoundArtifact, table
+from preblock.export.progress import in_bytes
+from preblock.service.artifacts.manifest import (
+    DATA,
+    EMBEDDINGS,
+    MANIFEST,
+    PARITY,
+    TOKEN_EMBEDDINGS,
+    Manifest,
+    StemManifest,
+)
+from preblock.service.artifacts.parameters import count_parameters
+from preblock.service.artifacts.parity import ParityReport
+
+Section = list[tuple[str, str]]
+"""Names and values of a part of the page."""
+
+
+def write_page(artifact: FoundArtifact, manifest: Manifest | StemManifest, identity: str, report: ParityReport) -> str:
+    """Return the page of an artifact."""
+    sections: dict[str, Section] = {
+        "": list(_identify(artifact, manifest, identity)),
+        "Inputs": list(_inputs(manifest)),
+        "Outputs": list(_outputs(manifest)),
+        "Weights": list(_weights(artifact.folder, manifest, report)),
+        "Parity with the PyTorch module": list(_parity(manifest, report)),
+        "Files": list(_files(artifact.folder, manifest)),
+    }
+    lines = [f"{artifact.name} version {artifact.version}"]
+    for title, rows in sections.items():
+        lines += ["", title] if title else []
+        lines += [f"  {line}" for line in table(rows).splitlines()]
+    return "\n".join(lines)
+
+
+def _identify(artifact: FoundArtifact, manifest: Manifest | StemManifest, identity: str) -> Iterator[tuple[str, str]]:
+    source = manifest.source
+    origin = " ".join(part for part in (source.kind, source.name, source.revision and f"at {source.revision}") if part)
+    yield "family", manifest.family
+    yield "source", origin
+    yield "folder", str(artifact.folder)
+    yield "identity", identity
+    yield "exported with", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+
+
+def _inputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
+    if isinstance(manifest, StemManifest):
+        yield manifest.input.name, f"{manifest.input.dtype} {_shape(manifest.input.shape)}"
+        return
+    yield "input_ids", f"0 to {manifest.vocab_size - 1}"
+    for name, count in manifest.indices.items():
+        yield name, f"0 to {count - 1}, {'required' if name in manifest.needed else 'default 0'}"
+    if manifest.refused_ids:
+        yield "unsupported ids", ", ".join(map(str, manifest.refused_ids))
+    limit = f"at most {manifest.max_len:,}" if manifest.max_len else "no limit"
+    resized = manifest.resized
+    yield "offset + tokens", limit + (f", resized from {resized.from_max_len} ({resized.method})" if resized else "")
+    if manifest.counts != "slots":
+        counted = "attention_mask 1" if manifest.counts == "mask" else f"another id than {manifest.padding_id}"
+        yield "positions count", f"tokens with {counted}"
+
+
+def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
+    """Yield each output with its shape and its consumer."""
+    shapes = {tensor.name: tensor.shape for graph in manifest.graphs.values() for tensor in graph.outputs}
+    if isinstance(manifest, StemManifest):
+        yield EMBEDDINGS, f"{_shape(shapes[EMBEDDINGS])}: the input of block 0"
+        return
+    lookup = manifest.token_embeddings
+    block = f"{_shape(shapes[EMBEDDINGS])}: the input of block 0"
+    scaled = "; the model applies the embedding scale itself" if lookup and lookup.consumer_scales else ""
+    if lookup is None:
+        yield EMBEDDINGS, block
+    elif lookup.output == EMBEDDINGS:
+        yield EMBEDDINGS, f"{block}; also inputs_embeds of transformers and prompt_embeds of vLLM{scaled}"
+    else:
+        yield EMBEDDINGS, f"{block}; not inputs_embeds: the model would apply its front-end twice"
+        consumers = "inputs_embeds of transformers, prompt_embeds of vLLM"
+        yield TOKEN_EMBEDDINGS, f"{_shape(shapes[TOKEN_EMBEDDINGS])}: {consumers}{scaled}"
+    for rotary in manifest.rotary:
+        for name in (rotary.cos, rotary.sin):
+            yield name, f"{_shape(shapes[name])}: rotation of queries and keys in attention, layout {rotary.layout}"
+    if manifest.bias:
+        yield manifest.bias.name, f"{_shape(manifest.bias.shape)}: added in attention, from /bias"
+
+
+def _weights(folder: Path, manifest: Manifest | StemManifest, report: ParityReport) -> Iterator[tuple[str, str]]:
+    counts = count_parameters(folder, manifest, report)
+    dtype = manifest.stored_as if isinstance(manifest, Manifest) else manifest.dtype
+    yield "parameters", f"{sum(counts.values()):,}"
+    for name, count in counts.items():
+        yield f"  {name}", f"{count:,}"
+    yield "stored as", dtype
+    yield "memory", f"{in_bytes(manifest.files[DATA].bytes)}, on a CPU mapped from the file and shared by all workers"
+
+
+def _parity(manifest: Manifest | StemManifest, report: ParityReport) -> Iterator[tuple[str, str]]:
+    for provider, parity in report.providers.items():
+        for output, compared in parity.outputs.items():
+            yield f"{output} on {provider}", compared.summary()
+    if report.storage:
+        yield (
+            f"tables stored as {manifest.stored_as if isinstance(manifest, Manifest) else manifest.dtype}",
+            (report.storage_summary()),
+        )
+    for name, stored in report.storage.items():
+        yield f"  {name}", stored.summary()
+
+
+def _files(folder: Path, manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
+    for name in (*manifest.files, MANIFEST, PARITY):
+        yield name, in_bytes((folder / name).stat().st_size)
+
+
+def _shape(shape: tuple[int | str, ...]) -> str:
+    return f"({', '.join(map(str, shape))})"

@@ -1,0 +1,94 @@
+"""The address of a server, and everything a connection to it needs: key, timeout, certificates."""
+
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from preblock import __version__
+from preblock.client.errors import invalid
+
+FilePath = str | os.PathLike[str]
+Verify = bool | FilePath | ssl.SSLContext
+Certificate = FilePath | tuple[FilePath, FilePath] | tuple[FilePath, FilePath, str]
+
+
+@dataclass(frozen=True)
+class ServerAccess:
+    """A server, and how to connect to it.
+
+    Args:
+        url: http://… or https://…, with the path prefix of the service, if any; no slash at the end.
+        timeout: seconds for connecting, and for each read and write.
+        headers: sent with each request and handshake.
+        tls: certificates of https://…; None for http://….
+
+    """
+
+    url: str
+    timeout: float
+    headers: dict[str, str]
+    tls: ssl.SSLContext | None
+
+    @property
+    def name(self) -> str:
+        """The address for messages, without a password."""
+        return str(httpx.URL(self.url).copy_with(userinfo=b""))
+
+
+def read_access(
+    url: str, timeout: float, key: str | None, verify: Verify = True, cert: Certificate | None = None
+) -> ServerAccess:
+    """Return the access to the server at `url`; the arguments are those of `Client`.
+
+    Raises:
+        RequestError: `url` is not an HTTP URL, `key` cannot be sent, or a certificate cannot be read.
+
+    """
+    try:
+        address = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise invalid("url", url, f"http://… or https://… ({error})") from error
+    if address.scheme not in ("http", "https") or not address.host:
+        raise invalid("url", url or "nothing", "http://… or https://…")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        message = "key: a header cannot carry its characters; a key has printable characters of ASCII alone"
+        raise invalid("key", "other characters", "printable characters of ASCII", message)
+    headers = {"User-Agent": f"preblock/{__version__}", **authorization(key)}
+    tls = read_certificates(verify, cert) if address.scheme == "https" else None
+    return ServerAccess(str(address).rstrip("/"), timeout, headers, tls)
+
+
+def authorization(key: str | None) -> dict[str, str]:
+    """Return the Authorization header of `key`; empty without a key."""
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def read_certificates(verify: Verify, cert: Certificate | None) -> ssl.SSLContext:
+    """Return the TLS context with the trusted certificates `verify` and the client's own certificate `cert`.
+
+    Raises:
+        RequestError: a file is missing, or does not hold certificates in PEM.
+
+    """
+    try:
+        if isinstance(verify, bool | ssl.SSLContext):
+            context = httpx.create_ssl_context(verify)
+        elif Path(verify).is_dir():
+            context = ssl.create_default_context(capath=verify)
+        else:
+            context = ssl.create_default_context(cafile=verify)
+    except OSError as error:  # of ssl, too
+        raise invalid("verify", f"{verify} ({error.strerror or error})", "a file or folder of certificates") from error
+    try:
+        if isinstance(cert, tuple):
+            context.load_cert_chain(*cert)
+        elif cert is not None:
+            context.load_cert_chain(cert)
+    except OSError as error:
+        files = cert if isinstance(cert, str | os.PathLike) else ", ".join(map(str, cert or ()))
+        expected = "a file with certificate and key, or the files of both"
+        raise invalid("cert", f"{files} ({error.strerror or error})", expected) from error
+    return context

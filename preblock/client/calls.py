@@ -1,0 +1,153 @@
+"""The HTTP calls of a client: each is a request as bytes, and a function to read its answer."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import quote, urlencode
+
+import numpy as np
+
+from preblock.client.errors import ServerError, invalid
+from preblock.client.results import Embeddings, Model, Vectors
+from preblock.client.safetensors import read_safetensors, write_safetensors
+from preblock.client.token_ids import Row, Rows, from_torch
+from preblock.client.transport import model_path
+
+T = TypeVar("T")
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+Side = Literal["left", "right"]
+JSON, SAFETENSORS = "application/json", "application/x-safetensors"
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """A request, and `parse` to read the body of its answer."""
+
+    method: str
+    path: str
+    parse: Callable[[bytearray], T]
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, answer: bytearray) -> T:
+        """Return the result in the answer.
+
+        Raises:
+            ServerError: the answer is not one of Preblock.
+
+        """
+        try:
+            return self.parse(answer)
+        except (KeyError, TypeError, ValueError) as error:
+            detail = f"{self.path}: the answer is not from Preblock ({error!r})"
+            raise ServerError({"status": 200, "detail": detail}) from error
+
+
+def embed(
+    model: str,
+    version: int | None,
+    ids: Rows,
+    offset: int | Row | None,
+    inputs: Mapping[str, Rows | None],
+    truncate: Side | None,
+    output: str,
+    dtype: Dtype,
+) -> Call[Embeddings]:
+    """Return the call for rows of ids; `inputs` holds further values of each token, by name."""
+    rows = _given(input_ids=ids, offset=offset, **inputs)
+    names = _given(truncate=truncate, output=output, dtype=dtype)
+    path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output)
+    if isinstance(offset, int):
+        rows["offset"] = np.array([offset])
+    if not all(isinstance(value, np.ndarray) and value.dtype.kind in "iu" for value in rows.values()):
+        return _post(path, rows | _given(offset=offset) | names, SAFETENSORS, parse)
+    headers = {"Accept": SAFETENSORS, "Content-Type": SAFETENSORS}
+    return Call("POST", f"{path}?{urlencode(names)}", parse, write_safetensors(rows), headers)
+
+
+def text(model: str, version: int | None, output: str, **options: Any) -> Call[Embeddings]:
+    """Return the call for texts."""
+    path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output)
+    return _post(path, _given(output=output, **options), SAFETENSORS, parse)
+
+
+def prompt_embeds(
+    model: str, version: int | None, ids: Rows | None, texts: str | Sequence[str] | None, dtype: Dtype
+) -> Call[list[str]]:
+    """Return the call for the field `prompt_embeds` of vLLM."""
+    document = _given(input_ids=ids, text=texts, dtype=dtype, encoding="prompt_embeds")
+    return _post(model_path(model, version, "embed"), document, JSON, _read_prompts)
+
+
+def bias(model: str, version: int | None, **options: Any) -> Call[Vectors]:
+    """Return the call for an attention bias."""
+    return _post(model_path(model, version, "bias"), _given(**options), SAFETENSORS, _read_only_tensor)
+
+
+def list_names() -> Call[list[str]]:
+    """Return the call for the names of the ready models."""
+    return Call("GET", "/models", lambda body: [str(model["name"]) for model in json.loads(body) if model["ready"]])
+
+
+def describe(name: str, version: int | None) -> Call[Model]:
+    """Return the call for the description of a model."""
+    return Call("GET", model_path(name, version), lambda body: _read_model(json.loads(body)))
+
+
+def control(name: str, action: Literal["load", "unload"]) -> Call[None]:
+    """Return the call to load or unload a model, a part of the Open Inference Protocol."""
+    path = f"/v2/repository/models/{quote(name, safe='')}/{action}"
+    return Call("POST", path, lambda _: None, b"{}", {"Content-Type": JSON})
+
+
+def _post(path: str, document: Mapping[str, Any], accept: str, parse: Callable[[bytearray], T]) -> Call[T]:
+    body = json.dumps(document, default=_listed).encode()
+    return Call("POST", path, parse, body, {"Accept": accept, "Content-Type": JSON})
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options other than None, tensors as arrays."""
+    return {name: from_torch(value) for name, value in options.items() if value is not None}
+
+
+def _listed(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # an array, a tensor, or one of their scalars
+        return value.tolist()
+    raise invalid("request", f"a {type(value).__name__}", "numbers, and lists, arrays or tensors of them")
+
+
+def _read_embeddings(output: str, body: bytearray) -> Embeddings:
+    tensors, metadata = read_safetensors(body)
+    lengths = tensors["lengths"]
+    input_ids, spans = (
+        np.split(tensors[name], np.cumsum(lengths)[:-1]) if name in tensors else None for name in ("input_ids", "spans")
+    )
+    return Embeddings(
+        model=metadata["model"],
+        version=int(metadata["version"]),
+        vectors=tensors[output],
+        lengths=lengths,
+        next_offset=tensors["next_offset"],
+        truncated=tensors.get("truncated"),
+        input_ids=input_ids,
+        spans=spans,
+    )
+
+
+def _read_only_tensor(body: bytearray) -> Vectors:
+    tensors, _ = read_safetensors(body)
+    (tensor,) = tensors.values()
+    return tensor
+
+
+def _read_prompts(body: bytearray) -> list[str]:
+    prompts = json.loads(body)["token_embeddings"]
+    return [prompts] if isinstance(prompts, str) else list(prompts)
+
+
+def _read_model(document: Mapping[str, Any]) -> Model:
+    """Read a model. Unknown fields, of a later service, are ignored."""
+    return Model(**{known.name: document[known.name] for known in fields(Model)})

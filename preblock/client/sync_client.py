@@ -1,0 +1,261 @@
+"""The synchronous client, generated from `async_client.py`."""
+
+from collections.abc import Sequence
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from preblock.client import calls
+from preblock.client.access import Certificate, Verify, read_access
+from preblock.client.calls import Call, Dtype, Side
+from preblock.client.errors import NoAnswer, ServiceError, invalid
+from preblock.client.keywords import checks_keywords
+from preblock.client.results import Embeddings, Model, Vectors
+from preblock.client.sync_retry import retry
+from preblock.client.sync_stream import DecodeStream
+from preblock.client.token_ids import Row, Rows, read_integers
+from preblock.client.transport import SyncTransport, model_path
+
+T = TypeVar("T")
+
+
+class Client:
+    """A client of one server, for `with`; threads may share it.
+
+    Every method raises `ServiceError` if the service refuses the request or cannot answer it, and `NoAnswer` if no
+    answer comes.
+
+    Args:
+        url: http://… or https://…, with the path prefix of the service, if any.
+        timeout: seconds for connecting, and for each read and write.
+        retries: most further attempts of a call, after a broken connection or while the service is too busy.
+        key: API key; default none.
+        verify: certificates to trust: True for the usual ones, False for any, a file or folder in PEM, or a context.
+        cert: the client's own certificate in PEM: a file with its key, or a tuple (certificate, key[, password]).
+        http_client: an own httpx client for the calls, with proxies or a transport. It is not closed. Streams do not
+            use it, and `verify` and `cert` then apply to them only.
+
+    Raises:
+        RequestError: `url` is not an HTTP URL, `key` cannot be sent, or a certificate cannot be read.
+
+    """
+
+    @checks_keywords
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 30.0,
+        retries: int = 3,
+        key: str | None = None,
+        verify: Verify = True,
+        cert: Certificate | None = None,
+        http_client: httpx.Client | None = None,
+    ) -> None:
+        if not isinstance(http_client, httpx.Client | None):
+            raise invalid("http_client", f"a {type(http_client).__name__}", "an httpx.Client")
+        self._server = read_access(url, timeout, key, verify, cert)
+        self._transport = SyncTransport(self._server, http_client)
+        self._retries = retries
+
+    @checks_keywords
+    def embed(
+        self,
+        /,
+        ids: Rows,
+        *,
+        model: str,
+        version: int | None = None,
+        offset: int | Row | None = None,
+        position_ids: Rows | None = None,
+        attention_mask: Rows | None = None,
+        token_type_ids: Rows | None = None,
+        truncate: Side | None = None,
+        output: str = "embeddings",
+        dtype: Dtype = "float32",
+        **indices: Rows,
+    ) -> Embeddings:
+        """Return the vectors of token ids: those that enter block 0, or another output.
+
+        Args:
+            ids: rows of token ids: lists, an integer array (B, L), or tensors. Rows may differ in length; a flat list
+                is one row. Arrays and tensors of one length are fastest.
+            model: name of the model.
+            version: version of the model; default the highest.
+            offset: real tokens fed before, one number or one for each row; default 0.
+            position_ids: position index of each token, like `ids`; excludes `offset`.
+            attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
+            token_type_ids: segment of each token, like `ids`; default 0.
+            truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
+            output: "embeddings" to feed block 0 directly. "token_embeddings" for `inputs_embeds` or `prompt_embeds`:
+                the model adds positions itself, so "embeddings" would hold them twice, without an error.
+            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
+            indices: further inputs in `Model.indices`, like `ids`.
+
+        """
+        inputs = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        call = calls.embed(model, version, ids, offset, inputs | indices, truncate, output, dtype)
+        return self._send(call)
+
+    @checks_keywords
+    def text(
+        self,
+        text: str | Sequence[str],
+        *,
+        model: str,
+        version: int | None = None,
+        offset: int | Row | None = None,
+        truncate: Side | None = None,
+        output: str = "embeddings",
+        dtype: Dtype = "float32",
+        return_tokens: bool = False,
+    ) -> Embeddings:
+        """Return the vectors of texts, for a model with a tokenizer.
+
+        Args:
+            text: one text for each row, or a single text.
+            model: name of the model.
+            version: version of the model; default the highest.
+            offset: real tokens fed before, one number or one for each row; default 0.
+            truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
+            output: name of the output, as for `embed`.
+            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
+            return_tokens: whether the result has `input_ids` and `spans`.
+
+        """
+        options: dict[str, Any] = {"offset": offset, "truncate": truncate, "return_tokens": return_tokens}
+        return self._send(calls.text(model, version, output, text=text, dtype=dtype, **options))
+
+    @checks_keywords
+    def prompt_embeds(
+        self,
+        ids: Rows | None = None,
+        *,
+        text: str | Sequence[str] | None = None,
+        model: str,
+        version: int | None = None,
+        dtype: Dtype = "float32",
+    ) -> list[str]:
+        """Return each row for the field `prompt_embeds` of vLLM: a tensor saved by torch, in base64.
+
+        Args:
+            ids: rows of token ids, as for `embed`; or else `text`.
+            text: one text for each row, or a single text, for a model with a tokenizer.
+            model: name of the model; its manifest must say who applies the embedding scale.
+            version: version of the model; default the highest.
+            dtype: "float32", "float16" or "bfloat16"; vLLM needs its own.
+
+        """
+        return self._send(calls.prompt_embeds(model, version, ids, text, dtype))
+
+    @checks_keywords
+    def bias(
+        self,
+        query_length: int,
+        key_length: int,
+        *,
+        model: str,
+        version: int | None = None,
+        query_offset: int | None = None,
+        dtype: Dtype = "float32",
+    ) -> Vectors:
+        """Return the attention bias for distances between queries and keys: (1, heads, Q, K); of a sinusoid (rows, D).
+
+        Args:
+            query_length: queries, Q.
+            key_length: keys, K, at positions 0 to K - 1.
+            model: name of a model with an attention bias.
+            version: version of the model; default the highest.
+            query_offset: keys fed before the first query; default 0.
+            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
+
+        """
+        lengths = {"query_length": query_length, "key_length": key_length, "query_offset": query_offset}
+        return self._send(calls.bias(model, version, dtype=dtype, **lengths))
+
+    def models(self) -> list[Model]:
+        """Return every model, in its highest version, with one request for the list and one for each model."""
+        return [self.model(name) for name in self._send(calls.list_names())]
+
+    @checks_keywords
+    def model(self, name: str, version: int | None = None) -> Model:
+        """Return one model, by default in its highest version. An unknown one is a `RequestError`, kind "NotFound"."""
+        return self._send(calls.describe(name, version))
+
+    @checks_keywords
+    def ready(self, model: str | None = None, version: int | None = None) -> bool:
+        """Return whether the service, or one of its models, answers requests. It is asked once, without retries.
+
+        While the service starts it refuses connections, so no connection and no answer are False, too.
+        """
+        path = "/readyz" if model is None else model_path(model, version)
+        try:
+            self._transport.request("GET", path, b"", {})
+        except NoAnswer:
+            return False
+        except ServiceError as error:
+            if error.status in (404, 503):
+                return False
+            raise
+        return True
+
+    @checks_keywords
+    def load(self, name: str) -> None:
+        """Load the new versions of a model, even after an unload; the service needs `--model-control explicit`."""
+        self._send(calls.control(name, "load"))
+
+    @checks_keywords
+    def unload(self, name: str) -> None:
+        """Unload every version of a model after its last request; the service needs `--model-control explicit`."""
+        self._send(calls.control(name, "unload"))
+
+    @checks_keywords
+    def decode(
+        self,
+        model: str,
+        *,
+        version: int | None = None,
+        offset: int | Row = 0,
+        rows: int | None = None,
+        output: str = "embeddings",
+        companions: Sequence[str] = (),
+        dtype: Dtype = "float32",
+        resume: bool = False,
+    ) -> DecodeStream:
+        """Return a decode stream. `with` opens and closes it; without, the first message opens it.
+
+        Args:
+            model: name of the model.
+            version: version of the model; default the highest at the first opening.
+            offset: real tokens fed before, one number or one for each row.
+            rows: number of rows, if `offset` is one number; default 1. May be 0.
+            output: name of the output of a step, as for `embed`.
+            companions: further outputs, such as "rotary_cos" and "rotary_sin", found in `stream.companions` after a
+                step.
+            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
+            resume: whether to continue over a new connection after one breaks, with the retries and pauses of a call.
+
+        """
+        from preblock.client.sockets import SyncSocket
+
+        given = read_integers("offset", offset).tolist()
+        count = len(given) if rows is None else rows
+        # The service rejects an empty list of offsets.
+        opening = {"offset": given if count else 0, "rows": count, "output": [output, *companions], "dtype": dtype}
+        return DecodeStream(SyncSocket(self._server), model, version, opening, self._retries, resume)
+
+    def close(self) -> None:
+        """Close the connections of the calls; streams stay open, and so does an own httpx client."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(self, call: Call[T]) -> T:
+        def attempt() -> bytearray:
+            return self._transport.request(call.method, call.path, call.body, call.headers)
+
+        return call.read(retry(attempt, self._retries, self._transport.sleep))

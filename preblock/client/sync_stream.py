@@ -1,0 +1,232 @@
+"""Decode streams, in the protocol of `docs/decode.md`. Generated from `async_stream.py`."""
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from preblock.client import frames
+from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid
+from preblock.client.frames import AnswerFrame, read_frame, write_move, write_step
+from preblock.client.keywords import checks_keywords
+from preblock.client.results import Vectors
+from preblock.client.retry import of_stream
+from preblock.client.sync_retry import retry
+from preblock.client.token_ids import Row, Rows, read_integers, read_rows
+from preblock.client.transport import model_path
+
+if TYPE_CHECKING:
+    from preblock.client.sockets import SyncSocket
+
+
+class DecodeStream:
+    """A decode stream, from `Client.decode`. Concurrent calls run one after another.
+
+    `with` opens and closes it. Without, the first message opens it, and `close` closes it.
+    Every operation but `close` may raise these errors:
+
+    - ServiceError: the service refused the message, or the stream while it opened. The message changed nothing, and an
+      open stream stays open. While the service is too busy, the message is repeated as a call is.
+    - StreamClosed: no answer came; while the stream opens this is ConnectionFailed or TimedOut.
+
+    Args:
+        socket: a WebSocket of the server.
+        model: name of the model.
+        version: version of the model; None for the highest at the first opening.
+        fields: fields of the opening message.
+        retries: most further attempts of the opening and of each message.
+        resume: whether to connect again after a connection breaks; otherwise the stream ends with its first one.
+
+    """
+
+    companions: dict[str, Vectors]
+    """Further outputs of the last step, by name; each has the shape of the step's vectors except for the width."""
+
+    def __init__(
+        self,
+        socket: "SyncSocket",
+        model: str,
+        version: int | None,
+        fields: dict[str, Any],
+        retries: int,
+        resume: bool,
+    ) -> None:
+        self._socket, self._model, self._version, self._fields = socket, model, version, fields
+        self._resume, self._retries = resume, retries
+        self._turn = threading.Lock()  # answers arrive in order
+        self._number = 0
+        self._indices: list[str] = []
+        self._offset: list[int] = list(fields["offset"] or [])
+        self.companions = {}
+        self._opened = self._closed = False
+        self._unusable: str | None = "it was not opened"
+
+    @property
+    def offset(self) -> list[int]:
+        """Number of real tokens fed to each row; a new stream resumes there."""
+        if not self._opened and len(self._offset) == 1:
+            return self._offset * int(self._fields["rows"])
+        return list(self._offset)
+
+    @property
+    def version(self) -> int | None:
+        """The version of the model; before the stream opens the requested one, None for the highest."""
+        return self._version
+
+    @checks_keywords
+    def step(
+        self,
+        /,
+        ids: Rows,
+        *,
+        position_ids: Rows | None = None,
+        attention_mask: Rows | None = None,
+        token_type_ids: Rows | None = None,
+        **indices: Rows,
+    ) -> Vectors:
+        """Feed each row its next tokens, advance the offsets, and return the vectors.
+
+        They are (R, L, D) if all rows have one length, else (T, D), the rows one after another.
+
+        Args:
+            ids: the next token ids of each row, as for `embed`; a row may be empty, but not all.
+            position_ids: position index of each token, like `ids`; a row continues after the largest.
+            attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
+            token_type_ids: segment of each token, like `ids`; default 0.
+            indices: further inputs in `Model.indices`, like `ids`.
+
+        """
+        values, lengths = read_rows("input_ids", ids)
+        parts = {"input_ids": values}
+        given = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        for name, rows in (given | indices).items():
+            if rows is not None:
+                parts[name], other = read_rows(name, rows)
+                if other.tolist() != lengths.tolist():
+                    raise invalid(name, f"rows of {other.tolist()}", f"rows of {lengths.tolist()}, like input_ids")
+
+        def write(number: int) -> bytes:
+            return write_step(parts, lengths, number, self._offset, self._indices)
+
+        vectors, *companions = (self._ask(write, frames.VECTORS)).tensors
+        self.companions = dict(zip(self._fields["output"][1:], companions, strict=True))
+        return vectors
+
+    def rewind(self, offset: int | Row) -> None:
+        """Set rows back to an earlier offset, as after rejected draft tokens.
+
+        Args:
+            offset: offset of each row, at most the present one; an integer for all.
+
+        """
+        self._move(frames.REWIND, "rewind", offset)
+
+    def reorder(self, rows: Row) -> None:
+        """Let row i continue from the offset of row `rows[i]`, as in beam search. Rows may be omitted or repeated."""
+        self._move(frames.REORDER, "reorder", rows)
+
+    def append(self, offset: int | Row) -> None:
+        """Add a row after the others for each of the offsets."""
+        self._move(frames.APPEND, "append", offset)
+
+    def drop(self, rows: int | Row) -> None:
+        """End rows; the rows after them move up."""
+        self._move(frames.DROP, "drop", rows)
+
+    def ping(self) -> None:
+        """Keep the stream from its idle timeout."""
+        self._move(frames.PING, "ping", [])
+
+    def close(self) -> None:
+        """End the stream and close its connection. Its messages then raise `StreamClosed`."""
+        self.__exit__()
+
+    def __enter__(self) -> Self:
+        with self._turn:
+            self._open()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._closed = True
+        self._socket.close(*error)
+
+    def _move(self, kind: int, name: str, integers: int | Row) -> None:
+        self._ask(partial(write_move, kind, read_integers(name, integers)), frames.STATE)
+
+    def _ask(self, write: Callable[[int], bytes], kind: int) -> AnswerFrame:
+        """Send the frame `write(number)` until it is answered or the retries are used up."""
+        with self._turn:
+            self._open()
+            if self._unusable is not None and not self._resume:
+                raise StreamClosed(self._unusable, self.offset)
+
+            def attempt() -> AnswerFrame:
+                return self._exchange(write, kind)
+
+            try:
+                return retry(attempt, self._retries, self._socket.sleep)
+            except NoAnswer as error:
+                raise StreamClosed(str(error), self.offset) from error
+
+    def _open(self) -> None:
+        """Open the stream, unless it is open."""
+        if self._closed:
+            raise StreamClosed("the stream was closed by its user", self.offset)
+        if self._opened:
+            return
+        try:
+            retry(self._connect, self._retries if self._resume else 0, self._socket.sleep)
+        except BaseException:
+            self._socket.close(*sys.exc_info())
+            raise
+
+    def _connect(self) -> None:
+        """Open the stream at the offsets of its rows."""
+        self._socket.connect(model_path(self._model, self._version, "decode"))
+        if self._opened:
+            # The service rejects an empty list of offsets.
+            self._fields |= {"offset": self._offset or 0, "rows": len(self._offset)}
+        received = self._socket.exchange(json.dumps({"open": self._fields}))
+        try:
+            document = json.loads(received)
+            if "error" in document:
+                raise of_stream(json.dumps(document["error"]).encode())
+            version, offset, indices = (document[name] for name in ("version", "next_offset", "indices"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConnectionFailed(f"the server opened no decode stream: it sent {received[:200]!r}") from error
+        self._version, self._offset, self._indices = version, offset, indices
+        self._opened, self._unusable, self._number = True, None, 0
+
+    def _exchange(self, write: Callable[[int], bytes], kind: int) -> AnswerFrame:
+        if self._unusable is not None:
+            self._connect()
+        frame = write(self._number + 1)
+        self._number += 1
+        # Until the answer arrives, the offsets on this connection are unknown. A new connection states them.
+        self._unusable = "the answer to the message before was not waited for"
+        try:
+            answer = self._read(self._socket.exchange(frame), kind)
+        except NoAnswer as error:
+            self._unusable = str(error)
+            if not self._resume:
+                error.retry_after = None
+            raise
+        self._unusable = None
+        if answer.kind == frames.ERROR:
+            raise of_stream(answer.text)
+        self._offset = answer.offset
+        return answer
+
+    def _read(self, received: bytes, kind: int) -> AnswerFrame:
+        try:
+            answer = read_frame(received)
+        except ValueError as error:
+            raise ConnectionFailed(f"the server sent no frame of a decode stream: {error}") from error
+        if answer.kind == frames.CLOSING:
+            raise ConnectionFailed(f"the service closed the stream ({answer.text.decode(errors='replace')})")
+        outputs = len(self._fields["output"]) if answer.kind == frames.VECTORS else 0
+        if answer.kind not in (kind, frames.ERROR) or (answer.number, len(answer.tensors)) != (self._number, outputs):
+            raise ConnectionFailed("the server sent an answer to another message")
+        return answer

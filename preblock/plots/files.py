@@ -1,0 +1,36 @@
+"""Writes figures to files: the same figure gives the same bytes."""
+
+from pathlib import Path
+
+from matplotlib import style
+from matplotlib.figure import Figure
+
+from preblock.service.core.errors import Invalid
+
+FORMATS = (".svg", ".png")
+SVG_SALT = "preblock"
+"""Seed of the identifiers in an SVG, which matplotlib draws at random without one."""
+PNG_DOTS_PER_INCH = 150
+
+
+def save(figure: Figure, file: str | Path) -> None:
+    """Write `figure` into `file`, as SVG or PNG by its suffix, without a date.
+
+    Raises:
+        Invalid: the suffix is another.
+        OSError: the file cannot be written.
+
+    """
+    place = Path(file)
+    check_suffix(place)
+    svg = place.suffix == ".svg"
+    with style.context(["default", {"svg.hashsalt": SVG_SALT}]):
+        figure.savefig(
+            place, dpi="figure" if svg else PNG_DOTS_PER_INCH, metadata={"Date": None} if svg else {"Software": None}
+        )
+
+
+def check_suffix(file: Path) -> None:
+    """Raise Invalid unless the suffix of `file` is .svg or .png."""
+    if file.suffix not in FORMATS:
+        raise Invalid("file", str(file), f"a name that ends in {' or '.join(FORMATS)}")

@@ -1,0 +1,35 @@
+"""The body of `GET /`."""
+
+from pydantic import Field
+
+from preblock.service.api.http.schemas.common import Documented
+
+
+class HealthPaths(Documented):
+    """Paths for an orchestrator."""
+
+    live: str = "/livez"
+    ready: str = "/readyz"
+
+
+class ProtocolPaths(Documented):
+    """Where each protocol is served."""
+
+    native: str = "/models/{name}/embed"
+    decode: str = "/models/{name}/decode"
+    openai: str = "/v1"
+    open_inference: str = "/v2"
+    grpc_port: int | None = Field(None, description="Port of the Open Inference Protocol over gRPC; null if off.")
+
+
+class ServiceIndex(Documented):
+    """The addresses of the service."""
+
+    name: str = "preblock"
+    version: str
+    docs: str = "/docs"
+    openapi: str = "/openapi.json"
+    models: str = "/models"
+    protocols: ProtocolPaths
+    health: HealthPaths
+    metrics: str = "/metrics"

@@ -1,0 +1,55 @@
+"""The use of each output, in words: the wrong output gives wrong results without an error."""
+
+from preblock.service.artifacts.manifest import (
+    EMBEDDINGS,
+    POSITION_EMBEDDINGS,
+    TOKEN_EMBEDDINGS,
+    Manifest,
+    StemManifest,
+)
+
+BLOCK_0 = "input of block 0"
+INPUTS_EMBEDS = "inputs_embeds or prompt_embeds of a model"
+ATTENTION = "positions in attention"
+POSITIONS = "vectors added to the token vectors"
+
+
+def use_of(output: str) -> str:
+    """Return the use of an output, for the metadata of answers."""
+    if output == TOKEN_EMBEDDINGS:
+        return INPUTS_EMBEDS
+    if output == POSITION_EMBEDDINGS:
+        return POSITIONS
+    return BLOCK_0 if output == EMBEDDINGS else ATTENTION
+
+
+def describe_uses(manifest: Manifest | StemManifest) -> dict[str, str]:
+    """Return a description of every output of a model, by name."""
+    if isinstance(manifest, StemManifest):
+        return {EMBEDDINGS: "Vectors of the input that enter block 0, over the Open Inference Protocol."}
+    uses = {EMBEDDINGS: _describe_embeddings(manifest)}
+    if manifest.token_embeddings is not None:
+        scale = {
+            None: "Whether the model multiplies them by an embedding scale is unknown.",
+            True: "The model multiplies them by its embedding scale itself.",
+            False: "They need no embedding scale.",
+        }[manifest.token_embeddings.consumer_scales]
+        uses[TOKEN_EMBEDDINGS] = (
+            "Vectors of the model's own lookup. Pass them as inputs_embeds (transformers) or prompt_embeds (vLLM): the "
+            f"model adds positions and norm itself. {scale}"
+        )
+    for rotary in manifest.rotary:
+        for name, function in ((rotary.cos, "Cosines"), (rotary.sin, "Sines")):
+            uses[name] = f"{function} of the rotation of queries and keys. Pass them to your own attention."
+    if manifest.bias is not None:
+        uses[manifest.bias.name] = (
+            "Attention by distance, for your own attention. Request it with /bias, without tokens."
+        )
+    return uses
+
+
+def _describe_embeddings(manifest: Manifest) -> str:
+    text = "Vectors that enter block 0, with positions, scale and norm of the family. Feed them to block 0 directly."
+    if manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS:
+        return f"{text} They equal token_embeddings, so a model takes them as inputs_embeds too."
+    return f"{text} Do not pass them as inputs_embeds or prompt_embeds: the model would add these parts again."

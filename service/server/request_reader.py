@@ -1,0 +1,142 @@
+"""Reads requests from the input of a connection, and refuses malformed input."""
+
+from typing import TYPE_CHECKING
+
+import httptools
+
+from preblock.service.server.incoming_request import HEAD_TOO_LONG, LINE_BYTES, MAX_HEAD_BYTES, IncomingRequest, Refusal
+from preblock.service.server.read_scheduler import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from preblock.service.server.front import Front
+
+MAX_INCOMPLETE_BYTES = 2 * MAX_HEAD_BYTES
+"""Limit of raw input without a complete head or chunk. The limit of a head itself holds for any segments of input."""
+MALFORMED = Refusal(400, "the request is not valid HTTP/1.1")
+TOO_LONG = Refusal(431, HEAD_TOO_LONG)
+TOO_LATE = Refusal(408, "the request did not arrive in time")
+
+
+class RequestReader:
+    """Parses the input of a connection, and passes requests, bodies and refusals to it.
+
+    Args:
+        connection: of the client.
+
+    Attributes:
+        between_requests: whether no byte of the next request has arrived.
+        incomplete_bytes: bytes since the last complete head, body chunk or request.
+        ended: whether no request follows: the input is malformed, or belongs to a WebSocket.
+
+    """
+
+    def __init__(self, connection: "Front") -> None:
+        self._connection = connection
+        self.between_requests = True
+        self.incomplete_bytes = 0
+        self.ended = False
+        self._incoming = IncomingRequest(0.0)
+        self._first_input = b""  # first bytes received for the incoming request, if at most CHUNK_BYTES
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def wait_for_head(self) -> None:
+        """Set the deadline for the next head."""
+        seconds = self._connection.app_state["settings"].current.header_timeout_seconds
+        self._connection.deadline.set(seconds, self._refuse_late)
+
+    def _refuse_late(self) -> None:
+        self._refuse(TOO_LATE)
+
+    def read(self, data: bytes) -> None:
+        """Read the next segment of the input."""
+        if self.between_requests:
+            self._first_input = data if len(data) <= CHUNK_BYTES else b""
+        self.incomplete_bytes += len(data)
+        while data:
+            try:
+                self._parser.feed_data(data)
+                break
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                if self._incoming.is_websocket:
+                    self._incoming.rest, self.ended = data, True
+                    self._connection.accept(self._incoming)
+                    return
+            except httptools.HttpParserError:
+                if not self.ended:  # else a callback has refused the request
+                    self._refuse(MALFORMED)
+                return
+        if self.incomplete_bytes > MAX_INCOMPLETE_BYTES:
+            self._refuse(TOO_LONG)
+        elif (
+            self.incomplete_bytes
+            and not self._connection.is_closing()
+            and not self._connection.deadline.is_set(self._refuse_late)
+        ):
+            self.wait_for_head()
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self.between_requests = False
+        self._incoming = IncomingRequest(self._connection.tensors.pop_start_time())
+
+    def on_url(self, url: bytes) -> None:
+        """Read a part of the URL."""
+        self._incoming.url += url
+        self._incoming.size += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Read a header; count and ignore a trailer."""
+        incoming = self._incoming
+        incoming.size += len(name) + len(value) + LINE_BYTES
+        if not incoming.accepted:
+            incoming.add_header(name, value)
+        elif incoming.size > MAX_HEAD_BYTES:
+            self._stop(TOO_LONG)
+
+    def on_headers_complete(self) -> None:
+        """Check the head, and pass the request to the connection. A WebSocket follows after its whole request."""
+        incoming = self._incoming
+        self._connection.deadline.clear()
+        self.incomplete_bytes = 0
+        incoming.method = self._parser.get_method()
+        incoming.version = self._parser.get_http_version()
+        incoming.keep_alive = self._parser.should_keep_alive()
+        incoming.upgrades = self._parser.should_upgrade()
+        refusal = incoming.check_head()
+        if refusal is not None:
+            self._stop(refusal)
+        incoming.size = 0
+        if not incoming.is_websocket:
+            self._connection.accept(incoming)
+
+    def on_body(self, body: bytes) -> None:
+        """Read a chunk of the body."""
+        self.incomplete_bytes = 0
+        self._connection.receive_body(self._incoming, body)
+
+    def on_message_complete(self) -> None:
+        """Read the end of a request."""
+        self.incomplete_bytes, self.between_requests = 0, True
+        incoming, first_input, self._first_input = self._incoming, self._first_input, b""
+        incoming.complete = True
+        self._connection.complete(incoming, first_input)
+
+    def _stop(self, refusal: Refusal) -> None:
+        """Refuse the input from a callback of the parser."""
+        self._refuse(refusal)
+        raise httptools.HttpParserError(refusal.text)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Read no more input, and pass a refusal to the connection."""
+        if self.ended or self._connection.is_closing():
+            return
+        self.ended = True
+        self._connection.deadline.clear()
+        incoming = self._incoming
+        if not incoming.accepted or incoming.complete:
+            self._connection.accept(IncomingRequest(0.0, refusal=refusal))
+        else:
+            incoming.refusal = refusal
+            self._connection.cut_body(incoming)

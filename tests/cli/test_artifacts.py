@@ -1,0 +1,184 @@
+"""`preblock list`, `inspect`, `remove` and `families`."""
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from preblock.export.progress import in_bytes
+from preblock.models.checkpoints.family_lookup import known
+from preblock.service.artifacts.manifest import Manifest
+from tests.cli.test_cli import failing, run
+from tests.support.artifacts import copy_artifact
+
+
+@pytest.fixture
+def copy(tiny_repository: Path, tmp_path: Path) -> Path:
+    """The tiny repository, to change."""
+    return shutil.copytree(tiny_repository, tmp_path / "repository")
+
+
+def paragraphs(page: str) -> dict[str, dict[str, str]]:
+    """Return the rows of each part of a page by the title of the part."""
+    found = {}
+    for part in page.rstrip("\n").split("\n\n"):
+        title, *rows = part.splitlines()
+        found[title] = dict(re.split(r"  +", row.strip(), maxsplit=1) for row in rows)
+    return found
+
+
+def test_list_has_a_line_for_every_version(tiny_repository: Path) -> None:
+    done = run("list", "--repository", tiny_repository)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [re.split(r"  +", line) for line in done.stdout.splitlines()]
+    assert rows[0] == ["NAME", "VERSION", "FAMILY", "SIZE", "PARITY"]
+    assert [row[:3] for row in rows[1:]] == [["bert", "1", "bert"], ["bert", "2", "bert"], ["gpt", "1", "gpt2"]]
+    assert all(re.fullmatch(r"[\d.]+ kB", row[3]) for row in rows[1:])
+    assert rows[3][4] == "bit for bit equal on CPU"
+
+
+def test_list_shows_a_damaged_artifact_with_its_error(copy: Path) -> None:
+    (copy / "bert" / "2" / "manifest.json").write_text("{}")
+    rows = run("list", "--repository", copy).stdout.splitlines()
+    assert re.match(r"bert +2 +damaged +[\d.]+ kB +manifest.json family: got nothing, expected a value", rows[2])
+    assert rows[3].startswith("gpt")
+
+
+def test_inspect_shows_a_page(tiny_repository: Path) -> None:
+    done = run("inspect", "gpt", "--repository", tiny_repository)
+    assert (done.returncode, done.stderr) == (0, "")
+    title, page = done.stdout.split("\n\n", 1)[0], paragraphs(done.stdout)
+    folder = tiny_repository / "gpt" / "1"
+    assert title.startswith("gpt version 1")
+    canonical = json.dumps(json.loads((folder / "manifest.json").read_text()), sort_keys=True, separators=(",", ":"))
+    assert page["gpt version 1"]["identity"] == hashlib.sha256(canonical.encode()).hexdigest()
+    assert page["Inputs"] == {"input_ids": "0 to 6", "offset + tokens": "at most 6"}
+    assert page["Outputs"] == {
+        "embeddings": "(batch, length, 4): the input of block 0; not inputs_embeds: the model would apply its "
+        "front-end twice",
+        "token_embeddings": "(batch, length, 4): inputs_embeds of transformers, prompt_embeds of vLLM",
+    }
+    weights = page["Weights"]
+    assert (weights["parameters"], weights["tokens.weight"], weights["positions.weight"]) == ("52", "28", "24")
+    assert weights["memory"].startswith(in_bytes((folder / "model.onnx.data").stat().st_size))
+    parity = page["Parity with the PyTorch module"]
+    assert re.fullmatch(r"\d+ cases bit for bit equal", parity["embeddings on CPUExecutionProvider"])
+    assert page["Files"].keys() == {entry.name for entry in folder.iterdir()}
+
+
+def test_list_says_that_an_artifact_is_not_proven(copy: Path) -> None:
+    (copy / "gpt" / "1" / "parity.json").write_text('{"providers": {}}')
+    assert run("list", "--repository", copy).stdout.splitlines()[3].endswith("  not proven")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx"])
+def test_inspect_names_the_file_that_is_broken(copy: Path, name: str) -> None:
+    (copy / "gpt" / "1" / name).write_text("garbage")
+    assert failing("inspect", "gpt", "--repository", copy, code=1).startswith(name)
+
+
+def test_inspect_shows_the_named_version(tiny_repository: Path) -> None:
+    assert run("inspect", "bert@1", "--repository", tiny_repository).stdout.startswith("bert version 1\n")
+    assert run("inspect", "bert", "--repository", tiny_repository).stdout.startswith("bert version 2\n")
+
+
+def test_inspect_as_json_has_manifest_and_parity(tiny_repository: Path) -> None:
+    document = json.loads(run("inspect", "gpt", "--json", "--repository", tiny_repository).stdout)
+    folder = tiny_repository / "gpt" / "1"
+    assert (document["name"], document["version"]) == ("gpt", 1)
+    stored = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
+    assert Manifest.model_validate(document["manifest"]) == stored
+    assert document["parity"] == json.loads((folder / "parity.json").read_text()) | {"storage": {}}
+
+
+@pytest.mark.parametrize(
+    ("artifact", "part", "row", "text"),
+    [
+        ("vit", "Inputs", "pixel_values", "float32 (batch, 3, height, width)"),
+        ("vit", "Weights", "parameters", "440"),
+        ("llama", "Outputs", "rotary_cos", "rotation of queries and keys in attention, layout half"),
+        ("llama", "Outputs", "embeddings", "also inputs_embeds of transformers and prompt_embeds of vLLM"),
+        ("t5", "Outputs", "bias", "added in attention, from /bias"),
+        ("t5", "Weights", "bias weight", "24"),
+        ("segments", "Inputs", "token_type_ids", "required"),
+        ("counts-mask", "Inputs", "positions count", "tokens with attention_mask 1"),
+        ("counts-ids", "Inputs", "positions count", "tokens with another id than"),
+    ],
+)
+def test_inspect_shows_every_kind(artifact: str, part: str, row: str, text: str, tmp_path: Path) -> None:
+    copy_artifact(artifact, tmp_path, "m")
+    assert text in paragraphs(run("inspect", "m", "--repository", tmp_path).stdout)[part][row]
+
+
+def test_an_unknown_version_fails_with_the_known(tiny_repository: Path) -> None:
+    for command in ("inspect", "verify", "triton", "remove"):
+        message = failing(command, "bert@3", "--repository", tiny_repository, code=1)
+        assert message == "bert has no version 3; it has 1, 2"
+
+
+def test_a_misspelt_name_gets_a_suggestion(tiny_repository: Path) -> None:
+    message = failing("inspect", "bret", "--repository", tiny_repository, code=1)
+    assert message == f"the repository {tiny_repository} has no model 'bret'; did you mean bert?"
+
+
+def test_remove_deletes_one_version(copy: Path) -> None:
+    done = run("remove", "bert@1", "--yes", "--repository", copy)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "removed bert version 1\n", "")
+    assert [entry.name for entry in (copy / "bert").iterdir()] == ["2"]
+
+
+def test_remove_deletes_all_versions_of_a_model(copy: Path) -> None:
+    assert run("triton", "bert", "--repository", copy).returncode == 0
+    done = run("remove", "bert", "--yes", "--repository", copy)
+    assert done.stdout.splitlines() == ["removed bert version 1", "removed bert version 2"]
+    assert [entry.name for entry in copy.iterdir()] == ["gpt"]
+
+
+def test_remove_updates_the_file_of_triton(copy: Path) -> None:
+    assert run("triton", "bert@1", "--repository", copy).returncode == 0
+    assert run("remove", "bert@2", "--yes", "--repository", copy).returncode == 0
+    assert "versions: [1]" in (copy / "bert" / "config.pbtxt").read_text()
+
+
+def test_remove_asks_and_keeps_without_a_yes(copy: Path) -> None:
+    done = run("remove", "bert", "--repository", copy)  # nobody answers
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("Remove bert versions 1, 2? [y/N]")
+    assert done.stderr == "preblock: nothing was removed; --yes removes without asking\n"
+    assert (copy / "bert" / "1").is_dir()
+
+
+def test_remove_keeps_a_folder_with_other_files(copy: Path) -> None:
+    (copy / "bert" / "2" / "notes.txt").touch()
+    message = failing("remove", "bert", "--yes", "--repository", copy, code=1)
+    assert message == f"{copy / 'bert' / '2'} holds notes.txt, which is no file of the artifact, and stays"
+    assert (copy / "bert" / "1" / "manifest.json").is_file()  # nothing was removed before the check
+
+
+def test_remove_keeps_a_folder_without_a_manifest(copy: Path) -> None:
+    (copy / "gpt" / "1" / "manifest.json").unlink()
+    message = failing("remove", "gpt", "--yes", "--repository", copy, code=1)
+    assert message.startswith(f"{copy / 'gpt' / '1'} is not an artifact, and stays: manifest.json")
+
+
+def test_remove_keeps_the_target_of_a_link(copy: Path, tmp_path: Path) -> None:
+    shutil.move(copy / "gpt" / "1", tmp_path / "elsewhere")
+    (copy / "gpt" / "1").symlink_to(tmp_path / "elsewhere")
+    message = failing("remove", "gpt", "--yes", "--repository", copy, code=1)
+    assert message == f"{copy / 'gpt' / '1'} is a link, not an artifact; remove the link yourself"
+    assert (tmp_path / "elsewhere" / "manifest.json").is_file()
+
+
+def test_families_lists_presets_and_every_model_type() -> None:
+    done = run("families")
+    assert (done.returncode, done.stderr) == (0, "")
+    presets, table = done.stdout.split("\n\n")
+    assert presets == "Presets, to try without a checkpoint: gpt2-small, transformer-base"
+    rows = table.splitlines()
+    assert {row.split()[0] for row in rows[1:]} == set(known())
+    assert any(re.fullmatch(r"bert +tokens segments positions norm", row) for row in rows)
+    assert any(re.fullmatch(r"gptj +tokens \(--segments\) +rotary", row) for row in rows)
+    assert any(re.fullmatch(r"t5 +encoder +tokens +bias", row) for row in rows)

@@ -1,0 +1,95 @@
+"""`preblock export`: arguments are checked first, and the end says what was made."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.cli.test_cli import failing, run
+
+MODULES = """
+import sys
+from preblock.cli import main
+sys.argv = ["preblock", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    print(end.code, *sorted({"torch", "onnx", "onnxruntime", "huggingface_hub"} & set(sys.modules)))
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A tiny checkpoint in a folder named `my model`."""
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    config = {"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_positions": 6}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"wte.weight": torch.randn(7, 4), "wpe.weight": torch.randn(6, 4)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpt2"], "SOURCE: 'gpt2' is neither a folder nor a preset; did you mean gpt2-small?"),
+        (["owner/name"], "prefix it with hf:, as in hf:owner/name"),
+        (["./none"], "SOURCE: no folder ./none exists"),
+        (["gpt2-small", "--name", "a/b"], "--name: got 'a/b', expected 1 to 128 letters"),
+        (["gpt2-small", "--name", ""], "--name: got '', expected 1 to 128 letters"),
+        (["gpt2-small", "--scale", "row"], "--scale is only for --dtype int8; the dtype is float32"),
+        (["gpt2-small", "--resize", "truncate"], "--resize needs --max-len"),
+        (["gpt2-small", "--side", "encoder"], "--side is only for published checkpoints; gpt2-small is none"),
+        (["empty"], "empty: the folder holds neither config.json nor frontend.toml"),
+        (["unknown"], "the model_type 'gpt-2' is unknown; did you mean gpt2? `preblock families` lists the known ones"),
+    ],
+)
+def test_a_wrong_export_ends_before_torch_is_imported(arguments: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unknown").mkdir()
+    (tmp_path / "unknown" / "config.json").write_text('{"model_type": "gpt-2"}')
+    command = [sys.executable, "-c", MODULES, "export", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    assert message in line
+    assert done.stdout == "2\n"
+    assert not (tmp_path / "model_repository").exists()
+
+
+def test_the_name_follows_from_the_folder(source: Path, tmp_path: Path) -> None:
+    done = run("export", source, PREBLOCK_REPOSITORY=str(tmp_path / "r"))
+    assert done.returncode == 0, done.stderr
+    made, *_, command = done.stdout.splitlines()
+    assert made == f"exported my-model version 1: {tmp_path / 'r' / 'my-model' / '1'}"
+    assert command == "  preblock serve"  # the variable still names the repository
+
+
+def test_the_next_command_quotes_the_repository(source: Path, tmp_path: Path) -> None:
+    done = run("export", source, "--repository", tmp_path / "a b")
+    assert done.stdout.splitlines()[-1] == f"  preblock serve --repository '{tmp_path / 'a b'}'"
+
+
+def test_an_export_in_a_pipe_writes_each_line_once(source: Path, tmp_path: Path) -> None:
+    done = run("export", source, "--name", "m", "--repository", tmp_path / "r", "--dtype", "int4")
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(set(lines))
+    assert all(line.isprintable() for line in lines)
+    page = run("inspect", "m", "--repository", tmp_path / "r").stdout
+    assert re.search(r"^  parameters +52$", page, re.MULTILINE)  # without the padding of int4
+
+
+def test_a_broken_checkpoint_fails_after_the_checks(source: Path, tmp_path: Path) -> None:
+    (source / "model.safetensors").write_bytes(b"")
+    done = run("export", source, "--repository", tmp_path / "r")
+    assert done.returncode == 1
+    assert "model.safetensors" in done.stderr.splitlines()[-1]
+
+
+def test_an_exported_artifact_is_no_source(tiny_repository: Path) -> None:
+    message = failing("export", tiny_repository / "gpt" / "1", code=2)
+    assert message.endswith("it is an exported artifact already, ready for `preblock serve`")

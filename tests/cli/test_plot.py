@@ -1,0 +1,71 @@
+"""`preblock plot`: files with the same bytes on every run, and refusals."""
+
+from pathlib import Path
+
+import pytest
+
+from preblock import plots
+from preblock.plots.figures import KINDS
+from tests.cli.test_cli import failing, run
+from tests.support.artifacts import make_repository
+
+
+@pytest.fixture(scope="module")
+def plotted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a model for every kind of picture."""
+    root = tmp_path_factory.mktemp("plotted")
+    return make_repository(root, gpt="gpt", rotary="rotary", t5="t5", vit="vit")
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "suffix"),
+    [
+        ("gpt", "heatmap", "svg"),
+        ("gpt", "similarity", "png"),
+        ("gpt@1", "pca", "svg"),
+        ("rotary", "wavelengths", "svg"),
+        ("t5", "bias", "svg"),
+        ("vit", "parameters", "png"),
+    ],
+)
+def test_plot_writes_the_bytes_of_another_process(
+    model: str, kind: str, suffix: str, plotted: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / f"a.{suffix}"
+    done = run("plot", model, kind, "-o", file, "--repository", plotted)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {file}\n", "")
+    here = tmp_path / f"b.{suffix}"
+    plots.save(KINDS[kind].draw(plots.read_artifact(plotted / model.partition("@")[0] / "1")), here)
+    assert file.read_bytes() == here.read_bytes()
+    assert file.read_bytes().startswith(b"<?xml" if suffix == "svg" else b"\x89PNG")
+
+
+def test_plot_reads_a_preset_that_the_repository_lacks(plotted: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.svg"
+    done = run("plot", "gpt2-small", "parameters", "-o", file, "--repository", plotted)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert file.read_bytes().startswith(b"<?xml")
+
+
+def test_plot_refuses_a_kind_that_the_model_lacks(plotted: Path, tmp_path: Path) -> None:
+    message = failing("plot", "gpt", "bias", "-o", tmp_path / "a.svg", "--repository", plotted, code=1)
+    assert message == "gpt has no attention bias by distance; expected heatmap, similarity, pca, parameters"
+    assert not (tmp_path / "a.svg").exists()
+
+
+def test_plot_refuses_an_image_encoder_but_for_its_parameters(plotted: Path, tmp_path: Path) -> None:
+    message = failing("plot", "vit", "pca", "-o", tmp_path / "a.svg", "--repository", plotted, code=1)
+    assert message == "vit has no known token vectors; expected parameters"
+
+
+def test_plot_refuses_an_unknown_model(plotted: Path, tmp_path: Path) -> None:
+    message = failing("plot", "gpd", "pca", "-o", tmp_path / "a.svg", "--repository", plotted, code=1)
+    assert message.endswith("has no model 'gpd'; did you mean gpt?")
+
+
+def test_plot_refuses_an_unknown_kind_and_file(plotted: Path, tmp_path: Path) -> None:
+    assert "'histogram' is not one of" in failing("plot", "gpt", "histogram", "-o", tmp_path / "a.svg", code=2)
+    assert failing("plot", "gpt", "pca", "-o", "a.pdf", "--repository", plotted, code=1) == (
+        "file: got a.pdf, expected a name that ends in .svg or .png"
+    )
+    assert "Missing option '-o'" in failing("plot", "gpt", "pca", code=2)

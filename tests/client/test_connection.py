@@ -1,0 +1,143 @@
+"""How a client reaches a server: certificates, the caller's own httpx client, readiness, and control of the models."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import trustme
+
+import preblock
+from preblock.client import errors
+from preblock.client.access import read_access
+from tests.client.conftest import Connect, raises_kind
+from tests.client.flaky_proxy import STALL, FlakyProxy, canned
+from tests.support.artifacts import copy_artifact
+from tests.support.servers import Server, free_port, serve
+
+
+@dataclass(frozen=True)
+class Secure:
+    """A server of `gpt` with TLS that asks for a certificate, its authority, and files of a client's certificate."""
+
+    address: str
+    ca: Path
+    together: Path
+    certificate: Path
+    key: Path
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory, tiny_repository: Path) -> Iterator[Secure]:
+    folder, ca = tmp_path_factory.mktemp("tls"), trustme.CA()
+    names = ("ca", "server", "server-key", "together", "certificate", "key")
+    files = {name: folder / f"{name}.pem" for name in names}
+    server, client = ca.issue_cert("127.0.0.1"), ca.issue_cert("client.example")
+    ca.cert_pem.write_to_path(str(files["ca"]))
+    server.cert_chain_pems[0].write_to_path(str(files["server"]))
+    server.private_key_pem.write_to_path(str(files["server-key"]))
+    client.private_key_and_cert_chain_pem.write_to_path(str(files["together"]))
+    client.cert_chain_pems[0].write_to_path(str(files["certificate"]))
+    client.private_key_pem.write_to_path(str(files["key"]))
+    options = ("--tls-cert-file", files["server"], "--tls-key", files["server-key"], "--tls-client-ca", files["ca"])
+    with serve(tiny_repository, *map(str, options)) as running:
+        yield Secure(running.address, *(files[name] for name in ("ca", "together", "certificate", "key")))
+
+
+def test_certificates_serve_calls_and_streams(connect: Connect, secure: Secure) -> None:
+    for verify, cert in (
+        (secure.ca, secure.together),
+        (str(secure.ca), (secure.certificate, secure.key)),
+        (False, (str(secure.certificate), str(secure.key))),
+    ):
+        client = connect(secure.address, verify=verify, cert=cert)
+        vectors = client.embed([1, 2], model="gpt").vectors
+        with client.decode("gpt") as stream:
+            assert np.array_equal(stream.step([1, 2]), vectors)
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["unknown authority", "no own certificate"])
+def test_a_missing_certificate_is_a_failed_connection(connect: Connect, secure: Secure, trusted: bool) -> None:
+    client = connect(secure.address, retries=0, verify=secure.ca) if trusted else connect(secure.address, retries=0)
+    with pytest.raises(errors.ConnectionFailed, match=secure.address):
+        client.models()
+    with pytest.raises(errors.NoAnswer, match=secure.address), client.decode("gpt"):
+        pass
+
+
+@pytest.mark.parametrize("option", ["verify", "cert"])
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_an_unreadable_certificate_is_named(connect: Connect, tmp_path: Path, option: str, content: str | None) -> None:
+    file = tmp_path / "file.pem"
+    if content is not None:
+        file.write_text(content)
+    with raises_kind("Invalid", match=rf"^{option}: got {file} \(.+\), expected a file ") as raised:
+        connect("https://127.0.0.1", **{option: file})
+    assert raised.value.field == option
+
+
+def test_calls_use_the_callers_own_client(tiny_server: Server) -> None:
+    sent: list[httpx.Request] = []
+    with httpx.Client(headers={"X-Own": "1"}, event_hooks={"request": [sent.append]}) as http_client:
+        with preblock.connect(tiny_server.address, key="k", http_client=http_client) as client:
+            vectors = client.embed([1], model="gpt").vectors
+        assert http_client.get(f"{tiny_server.address}/livez").status_code == 200  # still open
+
+    async def embed() -> None:
+        async def note(request: httpx.Request) -> None:
+            sent.append(request)
+
+        async with httpx.AsyncClient(event_hooks={"request": [note]}) as own:
+            async with preblock.connect_async(tiny_server.address, http_client=own) as client:
+                assert np.array_equal((await client.embed([1], model="gpt")).vectors, vectors)
+            assert not own.is_closed
+
+    asyncio.run(embed())
+    assert [request.url.path for request in sent] == ["/models/gpt/embed", "/livez", "/models/gpt/embed"]
+    assert (sent[0].headers["X-Own"], sent[0].headers["Authorization"]) == ("1", "Bearer k")
+
+
+def test_a_client_of_the_other_kind_is_refused() -> None:
+    for connect, other in ((preblock.connect, httpx.AsyncClient()), (preblock.connect_async, httpx.Client())):
+        wrong: Any = other
+        with raises_kind("Invalid", match="^http_client: got a .*, expected an httpx"):
+            connect("http://host", http_client=wrong)
+
+
+def test_an_address_in_a_message_has_no_password() -> None:
+    access = read_access("http://me:secret@host:1/under/", 1, None)
+    assert (access.url, access.name) == ("http://me:secret@host:1/under", "http://host:1/under")
+
+
+def test_a_service_and_its_models_are_ready(connect: Connect, tiny_server: Server, flaky: FlakyProxy) -> None:
+    client = connect(tiny_server.address)
+    assert [client.ready(), client.ready("gpt"), client.ready("bert", 1)] == [True] * 3
+    assert [client.ready("none"), client.ready("bert", 9)] == [False] * 2
+    assert connect(f"http://127.0.0.1:{free_port()}").ready() is False
+    flaky.script = [canned("503 Service Unavailable"), STALL, canned("401 Unauthorized", b"{}")]
+    refused = connect(flaky.address, timeout=0.2)
+    assert [refused.ready(), refused.ready()] == [False, False]
+    with pytest.raises(errors.RequestError):
+        refused.ready()
+    assert flaky.connections == 3
+
+
+def test_models_are_unloaded_and_loaded(connect: Connect, tmp_path: Path, tiny_server: Server) -> None:
+    copy_artifact("gpt", tmp_path)
+    with serve(tmp_path, "--model-control", "explicit") as server:
+        client = connect(server.address)
+        expected = client.embed([1], model="gpt").vectors
+        client.unload("gpt")
+        assert client.ready("gpt") is False
+        with raises_kind("NotFound"):
+            client.embed([1], model="gpt")
+        client.load("gpt")
+        assert np.array_equal(client.embed([1], model="gpt").vectors, expected)
+        with pytest.raises(errors.RequestError, match="none"):
+            client.load("none")
+    with raises_kind("Forbidden", match="model_control"):
+        connect(tiny_server.address).load("gpt")

@@ -1,0 +1,163 @@
+"""Sentence embeddings of static embedding models, through OpenAI's own client. Oracles: model2vec, and torch."""
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+from model2vec import StaticModel
+from numpy.typing import NDArray
+
+from preblock.export.exporter import export
+from preblock.export.verification import verify
+from preblock.service.runtime.session import INLINE_MAX_VALUES
+from tests.support.exports import translations  # noqa: F401
+from tests.support.servers import Server, serve
+from tests.support.static_models import WIDTH, make_table, make_tokenizer, save_bag, save_mapped
+
+TEXTS = ["hello world", "abc ? jih", "a", "hello hello !! b", "cab fed"]
+"""Some have unknown words: model2vec leaves their tokens out, sentence-transformers does not."""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("static")
+    return {
+        "mapped": save_mapped(root / "mapped"),
+        "bag": save_bag(root / "bag"),
+    }
+
+
+@pytest.fixture(scope="module")
+def repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    for name, source in sources.items():
+        export(str(source), name, root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Server]:
+    with serve(repository) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.address) as opened:
+        yield opened
+
+
+def embed(client: openai.OpenAI, model: str, texts: Any, **options: Any) -> NDArray[np.float32]:
+    response = client.embeddings.create(model=model, input=texts, **options)
+    return np.array([item.embedding for item in response.data], np.float32)
+
+
+def bag_of(texts: list[str]) -> NDArray[np.float32]:
+    """Return the embeddings of the module that sentence-transformers uses."""
+    bag = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(make_table()).double())
+    rows = [encoding.ids for encoding in make_tokenizer().encode_batch(texts, add_special_tokens=False)]
+    starts = torch.tensor([0, *map(len, rows[:-1])]).cumsum(0)
+    found: NDArray[np.float32] = bag(torch.tensor(list(chain.from_iterable(rows))), starts).float().numpy()
+    return found
+
+
+def test_embeddings_are_those_of_model2vec(client: openai.OpenAI, sources: dict[str, Path]) -> None:
+    oracle = StaticModel.from_pretrained(sources["mapped"]).encode(TEXTS)
+    np.testing.assert_allclose(embed(client, "mapped", TEXTS), oracle, rtol=1e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("dimensions", [1, 4, WIDTH])
+def test_dimensions_cut_the_table_as_model2vec_does(
+    dimensions: int, client: openai.OpenAI, sources: dict[str, Path]
+) -> None:
+    oracle = StaticModel.from_pretrained(sources["mapped"], dimensionality=dimensions).encode(TEXTS)
+    found = embed(client, "mapped", TEXTS, dimensions=dimensions)
+    assert found.shape == (len(TEXTS), dimensions)
+    np.testing.assert_allclose(found, oracle, rtol=1e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("dimensions", [1, 4, WIDTH])
+def test_embeddings_are_those_of_sentence_transformers(dimensions: int, client: openai.OpenAI) -> None:
+    found = embed(client, "bag", TEXTS, dimensions=dimensions)
+    np.testing.assert_allclose(found, bag_of(TEXTS)[:, :dimensions], rtol=1e-6)
+
+
+def test_token_ids_embed_like_their_text(client: openai.OpenAI) -> None:
+    rows = [encoding.ids for encoding in make_tokenizer().encode_batch(TEXTS, add_special_tokens=False)]
+    assert np.array_equal(embed(client, "mapped", rows), embed(client, "mapped", TEXTS))
+
+
+def test_special_tokens_are_added_on_request(client: openai.OpenAI) -> None:
+    added = embed(client, "bag", ["a"], extra_body={"add_special_tokens": True})
+    assert np.array_equal(added, embed(client, "bag", [make_tokenizer().encode("a").ids]))
+
+
+def test_truncated_text_is_what_model2vec_truncates(client: openai.OpenAI, sources: dict[str, Path]) -> None:
+    long = ["a ? c d ! f g h i j", "hello"]
+    oracle = StaticModel.from_pretrained(sources["mapped"]).encode(long)
+    found = embed(client, "mapped", long, extra_body={"truncate_prompt_tokens": -1})
+    np.testing.assert_allclose(found, oracle, rtol=1e-5, atol=2e-7)
+
+
+def test_large_request_is_embedded_in_chunks(client: openai.OpenAI) -> None:
+    texts = [" ".join(TEXTS * 1000)] * 3
+    response = client.embeddings.create(model="bag", input=texts, dimensions=5)
+    assert response.usage.prompt_tokens * WIDTH > INLINE_MAX_VALUES
+    found = np.array([item.embedding for item in response.data], np.float32)
+    np.testing.assert_allclose(found, bag_of(texts)[:, :5], rtol=1e-6)
+
+
+def test_native_api_pools_the_same_vectors(client: openai.OpenAI, http: httpx.Client) -> None:
+    response = http.post("/models/mapped/embed", json={"text": TEXTS, "pooling": "mean", "encoding": "float"})
+    found = np.array(response.raise_for_status().json()["embeddings"], np.float32)
+    assert np.array_equal(found, embed(client, "mapped", TEXTS))
+
+
+def test_pooling_none_gives_the_vectors_of_tokens(client: openai.OpenAI) -> None:
+    found = embed(client, "bag", [[24, 4, 1]], extra_body={"pooling": "none"})
+    assert np.array_equal(found.reshape(3, WIDTH), make_table()[[24, 4, 1]])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dimensions": 0}, "dimensions: got 0, expected 1 to 8, or nothing"),
+        ({"dimensions": 9}, "dimensions: got 9, expected 1 to 8, or nothing"),
+        ({"dimensions": True}, "dimensions: got True, expected 1 to 8, or nothing"),
+        ({"dimensions": 2.0}, "dimensions: got 2.0, expected 1 to 8, or nothing"),
+        ({"dimensions": 3, "pooling": "none"}, "dimensions: got 3, expected 8, the width of this model, or nothing"),
+        ({"input": ["a", "? !"]}, "input[1]: got no known token, expected at least one, to take the mean"),
+        ({"input": [[4], [1]]}, "input[1]: got no known token, expected at least one, to take the mean"),
+        ({"input": ["a", ""]}, "input[1]: got '', expected a text of at least one character"),
+        ({"input": "? " * 8 + "a", "truncate": "right"}, "input[0]: got no known token, expected at least one"),
+        ({"input": "a " * 9}, "This model's maximum context length is 8 tokens, but input[0] has 9 tokens."),
+    ],
+)
+def test_bad_request_is_refused_with_its_field(fields: dict[str, Any], message: str, http: httpx.Client) -> None:
+    response = http.post("/v1/embeddings", json={"model": "mapped", "input": "a", **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(message)
+
+
+def test_manifest_states_pooling_and_steps(http: httpx.Client) -> None:
+    manifest = http.get("/models/mapped").json()["manifest"]
+    assert manifest["sentence"] == {"pooling": "mean", "normalize": True, "ignored_ids": [1]}
+    assert [step["kind"] for step in manifest["front_end"]["steps"]] == ["tokens", "weights"]
+    assert (manifest["family"], manifest["max_len"]) == ("model2vec", 8)
+
+
+def test_export_is_bit_exact_and_can_be_verified(repository: Path) -> None:
+    parity = verify(repository / "mapped" / "1", provider="cpu").providers["CPUExecutionProvider"]
+    assert parity.outputs["embeddings"].max_abs == 0.0

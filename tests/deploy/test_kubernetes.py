@@ -1,0 +1,237 @@
+"""The Kubernetes and KServe manifests: schemas, and agreement with the code and with each other.
+
+kubernetes-validate holds the OpenAPI schemas of Kubernetes. kubectl renders the kustomization where it is installed.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import kubernetes_validate
+import promql_parser
+import pytest
+import yaml
+
+from preblock.service.core.settings import Settings
+from tests.support.paths import ROOT
+from tests.support.servers import Server
+
+BASE = ROOT / "deploy/kubernetes"
+COMPONENTS = sorted(folder.name for folder in (BASE / "components").iterdir())
+KSERVE = ROOT / "deploy/kserve"
+VERSIONS = ["1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37"]
+CUSTOM: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "data/custom_resources.yaml").read_text())
+Document = dict[str, Any]
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+
+
+def documents(file: Path) -> list[Document]:
+    return [document for document in yaml.safe_load_all(file.read_text()) if document]
+
+
+def files() -> list[Path]:
+    return sorted(file for file in BASE.rglob("*.yaml") if file.name != "kustomization.yaml")
+
+
+def render(folder: Path) -> list[Document]:
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def of_kind(rendered: list[Document], kind: str) -> list[Document]:
+    return [document for document in rendered if document["kind"] == kind]
+
+
+def deployment() -> Document:
+    (found,) = documents(BASE / "deployment.yaml")
+    return found
+
+
+def container() -> Document:
+    (found,) = deployment()["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def overlay(folder: Path, component: str) -> Path:
+    """Return a kustomization of the base and a component, below a folder with a copy of both."""
+    shutil.copytree(BASE, folder / "base")
+    shutil.move(folder / "base/components", folder / "components")
+    text = f"resources: [../base]\ncomponents: [../components/{component}]\n"
+    (folder / "overlay").mkdir()
+    (folder / "overlay/kustomization.yaml").write_text(text)
+    return folder / "overlay"
+
+
+def unknown_fields(value: Any, known: Any, place: str = "") -> Iterator[str]:
+    """Yield the fields that a custom resource does not have."""
+    if isinstance(value, dict) and isinstance(known, dict):
+        for name, inner in value.items():
+            if name not in known:
+                yield f"{place}.{name}"
+            else:
+                yield from unknown_fields(inner, known[name], f"{place}.{name}")
+    elif isinstance(value, list) and isinstance(known, list):
+        for inner in value:
+            yield from unknown_fields(inner, known[0], f"{place}[]")
+
+
+@needs_kubectl
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rendered_base_fits_the_schemas_of_kubernetes(version: str) -> None:
+    rendered = render(BASE)
+    assert len(rendered) == 7
+    for document in rendered:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in files() if not set(CUSTOM) & {d["kind"] for d in documents(file)}], ids=str
+)
+def test_each_file_fits_the_newest_schemas(file: Path) -> None:
+    for document in documents(file):
+        kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+
+
+def test_a_misspelt_field_is_found() -> None:
+    document = deployment()
+    document["spec"]["template"]["spec"]["containers"][0]["startupProb"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="startupProb"):
+        kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in files() if set(CUSTOM) & {d["kind"] for d in documents(file)}], ids=str
+)
+def test_custom_resources_have_known_fields(file: Path) -> None:
+    for document in documents(file):
+        known = CUSTOM[document["kind"]] | {"apiVersion": None, "kind": None, "metadata": None}
+        assert list(unknown_fields(document, known)) == []
+
+
+@needs_kubectl
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_each_component_renders_with_the_base(component: str, tmp_path: Path) -> None:
+    rendered = render(overlay(tmp_path, component))
+    for document in rendered:
+        if document["kind"] not in CUSTOM:
+            kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+    assert len(of_kind(rendered, "Deployment")) == 1
+    if component == "keda":
+        assert of_kind(rendered, "HorizontalPodAutoscaler") == []
+        assert len(of_kind(rendered, "ScaledObject")) == 1
+    if component == "gpu":
+        (pod,) = (d["spec"]["template"]["spec"] for d in of_kind(rendered, "Deployment"))
+        assert pod["containers"][0]["image"].startswith("preblock-gpu:")
+        assert {"name": "PREBLOCK_PROVIDER", "value": "cuda"} in pod["containers"][0]["env"]
+        assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+@needs_kubectl
+def test_documented_overlay_renders(tmp_path: Path) -> None:
+    shutil.copytree(BASE, tmp_path / "base")
+    text = (ROOT / "docs/scaling.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "kustomization.yaml").write_text(text)
+    rendered = render(tmp_path)
+    assert {"ScaledObject", "ServiceMonitor", "PrometheusRule"} <= {document["kind"] for document in rendered}
+    assert {document["metadata"]["namespace"] for document in rendered} == {"embeddings"}
+    (deployed,) = of_kind(rendered, "Deployment")
+    assert deployed["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/preblock:0.1.0"
+
+
+@needs_kubectl
+def test_every_selector_matches_the_pods() -> None:
+    rendered = render(BASE)
+    (deployed,) = of_kind(rendered, "Deployment")
+    labels = deployed["spec"]["template"]["metadata"]["labels"]
+    selectors = [d["spec"]["selector"] for d in of_kind(rendered, "Service")]
+    selectors += [d["spec"]["selector"]["matchLabels"] for d in of_kind(rendered, "PodDisruptionBudget")]
+    selectors += [d["spec"]["podSelector"]["matchLabels"] for d in of_kind(rendered, "NetworkPolicy")]
+    selectors += [deployed["spec"]["selector"]["matchLabels"]]
+    assert len(selectors) == 5
+    for selector in selectors:
+        assert selector
+        assert selector.items() <= labels.items()
+
+
+def test_probes_name_paths_of_the_service(tiny_server: Server) -> None:
+    for probe, path in (("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
+        assert container()[probe]["httpGet"] == {"path": path, "port": "http"}
+        assert httpx.get(tiny_server.address + path, timeout=60).status_code == 200
+
+
+def test_environment_variables_are_settings() -> None:
+    variables = [entry["name"] for entry in container()["env"]]
+    (runtime,) = documents(KSERVE / "runtime.yaml")
+    variables += [entry["name"] for entry in runtime["spec"]["containers"][0]["env"]]
+    assert variables
+    known = {f"PREBLOCK_{name.upper()}" for name in Settings.model_fields}
+    assert set(variables) <= known
+
+
+def test_ports_agree() -> None:
+    ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
+    environment = {entry["name"]: entry["value"] for entry in container()["env"]}
+    assert ports == {"http": Settings().port, "grpc": int(environment["PREBLOCK_GRPC_PORT"])}
+    for service in documents(BASE / "service.yaml"):
+        assert {port["targetPort"]: port["port"] for port in service["spec"]["ports"]} == ports
+    (policy,) = documents(BASE / "network-policy.yaml")
+    assert [port["port"] for port in policy["spec"]["ingress"][0]["ports"]] == [*ports]
+
+
+def test_pod_ends_after_the_service_has_drained() -> None:
+    pod = deployment()["spec"]["template"]["spec"]
+    pause = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] >= pause + Settings().shutdown_timeout_seconds + 10
+
+
+def test_pod_is_confined_as_the_compose_service() -> None:
+    pod = deployment()["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert f"--uid {pod['securityContext']['runAsUser']} " in (ROOT / "Dockerfile").read_text()
+    assert container()["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container()["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod["enableServiceLinks"] is False
+
+
+def test_references_between_objects_resolve() -> None:
+    (claim,) = documents(BASE / "volume-claim.yaml")
+    (job,) = documents(BASE / "export-job.yaml")
+    for pod in (deployment()["spec"]["template"]["spec"], job["spec"]["template"]["spec"]):
+        assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    (scaler,) = documents(BASE / "horizontal-pod-autoscaler.yaml")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment()["metadata"]["name"]
+    (scaled,) = documents(BASE / "components/keda/scaled-object.yaml")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == deployment()["metadata"]["name"]
+
+
+def test_rules_are_those_of_prometheus() -> None:
+    (rule,) = documents(BASE / "components/monitoring/prometheus-rule.yaml")
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text())
+
+
+def test_queries_name_metrics_of_the_service(tiny_server: Server) -> None:
+    (scaled,) = documents(BASE / "components/keda/scaled-object.yaml")
+    (service,) = documents(KSERVE / "inference-service.yaml")
+    external = service["spec"]["predictor"]["autoScaling"]["metrics"][0]["external"]
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    assert external["metric"]["query"] == query
+    promql_parser.parse(query)
+    exposed = httpx.get(f"{tiny_server.address}/metrics", timeout=60).text
+    for name in ("preblock_requests_running", "preblock_queue_depth"):
+        assert name in query
+        assert f"\n{name}" in exposed
+
+
+def test_kserve_calls_the_model_by_the_name_of_the_service() -> None:
+    (service,) = documents(KSERVE / "inference-service.yaml")
+    (argument,) = service["spec"]["predictor"]["model"]["args"]
+    assert argument.startswith(f"--alias={service['metadata']['name']}=")
+    (runtime,) = documents(KSERVE / "runtime.yaml")
+    formats = [entry["name"] for entry in runtime["spec"]["supportedModelFormats"]]
+    assert service["spec"]["predictor"]["model"]["modelFormat"]["name"] in formats
+    assert json.dumps(runtime).count("8080") == 5

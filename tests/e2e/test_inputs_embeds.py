@@ -1,0 +1,56 @@
+"""The outputs of GPT-2 in a model of transformers: only `token_embeddings` are its `inputs_embeds`."""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from preblock.export.exporter import export
+from tests.support.servers import serve
+
+IDS = [[15, 11, 9, 3]]
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=97, **sizes, initializer_range=0.5))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def address(gpt2: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    source, root = tmp_path_factory.mktemp("gpt2"), tmp_path_factory.mktemp("served")
+    gpt2.save_pretrained(source)
+    export(str(source), "gpt2", root)
+    with serve(root) as server:
+        yield f"{server.address}/models/gpt2"
+
+
+def logits_from(gpt2: Any, address: str, output: str) -> torch.Tensor:
+    """Return the logits of the model with a served output as `inputs_embeds`."""
+    answer = httpx.post(f"{address}/embed", json={"input_ids": IDS, "output": output}).json()
+    vectors = np.frombuffer(base64.b64decode(answer[output]), "<f4").reshape(answer["shape"])
+    with torch.inference_mode():
+        logits: torch.Tensor = gpt2(inputs_embeds=torch.from_numpy(vectors.copy())).logits
+    return logits
+
+
+def test_only_token_embeddings_give_the_logits_of_the_ids(gpt2: Any, address: str) -> None:
+    with torch.inference_mode():
+        expected = gpt2(torch.tensor(IDS)).logits
+    assert torch.equal(logits_from(gpt2, address, "token_embeddings"), expected)
+    assert (logits_from(gpt2, address, "embeddings") - expected).abs().max() > 1
+
+
+def test_the_description_says_which_output_a_model_takes(address: str) -> None:
+    outputs = httpx.get(address).json()["outputs"]
+    assert outputs["token_embeddings"]["use_as"] == "inputs_embeds or prompt_embeds of a model"
+    assert outputs["embeddings"]["use_as"] == "input of block 0"
+    assert "Do not pass them as inputs_embeds" in outputs["embeddings"]["description"]

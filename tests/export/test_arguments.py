@@ -1,0 +1,159 @@
+"""Arguments of an export, and the suggestions for wrong ones."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preblock.export.arguments import SourceOptions, check_arguments, default_name, detect_format, parse_source
+from preblock.export.errors import ExportError
+
+ALLOWED: dict[str, Any] = {
+    "source": "gpt2-small",
+    "name": "m",
+    "max_len": None,
+    "resizing": None,
+    "dtype": "float32",
+    "scale": None,
+    "choices": {},
+}
+
+
+def folder_of(parent: Path, **config: Any) -> str:
+    """Make a folder with a `config.json` and no weights."""
+    (parent / "config.json").write_text(json.dumps(config))
+    return str(parent)
+
+
+def test_import_of_the_arguments_imports_no_torch() -> None:
+    code = "import sys, preblock.export.arguments; print({'torch', 'huggingface_hub', 'onnx'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("gpt2", "'gpt2' is neither a folder nor a preset; did you mean gpt2-small?"),
+        ("GPT2-Smal", "'GPT2-Smal' is neither a folder nor a preset; did you mean gpt2-small?"),
+        ("x", "'x' is neither a folder nor a preset; known presets: gpt2-small, transformer-base"),
+        ("", "the text is empty; name a folder, a preset, or hf:owner/name"),
+        (
+            "owner/name",
+            "no folder owner/name exists; to download it from the hub, prefix it with hf:, as in hf:owner/name",
+        ),
+        ("./none", "no folder ./none exists"),
+        ("/none/a", "no folder /none/a exists"),
+        ("hf:name", "'hf:name' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
+        ("hf:a/b/c", "'hf:a/b/c' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
+        ("hf:a/b@", "'hf:a/b@' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
+    ],
+)
+def test_an_unknown_source_is_refused_with_a_suggestion(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExportError) as error:
+        parse_source(source)
+    assert str(error.value) == f"SOURCE: {message}"
+
+
+def test_a_file_is_refused_with_its_folder_as_hint(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(ExportError, match="is a file; name its folder, which holds"):
+        parse_source(str(file))
+
+
+def test_a_folder_without_a_front_end_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"the folder holds neither config\.json nor frontend\.toml$"):
+        detect_format(tmp_path, {})
+
+
+def test_the_folder_of_an_artifact_is_refused_as_one(tiny_repository: Path) -> None:
+    for folder in (tiny_repository / "bert", tiny_repository / "bert" / "1"):
+        with pytest.raises(ExportError, match="it is an exported artifact already, ready for `preblock serve`"):
+            detect_format(folder, {})
+
+
+@pytest.mark.parametrize(
+    ("config", "choices", "message"),
+    [
+        (
+            {"model_type": "gpt-2"},
+            {},
+            "the model_type 'gpt-2' is unknown; did you mean gpt2? `preblock families`",
+        ),
+        ({}, {}, "the model_type None is unknown; `preblock families` lists the known ones"),
+        ({"model_type": "bart"}, {}, "--side is missing, but a model of type 'bart' needs one of encoder, decoder"),
+        ({"model_type": "bart"}, {"side": "vision"}, "--side is 'vision', but a model of type 'bart' needs one of"),
+        ({"model_type": "gpt2"}, {"side": "text"}, "--side is only for models with two sides; 'gpt2' has one"),
+        ({"model_type": "bert"}, {"segments": True}, "whose segments are token ids; the model is 'bert'"),
+        ({"model_type": "vit"}, {"segments": True}, "--segments is only for published checkpoints; a stem is none"),
+        ({"model_type": "vit"}, {"arithmetic": "source"}, "--arithmetic is only for published checkpoints"),
+    ],
+)
+def test_config_json_alone_refuses_a_model(
+    config: dict[str, Any], choices: SourceOptions, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError) as error:
+        check_arguments(**ALLOWED | {"source": folder_of(tmp_path, **config), "choices": choices})
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "../x"}, "--name: got '../x', expected 1 to 128 letters"),
+        ({"scale": "row"}, "--scale is only for --dtype int8; the dtype is float32"),
+        ({"resizing": "truncate"}, "--resize needs --max-len"),
+        ({"choices": {"side": "encoder"}}, "--side is only for published checkpoints; gpt2-small is none"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExportError) as error:
+        check_arguments(**ALLOWED | arguments)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"max_len": 5}, "--max-len is only for"), ({"dtype": "int8"}, "--dtype int8 is only for")],
+)
+def test_a_stem_refuses_options_of_tables(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=message):
+        check_arguments(**ALLOWED | {"source": folder_of(tmp_path, model_type="vit")} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("gpt2-small", "gpt2-small"),
+        ("hf:sentence-transformers/all-MiniLM-L6-v2@main", "all-MiniLM-L6-v2"),
+        ("folder", "folder"),
+        ("my model (v2)", "my-model-v2-"),
+        ("__hidden", "hidden"),
+        ("x" * 200, "x" * 128),
+    ],
+)
+def test_the_default_name_follows_from_the_source(
+    source: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if ":" not in source and source != "gpt2-small":
+        (tmp_path / source).mkdir()
+    assert default_name(source) == name
+
+
+def test_the_folder_itself_gives_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bert").mkdir()
+    monkeypatch.chdir(tmp_path / "bert")
+    assert default_name(".") == "bert"
+
+
+def test_a_folder_without_a_letter_gives_no_name(tmp_path: Path) -> None:
+    (tmp_path / "___").mkdir()
+    with pytest.raises(ExportError, match="--name is needed: the name of the source, '___', has no letter"):
+        default_name(str(tmp_path / "___"))

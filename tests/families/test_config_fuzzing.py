@@ -1,0 +1,98 @@
+"""Edited configurations against transformers: the edits that once gave other vectors, and a sample of all."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.checkpoints.weight_files import CheckpointError
+from tests.families.config_edits import REMOVED, Edit, edits_of, save_whole, try_edit
+from tests.families.config_fuzzing import DOCUMENT, WRONG, try_family
+from tests.families.published_models import PUBLISHED
+from tests.families.table import versions
+
+SAMPLED = 5
+"""Edits of each family; `make discover-fuzz` tries all of them."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_sample_of_edits_changes_no_vector_silently(name: str, tmp_path: Path) -> None:
+    config = save_whole(name, tmp_path / "source")
+    for number, edit in enumerate(random.Random(name).sample(list(edits_of(config)), SAMPLED)):
+        outcome = try_edit(name, tmp_path / "source", config, edit, tmp_path / str(number))
+        assert outcome.kind not in WRONG, (edit, outcome)
+
+
+def test_the_document_has_every_family_and_no_difference() -> None:
+    document = DOCUMENT.read_text(encoding="utf-8")
+    rows = [line.split("|") for line in document.partition("Preblock alone refuses")[0].splitlines()]
+    different = {row[1].strip(" `"): int(row[3]) for row in rows if len(row) > 3 and row[1].startswith(" `")}
+    assert different == dict.fromkeys(PUBLISHED, 0)
+    assert versions() in document
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("esm", {"position_embedding_type": None}, "equal"),
+        ("esm", {"mask_token_id": 1}, "preblock refuses"),
+        ("esm", {"mask_token_id": 1, "token_dropout": False}, "equal"),
+        ("funnel", {"pad_token_id": 2}, "equal"),
+        ("funnel", {"pad_token_id": -1}, "equal"),
+        ("funnel", {"pad_token_id": REMOVED}, "equal"),
+        ("funnel", {"pad_token_id": 99}, "refused"),
+        ("gemma3_text", {"layer_types": None}, "equal"),
+        ("gemma3_text", {"layer_types": [FULL, FULL]}, "equal"),
+        ("gemma3_text", {"layer_types": [FULL, "chunked_attention"]}, "refused"),
+        ("gemma3_text", {"sliding_window_pattern": 1}, "equal"),
+        ("gemma3_text", {"sliding_window_pattern": 2}, "equal"),
+        ("modernbert", {"num_hidden_layers": 1}, "equal"),
+        ("modernbert", {"global_attn_every_n_layers": 1}, "equal"),
+        ("modernbert", {"num_hidden_layers": 0}, "refused"),
+        ("modernbert", {"layer_types": [SLIDING, SLIDING]}, "equal"),
+    ],
+)
+def test_an_edit_means_what_it_means_to_transformers(
+    name: str, changes: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    config = save_whole(name, tmp_path / "source")
+    *others, last = changes.items()
+    for key, value in others:
+        config[key] = value
+    outcome = try_edit(name, tmp_path / "source", config, Edit((last[0],), last[1]), tmp_path / "edited")
+    assert outcome.kind == expected, outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("llama", "head_dim", 10**9),
+        ("gptj", "rotary_dim", 10**9),
+        ("ctrl", "n_positions", 10**9),
+        ("xglm", "max_position_embeddings", 10**9),
+        ("marian/encoder", "max_position_embeddings", 10**9),
+    ],
+)
+def test_a_size_that_would_fill_the_memory_is_refused(name: str, key: str, value: int, tmp_path: Path) -> None:
+    config = save_whole(name, tmp_path / "source") | {key: value}
+    (tmp_path / "source/config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"{key}: got 1000000000, expected 1 to"):
+        read_frontend(tmp_path / "source", name.partition("/")[2] or None)
+
+
+def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
+    edits = [str(edit) for edit in edits_of(save_whole("t5/encoder", tmp_path / "source"))]
+    record = {"family": "t5/encoder", "kind": "equal", "detail": "", "versions": versions()}
+    lines = [json.dumps(record | {"edit": edit}) for edit in edits]
+    other_version = json.dumps(record | {"edit": edits[-3], "versions": "another"})
+    state = tmp_path / "state.jsonl"
+    state.write_text("\n".join([*lines[:-3], other_version, lines[-2][:20]]))
+    try_family("t5/encoder", state)
+    added = state.read_text().splitlines()[-3:]
+    assert [json.loads(line)["edit"] for line in added] == edits[-3:]

@@ -1,0 +1,169 @@
+"""Text, truncation, pooling and next offsets in every native format. Oracles: numpy, safetensors, the JSON answer."""
+
+import base64
+import io
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+from numpy.typing import NDArray
+
+JSON, BYTES = "application/json", "application/octet-stream"
+NPY, SAFETENSORS = "application/x-npy", "application/x-safetensors"
+ROWS = [[1, 2, 3], [4]]
+Vectors = NDArray[np.float32]
+
+
+def ask(tiny: httpx.Client, accept: str, kind: str, fields: dict[str, Any], model: str = "bert") -> httpx.Response:
+    """Send rows of ids as the content type `kind` with all other fields in the query, or everything as JSON."""
+    rows = fields.get("input_ids")
+    query = {
+        name: value if name in ("pooling", "truncate", "output") else json.dumps(value)
+        for name, value in fields.items()
+        if name != "input_ids"
+    }
+    content = b""
+    if kind == JSON:
+        content, query = json.dumps(fields).encode(), {}
+    elif rows is not None:
+        ids = np.concatenate(rows).astype("<i8")
+        query["lengths"] = json.dumps(list(map(len, rows)))
+        buffer = io.BytesIO()
+        np.save(buffer, ids)
+        content = {
+            BYTES: ids.tobytes(),
+            NPY: buffer.getvalue(),
+            SAFETENSORS: safetensors.numpy.save({"input_ids": ids}),
+        }[kind]
+    response = tiny.post(
+        f"/models/{model}/embed", params=query, content=content, headers={"Accept": accept, "Content-Type": kind}
+    )
+    assert response.status_code == 200, response.text
+    assert response.headers["Content-Type"] == accept
+    return response
+
+
+def numbers(response: httpx.Response, name: str, rows: int) -> list[int] | None:
+    """Return the numbers of a header for each row; one number stands for all rows."""
+    text = response.headers.get(f"Preblock-{name}")
+    if text is None:
+        return None
+    found = list(map(int, text.split(",")))
+    return found * rows if len(found) == 1 else found
+
+
+def read(response: httpx.Response, rows: int) -> tuple[Vectors, dict[str, list[int] | None]]:
+    """Return the vectors of an answer, and its numbers for each row."""
+    names = ("next_offset", "lengths", "truncated")
+    media = response.headers["Content-Type"]
+    if media == JSON:
+        document = response.json()
+        vectors = np.frombuffer(base64.b64decode(document["embeddings"]), "<f4").reshape(document["shape"])
+        return vectors, {name: document.get(name) for name in names}
+    if media == SAFETENSORS:
+        tensors = safetensors.numpy.load(response.content)
+        return tensors["embeddings"], {name: tensors[name].tolist() if name in tensors else None for name in names}
+    shape = list(map(int, response.headers["Preblock-Shape"].split(",")))
+    vectors = np.load(io.BytesIO(response.content)) if media == NPY else np.frombuffer(response.content, "<f4")
+    found = {name: numbers(response, name.replace("_", "-").title(), rows) for name in names}
+    return vectors.reshape(shape), found
+
+
+@pytest.mark.parametrize("accept", [JSON, BYTES, NPY, SAFETENSORS])
+@pytest.mark.parametrize("kind", [JSON, BYTES, NPY, SAFETENSORS])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input_ids": ROWS, "offset": [2, 0]},
+        {"input_ids": [*ROWS, [1] * 9], "truncate": "right"},
+        {"input_ids": ROWS, "pooling": "mean"},
+        {"input_ids": ROWS, "pooling": "last", "offset": [1, 0]},
+        {"text": ["a b c", "a"]},
+        {"text": ["a b c d e f g", "a"], "truncate": "left"},
+        {"text": "a b c", "pooling": "mean"},
+    ],
+    ids=lambda fields: "-".join(fields),
+)
+def test_every_format_holds_the_same_answer(tiny: httpx.Client, accept: str, kind: str, fields: dict[str, Any]) -> None:
+    rows = fields["input_ids"] if "input_ids" in fields else fields["text"]
+    count = 1 if isinstance(rows, str) else len(rows)
+    vectors, found = read(ask(tiny, accept, kind, fields), count)
+    expected, told = read(tiny.post("/models/bert/embed", json=fields), count)
+    assert vectors.tobytes() == expected.tobytes()
+    assert vectors.shape == expected.shape
+    if accept == SAFETENSORS and told["lengths"] is None:
+        assert len(set(found.pop("lengths") or [])) == 1  # a file always holds the lengths
+        del told["lengths"]
+    assert found == told
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_pooling_gives_one_vector_for_each_row(tiny: httpx.Client, pooling: str) -> None:
+    rows = [read(tiny.post("/models/bert/embed", json={"input_ids": [row]}), 1)[0][0] for row in ROWS]
+    expected = {
+        "mean": [row.astype(np.float64).mean(0).astype(np.float32) for row in rows],
+        "first": [row[0] for row in rows],
+        "last": [row[-1] for row in rows],
+    }
+    answer = tiny.post("/models/bert/embed", json={"input_ids": ROWS, "pooling": pooling}).json()
+    assert answer["shape"] == [2, 4]
+    found = np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(2, 4)
+    assert found.tobytes() == np.stack(expected[pooling]).tobytes()
+    pooled = tiny.post("/v1/embeddings", json={"model": "bert", "input": ROWS, "pooling": pooling}).json()
+    assert found.tobytes() == np.array([item["embedding"] for item in pooled["data"]], np.float32).tobytes()
+
+
+def test_pooling_ignores_padding(tiny: httpx.Client) -> None:
+    padded = {"input_ids": [[0, 1, 2]], "attention_mask": [[0, 1, 1]], "pooling": "mean"}
+    alone = {"input_ids": [[1, 2]], "pooling": "mean"}
+    first, second = (tiny.post("/models/bert/embed", json=fields).json()["embeddings"] for fields in (padded, alone))
+    assert first == second
+
+
+def test_next_offset_continues_the_rows_of_a_repeated_request(tiny: httpx.Client) -> None:
+    """The answers after the first come from its template."""
+    for ids in ([[1, 2], [3, 4]], [[5, 6], [0, 1]], [[2, 2], [3, 3]]):
+        response = tiny.post(
+            "/models/gpt/embed?offset=[1,3]&shape=2,2",
+            content=np.array(ids, "<i8").tobytes(),
+            headers={"Content-Type": BYTES, "Accept": BYTES},
+        )
+        assert response.headers["Preblock-Next-Offset"] == "3,5"
+    response = tiny.post("/models/gpt/embed", json={"input_ids": [[1]] * 600}, headers={"Accept": NPY})
+    assert response.headers["Preblock-Next-Offset"] == "1"  # one number stands for all rows
+
+
+def test_headers_without_room_are_left_out(tiny: httpx.Client) -> None:
+    """600 numbers for each row could be more than a client accepts; its own rows tell them."""
+    rows = [[1] * (1 + row % 2) for row in range(600)]
+    response = tiny.post("/models/gpt/embed", json={"input_ids": rows}, headers={"Accept": BYTES})
+    assert response.headers["Preblock-Shape"] == "900,4"
+    assert not {"Preblock-Next-Offset", "Preblock-Lengths"} & set(response.headers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        ({"input_ids": [1], "pooling": "max"}, "pooling: got max, expected none, mean, first, last"),
+        ({"input_ids": [1], "pooling": 1}, "pooling: got 1, expected none, mean, first, last"),
+        (
+            {"input_ids": [1], "pooling": "mean", "encoding": "prompt_embeds"},
+            "pooling: got mean, expected none with the encoding prompt_embeds: a vector for each token",
+        ),
+    ],
+)
+def test_bad_pooling_is_refused(tiny: httpx.Client, fields: dict[str, Any], detail: str) -> None:
+    response = tiny.post("/models/bert/embed", json=fields)
+    assert (response.status_code, response.json()["detail"]) == (422, detail)
+
+
+@pytest.mark.parametrize("output", ["embeddings,token_embeddings", ["embeddings", "token_embeddings"]])
+def test_outputs_have_one_spelling(tiny: httpx.Client, output: Any) -> None:
+    answer = tiny.post("/models/gpt/embed", json={"input_ids": [1], "output": output}).json()
+    assert list(answer["outputs"]) == ["embeddings", "token_embeddings"]
+    if isinstance(output, str):
+        query = tiny.post("/models/gpt/embed", params={"output": output}, json={"input_ids": [1]}).json()
+        assert query == answer

@@ -1,0 +1,171 @@
+"""Rows of positions and nearest tokens. The oracle is numpy, on the tables as onnx reads them."""
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from preblock.service.core.auth import new_key
+from tests.support.artifacts import make_repository, read_tables
+from tests.support.servers import serve
+
+MODELS = {"gpt": "gpt", "long": "gpt-300x64x5000", "ids": "counts-ids", "llama": "llama", "vit": "vit"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_repository(tmp_path_factory.mktemp("tables"), **MODELS)
+
+
+@pytest.fixture(scope="module")
+def client(root: Path) -> Iterator[httpx.Client]:
+    with serve(root) as server, httpx.Client(base_url=server.address) as client:
+        yield client
+
+
+def positions_of(root: Path, name: str) -> Any:
+    return read_tables(root / name / "1")["positions"]
+
+
+@pytest.mark.parametrize(("name", "skipped"), [("gpt", 0), ("long", 0), ("ids", 2)])
+def test_positions_are_rows_of_the_table(name: str, skipped: int, client: httpx.Client, root: Path) -> None:
+    body = client.get(f"/models/{name}/positions", params={"first": 1, "count": 3, "encoding": "float"}).json()
+    assert {key: body[key] for key in ("model", "version", "dtype", "encoding", "use_as")} == {
+        "model": name,
+        "version": 1,
+        "dtype": "float32",
+        "encoding": "float",
+        "use_as": "vectors added to the token vectors",
+    }
+    table = positions_of(root, name)[skipped:]
+    assert body["shape"] == [3, table.shape[1]]
+    assert np.array_equal(np.array(body["position_embeddings"], np.float32), table[1:4])
+
+
+def test_positions_in_every_format_are_the_same(client: httpx.Client, root: Path) -> None:
+    def get(media: str) -> bytes:
+        answer = client.get("/models/long/versions/1/positions?first=4&count=5", headers={"Accept": media})
+        assert (answer.status_code, answer.headers["content-type"]) == (200, media)
+        return answer.content
+
+    expected = positions_of(root, "long")[4:9]
+    assert np.array_equal(np.load(io.BytesIO(get("application/x-npy"))), expected)
+    assert get("application/octet-stream") == expected.tobytes()
+    (name, values), *others = load(get("application/x-safetensors")).items()
+    assert (name, others) == ("position_embeddings", [])
+    assert np.array_equal(values, expected)
+    document = client.get("/models/long/positions?first=4&count=5").json()
+    assert base64.b64decode(document["position_embeddings"]) == expected.tobytes()
+
+
+@pytest.mark.parametrize(("query", "first", "count"), [("", 0, 64), ("first=4990", 4990, 10), ("count=4096", 0, 4096)])
+def test_positions_by_default_end_with_the_table(
+    query: str, first: int, count: int, client: httpx.Client, root: Path
+) -> None:
+    answer = client.get(f"/models/long/positions?{query}", headers={"Accept": "application/x-npy"})
+    expected = positions_of(root, "long")[first : first + count]
+    assert np.array_equal(np.load(io.BytesIO(answer.content)), expected)
+
+
+def test_sinusoids_are_computed_rows(http: httpx.Client) -> None:
+    answer = http.get("/models/transformer-base/positions?first=4000&count=96", headers={"Accept": "application/x-npy"})
+    rows = np.load(io.BytesIO(answer.content))
+    angles = np.arange(4000, 4096)[:, None] / 10000 ** (np.arange(256) / 256)
+    assert np.allclose(rows[:, 0::2], np.sin(angles), atol=1e-6)
+    assert np.allclose(rows[:, 1::2], np.cos(angles), atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "id_"), [("long", 7), ("llama", 0), ("gpt", 6)])
+def test_neighbours_have_the_highest_cosines(name: str, id_: int, client: httpx.Client, root: Path) -> None:
+    rows = read_tables(root / name / "1")["tokens"].astype(np.float64)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    cosines = unit @ unit[id_]
+    expected = [token for token in np.argsort(-cosines).tolist() if token != id_][:5]
+    for _ in range(2):  # the second answer comes from the cache
+        body = client.get(f"/models/{name}/neighbours", params={"id": id_, "count": 5}).json()
+        assert (body["model"], body["version"], body["id"]) == (name, 1, id_)
+        assert [entry["id"] for entry in body["neighbours"]] == expected
+        assert np.allclose([entry["cosine"] for entry in body["neighbours"]], cosines[expected], atol=1e-6)
+
+
+def test_neighbours_of_a_large_table_are_read_in_blocks(http: httpx.Client, repository: Path) -> None:
+    rows = read_tables(repository / "minilm" / "1")["tokens"]
+    norms = np.linalg.norm(rows, axis=1)
+    cosines = rows @ rows[2000] / np.where(norms == 0, 1, norms * norms[2000])
+    cosines[2000] = -1
+    body = http.get("/models/minilm/neighbours?id=2000&count=100").json()
+    found = [entry["cosine"] for entry in body["neighbours"]]
+    assert np.allclose(found, np.sort(cosines)[::-1][:100], atol=1e-5)
+    assert np.allclose(cosines[[entry["id"] for entry in body["neighbours"]]], found, atol=1e-5)
+
+
+@pytest.mark.parametrize(("query", "count"), [("", 10), ("&count=100", 100)])
+def test_neighbours_by_default_are_ten(query: str, count: int, client: httpx.Client) -> None:
+    assert len(client.get(f"/models/long/neighbours?id=1{query}").json()["neighbours"]) == count
+
+
+def test_neighbours_of_a_small_vocabulary_are_all_others(client: httpx.Client) -> None:
+    body = client.get("/models/gpt/neighbours?id=1").json()
+    assert sorted(entry["id"] for entry in body["neighbours"]) == [0, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "detail"),
+    [
+        ("gpt/positions?first=6", 422, "first: got 6, expected 0 to 5"),
+        ("gpt/positions?first=-1", 422, "first: got -1, expected 0 to 5"),
+        ("gpt/positions?first=2&count=5", 422, "count: got 5, expected 1 to 4"),
+        ("gpt/positions?count=0", 422, "count: got 0, expected 1 to 6"),
+        ("long/positions?count=4097", 422, "count: got 4097, expected 1 to 4096"),
+        ("gpt/positions?count=two", 422, "count: got 'two', expected a 64-bit integer"),
+        ("gpt/positions?count=99999999999999999999", 422, "count: got '99999999999999999999', expected a 64-bit"),
+        ("gpt/positions?count=1&count=2", 422, "the query has 2 values of count"),
+        ("gpt/positions?last=1", 422, "unknown field last; expected first, count, encoding"),
+        ("gpt/positions?encoding=hex", 422, "encoding: got hex, expected base64, float"),
+        ("llama/positions", 422, "llama adds no position vectors"),
+        ("gpt/neighbours", 422, "id: got nothing, expected the id of a token"),
+        ("gpt/neighbours?id=7", 422, "id: got 7, expected 0 to 6"),
+        ("gpt/neighbours?id=-1", 422, "id: got -1, expected 0 to 6"),
+        ("gpt/neighbours?id=1&count=7", 422, "count: got 7, expected 1 to 6"),
+        ("long/neighbours?id=1&count=101", 422, "count: got 101, expected 1 to 100"),
+        ("gpt/neighbours?id=1&first=2", 422, "unknown field first; expected id, count"),
+        ("gpt9/positions", 404, "model"),
+        ("gpt/versions/2/neighbours?id=1", 404, "version"),
+    ],
+)
+def test_a_wrong_query_is_refused(path: str, status: int, detail: str, client: httpx.Client) -> None:
+    answer = client.get(f"/models/{path}")
+    assert answer.status_code == status
+    assert detail in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("action", ["positions", "neighbours?id=1"])
+def test_an_image_encoder_has_no_tables(action: str, client: httpx.Client) -> None:
+    answer = client.get(f"/models/vit/{action}")
+    assert 400 <= answer.status_code < 500
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(("action", "media"), [("positions", "text/html"), ("neighbours?id=1", "application/x-npy")])
+def test_another_format_is_not_acceptable(action: str, media: str, client: httpx.Client) -> None:
+    assert client.get(f"/models/gpt/{action}", headers={"Accept": media}).status_code == 406
+
+
+def test_tables_need_a_key_for_their_model(root: Path, tmp_path: Path) -> None:
+    made, entry = new_key("alice", ("gpt",), False)
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry)
+    keys.chmod(0o600)
+    with serve(root, "--api-keys-file", str(keys)) as server, httpx.Client(base_url=server.address) as client:
+        headers = {"Authorization": f"Bearer {made}"}
+        for action in ("positions", "neighbours?id=1"):
+            assert client.get(f"/models/gpt/{action}").status_code == 401
+            answer = client.get(f"/models/gpt/{action}", headers=headers)
+            assert answer.status_code == 200, answer.text
+            assert client.get(f"/models/long/{action}", headers=headers).status_code in (403, 404)

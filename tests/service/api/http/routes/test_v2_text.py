@@ -1,0 +1,205 @@
+"""Text and row outputs over the Open Inference Protocol. Oracles: tritonclient, and the native and OpenAI APIs."""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
+
+from tests.service.api.http.routes.test_v2 import IDS, declared, error_of, infer, infer_binary, raw, tensor
+from tests.support.protocols import Clients, RequestRefused, call_grpc
+from tests.support.servers import Server
+
+TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café"]
+EQUAL = ["one two", "two one"]
+ROWS = ("embeddings", "lengths", "next_offset", "truncated", "input_ids", "spans")
+NATIVE = {"return_tokens": True, "truncate": "left"}
+
+
+@pytest.fixture(scope="module")
+def triton(server: Server) -> Iterator[Any]:
+    with tritonclient.http.InferenceServerClient(server.address.removeprefix("http://")) as client:
+        yield client
+
+
+def native(client: httpx.Client, **fields: Any) -> dict[str, NDArray[Any]]:
+    """Return the outputs of the native API under the same names, of concatenated rows."""
+    answer = client.post("/models/minilm/embed", json=fields | NATIVE).raise_for_status().json()
+    values = np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(-1, answer["shape"][-1])
+    tokens = {name: np.concatenate([np.array(row) for row in answer[name]]) for name in ("input_ids", "spans")}
+    lengths = np.array([len(row) for row in answer["input_ids"]])
+    rows = {name: np.array(answer[name]) for name in ("next_offset", "truncated")}
+    return {"embeddings": values, "lengths": lengths, **rows, **tokens}
+
+
+def names(*outputs: str) -> list[dict[str, Any]]:
+    return [{"name": name} for name in outputs]
+
+
+def arrays_of(response: httpx.Response) -> dict[str, NDArray[Any]]:
+    assert response.status_code == 200, response.text
+    kinds = {"FP32": np.float32, "INT64": np.int64}
+    return {
+        output["name"]: np.array(output["data"], kinds[output["datatype"]]).reshape(output["shape"])
+        for output in response.json()["outputs"]
+    }
+
+
+def same(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> bool:
+    return list(found) == list(ROWS) and all(
+        np.array_equal(found[name].reshape(expected[name].shape), expected[name]) for name in ROWS
+    )
+
+
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1], EQUAL])
+@pytest.mark.parametrize("binary", [False, True])
+def test_tritonclient_sends_text_over_http(triton: Any, http: httpx.Client, texts: list[str], binary: bool) -> None:
+    given = tritonclient.http.InferInput("text", [len(texts)], "BYTES")
+    given.set_data_from_numpy(np.array([text.encode() for text in texts], object), binary_data=binary)
+    wanted = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in ROWS]
+    result = triton.infer("minilm", [given], outputs=wanted, parameters={"truncate": "left"})
+    assert same({name: result.as_numpy(name) for name in ROWS}, native(http, text=texts))
+    rows = (len(texts), result.as_numpy("lengths")[0])
+    equal = len(set(result.as_numpy("lengths"))) == 1
+    assert result.as_numpy("input_ids").shape == (rows if equal else (sum(result.as_numpy("lengths")),))
+    assert result.as_numpy("spans").shape[:-1] == result.as_numpy("embeddings").shape[:-1]
+
+
+@pytest.mark.parametrize("raw_contents", [False, True])
+def test_text_is_sent_over_grpc(clients: Clients, raw_contents: bool) -> None:
+    message = service_pb2.ModelInferRequest(model_name="minilm", outputs=names(*ROWS))
+    message.parameters["truncate"].string_param = "left"
+    given = message.inputs.add(name="text", datatype="BYTES", shape=[2])
+    texts = [text.encode() for text in TEXTS]
+    if raw_contents:
+        message.raw_input_contents.append(b"".join(len(text).to_bytes(4, "little") + text for text in texts))
+    else:
+        given.contents.bytes_contents.extend(texts)
+    answer = call_grpc(clients, "ModelInfer", message)
+    found = {
+        output.name: np.frombuffer(data, np.float32 if output.datatype == "FP32" else np.int64)
+        for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)
+    }
+    assert same(found, native(clients.http, text=TEXTS))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_pooling_gives_the_vectors_of_the_openai_api(http: httpx.Client, pooling: str) -> None:
+    document = {"model": "minilm", "input": TEXTS, "encoding_format": "base64", "pooling": pooling}
+    data = http.post("/v1/embeddings", json=document).raise_for_status().json()["data"]
+    expected = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in data]
+    text = tensor("text", TEXTS, datatype="BYTES")
+    found = arrays_of(infer(http, text, model="minilm", parameters={"pooling": pooling}))
+    assert np.array_equal(found["embeddings"], np.stack(expected))
+    tokens = native(http, text=TEXTS)
+    ids = np.split(tokens["input_ids"], np.cumsum(tokens["lengths"])[:-1])
+    rows = [infer(http, tensor(data=[row.tolist()]), model="minilm", parameters={"pooling": pooling}) for row in ids]
+    assert [arrays_of(row)["embeddings"].tobytes() for row in rows] == [vector.tobytes() for vector in expected]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_long_row_is_cut_on_request(tiny: httpx.Client, side: str) -> None:
+    ids = [[1, 2, 3, 4, 5, 6, 1, 2]]
+    expected = tiny.post("/models/gpt/embed", json={"input_ids": ids, "truncate": side, "encoding": "float"}).json()
+    outputs = names("embeddings", "truncated", "lengths")
+    found = arrays_of(infer(tiny, tensor(data=ids), outputs=outputs, parameters={"truncate": side}))
+    assert np.array_equal(found["embeddings"], np.array(expected["embeddings"], np.float32))
+    assert (found["truncated"].tolist(), found["lengths"].tolist()) == (expected["truncated"], [6])
+
+
+def test_next_offset_continues_the_rows(tiny: httpx.Client) -> None:
+    """The header repeats with other offsets, so a cached response would give a wrong output."""
+    outputs = [{"name": name, "parameters": {"binary_data": True}} for name in ("embeddings", "next_offset")]
+    offset, steps = np.zeros(2, np.int64), []
+    for step in np.array(IDS).T.reshape(3, 2, 1):
+        asked = {"inputs": [declared(step), declared(offset, "offset")], "outputs": outputs}
+        answer = infer_binary(tiny, asked, raw(step) + raw(offset))
+        assert answer.status_code == 200
+        offset = np.frombuffer(answer.content[-16:], "<i8")
+        steps.append(np.frombuffer(answer.content[-16 - 32 : -16], "<f4").reshape(2, 1, 4))
+    assert offset.tolist() == [3, 3]
+    whole = arrays_of(infer(tiny, tensor()))["embeddings"]
+    assert np.array_equal(np.concatenate(steps, axis=1), whole)
+
+
+def test_next_offset_over_grpc_is_not_answered_from_a_template(tiny_clients: Clients) -> None:
+    for ids, mask in (([[1, 2]], None), ([[1, 2]], [[0, 1]]), ([[3, 4]], None)):
+        message = service_pb2.ModelInferRequest(model_name="bert", outputs=names("next_offset", "embeddings"))
+        for name, value in (("input_ids", ids), ("attention_mask", mask)):
+            if value is not None:
+                message.inputs.add(name=name, datatype="INT64", shape=[1, 2])
+                message.raw_input_contents.append(raw(value))
+        answer = call_grpc(tiny_clients, "ModelInfer", message)
+        assert [output.name for output in answer.outputs] == ["next_offset", "embeddings"]
+        assert np.frombuffer(answer.raw_output_contents[0], "<i8").tolist() == [2 if mask is None else 1]
+
+
+def test_metadata_lists_text_for_models_with_a_tokenizer(tiny: httpx.Client) -> None:
+    for model, listed in (("bert", True), ("gpt", False)):
+        inputs = {described["name"]: described for described in tiny.get(f"/v2/models/{model}").json()["inputs"]}
+        assert ("text" in inputs) == listed
+        config = {described["name"]: described for described in tiny.get(f"/v2/models/{model}/config").json()["input"]}
+        assert list(config) == list(inputs)
+        assert config["input_ids"]["optional"] == listed
+    bert = tiny.get("/v2/models/bert/config").json()["input"]
+    text = {"name": "text", "data_type": "TYPE_STRING", "dims": [-1], "optional": True}
+    assert bert[-1] == text
+
+
+TEXT = tensor("text", ["a"], datatype="BYTES")
+BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
+    ("gpt", [TEXT], {}, "inputs.name: got text, expected input_ids, attention_mask, position_ids, offset"),
+    ("bert", [TEXT, tensor()], {}, "input_ids cannot be used with text, because the tokenizer"),
+    ("bert", [TEXT, tensor("attention_mask", [[1]])], {}, "attention_mask cannot be used with text, because the"),
+    ("bert", [TEXT, TEXT], {}, "inputs.name: got text twice, expected each name once"),
+    ("bert", [tensor("text", [["a"]], datatype="BYTES")], {}, "text.shape: got [1, 1], expected [batch]"),
+    ("bert", [tensor("text", ["a"], datatype="INT64")], {}, "text.datatype: got INT64, expected BYTES"),
+    ("bert", [tensor("text", ["a"], datatype="BYTES", shape=[2])], {}, "text.data: got 1 values, expected 2 for shape"),
+    (
+        "bert",
+        [tensor("text", [""], datatype="BYTES")],
+        {},
+        "text[0]: got '', expected a text of at least one character",
+    ),
+    ("bert", [tensor("text", [5], datatype="BYTES")], {}, "text[0]: got 5, expected a text of at least one character"),
+    ("bert", [tensor("text", [], datatype="BYTES", shape=[0])], {}, "text.shape: got [0], expected sizes of 1 or more"),
+    ("bert", [TEXT], {"parameters": {"sequence_id": 5}}, "parameters.sequence_id: got 5, expected none beside text"),
+    ("bert", [TEXT], {"parameters": {"truncate": ["left"]}}, "truncate: got ['left'], expected left, right"),
+    ("bert", [tensor()], {"outputs": names("embeddings", "spans")}, "outputs: spans needs the input text, because it"),
+    ("bert", [tensor()], {"outputs": names("lengths")}, "outputs: got lengths, expected at least one of embeddings, "),
+    ("bert", [], {}, "inputs: got no input_ids, expected a tensor input_ids"),
+]
+
+
+@pytest.mark.parametrize(("model", "inputs", "more", "error"), BAD, ids=range(len(BAD)))
+def test_a_bad_request_of_text_is_400(
+    tiny: httpx.Client, model: str, inputs: list[Any], more: dict[str, Any], error: str
+) -> None:
+    response = infer(tiny, *inputs, model=model, **more)
+    assert (response.status_code, error_of(response)[: len(error)]) == (400, error)
+
+
+BYTES = [
+    (b"", "text: got 0 bytes for 0 texts, expected 1 texts, each after its length of 4 bytes"),
+    (b"\x02\0\0\0a", "text: got 5 bytes for 0 texts, expected 1 texts, each after its length of 4 bytes"),
+    (b"\xff\xff\xff\xffa", "text: got 5 bytes for 0 texts, expected 1 texts, each after its length of 4 bytes"),
+    (b"\x01\0\0\0ab", "text: got 1 bytes more, expected 1 texts"),
+    (b"\x01\0\0\0\xff", "text[0]: got b'\\xff', expected text in UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("data", "error"), BYTES, ids=range(len(BYTES)))
+def test_bad_bytes_of_a_text_are_refused(tiny_clients: Clients, data: bytes, error: str) -> None:
+    given = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(data)}}
+    response = infer_binary(tiny_clients.http, {"inputs": [given]}, data, model="bert")
+    assert (response.status_code, error_of(response)) == (400, error)
+    message = service_pb2.ModelInferRequest(model_name="bert", raw_input_contents=[data])
+    message.inputs.add(name="text", datatype="BYTES", shape=[1])
+    with pytest.raises(RequestRefused) as refused:
+        call_grpc(tiny_clients, "ModelInfer", message)
+    assert (refused.value.status, refused.value.message) == ("StatusCode.INVALID_ARGUMENT", error)

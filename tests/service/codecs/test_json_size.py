@@ -1,0 +1,39 @@
+"""Numbers of values, counted before parsing. Oracle: Python's `json`."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preblock.service.codecs.json_size import count_separators
+from preblock.service.codecs.native_json import read_json
+from preblock.service.core.errors import TooLarge
+
+TEXTS = st.text('a,"\\', max_size=8)
+VALUES = st.recursive(
+    st.integers(0, 9) | TEXTS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4)
+)
+
+
+def separators(value: Any) -> int:
+    if not isinstance(value, list | dict):
+        return 0
+    items = value.values() if isinstance(value, dict) else value
+    return max(0, len(value) - 1) + sum(map(separators, items))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 50])
+@given(value=VALUES)
+def test_separators_are_counted_outside_of_strings(chunk: int, value: Any) -> None:
+    assert count_separators(json.dumps(value).encode(), chunk) == separators(value)
+
+
+def test_too_many_values_are_rejected_before_parsing() -> None:
+    fits = b'{"text": "%b", "input_ids": [1,2,3]}' % (b"," * 100)
+    assert read_json(fits, 4)["input_ids"] == [1, 2, 3]
+    with pytest.raises(TooLarge, match=r"^body: got 4 JSON values, expected at most 3 JSON values$"):
+        read_json(fits, 3)
+    with pytest.raises(TooLarge):
+        read_json(b"[1,2,3,4 and no JSON", 3)

@@ -1,0 +1,116 @@
+"""Requests that the connection refuses itself, and its close: the client reads the refusal, whatever it still sends."""
+
+import asyncio
+from contextlib import suppress
+
+import aiohttp
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from preblock.service.server.lingering_close import MAX_DISCARDED_BYTES
+from tests.support.connections import dial
+from tests.support.servers import Server
+
+LIMIT = 16 * 2**20
+"""Default of `max_body_bytes`."""
+TOO_BIG = b"x" * (LIMIT + 2**22)
+EMBED = b"POST /models/gpt/embed HTTP/1.1\r\n"
+BODY = b"Content-Length: 18\r\n\r\n" + b'{"input_ids": [1]}'
+UPGRADE = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+
+
+def ask(server: Server, sent: bytes) -> tuple[bytes, bytes, bytes]:
+    """Send bytes, and return status line, headers and body of the response, which ends the connection."""
+    with dial(server.address) as stream:
+        stream.sendall(sent)
+        answer = b"".join(iter(lambda: stream.recv(2**16), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    line, _, headers = head.partition(b"\r\n")
+    return line, headers, body
+
+
+@pytest.mark.parametrize(
+    ("sent", "line", "text"),
+    [
+        (EMBED + BODY, b"400 Bad Request", b"the request has no Host header; HTTP/1.1 requires one"),
+        (EMBED + b"Host: x\r\nHOST: x\r\n" + BODY, b"400 Bad Request", b"the request has 2 Host headers; send one"),
+        (
+            EMBED.replace(b"1.1", b"1.0") + b"Host: x\r\nHost: y\r\n" + BODY,
+            b"400 Bad Request",
+            b"the request has 2 Host headers; send one",
+        ),
+        (
+            EMBED + b"Host: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            b"501 Not Implemented",
+            b"Transfer-Encoding: got gzip, chunked, expected chunked",
+        ),
+        (
+            EMBED + b"Host: x\r\nTransfer-Encoding: identity\r\n\r\n",
+            b"501 Not Implemented",
+            b"Transfer-Encoding: got identity, expected chunked",
+        ),
+        (b"\x16\x03\x01\r\n\r\n", b"400 Bad Request", b"the request is not valid HTTP/1.1"),
+    ],
+)
+def test_malformed_head_is_refused(tiny_server: Server, sent: bytes, line: bytes, text: bytes) -> None:
+    found = ask(tiny_server, sent)
+    assert (found[0], found[2]) == (b"HTTP/1.1 " + line, text)
+    assert b"connection: close" in found[1]
+
+
+def test_input_after_a_refusal_is_bounded(tiny_server: Server) -> None:
+    sent, piece = 0, bytes(2**20)
+    with dial(tiny_server.address) as stream, suppress(ConnectionError):
+        stream.sendall(EMBED + BODY)
+        while sent < 8 * MAX_DISCARDED_BYTES:
+            stream.sendall(piece)
+            sent += len(piece)
+    assert sent < 2 * MAX_DISCARDED_BYTES
+
+
+def test_request_of_http_1_0_needs_no_host(tiny_server: Server) -> None:
+    assert ask(tiny_server, EMBED.replace(b"1.1", b"1.0") + BODY)[0] == b"HTTP/1.1 200 OK"
+
+
+def test_chunked_in_capitals_is_read(tiny_server: Server) -> None:
+    head = b"Host: x\r\nConnection: close\r\nTransfer-Encoding: Chunked\r\n\r\n"
+    assert ask(tiny_server, EMBED + head + b'12\r\n{"input_ids": [1]}\r\n0\r\n\r\n')[0] == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("version", [b"8", b"12", b"13, 8"])
+def test_other_version_of_websocket_gets_426(tiny_server: Server, version: bytes) -> None:
+    head = b"GET /models/gpt/decode HTTP/1.1\r\nHost: x\r\n" + UPGRADE
+    line, headers, body = ask(tiny_server, head + b"Sec-WebSocket-Version: " + version + b"\r\n\r\n")
+    assert line == b"HTTP/1.1 426 Upgrade Required"
+    assert b"sec-websocket-version: 13\r\n" in headers
+    assert b"upgrade: websocket\r\n" in headers
+    assert body == b"Sec-WebSocket-Version: got " + version + b", expected 13"
+
+
+def test_compression_of_websockets_is_off(tiny_server: Server) -> None:
+    with connect(f"{tiny_server.socket}/models/gpt/decode", compression="deflate") as stream:
+        assert stream.response is not None
+        assert "Sec-WebSocket-Extensions" not in stream.response.headers
+
+
+@pytest.mark.parametrize("message", [TOO_BIG, TOO_BIG.decode()], ids=["binary", "text"])
+def test_websockets_reads_the_close_code_of_a_large_message(tiny_server: Server, message: bytes | str) -> None:
+    with connect(f"{tiny_server.socket}/models/gpt/decode", compression=None) as stream:
+        with suppress(ConnectionClosed):  # the close frame may arrive during the message
+            stream.send(message)
+        with pytest.raises(ConnectionClosed) as closed:
+            stream.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+
+
+def test_aiohttp_reads_the_close_code_of_a_large_message(tiny_server: Server) -> None:
+    async def read() -> aiohttp.WSMessage:
+        address = f"{tiny_server.address}/models/gpt/decode"
+        async with aiohttp.ClientSession() as session, session.ws_connect(address) as stream:
+            await stream.send_bytes(TOO_BIG)
+            return await stream.receive()
+
+    message = asyncio.run(read())
+    assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1009)
