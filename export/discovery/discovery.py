@@ -33,12 +33,14 @@ class Discovery:
         frontend: the front-end, with float32 tensors.
         parity: its comparison with the library's model.
         library: name and version of the library.
+        copies: copies of each vector that block 0 takes.
 
     """
 
     frontend: FrontEnd
     parity: OutputParity
     library: str
+    copies: int
 
 
 def discover(
@@ -84,12 +86,13 @@ def discover(
         frontend = refuse(frontend, refused) if refused else frontend
         proof = Proof(model, frontend)
         parity = proof.run_tokens() if tokens_only else proof.run()
+        copies = model.copies
         del proof
     if not widen:
         del frontend, model  # the proof needed the widened table, the export does not
         frontend = _read(folder, name, found, count_bytes, widen=False)
         frontend = refuse(frontend, refused) if refused else frontend
-    return Discovery(frontend, parity, library_version())
+    return Discovery(frontend, parity, library_version(), copies)
 
 
 def files_discovered(

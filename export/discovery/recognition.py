@@ -6,7 +6,7 @@ Letters: B batch, L length.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from preblock.export.discovery.trace import Value
 VIEWS = {
     *("view", "_unsafe_view", "_reshape_alias", "reshape", "expand", "unsqueeze", "squeeze", "flatten", "unflatten"),
     *("slice", "select", "permute", "transpose", "t", "alias", "detach", "clone", "contiguous", "_to_copy"),
-    "constant_pad_nd",
+    *("constant_pad_nd", "repeat"),
 }
 """Operations with the values of their first argument, perhaps in another shape, or with padding at its end."""
 REPLACEMENTS = {"where", "masked_fill", "masked_scatter", "index_put", "copy", "slice_scatter", "select_scatter"}
@@ -113,6 +113,8 @@ class _Reader:
 
     def _read_one(self, value: Value) -> tuple[Part | None, Value]:
         operation, arguments = value.operation, value.arguments
+        if norm := self._read_norm(value):
+            return norm
         carriers = [source for source in value.sources() if self._carries(source)]
         if not carriers:
             raise DiscoveryError(f"block 0 reads {operation}() of {', '.join(sorted(value.leaves())) or 'constants'}")
@@ -140,6 +142,23 @@ class _Reader:
         if operation == "mm" and carrier is arguments[0]:
             return Part(kind="project", weight=_matrix(arguments[1])), carrier
         raise DiscoveryError(f"{operation}() between the token ids and block 0 is no step of a front-end")
+
+    def _read_norm(self, value: Value) -> tuple[Part, Value] | None:
+        """Return a LayerNorm made of single operations: (x - mean) / sqrt(variance + eps) * weight + bias."""
+
+        def find(start: object, operation: str) -> list[Any]:
+            found = self._through_views(start) if isinstance(start, Value) else None
+            return list(found.arguments) if found is not None and found.operation == operation else [None, None]
+
+        product, bias = find(value, "add")[:2]
+        factors = find(product, "mul")[:2]
+        for quotient, weight in (factors, factors[::-1]):
+            difference, root = find(quotient, "div")[:2]
+            x, mean = find(difference, "sub")[:2]
+            eps = find(find(root, "sqrt")[0], "add")[1]
+            if isinstance(x, Value) and isinstance(eps, float) and find(mean, "mean")[0] is x:
+                return Part(kind="norm", weight=_tensor_name(weight), bias=_tensor_name(bias), eps=eps), x
+        return None
 
     def _through_views(self, value: Value) -> Value:
         while value.operation in VIEWS and not self._is_start(value):

@@ -161,7 +161,9 @@ class Search:
         self._leaves |= value.leaves()
         batch, length = next(iter(inputs.values())).shape[:2]
         self._model.transposed = tuple(vectors.shape[:2]) == (length, batch) != (batch, length)
-        if vectors.ndim != 3 or (vectors.shape[1] < length and not self._model.transposed):
+        copied = vectors.ndim == 4 and bool((vectors == vectors[:, :, :1]).all())
+        self._model.copies = vectors.shape[2] if copied else 1
+        if not (vectors.ndim == 3 or copied) or (vectors.shape[1] < length and not self._model.transposed):
             got, expected = tuple(vectors.shape), f"({batch}, {length}, width)"
             raise DiscoveryError(f"block 0 takes vectors of shape {got}, expected {expected}")
         return value

@@ -59,6 +59,7 @@ def _gemma_family(limit: int) -> Family:
 DECODERS: dict[str, Family] = {
     "gpt2": _gpt("wte", "wpe"),
     "gpt_neo": _gpt("wte", "wpe"),
+    "gpt_bigcode": _gpt("wte", "wpe"),
     "openai-gpt": _gpt("tokens_embed", "positions_embed"),
     "gptj": _rotary("wte", "transformer.", 2048, "n_positions", segments=True),
     "codegen": _rotary("wte", "transformer.", 2048, "n_positions", segments=True),

@@ -143,6 +143,7 @@ ENCODERS: dict[str, Family] = {
             segment_step(TYPES),
             norm_step("emb_ln", c("layer_norm_eps", 1e-12), spellings=(LAYER_NORM,)),
         ],
+        prefix="nomic_bert.",
         limit=("max_position_embeddings", 2048),
     ),
     "modernbert": Family(

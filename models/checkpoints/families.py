@@ -8,5 +8,6 @@ from preblock.models.checkpoints.decoder_families import DECODERS
 from preblock.models.checkpoints.encoder_decoder_families import ENCODER_DECODERS
 from preblock.models.checkpoints.encoder_families import ENCODERS
 from preblock.models.checkpoints.family import Family
+from preblock.models.checkpoints.token_families import TOKEN_DECODERS
 
-FAMILIES: dict[str, Family] = ENCODERS | DECODERS | ENCODER_DECODERS
+FAMILIES: dict[str, Family] = ENCODERS | DECODERS | TOKEN_DECODERS | ENCODER_DECODERS

@@ -11,7 +11,13 @@ from torch import Tensor
 from preblock.models.checkpoints.bias_families import bias_of
 from preblock.models.checkpoints.family import ALL, Config, Family
 from preblock.models.checkpoints.family_lookup import family_of, section_of
-from preblock.models.checkpoints.rotary_families import MissingLengthError, as_stored, find_rotary, read_rotary
+from preblock.models.checkpoints.rotary_families import (
+    UNDESCRIBED,
+    MissingLengthError,
+    as_stored,
+    find_rotary,
+    read_rotary,
+)
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
@@ -135,7 +141,8 @@ def _with_rotary(
     if refused and length is not None:
         raise CheckpointError(f"--rotary-length: {refused}; leave the option out")
     if row is None:
-        return config
+        undescribed = f"the rotary table has no row for {config.family!r}" if config.family in UNDESCRIBED else None
+        return replace(config, no_rotary=undescribed)
     tensor = _read_tensor(folder, prefix, row.tensors)
     if tensor is not None:
         try:

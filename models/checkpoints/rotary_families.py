@@ -82,6 +82,20 @@ ROTARY: dict[str, RotaryFamily] = {
     ),
     "gpt_neox": RotaryFamily(heads=64, share=("rotary_pct", 0.25), thetas={"": ("rotary_emb_base", 10000.0)}),
     "granite": RotaryFamily(heads=32),
+    "granitemoe": RotaryFamily(heads=32),
+    "granitemoeshared": RotaryFamily(heads=32),
+    "mixtral": RotaryFamily(heads=32, thetas={"": ("rope_theta", 1_000_000.0)}),
+    "qwen2_moe": RotaryFamily(heads=16),
+    "qwen3_moe": RotaryFamily(heads=32),
+    "olmo": RotaryFamily(heads=32),
+    "olmo2": RotaryFamily(heads=32),
+    "olmoe": RotaryFamily(heads=16),
+    "starcoder2": RotaryFamily(heads=24),
+    "stablelm": RotaryFamily(heads=32, share=("partial_rotary_factor", 0.25)),
+    "smollm3": RotaryFamily(heads=16, thetas={"": ("rope_theta", 2_000_000.0)}),
+    "exaone4": RotaryFamily(heads=32),
+    "seed_oss": RotaryFamily(heads=80, head_dim=128),
+    "falcon_h1": RotaryFamily(heads=32),
     "gemma": RotaryFamily(heads=16, head_dim=256),
     "gemma2": RotaryFamily(heads=8, head_dim=256),
     "gemma3_text": RotaryFamily(
@@ -117,6 +131,14 @@ ROTARY: dict[str, RotaryFamily] = {
         when=lambda c: c.nullable("position_embedding_type", "absolute") == "rotary",
     ),
 }
+
+
+UNDESCRIBED = {
+    *("bamba", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "ernie4_5", "ernie4_5_moe"),
+    *("glm", "glm4", "glm4_moe", "gpt_oss", "granitemoehybrid", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama4_text"),
+    *("minimax", "minimax_m2", "nemotron", "olmo3", "phimoe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+}
+"""Rotary families without a row here."""
 
 
 def find_rotary(family: str, values: Mapping[str, Any]) -> RotaryFamily | None:

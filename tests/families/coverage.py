@@ -1,6 +1,6 @@
 """Writes `docs/coverage.md`: the front-end of every model type of transformers, by row, by discovery, or refused.
 
-`make discover` runs it. Results are kept, so that an interrupted run goes on where it stopped; `--again` forgets them.
+`make discover` runs it. Results are kept, so that an interrupted run continues; `--again` forgets them.
 """
 
 import json
@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
+from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
 from preblock.export.discovery.calls import pad
@@ -36,6 +38,38 @@ from tests.support.paths import ROOT
 DOCUMENT = ROOT / "docs/coverage.md"
 RESULTS = ROOT / ".discover.jsonl"
 MAX_SECONDS = 90
+EXACT = ("row", "discovered")
+TEXT_TABLES = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+)
+"""Tables of the types that count as text models."""
+HEAD = """# Coverage
+
+This page lists the front-end of every model type of {library}: exact by a row of the family table, exact by
+[discovery](front-ends.md#discovery), or rejected. Each line is one side of a tiny random model. Types without token ids
+are left out.
+
+Of {built} front-ends of text model types that could be built, {exact} are exact ({share:.1f} %). All types: {counts}.
+
+| reference | meaning |
+|---|---|
+| whole model | all weights, loaded by the library; the input of its first block |
+| part with token ids | the same for a part, because the whole model needs an image or sound too |
+| class without blocks | the comparison of discovery itself: the type is too large to save, or needs certain ids |
+
+ULP are those of the largest value in a row. `make discover` writes this page. It continues an interrupted run; with
+`ARGS=--again` it starts anew."""
+SECTIONS = (
+    ("wrong", "Wrong", "| type | front-end |"),
+    ("refused", "Rejected", "| type | reason |"),
+    ("row", "Rows", "| type | front-end | ULP | reference |"),
+    ("discovered", "Discovered", "| type | front-end | ULP | reference |"),
+    ("not run", "Not run by the library on token ids alone", "| type | reason |"),
+    ("not built", "Not built", "| type | reason |"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,16 +78,19 @@ class Coverage:
 
     Args:
         name: model type, and side if it has several.
-        result: "row", "discovered", "refused", "not built", "no token ids" or "wrong".
+        result: "row", "discovered", "refused", "not built", "not run", "no token ids" or "wrong".
         detail: steps, or the reason.
-        largest: largest difference from the whole model, in ULP; None if there was none to compare.
+        largest: largest difference from the reference, in ULP of the largest value of a row.
+        reference: "whole model" with all weights; "part with token ids" of one that needs other inputs too; "class
+            without blocks", the comparison of discovery itself.
 
     """
 
     name: str
     result: str
     detail: str
-    largest: float | None = None
+    largest: float = 0.0
+    reference: str = ""
 
 
 def cover(model_type: str) -> Iterator[Coverage]:
@@ -72,10 +109,11 @@ def cover(model_type: str) -> Iterator[Coverage]:
             for side in sides_of(AutoConfig.from_pretrained(folder)) or (None,):
                 name = f"{model_type}/{side}" if side else model_type
                 one = _cover_side(name, folder, document, side, whole)
-                if name not in found or found[name].result == "refused":
-                    found[name] = one if one.result != "refused" else found.get(name, one)
+                failed = ("refused", "not run")
+                if name not in found or (found[name].result in failed and one.result not in failed):
+                    found[name] = one
         # Small sizes may not fit together: other sizes tell.
-        if not any(one.result == "refused" and "fails before" in one.detail for one in found.values()):
+        if not any("fails before" in one.detail for one in found.values()):
             break
     yield from found.values() or [Coverage(model_type, "not built", reasons[0][:160])]
 
@@ -99,21 +137,40 @@ def _cover_side(name: str, folder: Path, document: dict[str, Any], side: str | N
             frontend, result = discover(folder, document, side).frontend, "discovered"
     except CheckpointError as error:
         reason = str(error).replace(str(folder), "")[:200]
-        return Coverage(name, "no token ids" if "takes no input_ids" in reason else "refused", reason)
+        if "takes no input_ids" in reason:
+            return Coverage(name, "no token ids", reason)
+        return Coverage(name, "refused" if not whole or _runs(folder, document, side) else "not run", reason)
     steps = " + ".join(step.kind for step in frontend.config.steps)
     if not whole:
-        return Coverage(name, result, steps)
+        return Coverage(name, result, steps, 0.0, "class without blocks")
     model = tiny_models.head_class(document["model_type"]).from_pretrained(folder).eval()
-    largest = None
-    for part in (model, find_part(model, model.config, side)):  # some whole models need an image too
+    part = find_part(model, model.config, side)
+    for reference, module in (("whole model", model), ("part with token ids", part)):
         try:
-            largest = max(differences(part, side, frontend))
-            break
+            largest = max(differences(module, side, frontend))
+        except Exception as error:  # some models need an image too, or a certain id
+            sys.stderr.write(f"{name}, {reference}: {type(error).__name__}: {error}\n")
+            continue
+        return Coverage(name, result if largest <= allowed_ulp(frontend) else "wrong", steps, largest, reference)
+    return Coverage(name, result, steps, 0.0, "class without blocks")
+
+
+def _runs(folder: Path, document: dict[str, Any], side: str | None) -> bool:
+    """Return whether the library's own model, or the part of the side, runs on token ids up to a block."""
+    try:
+        model = tiny_models.head_class(document["model_type"]).from_pretrained(folder).eval()
+        parts = (model, find_part(model, model.config, side))
+    except Exception as error:
+        sys.stderr.write(f"{folder}: {error}\n")
+        return False
+    for part in parts:
+        try:
+            _entering_block_0(part, side, torch.tensor([[3, 4, 5]]), None)
         except Exception as error:
-            steps += f" ({type(error).__name__}: {str(error)[:80]})"
-    if largest is None:
-        return Coverage(name, "wrong", steps)
-    return Coverage(name, result if largest <= allowed_ulp(frontend) else "wrong", steps, largest)
+            sys.stderr.write(f"{folder}: {error}\n")
+            continue
+        return True
+    return False
 
 
 def differences(model: Any, side: str | None, frontend: FrontEnd) -> Iterator[float]:
@@ -128,14 +185,17 @@ def differences(model: Any, side: str | None, frontend: FrontEnd) -> Iterator[fl
     for ids, given in ((rows, None), (random, None), (padded, mask), (longest, None)):
         expected = _entering_block_0(model, side, ids, given)[:, : ids.shape[1]]
         found = frontend(ids, attention_mask=given if config.needs_mask else None)
-        yield difference(found.numpy(), expected.float().numpy())[1]
+        yield difference(found.detach().numpy(), expected.detach().float().numpy())[1]
 
 
 def _entering_block_0(model: Any, side: str | None, ids: Tensor, mask: Tensor | None) -> Tensor:
     """Return the input of the first block that a whole model runs, without the model's own pass beyond it."""
 
     def stop(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        raise CapturedInput("", keywords["hidden_states"] if "hidden_states" in keywords else arguments[0])
+        vectors = keywords["hidden_states"] if "hidden_states" in keywords else arguments[0]
+        if vectors.ndim == 4 and bool((vectors == vectors[:, :, :1]).all()):  # equal streams
+            vectors = vectors[:, :, 0]
+        raise CapturedInput("", vectors)
 
     handles = [
         module[0].register_forward_pre_hook(stop, with_kwargs=True)
@@ -206,8 +266,42 @@ def _too_slow(*_: Any) -> None:
     raise TimeoutError(f"took longer than {MAX_SECONDS} s")
 
 
+def write_document(results: dict[str, list[Coverage]]) -> None:
+    """Write `docs/coverage.md`."""
+    found = sorted((one for all_ in results.values() for one in all_), key=lambda one: one.name)
+    text = {name for table in TEXT_TABLES for name in getattr(modeling_auto, table)}
+    built = [one for one in found if one.name.partition("/")[0] in text and one.result in (*EXACT, "refused", "wrong")]
+    exact = sum(one.result in EXACT for one in built)
+    counts = Counter(one.result for one in found)
+    lines = [
+        HEAD.format(
+            library=library_version(),
+            exact=exact,
+            built=len(built),
+            share=100 * exact / max(1, len(built)),
+            counts=", ".join(f"{counts[name]} {name}" for name in (*EXACT, "refused", "not run", "not built", "wrong")),
+        )
+    ]
+    for result, title, head in SECTIONS:
+        rows = [one for one in found if one.result == result]
+        if not rows:
+            continue
+        lines += ["", f"## {title}", "", head, "|" + "---|" * (head.count("|") - 1)]
+        lines += [_row(one) for one in rows]
+    DOCUMENT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _row(one: Coverage) -> str:
+    detail = one.detail.replace("|", "/")
+    if one.result in EXACT:
+        return f"| `{one.name}` | {detail} | {one.largest:.1f} | {one.reference} |"
+    return f"| `{one.name}` | {detail} |"
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.set_verbosity(SILENT)
     torch.set_grad_enabled(False)
-    run(sys.argv[1:] or tiny_models.model_types())
+    if sys.argv[1:] == ["--again"]:
+        RESULTS.unlink(missing_ok=True)
+    write_document(run(tiny_models.model_types()))

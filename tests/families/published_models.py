@@ -9,6 +9,11 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from preblock.models.checkpoints.rotary_families import ROTARY
+from preblock.models.checkpoints.token_families import TOKEN_DECODERS
+from tests.families.tiny_models import EQUAL_HEADS, SMALL_SIZES, small_config
 
 VOCABULARY, WIDTH, LONGEST = 99, 32, 64
 
@@ -64,6 +69,22 @@ _T5: dict[str, Any] = {
 
 def _sides(family: str, model: str, config: dict[str, Any], block: str = "layers.0") -> dict[str, Published]:
     return {f"{family}/{side}": Published(model, config, f"{side}.{block}") for side in ("encoder", "decoder")}
+
+
+def token_decoder(name: str) -> Published:
+    """Return a tiny model of a type from its default configuration."""
+    sizes = (("num_heads", 8), *EQUAL_HEADS) if name == "mamba2" or name.startswith("deepseek") else SMALL_SIZES
+    config: dict[str, Any] = small_config(name, sizes, complete=name.startswith(("hunyuan", "nemotron"))).to_dict()
+    if name == "deepseek_v2":
+        config["num_experts_per_tok"] = 2
+    multiplier = {"embedding_multiplier": 12.5} if "embedding_multiplier" in config else {}
+    # The cache of hybrids cannot be made for two layers.
+    return Published(
+        str(MODEL_MAPPING_NAMES[name]),
+        config | multiplier | {"use_cache": False},
+        "blocks.0" if name == "rwkv" else "layers.0",
+        "rotary_emb" if name in ROTARY else "",
+    )
 
 
 LAYER, MODULE = "encoder.layer.0", "rotary_emb"
@@ -154,6 +175,7 @@ PUBLISHED: dict[str, Published] = {
         },
         "h.0",
     ),
+    "gpt_bigcode": Published("GPTBigCodeModel", _GPT, "h.0"),
     "openai-gpt": Published("OpenAIGPTModel", _GPT, "h.0"),
     "gptj": Published("GPTJModel", _GPT | {"rotary_dim": 4}, "h.0", "h.0.attn.embed_positions"),
     "codegen": Published("CodeGenModel", _GPT | {"rotary_dim": 4}, "h.0", "h.0.attn.embed_positions"),
@@ -217,6 +239,7 @@ PUBLISHED: dict[str, Published] = {
         "layers.0",
         MODULE,
     ),
+    **{name: token_decoder(name) for name in TOKEN_DECODERS},
     **_sides("bart", "BartModel", _SEQUENCES),
     **_sides("mbart", "MBartModel", _SEQUENCES),
     **_sides("blenderbot", "BlenderbotModel", _SEQUENCES),

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ SMALL_SIZES: Sizes = (
     ("projection_dim|proj_dim", WIDTH),
 )
 """Pattern of the name of a size, and its value; the first match counts."""
+MOST_PARAMETERS = 50_000_000
 EQUAL_HEADS = ((".*num_key_value_heads|linear_num_(key|value)_heads", HEADS), *SMALL_SIZES)
 MULTIMODAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 UNSTATED = re.compile("head_dim|num_key_value_heads|num_attention_heads|.*intermediate_size|hidden_size|.*token_id")
@@ -86,6 +88,11 @@ def head_class(model_type: str) -> Any:
 
 def save_whole(model_type: str, folder: Path, **choices: Any) -> None:
     """Save a tiny model with random weights: zeros would hide omissions; `choices` as in `small_config`."""
+    count = sum(
+        value.numel() for value in build_model(head_class(model_type), small_config(model_type, **choices)).parameters()
+    )
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"{count} parameters, although its sizes are small")
     torch.manual_seed(0)
     model = head_class(model_type)(small_config(model_type, **choices))
     with torch.no_grad():
@@ -104,7 +111,9 @@ def save_without_blocks(model_type: str, folder: Path) -> None:
     tensors = {
         name: torch.randn(value.shape) * 0.02
         for name, value in model.state_dict().items()
-        if value.is_floating_point() and not any(name.startswith(f"{path}.") for path in lists)
+        if value.is_floating_point()
+        and value.numel() <= MOST_PARAMETERS
+        and not any(name.startswith(f"{path}.") for path in lists)
     }
     config.save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors")
@@ -121,7 +130,7 @@ def _small(
             sub = CONFIG_MAPPING[named] if named and named in CONFIG_MAPPING else kind.sub_configs[key]
             small[key] = _small(value, sub, sizes, complete, rope) | ({"model_type": named} if named else {})
         elif key == "rope_parameters" and rope:
-            small[key] = rope
+            small[key] = deepcopy(rope)  # the library changes it
         elif type(value) is int and key in accepted:
             size = next((size for pattern, size in sizes if re.fullmatch(pattern, key)), None)
             if size is not None:

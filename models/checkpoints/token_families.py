@@ -1,0 +1,81 @@
+"""Rows of the family table: decoders whose front-end is a token table, perhaps scaled; positions enter in attention.
+
+State-space models are among them. Letters: M maximum length.
+"""
+
+from collections.abc import Mapping
+
+from preblock.models.checkpoints.family import Family
+from preblock.models.checkpoints.family_steps import token_step
+from preblock.models.steps import Scale
+
+LIMITS: Mapping[str, int] = {
+    "bamba": 262144,
+    "cohere": 8192,
+    "cohere2": 8192,
+    "deepseek_v2": 2048,
+    "deepseek_v3": 4096,
+    "deepseek_v32": 163840,
+    "ernie4_5": 131072,
+    "ernie4_5_moe": 131072,
+    "exaone4": 2048,
+    "glm": 131072,
+    "glm4": 131072,
+    "glm4_moe": 131072,
+    "gpt_oss": 131072,
+    "hunyuan_v1_dense": 2048,
+    "hunyuan_v1_moe": 2048,
+    "jamba": 262144,
+    "llama4_text": 131072,
+    "minimax": 131072,
+    "minimax_m2": 196608,
+    "mixtral": 131072,
+    "nemotron": 4096,
+    "olmo": 2048,
+    "olmo2": 2048,
+    "olmo3": 2048,
+    "olmoe": 4096,
+    "phimoe": 131072,
+    "qwen2_moe": 32768,
+    "qwen3_5_moe_text": 32768,
+    "qwen3_5_text": 32768,
+    "qwen3_moe": 32768,
+    "qwen3_next": 32768,
+    "seed_oss": 524288,
+    "smollm3": 32768,
+    "stablelm": 4096,
+    "starcoder2": 4096,
+}
+"""Model type -> the library's default for M. The tables of all of them have one name."""
+
+
+def _multiplied(limit: int, lookup: int) -> Family:
+    """A decoder with `embedding_multiplier`; `lookup` counts the steps before `inputs_embeds`."""
+    return Family(
+        steps=lambda c: [token_step("embed_tokens"), Scale(by=c("embedding_multiplier", 1.0))],
+        prefix="model.",
+        limit=("max_position_embeddings", limit),
+        lookup=lambda _: lookup,
+        consumer_scales=lookup == 1,
+    )
+
+
+_MAMBA = Family(steps=lambda _: [token_step("embeddings", "embedding")], prefix="backbone.")
+
+TOKEN_DECODERS: dict[str, Family] = {
+    **{
+        name: Family(
+            steps=lambda _: [token_step("embed_tokens")], prefix="model.", limit=("max_position_embeddings", limit)
+        )
+        for name, limit in LIMITS.items()
+    },
+    **{name: _multiplied(2048, 1) for name in ("granitemoe", "granitemoehybrid", "granitemoeshared")},
+    "falcon_h1": _multiplied(8192, 2),
+    "mamba": _MAMBA,
+    "mamba2": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "nemotron_h": Family(
+        steps=lambda _: [token_step("embeddings")], prefix="backbone.", limit=("max_position_embeddings", 4096)
+    ),
+    "rwkv": Family(steps=lambda _: [token_step("embeddings")], prefix="rwkv.", limit=("context_length", 1024)),
+}

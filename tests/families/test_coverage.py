@@ -1,0 +1,51 @@
+"""Discovery against the family table, and a sample of `docs/coverage.md`."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from preblock.export.discovery.discovery import discover
+from preblock.export.discovery.library import library_version
+from preblock.models.checkpoints.families import FAMILIES
+from preblock.models.checkpoints.reader import read_frontend
+from tests.families.coverage import DOCUMENT, cover
+from tests.families.published_models import save
+
+# The scale of an ESM depends on its mask tokens; tiny models of Funnel do not run whole.
+NOT_DISCOVERED = {"esm", "funnel"}
+DOCUMENTED = DOCUMENT.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - NOT_DISCOVERED))
+def test_discovery_finds_the_row_of_the_table(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    side = name.partition("/")[2] or None
+    row = read_frontend(tmp_path, side).eval()
+    found = discover(tmp_path, json.loads((tmp_path / "config.json").read_text()), side).frontend
+    assert [step.kind for step in found.config.steps] == [step.kind for step in row.config.steps]
+    assert (found.config.counts, found.config.lookup) == (row.config.counts, row.config.lookup)
+    assert found.config.consumer_scales in (None, row.config.consumer_scales)
+    ids = torch.arange(3, 11).unsqueeze(0)
+    with torch.inference_mode():
+        assert torch.equal(found(ids), row(ids))
+
+
+def test_document_has_these_versions_and_nothing_wrong() -> None:
+    assert library_version() in DOCUMENTED
+    assert "## Wrong" not in DOCUMENTED
+    share = re.search(r"are exact \((\d+\.\d) %\)", DOCUMENTED)
+    assert share is not None
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_sample_of_discovered_types_is_exact(place: int) -> None:
+    discovered = re.findall(
+        r"^\| `([\w.-]+)` \|.*whole model \|$", DOCUMENTED.partition("## Discovered")[2], re.MULTILINE
+    )
+    model_type = random.Random(library_version()).sample(sorted(discovered), 4)[place]
+    with torch.inference_mode():
+        assert [one.result for one in cover(model_type)] == ["discovered"]
