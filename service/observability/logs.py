@@ -60,18 +60,20 @@ class AccessLog:
 
     def _write(self, record: RequestRecord, context: RequestContext | None) -> None:
         method, path, client = ("", "", "") if context is None or context.target is None else context.target
+        path = quote(path)[:MAX_PATH_CHARS]  # a decoded path may hold a line break
         fields: dict[str, Any] = {
             "protocol": record.protocol,
             "model": record.model,
             "outcome": record.outcome,
             "method": method,
-            "path": quote(path)[:MAX_PATH_CHARS],  # a decoded path may hold a line break
-            "status": context.status if context is not None else None,
+            "path": path,
+            "status": None if context is None else context.status,
             "tokens": record.tokens,
             "client": client,
             "seconds": round(record.seconds, 6),
         }
-        text = " ".join(str(value or "-") for value in [*fields.values()][:6])
+        names = "protocol", "model", "outcome", "method", "path", "status"
+        text = " ".join(str(fields[name] or "-") for name in names)
         text += f" {record.tokens} tokens {client or '-'} {1000 * record.seconds:.3f} ms"
         ids = ""
         if record.ids is not None and self.max_token_ids:

@@ -133,7 +133,7 @@ def test_key_opens_every_protocol_and_errors_are_counted(guarded: tuple[Server, 
         (found,) = json.loads(done.stdout)["results"]
         assert set(found["errors"]) == {kind}, protocol
         assert found["errors"][kind] > 0
-        assert "5 a second" in found["messages"][kind]
+        assert "5 requests a second" in found["messages"][kind]
         assert done.returncode == (found["requests"] == 0)
 
 

@@ -1,8 +1,8 @@
 """Progress of a command, on a terminal and in a pipe."""
 
 import os
-import re
 import pty
+import re
 import subprocess
 import sys
 from io import StringIO

@@ -70,7 +70,7 @@ def test_missing_or_wrong_key_is_refused(path: CodePath, guarded: Guarded) -> No
     with path.open(guarded.servers) as caller:
         for headers in ({}, {"authorization": "Bearer wrong"}):
             answer = caller.ask(GOOD, headers=headers)
-            assert (answer.status, "send Bearer and a key" in answer.message) == (401, True)
+            assert (answer.status, "key" in answer.message) == (401, True)
             assert path.protocol.startswith("grpc") or answer.headers["WWW-Authenticate"] == "Bearer"
         assert caller.ask(GOOD, headers=guarded.headers(f"{path.name}-other")).status == 403
         for _ in range(3):

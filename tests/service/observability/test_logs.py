@@ -228,3 +228,11 @@ def test_calls_whose_clients_leave_have_no_line(models: Path) -> None:
                     call.cancel()
 
     assert said(models, leave) == []
+
+
+def test_a_line_break_in_a_path_forges_no_line(models: Path) -> None:
+    def ask(address: str, _: str) -> None:
+        httpx.post(f"{address}/models/gpt%0A2026%20INFO%20forged/embed", json={}, timeout=30)
+
+    (line,) = said(models, ask, "--access-log-sample-rate", "1")
+    assert " NotFound POST /models/gpt%0A2026%20INFO%20forged/embed 404 0 tokens 127.0.0.1 " in line
