@@ -68,7 +68,8 @@ def family_of(config: Mapping[str, Any], side: str | None = None, segments: bool
         close = get_close_matches(str(model_type), known(), 1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise CheckpointError(
-            f"config.json: the model_type {model_type!r} is unknown; {hint}`preblock families` lists the known ones"
+            f"config.json: the model_type {model_type!r} is unknown; {hint}`preblock families` lists the known ones, "
+            "and `pip install preblock[discover]` lets transformers describe others"
         )
     if sides and side not in sides:
         got = "is missing" if side is None else f"is {side!r}"

@@ -189,8 +189,8 @@ def test_the_index_of_the_repository_names_every_version(client: TritonClient) -
 def test_model_change_is_forbidden_by_default(client: TritonClient, method: str) -> None:
     with pytest.raises(InferenceServerException) as raised:
         getattr(client, method)("bert")
-    allowed = "changes by request with model_control explicit; it is none"
-    assert raised.value.message() == f"model: got bert, expected {allowed}"
+    message = "models are not loaded or unloaded by request: model_control is none, not explicit"
+    assert raised.value.message() == message
     assert raised.value.status() == ("403" if client.http else "StatusCode.PERMISSION_DENIED")
 
 

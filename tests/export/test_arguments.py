@@ -81,11 +81,6 @@ def test_the_folder_of_an_artifact_is_refused_as_one(tiny_repository: Path) -> N
 @pytest.mark.parametrize(
     ("config", "choices", "message"),
     [
-        (
-            {"model_type": "gpt-2"},
-            {},
-            "the model_type 'gpt-2' is unknown; did you mean gpt2? `preblock families`",
-        ),
         ({}, {}, "the model_type None is unknown; `preblock families` lists the known ones"),
         ({"model_type": "bart"}, {}, "--side is missing, but a model of type 'bart' needs one of encoder, decoder"),
         ({"model_type": "bart"}, {"side": "vision"}, "--side is 'vision', but a model of type 'bart' needs one of"),

@@ -167,7 +167,9 @@ def test_unknown_model_downloads_no_weights(hub: Hub, tmp_path: Path) -> None:
     config = json.loads((hub.folder / "config.json").read_text())
     (hub.folder / "config.json").write_text(json.dumps(config | {"model_type": "other"}))
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
-    assert "the model_type 'other' is unknown" in done.stderr.splitlines()[-1]
+    assert (
+        "model_type is 'other', known neither to the family table nor to transformers" in done.stderr.splitlines()[-1]
+    )
     assert hub.downloads() == ["config.json", "tokenizer.json"]
 
 

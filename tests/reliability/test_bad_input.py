@@ -110,7 +110,7 @@ BAD: dict[str, list[Row]] = {
         ({"input_ids": [[1, 2]], "attention_mask": [[1, 1, 1]]}, TENSOR, "attention_mask[0]: got 3 values, expected 2"),
         ({"input_ids": [[1, 2]], "position_ids": [[0, 6]]}, TENSOR, "position_ids[0][1]: got 6, expected 0 to 5"),
         ({"input_ids": [[1, 2]], "position_ids": [[-1, 0]]}, TENSOR, "position_ids[0][0]: got -1, expected 0 to 5"),
-        ({"input_ids": [[1]], "position_ids": [[0]], "offset": 0}, TENSOR, "offset: got offset and position_ids, "),
+        ({"input_ids": [[1]], "position_ids": [[0]], "offset": 0}, TENSOR, "offset and position_ids exclude each oth"),
         ({"input_ids": [[1]], "offset": -1}, TENSOR, "offset[0]: got -1, expected 0 or more"),
         ({"input_ids": [[1]], "offset": -1}, STREAMS, "offset: got -1, expected 0 to 6"),
         ({"input_ids": [[1], [1]], "offset": [0, -1]}, TENSOR, "offset[1]: got -1, expected 0 or more"),

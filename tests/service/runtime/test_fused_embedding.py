@@ -218,10 +218,10 @@ def test_threads_do_not_meet(model: TokenModel) -> None:
         ("tokens", {"begin": 2**50}, "kernel.tokens.rows: got "),
         ("tokens", {"begin": 2}, "kernel.tokens.begin: got 2, expected a multiple of 4"),
         ("tokens", {"width": 16}, "kernel.tokens.width: got 16, expected 32, the width of embeddings"),
-        ("tokens", {"scale": 2.0}, r"kernel: got .*, expected the tables of model\.onnx"),
+        ("tokens", {"scale": 2.0}, r"kernel: the tables give other vectors than model\.onnx"),
         ("positions", {"rows": 49}, "kernel.positions.rows: got 49, expected 50 to "),
         ("positions", {"begin": 2**50}, "kernel.positions.rows: got "),
-        ("positions", {"begin": 4}, r"kernel: got .*, expected the tables of model\.onnx"),
+        ("positions", {"begin": 4}, r"kernel: the tables give other vectors than model\.onnx"),
         ("positions", {"first": 1}, "kernel.positions.rows: got 50, expected 51 to "),
     ],
 )
