@@ -82,8 +82,8 @@ def test_another_row_of_position_0_is_found(artifacts: dict[str, ExportResult]) 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (None, "positions: got None, expected a table for positioned.onnx"),
-        ({"first": 1}, "positions: got "),  # those of others: the plain graph disagrees
+        (None, "positions: there is no table for positioned.onnx"),
+        ({"first": 1}, "positions: the table gives "),  # those of others: the plain graph disagrees
         ({"first": 3}, "positions.rows: got "),
         ({"rows": 2**40}, "positions.rows: got "),
         ({"begin": 2**50}, "positions.rows: got "),

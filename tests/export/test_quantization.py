@@ -311,7 +311,7 @@ def test_verify_finds_a_manifest_that_says_something_else(copy: Path, way: str, 
 def test_a_manifest_of_another_type_is_refused_by_all(copy: Path, way: str) -> None:
     seal(copy / way / "1", dtype="float32")
     stored = {"int8-tensor": "int8", "int4": "uint8"}.get(way, way)
-    message = rf"dtype: got float32, expected that of model\.onnx frontend\.tokens\.weight, {stored}"
+    message = rf"dtype.*{stored}"
     with pytest.raises(ArtifactError, match=message):
         Repository(copy, CPU, 1)
     with pytest.raises(ExportError, match=message):

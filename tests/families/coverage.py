@@ -1,6 +1,6 @@
 """Writes `docs/coverage.md`: the front-end of every model type of transformers, by row, by discovery, or refused.
 
-`make discover` runs it. Results are kept, so that an interrupted run continues; `--again` forgets them.
+`make discover` runs it. An interrupted run continues; `--again` starts anew.
 """
 
 import json
@@ -45,7 +45,7 @@ TEXT_TABLES = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 )
-"""Tables of the types that count as text models."""
+"""Tables of text model types."""
 HEAD = """# Coverage
 
 This page lists the front-end of every model type of {library}: exact by a row of the family table, exact by
@@ -189,7 +189,7 @@ def differences(model: Any, side: str | None, frontend: FrontEnd) -> Iterator[fl
 
 
 def _entering_block_0(model: Any, side: str | None, ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the input of the first block that a whole model runs, without the model's own pass beyond it."""
+    """Return the input of the first block of a whole model, without the model's own pass beyond it."""
 
     def stop(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         vectors = keywords["hidden_states"] if "hidden_states" in keywords else arguments[0]
