@@ -15,10 +15,10 @@ from preblock.service.core.errors import ArtifactError
 
 
 def check_removable(folder: Path) -> None:
-    """Check that `folder` holds an artifact and no other file.
+    """Check for an artifact in `folder`, and for no other file.
 
     Raises:
-        ExportError: it is a link, holds no readable manifest, or holds a file that the manifest does not name.
+        ExportError: it is a link, holds no readable manifest, or holds a file outside the manifest.
 
     """
     if folder.is_symlink():
@@ -36,7 +36,7 @@ def check_removable(folder: Path) -> None:
 def withdraw(folder: Path) -> None:
     """Remove the artifact in `folder`, and the folder of a model without further versions.
 
-    An interrupted removal leaves a draft, which the next export of the model removes.
+    An interrupted removal leaves a draft; the next export of the model removes it.
 
     Raises:
         ExportError: a file cannot be removed.

@@ -28,8 +28,8 @@ class CapturedInput(Exception):
 class BlocklessModel:
     """A model of the library with its tensors outside the blocks, and none inside.
 
-    A block is an element of a module list, with modules of its own. Tensors named in `keys` begin as zeros, which take
-    no memory until `load` replaces them. The library computes all buffers and frozen tables missing from `keys`.
+    A block is an element of a module list, with modules of its own. Tensors named in `keys` begin as zeros without memory,
+    until `load` replaces them. The library computes all buffers and frozen tables missing from `keys`.
 
     Args:
         kind: class of the library.
@@ -59,7 +59,7 @@ class BlocklessModel:
         self.transposed = False
         """Whether blocks take (L, B, width) in place of (B, L, width)."""
         self.copies = 1
-        """Copies of each vector that block 0 takes, as (B, L, copies, width): the streams of hyper-connections."""
+        """Copies of each vector at block 0, as (B, L, copies, width): the streams of hyper-connections."""
         self.altered: list[str] = []
         """Tensors of the checkpoint overwritten in part by the library's loader."""
         self._materialise()

@@ -24,10 +24,10 @@ class Proof:
         self._allowed = allowed_ulp(frontend)
 
     def refused_ids(self) -> list[int]:
-        """Return the ids whose vectors the front-end cannot give, in order: those of images, for example.
+        """Return the ids without a vector of the front-end, in order, such as ids of images.
 
         Raises:
-            DiscoveryError: an id is among them that the config does not name.
+            DiscoveryError: the config does not name one of them.
 
         """
         config = self._frontend.config

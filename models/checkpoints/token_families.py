@@ -1,4 +1,4 @@
-"""Rows of the family table: decoders whose front-end is a token table, perhaps scaled; positions enter in attention.
+"""Rows of the family table: decoders with a token table as front-end, perhaps scaled; positions enter in attention.
 
 State-space models are among them. Letters: M maximum length.
 """

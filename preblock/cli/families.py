@@ -7,7 +7,7 @@ from preblock.cli.options import require, table
 
 @click.command()
 def families() -> None:
-    """List the presets and the model types that can be exported.
+    """List the presets and model types for `preblock export`.
 
     One line for each model type: its side for the option --side, the steps of its front-end with the library's default
     values, and the outputs for its attention.

@@ -43,7 +43,7 @@ MOST_PARAMETERS = 50_000_000
 EQUAL_HEADS = ((".*num_key_value_heads|linear_num_(key|value)_heads", HEADS), *SMALL_SIZES)
 MULTIMODAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 UNSTATED = re.compile("head_dim|num_key_value_heads|num_attention_heads|.*intermediate_size|hidden_size|.*token_id")
-"""Keys without a default that some classes need."""
+"""Required keys of some classes without a default."""
 TOKEN_ID = re.compile(r".*(_token_id|_token_index|token_idx|_id|_index)")
 HEAD_TABLES = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -72,7 +72,7 @@ def small_config(
         model_type: the type.
         sizes: patterns and values.
         complete: give a size to keys without a default too.
-        rope: value of every key `rope_parameters`; default that of the library.
+        rope: value of every key `rope_parameters`; default: the library's.
 
     """
     kind = CONFIG_MAPPING[model_type]
