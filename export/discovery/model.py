@@ -28,8 +28,8 @@ class CapturedInput(Exception):
 class BlocklessModel:
     """A model of the library with its tensors outside the blocks, and none inside.
 
-    A block is an element of a module list, with modules of its own. Tensors named in `keys` begin as zeros without memory,
-    until `load` replaces them. The library computes all buffers and frozen tables missing from `keys`.
+    A block is an element of a module list, with modules of its own. Tensors named in `keys` begin as zeros without
+    memory, until `load` replaces them. The library computes all buffers and frozen tables missing from `keys`.
 
     Args:
         kind: class of the library.
