@@ -84,6 +84,11 @@ class Worker:
         except (OSError, EOFError):
             return False
 
+    def stop(self) -> None:
+        """Let the process finish its requests and end."""
+        # Not a signal: a process that has just been forked still ignores SIGTERM, like the forkserver.
+        self._pipe.close()
+
     def kill(self) -> int | None:
         """End the process now, and return its exit code."""
         self.process.kill()
@@ -148,7 +153,7 @@ class Supervisor:
             time.sleep(CHECK_INTERVAL_SECONDS)
         LOG.info("stopping: %d workers finish their requests", len(self._workers))
         for worker in self._workers:
-            worker.process.terminate()
+            worker.stop()
         for worker in self._workers:
             worker.process.join()
 

@@ -80,9 +80,9 @@ def test_start_reports_an_address_that_another_start_took(tiny_repository: Path)
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_signal_ends_a_start(many: Path, workers: str) -> None:
     with starting(many, "--workers", workers) as (_, process):
-        time.sleep(1)  # models are being opened, or modules imported
+        time.sleep(1)  # modules are being imported, models opened, or workers started
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == -signal.SIGTERM
+        assert process.wait(60) in (-signal.SIGTERM, 0)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -1,0 +1,19 @@
+"""Worker processes and their parent."""
+
+import signal
+import time
+from functools import partial
+
+from preblock.service.server.supervisor import Worker, start_forkserver
+
+SECONDS = 60
+
+
+def test_worker_that_is_stopped_at_its_start_ends() -> None:
+    start_forkserver(["preblock.service.server.preload"])  # it ignores SIGTERM
+    for pause in (0, 0.001, 0.01):
+        worker = Worker(partial(time.sleep, 2 * SECONDS))
+        time.sleep(pause)
+        worker.stop()
+        worker.process.join(SECONDS)
+        assert worker.process.exitcode == -signal.SIGTERM
