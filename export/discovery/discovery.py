@@ -104,9 +104,10 @@ def files_discovered(
         CheckpointError: as `discover`.
 
     """
+    check_document(document)
+    read_config(folder, str(document["model_type"]))
     if not (folder / INDEX).is_file():
         return [WEIGHTS]
-    check_document(document)
     with quiet():
         found = _search(folder, document, side, tokens_only)[1]
     return files_of_steps(folder, found.steps)
