@@ -47,9 +47,9 @@ class CertificateFiles:
         try:
             context.load_cert_chain(self.certificate, self.key, password="")  # without a prompt at the terminal
         except (OSError, ValueError) as error:
-            files, allowed = f"{self.certificate} and {self.key}", "PEM files of a certificate and its key"
-            message = f"tls_cert_file: {files} are no {allowed}: {_reason(error)}"
-            raise Invalid("tls_cert_file", files, allowed, message=message) from error
+            files, expected = f"{self.certificate} and {self.key}", "PEM files of a certificate and its key"
+            message = f"tls_cert_file: {files} are no {expected}: {_reason(error)}"
+            raise Invalid("tls_cert_file", files, expected, message=message) from error
         try:
             if self.client_ca is not None:
                 context.load_verify_locations(self.client_ca)

@@ -47,7 +47,7 @@ def test_a_pipe_gets_each_line_once_without_control_characters() -> None:
 
 def test_a_terminal_sees_the_seconds_of_a_silent_step() -> None:
     ours, theirs = pty.openpty()
-    subprocess.run([sys.executable, "-c", SCRIPT.format(seconds=1.5)], stderr=theirs, check=True)
+    subprocess.run([sys.executable, "-c", SCRIPT.format(seconds=2.5)], stderr=theirs, check=True)
     os.close(theirs)
     shown = os.read(ours, 65536).decode().split("\r\x1b[K")
     os.close(ours)

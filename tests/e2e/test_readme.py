@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.families.tiny_models import save_whole
 from tests.support.paths import ROOT
 from tests.support.servers import Server, free_port
 
@@ -59,8 +60,12 @@ def folder(tmp_path: Path, repository: Path) -> Path:
 @pytest.mark.parametrize("code", [code for _, code in SHELL], ids=[name for name, _ in SHELL])
 def test_shell(code: str, server: Server, folder: Path) -> None:
     local = code.replace("http://127.0.0.1:8000", server.address).replace("curl ", "curl -sS --fail-with-body ")
+    if "export FOLDER" in code:
+        save_whole("helium", folder / "FOLDER")  # a model type without a row in the family table
     output = run(["bash", "-euo", "pipefail", "-c", local], folder)
-    if "curl" in code:
+    if "/neighbours" in code:
+        assert '"cosine":' in output
+    elif "curl" in code:
         assert '"embeddings":' in output
     elif "preblock bench" in code:
         assert "requests" in output

@@ -127,18 +127,15 @@ def test_client_without_a_certificate_is_refused(secure: tuple[Server, bool], fi
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"cert-file": "certificate"},
-            "tls_cert_file: got {certificate}, expected only together with tls_cert_file",
-        ),
-        ({"key": "key"}, "tls_key: got {key}, expected only together with tls_cert_file and tls_key"),
-        ({"client-ca": "ca"}, "tls_client_ca: got {ca}, expected only together with tls_cert_file and tls_key"),
+        ({"cert-file": "certificate"}, "tls_cert_file is set alone; TLS needs tls_cert_file and tls_key"),
+        ({"key": "key"}, "tls_key is set alone; TLS needs tls_cert_file and tls_key"),
+        ({"client-ca": "ca"}, "tls_client_ca is set alone; TLS needs tls_cert_file and tls_key"),
         ({"cert-file": "none", "key": "key"}, "are no PEM files of a certificate and its key: No such file"),
-        ({"cert-file": "ca", "key": "key"}, "expected PEM files of a certificate and its key (KEY_VALUES_MISMATCH)"),
-        ({"cert-file": "key", "key": "key"}, "expected PEM files of a certificate and its key ("),
+        ({"cert-file": "ca", "key": "key"}, "are no PEM files of a certificate and its key: KEY_VALUES_MISMATCH"),
+        ({"cert-file": "key", "key": "key"}, "tls_cert_file: {key} and {key} are no PEM files of a certificate"),
         (
             {"cert-file": "certificate", "key": "key", "client-ca": "key"},
-            "tls_client_ca: got {key}, expected a PEM file of certificates (",
+            "tls_client_ca: {key} is no PEM file of certificates: ",
         ),
     ],
 )

@@ -47,5 +47,4 @@ def test_sample_of_discovered_types_is_exact(place: int) -> None:
         r"^\| `([\w.-]+)` \|.*whole model \|$", DOCUMENTED.partition("## Discovered")[2], re.MULTILINE
     )
     model_type = random.Random(library_version()).sample(sorted(discovered), 4)[place]
-    with torch.inference_mode():
-        assert [one.result for one in cover(model_type)] == ["discovered"]
+    assert [one.result for one in cover(model_type)] == ["discovered"]

@@ -21,7 +21,7 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from tests.families.published_models import PUBLISHED, VOCABULARY, WIDTH, TransformersModel, save
 
-CACHED = ("gpt2", "gpt_neo", "gptj", "codegen", "ctrl")
+CACHED = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "ctrl")
 FED, LENGTH = 9, 14
 RANDOM = np.random.default_rng(0)
 IDS, TYPES = RANDOM.integers(3, VOCABULARY, (2, LENGTH)), RANDOM.integers(0, VOCABULARY, (2, LENGTH))

@@ -83,6 +83,7 @@ STATUS = re.compile(rb'(?:\AHTTP/1\.1 |"status": ?)(\d{3})')
 REFUSAL = re.compile(
     r"(message|model|version|inputs|outputs|parameters|raw_input_contents|"
     r"input_ids|token_type_ids|position_ids|attention_mask|offset|pixel_values)(\[\d+\]|\.\w+)*: got "
+    r"|parameters\.sequence_id .* does not run on "
 )
 """Begin of an error about the request; within a gRPC stream, an error has no status."""
 

@@ -232,7 +232,10 @@ def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected:
                 assert client.post("/models/bert/embed", json={"input_ids": [[11]] * rows}).status_code == 422
             assert client.get("/metrics").status_code == 200
             refused = client.post("/v2/repository/models/bert/unload")
-            assert (refused.status_code, refused.json()["error"].partition(":")[0]) == (503, "change")
+            assert (refused.status_code, refused.json()["error"].partition(":")[0]) == (
+                503,
+                "the change of 'bert' could not be written for the workers",
+            )
             filling.unlink()
             assert client.post("/v2/repository/models/bert/unload").status_code == 200
             assert client.post("/models/bert/embed", json={"input_ids": [1]}).status_code == 404

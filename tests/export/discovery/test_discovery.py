@@ -131,9 +131,9 @@ def test_hash_of_characters_is_refused_by_name(tmp_path: Path) -> None:
         found("canine", tmp_path)
 
 
-def test_normal_outside_the_form_is_refused_by_operation(tmp_path: Path) -> None:
-    with pytest.raises(DiscoveryError, match="block 0 takes vectors of shape"):
-        found("deepseek_v4", tmp_path)
+def test_streams_of_hyper_connections_are_recorded(tmp_path: Path) -> None:
+    discovery = found("deepseek_v4", tmp_path)
+    assert ([step.kind for step in discovery.frontend.config.steps], discovery.copies) == (["tokens"], 4)
 
 
 @pytest.mark.parametrize(("side", "allowed"), [(None, "encoder, decoder"), ("text", "encoder, decoder")])
