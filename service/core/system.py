@@ -1,6 +1,7 @@
 """Number of processors available to this process, and its free memory."""
 
 import ctypes
+import gc
 import math
 import os
 from pathlib import Path
@@ -70,5 +71,6 @@ def use_single_arena() -> None:
 
 def return_free_memory() -> None:
     """Return the free memory of the allocator to the system. Other libraries than glibc do so themselves."""
+    gc.collect()  # the objects of a closed WebSocket refer to each other, and hold its last messages
     if hasattr(LIBC, "malloc_trim"):
         LIBC.malloc_trim(0)
