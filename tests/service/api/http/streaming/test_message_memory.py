@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.support.protocols import FRAME
 
 STEP = b'{"input_ids": [1, 2]}'
 FRAME_STEP = FRAME.pack(b"PRBK", 2, 1, 0, 0, 1, 0, 0, bytes(3)) + bytes(4)
-SETTINGS = {"max_body_bytes": LARGE_BODY_BYTES, "queue_timeout_seconds": 0.05}
+SETTINGS: dict[str, Any] = {"max_body_bytes": LARGE_BODY_BYTES, "queue_timeout_seconds": 0.05}
 
 
 @pytest.mark.parametrize("kind", ["text", "frame"])
