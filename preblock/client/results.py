@@ -31,6 +31,7 @@ class Embeddings:
         spans: for each row of text int64 (L, 2), the first character of each token and the one after its last, with
             `return_tokens`.
         pooled: whether `vectors` has one vector for each row.
+        use_as: use of the output, such as "input of block 0"; empty if the service does not tell.
 
     """
 
@@ -43,6 +44,7 @@ class Embeddings:
     input_ids: list[Int64] | None = None
     spans: list[Int64] | None = None
     pooled: bool = False
+    use_as: str = ""
 
     def rows(self) -> list[Vectors]:
         """Return the vectors of each row, (L, D), without a copy; (D,) if they are pooled."""

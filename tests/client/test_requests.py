@@ -47,7 +47,7 @@ def native(server: Server, model: str, **fields: Any) -> dict[str, Any]:
 
 def assert_equal(result: Embeddings, answer: dict[str, Any]) -> None:
     """Compare all fields of two results, the vectors bit for bit."""
-    assert (result.model, result.version) == (answer["model"], answer["version"])
+    assert (result.model, result.version, result.use_as) == (answer["model"], answer["version"], answer["use_as"])
     assert (result.vectors.dtype.name, list(result.vectors.shape)) == (answer["dtype"], answer["shape"])
     assert result.vectors.tobytes() == answer["data"]
     assert result.lengths.tolist() == answer.get("lengths", [answer["shape"][1]] * answer["shape"][0])
