@@ -47,7 +47,7 @@ def test_installed_distribution_calls_and_serves(
     run(*install, file)
     expected = run(python, "-c", CLIENT, tiny_server.address, cwd=tmp_path)  # the base install is the client
     run(*install, f"{file}[cpu]")
-    command = [programs / "preblock", "serve", "--repository", tiny_repository, "--port", "0"]
+    command: list[str | Path] = [programs / "preblock", "serve", "--repository", tiny_repository, "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path, env=ENVIRONMENT
     ) as process:
