@@ -104,7 +104,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         background = engine.control.run(), streams.watch_keys(engine.repository.access), engine.settings.watch()
         tasks = [asyncio.create_task(work) for work in background]
         # Objects of the application for the server's connections.
-        state = {"streams": streams, "settings": engine.settings}
+        state = {"streams": streams, "settings": engine.settings, "bodies": engine.limits.bodies}
         if settings.grpc_port is None:
             yield state
         else:
