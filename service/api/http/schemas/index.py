@@ -28,6 +28,7 @@ class ServiceIndex(Documented):
     name: str = "preblock"
     version: str
     docs: str = "/docs"
+    inspector: str | None = Field(description="Page that shows the models; null if off.")
     openapi: str = "/openapi.json"
     models: str = "/models"
     protocols: ProtocolPaths
