@@ -2,13 +2,9 @@
 
 const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 
-// Return red, green and blue of a value from -1 (blue) to 1 (red); 0 has the colour of the page.
-function colour(value) {
-  const ground = isDark() ? [20, 24, 27] : [255, 255, 255];
-  const end = value < 0 ? (isDark() ? [110, 180, 255] : [5, 80, 160]) : (isDark() ? [255, 130, 110] : [165, 15, 20]);
-  const share = Math.min(1, Math.abs(value));
-  return ground.map((from, part) => from + (end[part] - from) * share);
-}
+// Red, green and blue of 0, which is the page, of the lowest value, and of the highest.
+const LIGHT = [[255, 255, 255], [5, 80, 160], [165, 15, 20]];
+const DARK = [[20, 24, 27], [110, 180, 255], [255, 130, 110]];
 
 // Draw rows of equal width, one pixel for each value, and mark the rows `begin` to `end`. Return the value of the
 // strongest colour: a few outliers would leave the rest without colour.
@@ -26,9 +22,16 @@ export function drawHeatmap(canvas, rows, begin, end) {
   canvas.height = height;
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, height);
-  rows.forEach((row, y) => row.forEach((value, x) => {
-    image.data.set([...colour(value / (most || 1)), 255], 4 * (y * width + x));
-  }));
+  const [ground, low, high] = isDark() ? DARK : LIGHT;
+  let place = 0;
+  for (const row of rows) {
+    for (const value of row) {
+      const end = value < 0 ? low : high;
+      const share = Math.min(1, Math.abs(value) / (most || 1));
+      for (let part = 0; part < 3; part++) image.data[place++] = ground[part] + (end[part] - ground[part]) * share;
+      image.data[place++] = 255;
+    }
+  }
   context.putImageData(image, 0, 0);
   if (end > begin) {
     context.fillStyle = isDark() ? "#ffe08a" : "#000";
@@ -56,7 +59,11 @@ export function drawRuler(canvas, length, begin, end, limit) {
 
 // Return the cosine of every pair of rows; a row of zeros has cosine 0.
 export function cosines(rows) {
-  const dot = (one, other) => one.reduce((sum, value, place) => sum + value * other[place], 0);
+  const dot = (one, other) => {
+    let sum = 0;
+    for (let place = 0; place < one.length; place++) sum += one[place] * other[place];
+    return sum;
+  };
   const norms = rows.map((row) => Math.sqrt(dot(row, row)) || 1);
   return rows.map((row, i) => Float64Array.from(rows, (other, j) => dot(row, other) / norms[i] / norms[j]));
 }
