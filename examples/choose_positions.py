@@ -130,9 +130,9 @@ def plot(results: dict[str, list[float | None]]) -> Figure:
         pairs = [(length, value) for length, value in zip(TESTED_LENGTHS, values, strict=True) if value is not None]
         axes.plot(*zip(*pairs, strict=True), marker="o", label=name)
     axes.axvline(TRAINED_LENGTH, color="grey", linestyle="--", label="longest in training")
-    axes.set(xlabel="tokens", ylabel="right answers", ylim=(0.4, 1.02), xticks=TESTED_LENGTHS)
+    axes.set(xlabel="tokens", ylabel="right answers", ylim=(0, 1.02), xticks=TESTED_LENGTHS)
     axes.set_title("Which comes first, A or B?")
-    axes.legend()
+    figure.legend(loc="outside right upper")
     return figure
 
 

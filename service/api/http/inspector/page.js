@@ -14,9 +14,13 @@ function hidePanels(names) {
   for (const name of ["identity", ...PANELS]) find(name).hidden = names.includes(name);
 }
 
+let requested = 0;
+
 async function openModel(name, version) {
+  const turn = ++requested;
   const path = version ? modelPath({ name, version }) : `/models/${encodeURIComponent(name)}`;
   const description = await getJson(path);
+  if (turn !== requested) return; // another model was chosen meanwhile
   const numbers = description.versions.toSorted((one, other) => other - one);
   versions.replaceChildren(...numbers.map((value) => element("option", {}, String(value))));
   versions.value = description.version;
