@@ -144,7 +144,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.include_router(v2.router(engine, inference, VERSION, limit))
     app.include_router(openai.router(engine, embeddings))
     app.include_router(health.router(engine))
-    app.include_router(index.router(VERSION, settings.grpc_port, settings.has_inspector))
+    app.include_router(index.router(VERSION, settings, engine.repository.access))
     app.include_router(pages.router("Preblock API", "/openapi.json", STATIC_DOCUMENTS, settings.has_inspector))
     return Dispatcher(
         app,

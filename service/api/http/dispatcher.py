@@ -29,7 +29,9 @@ LOG = logging.getLogger(__name__)
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 """Paths without authentication and traces, because an orchestrator has no API key."""
-PAGE_PATHS = frozenset({"/", "/docs", "/inspect", "/openapi.json"})
+INDEX_PATH = "/"
+"""Its route checks the key itself, because it sends browsers to a page before."""
+PAGE_PATHS = frozenset({"/docs", "/inspect", "/openapi.json"})
 STATIC_DOCUMENTS = "/docs/static"
 PAGE_FILES = (f"{STATIC_DOCUMENTS}/", "/inspect/")
 """Files of the pages. A browser opens a page without a key, and the page asks for the key."""
@@ -188,7 +190,7 @@ class Dispatcher:
         origin = _header(headers, b"origin") if changes else None
         if origin is not None:
             self._check_origin(origin.decode("latin-1"), headers)
-        if not is_public(scope["path"]):
+        if not is_public(scope["path"]) and scope["path"] != INDEX_PATH:
             self._identify(headers, scope.get("client"))
 
     def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:

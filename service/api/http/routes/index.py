@@ -8,31 +8,39 @@ from fastapi.responses import RedirectResponse, Response
 from preblock.service.api.http.negotiation import read_qualities
 from preblock.service.api.http.routes.pages import INSPECTOR
 from preblock.service.api.http.schemas.index import HealthPaths, ProtocolPaths, ServiceIndex
+from preblock.service.core.auth import Authenticator
+from preblock.service.core.settings import Settings
+from preblock.service.core.system import describe_machine
 
 
-def router(version: str, grpc_port: int | None, inspector: bool) -> APIRouter:
+def router(version: str, settings: Settings, access: Authenticator) -> APIRouter:
     """Return the router of the index.
 
     Args:
         version: of the service.
-        grpc_port: port of gRPC; None if gRPC is off.
-        inspector: whether the service has the inspector.
+        settings: of the service.
+        access: authenticates callers of the index; a browser without a key is still sent to the inspector.
 
     """
     routes = APIRouter(tags=["operations"])
     content = ServiceIndex(
         version=version,
-        inspector=INSPECTOR if inspector else None,
-        protocols=ProtocolPaths(grpc_port=grpc_port),
+        workers=settings.workers,
+        machine=describe_machine(),
+        inspector=INSPECTOR if settings.has_inspector else None,
+        protocols=ProtocolPaths(grpc_port=settings.grpc_port),
         health=HealthPaths(),
     )
     redirect: dict[int | str, dict[str, Any]] = {307: {"description": "To the inspector, for a browser."}}
 
-    @routes.get("/", response_model=ServiceIndex, responses=redirect if inspector else {})
+    @routes.get("/", response_model=ServiceIndex, responses=redirect if settings.has_inspector else {})
     async def list_paths(request: Request) -> ServiceIndex | Response:
-        """Return the paths of documents, models, protocols, health and metrics."""
-        if inspector and _wants_page(request.headers.get("Accept", "")):
+        """Return the paths of documents, models, protocols and health; also version, workers and machine."""
+        if settings.has_inspector and _wants_page(request.headers.get("Accept", "")):
             return RedirectResponse(INSPECTOR, headers={"Vary": "Accept"})
+        if access.needs_key:
+            key = request.headers.get("Authorization")
+            access.authenticate(None if key is None else key.encode("latin-1"))
         return content
 
     return routes

@@ -76,16 +76,19 @@ def test_documentation_runs_no_other_script_than_its_own(client: httpx.Client) -
 @pytest.mark.parametrize("inspector", ["auto", "off", "on"])
 def test_keys_turn_the_inspector_off_unless_asked_for(inspector: str, tiny_repository: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text(new_key("alice", (), False)[1])
+    secret, entry = new_key("alice", (), False)
+    keys.write_text(entry)
     keys.chmod(0o600)
     options = ["--api-keys-file", str(keys)] + (["--inspector", inspector] if inspector != "auto" else [])
     shown = inspector == "on"
     with serve(tiny_repository, *options) as server, httpx.Client(base_url=server.address) as client:
         assert client.get("/inspect").status_code == (200 if shown else 404)
         assert client.get("/inspect/page.js").status_code == (200 if shown else 404)
-        assert client.get("/", headers={"Accept": BROWSER}).status_code == (307 if shown else 200)
-        assert client.get("/").json()["inspector"] == ("/inspect" if shown else None)
-        assert client.get("/models").status_code == 401
+        assert client.get("/", headers={"Accept": BROWSER}).status_code == (307 if shown else 401)
+        assert [client.get(path).status_code for path in ("/", "/models")] == [401, 401]
+        assert client.get("/", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        index = client.get("/", headers={"Authorization": f"Bearer {secret}"}).json()
+        assert index["inspector"] == ("/inspect" if shown else None)
 
 
 def test_the_inspector_can_be_off_without_keys(tiny_repository: Path) -> None:
