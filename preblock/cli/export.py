@@ -181,7 +181,7 @@ def triton(model: str, repository: Path | None) -> None:
     Example:
       preblock triton minilm --repository model_repository
     """
-    from preblock.export.triton import write_config
+    from preblock.export.layouts.triton import write_config
 
     artifact = find_artifact(repository, model)
     click.echo(write_config(artifact.folder.parent, artifact.version))

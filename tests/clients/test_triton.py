@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2 as triton
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export, export_loaded
 from preblock.export.source import LoadedSource
-from preblock.export.triton import write_config
+from preblock.export.layouts.triton import write_config
 from preblock.models.modules.stems import AudioConfig, AudioStem
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.records import Source
