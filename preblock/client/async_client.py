@@ -109,6 +109,7 @@ class AsyncClient:
         output: str = "embeddings",
         dtype: Dtype = "float32",
         return_tokens: bool = False,
+        special_tokens: bool | None = None,
     ) -> Embeddings:
         """Return the vectors of texts, for a model with a tokenizer.
 
@@ -121,10 +122,12 @@ class AsyncClient:
             output: name of the output, as for `embed`.
             dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
             return_tokens: whether the result has `input_ids` and `spans`.
+            special_tokens: whether the tokenizer adds its special tokens; default True, False in a static model.
 
         """
         options: dict[str, Any] = {"offset": offset, "truncate": truncate, "return_tokens": return_tokens}
-        return await self._send(calls.text(model, version, output, text=text, dtype=dtype, **options))
+        options |= {"special_tokens": special_tokens, "text": text, "dtype": dtype}
+        return await self._send(calls.text(model, version, output, **options))
 
     @checks_keywords
     async def prompt_embeds(
@@ -135,6 +138,7 @@ class AsyncClient:
         model: str,
         version: int | None = None,
         dtype: Dtype = "float32",
+        special_tokens: bool | None = None,
     ) -> list[str]:
         """Return each row for the field `prompt_embeds` of vLLM: a tensor saved by torch, in base64.
 
@@ -144,9 +148,10 @@ class AsyncClient:
             model: name of the model; its manifest must say who applies the embedding scale.
             version: version of the model; default the highest.
             dtype: "float32", "float16" or "bfloat16"; vLLM needs its own.
+            special_tokens: with `text`, as for `text`; False for a part of a chat message.
 
         """
-        return await self._send(calls.prompt_embeds(model, version, ids, text, dtype))
+        return await self._send(calls.prompt_embeds(model, version, ids, text, dtype, special_tokens))
 
     @checks_keywords
     async def bias(

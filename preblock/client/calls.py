@@ -75,10 +75,16 @@ def text(model: str, version: int | None, output: str, **options: Any) -> Call[E
 
 
 def prompt_embeds(
-    model: str, version: int | None, ids: Rows | None, texts: str | Sequence[str] | None, dtype: Dtype
+    model: str,
+    version: int | None,
+    ids: Rows | None,
+    texts: str | Sequence[str] | None,
+    dtype: Dtype,
+    special_tokens: bool | None,
 ) -> Call[list[str]]:
     """Return the call for the field `prompt_embeds` of vLLM."""
-    document = _given(input_ids=ids, text=texts, dtype=dtype, encoding="prompt_embeds")
+    options: dict[str, Any] = {"special_tokens": special_tokens, "encoding": "prompt_embeds"}
+    document = _given(input_ids=ids, text=texts, dtype=dtype, **options)
     return _post(model_path(model, version, "embed"), document, JSON, _read_prompts)
 
 
