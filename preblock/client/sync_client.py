@@ -134,6 +134,7 @@ class Client:
         text: str | Sequence[str] | None = None,
         model: str,
         version: int | None = None,
+        output: str = "token_embeddings",
         dtype: Dtype = "float32",
     ) -> list[str]:
         """Return each row for the field `prompt_embeds` of vLLM: a tensor saved by torch, in base64.
@@ -141,12 +142,13 @@ class Client:
         Args:
             ids: rows of token ids, as for `embed`; or else `text`.
             text: one text for each row, or a single text, for a model with a tokenizer.
-            model: name of the model; its manifest must say who applies the embedding scale.
+            model: name of the model.
             version: version of the model; default the highest.
+            output: the output for your version of vLLM in `Model.consumers`; default "token_embeddings".
             dtype: "float32", "float16" or "bfloat16"; vLLM needs its own.
 
         """
-        return self._send(calls.prompt_embeds(model, version, ids, text, dtype))
+        return self._send(calls.prompt_embeds(model, version, ids, text, output, dtype))
 
     @checks_keywords
     def bias(
