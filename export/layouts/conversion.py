@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from preblock.export.errors import ExportError
@@ -12,15 +13,30 @@ from preblock.export.layouts.token_lookup import TokenLookup, read_lookup
 from preblock.export.layouts.transformers_js import write_transformers_js
 from preblock.export.publication import DRAFT
 
-LAYOUTS: dict[str, Callable[[TokenLookup, Path], None]] = {
-    "transformers.js": write_transformers_js,
-    "ort-genai": write_ort_genai,
-    "openvino": write_openvino,
-    "edgellm": write_edgellm,
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Files and names of an engine.
+
+    Args:
+        engine: its name among the consumers of a manifest.
+        write: writes a lookup into an empty folder.
+        write_images: the same with an input of image features, for the id of their token; None without such a layout.
+
+    """
+
+    engine: str
+    write: Callable[[TokenLookup, Path], None]
+    write_images: Callable[[TokenLookup, Path, int], None] | None = None
+
+
+LAYOUTS = {
+    "transformers.js": Layout(engine="transformers", write=write_transformers_js),
+    "ort-genai": Layout(engine="onnxruntime-genai", write=write_ort_genai, write_images=write_ort_genai_images),
+    "openvino": Layout(engine="openvino-genai", write=write_openvino),
+    "edgellm": Layout(engine="tensorrt-edge-llm", write=write_edgellm),
 }
-"""Writers of the layouts outside the repository. Each writes into an empty folder."""
-IMAGE_LAYOUTS: dict[str, Callable[[TokenLookup, Path, int], None]] = {"ort-genai": write_ort_genai_images}
-"""Writers of the layouts with image features, and the id of their token."""
+"""Layouts outside the repository."""
 
 
 def convert(folder: Path, layout: str, output: Path, image_token_id: int | None = None) -> list[Path]:
@@ -32,8 +48,8 @@ def convert(folder: Path, layout: str, output: Path, image_token_id: int | None 
         folder: of the artifact.
         layout: name of a row of `LAYOUTS`.
         output: folder to write; it is made if it is missing.
-        image_token_id: id whose vectors the input `image_features` replaces, in a row of `IMAGE_LAYOUTS`; default None:
-            no such input.
+        image_token_id: id whose vectors the input `image_features` replaces, in a layout with this input; default
+            None: no such input.
 
     Raises:
         ExportError: the artifact has no token lookup, the layout does not fit it, or a file exists or cannot be
@@ -41,15 +57,16 @@ def convert(folder: Path, layout: str, output: Path, image_token_id: int | None 
         ArtifactError: the artifact is damaged.
 
     """
-    lookup = read_lookup(folder)
+    row = LAYOUTS[layout]
+    lookup = read_lookup(folder, row.engine)
     try:
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=DRAFT, dir=output) as name:
             draft = Path(name)
-            if image_token_id is None:
-                LAYOUTS[layout](lookup, draft)
+            if row.write_images is not None and image_token_id is not None:
+                row.write_images(lookup, draft, image_token_id)
             else:
-                IMAGE_LAYOUTS[layout](lookup, draft, image_token_id)
+                row.write(lookup, draft)
             return _move(draft, output)
     except OSError as error:
         raise ExportError(f"{error.filename or output}: {error.strerror}") from error

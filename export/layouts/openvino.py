@@ -57,7 +57,7 @@ def write_openvino(lookup: TokenLookup, folder: Path) -> None:
 
     The table is (V, D) in float32, whatever the dtype of the artifact, and holds the bits of its vectors.
     """
-    rows, width = lookup.manifest.vocab_size, lookup.embeddings.width
+    rows, width = lookup.manifest.vocab_size, lookup.width
     with (folder / f"{NAME}.bin").open("xb") as stream:
         for vectors in lookup.rows():
             stream.write(vectors.astype("<f4", copy=False).data)

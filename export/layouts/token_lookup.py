@@ -15,9 +15,8 @@ from preblock.export.errors import ExportError
 from preblock.export.external_data import CHUNK_BYTES, place_of, set_place
 from preblock.export.graph import cut, replace_fields, save_graph
 from preblock.service.artifacts.io import read_manifest
-from preblock.service.artifacts.manifest import DATA, Manifest
+from preblock.service.artifacts.manifest import DATA, TOKEN_EMBEDDINGS, Manifest
 from preblock.service.artifacts.onnx_check import check_graphs
-from preblock.service.artifacts.records import TokenEmbeddings
 from preblock.service.runtime.session import Session
 
 INPUT_IDS, INPUTS_EMBEDS = "input_ids", "inputs_embeds"
@@ -34,29 +33,33 @@ class TokenLookup:
     Args:
         folder: of the artifact.
         manifest: of the artifact.
-        embeddings: entry of the manifest.
-        graph: file with the fewest outputs beside the lookup.
+        width: D.
+        output: name of the vectors in the graph.
+        graph: file with the fewest outputs beside the vectors.
 
     """
 
     folder: Path
     manifest: Manifest
-    embeddings: TokenEmbeddings
+    width: int
+    output: str
     graph: str
 
     def rows(self) -> Iterator[NDArray[np.float32]]:
         """Yield the vectors of all ids in order, float32 (n, D), with the bits of the artifact on the CPU."""
         session = Session(self.folder, graph=self.graph)
-        step = max(1, ROW_VALUES // self.embeddings.width)
+        step = max(1, ROW_VALUES // self.width)
         for begin in range(0, self.manifest.vocab_size, step):
             ids = np.arange(begin, min(begin + step, self.manifest.vocab_size))[None]
             feeds = {tensor.name: np.zeros_like(ids) for tensor in session.inputs}
             feeds |= {INPUT_IDS: ids, "offset": np.zeros(1, np.int64)}
-            yield session.run(feeds, [self.embeddings.output])[self.embeddings.output][0]
+            yield session.run(feeds, [self.output])[self.output][0]
 
 
-def read_lookup(folder: Path) -> TokenLookup:
-    """Return the token lookup of the artifact in `folder`.
+def read_lookup(folder: Path, engine: str) -> TokenLookup:
+    """Return the token lookup of the artifact in `folder`, with the embedding scale as `engine` takes it.
+
+    For an engine outside the manifest's `consumers` it is the lookup of the model in transformers.
 
     Raises:
         ExportError: the artifact has no token lookup.
@@ -67,8 +70,11 @@ def read_lookup(folder: Path) -> TokenLookup:
     if not isinstance(manifest, Manifest) or manifest.token_embeddings is None:
         raise ExportError(f"{manifest.family} has no token embeddings, so no engine takes them as {INPUTS_EMBEDS}")
     check_graphs(folder, manifest)
-    (graph,) = manifest.graphs_for((manifest.token_embeddings.output,))
-    return TokenLookup(folder, manifest, manifest.token_embeddings, graph)
+    embeddings = manifest.token_embeddings
+    name = next(iter(embeddings.outputs_for(engine)), TOKEN_EMBEDDINGS)
+    output = embeddings.output if name == TOKEN_EMBEDDINGS else name
+    (graph,) = manifest.graphs_for((output,))
+    return TokenLookup(folder, manifest, embeddings.width, output, graph)
 
 
 def write_lookup(lookup: TokenLookup, file: Path, data: str, nodes: onnx.GraphProto | None = None) -> None:
@@ -85,14 +91,14 @@ def write_lookup(lookup: TokenLookup, file: Path, data: str, nodes: onnx.GraphPr
 
     """
     model = onnx.load(lookup.folder / lookup.graph, load_external_data=False)
-    found, initializers, inputs = cut(model.graph, [lookup.embeddings.output])
+    found, initializers, inputs = cut(model.graph, [lookup.output])
     if [value.name for value in inputs] != [INPUT_IDS]:
-        raise ExportError(f"{lookup.graph}: {lookup.embeddings.output} depends on more than {INPUT_IDS}")
+        raise ExportError(f"{lookup.graph}: {lookup.output} depends on more than {INPUT_IDS}")
     name = INPUTS_EMBEDS if nodes is None else TEXT_EMBEDS
     for node in found:
         for side in (node.input, node.output):
-            side[:] = [name if value == lookup.embeddings.output else value for value in side]
-    shape: list[str | int | None] = ["batch", "length", lookup.embeddings.width]
+            side[:] = [name if value == lookup.output else value for value in side]
+    shape: list[str | int | None] = ["batch", "length", lookup.width]
     output = onnx.helper.make_tensor_value_info(INPUTS_EMBEDS, onnx.TensorProto.FLOAT, shape)
     replace_fields(model.graph, node=found, initializer=initializers, input=inputs, output=[output], value_info=[])
     _copy_weights(model.graph, lookup.folder / DATA, file.with_name(data))

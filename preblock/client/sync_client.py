@@ -137,6 +137,7 @@ class Client:
         text: str | Sequence[str] | None = None,
         model: str,
         version: int | None = None,
+        output: str = "token_embeddings",
         dtype: Dtype = "float32",
         special_tokens: bool | None = None,
     ) -> list[str]:
@@ -145,13 +146,15 @@ class Client:
         Args:
             ids: rows of token ids, as for `embed`; or else `text`.
             text: one text for each row, or a single text, for a model with a tokenizer.
-            model: name of the model; its manifest must say who applies the embedding scale.
+            model: name of the model.
             version: version of the model; default the highest.
+            output: the output for your version of vLLM in `Model.consumers`; default "token_embeddings".
             dtype: "float32", "float16" or "bfloat16"; vLLM needs its own.
             special_tokens: with `text`, as for `text`; False for a part of a chat message.
 
         """
-        return self._send(calls.prompt_embeds(model, version, ids, text, dtype, special_tokens))
+        options: dict[str, Any] = {"output": output, "dtype": dtype, "special_tokens": special_tokens}
+        return self._send(calls.prompt_embeds(model, version, ids, text, **options))
 
     @checks_keywords
     def bias(

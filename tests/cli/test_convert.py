@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from preblock.cli.convert import convert
-from preblock.export.layouts.conversion import IMAGE_LAYOUTS, LAYOUTS
+from preblock.export.layouts.conversion import LAYOUTS
 from tests.cli.test_cli import failing, run
 
 
@@ -31,7 +31,7 @@ def test_triton_writes_into_the_repository(copy: Path) -> None:
 def test_every_layout_has_a_name_on_the_command_line() -> None:
     (option,) = [option for option in convert.params if option.name == "layout"]
     assert [*getattr(option.type, "choices")] == [*LAYOUTS, "triton"]  # noqa: B009 - no attribute of all types
-    assert list(IMAGE_LAYOUTS) == ["ort-genai"]
+    assert [name for name, layout in LAYOUTS.items() if layout.write_images] == ["ort-genai"]
 
 
 @pytest.mark.parametrize(

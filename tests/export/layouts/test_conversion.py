@@ -47,6 +47,22 @@ def test_graphs_have_the_bits_of_inputs_embeds(
     assert np.array_equal(session.run(None, {"input_ids": IDS})[0], expected)
 
 
+@pytest.mark.parametrize(
+    ("layout", "graph", "scaled"),
+    [("transformers.js", "onnx/embed_tokens.onnx", False), ("ort-genai", "embedding.onnx", True)],
+)
+def test_vectors_have_the_scale_of_the_engine(tmp_path: Path, layout: str, graph: str, scaled: bool) -> None:
+    """Granite of transformers scales given vectors itself; a decoder of the builder of ONNX Runtime GenAI does not."""
+    save("granite", tmp_path / "granite")
+    folder = export(str(tmp_path / "granite"), "granite", tmp_path).folder
+    convert(folder, layout, tmp_path / "out")
+    model = AutoModel.from_pretrained(tmp_path / "granite").eval()
+    with torch.no_grad():
+        expected = model.get_input_embeddings()(torch.from_numpy(IDS)) * (model.embedding_multiplier if scaled else 1)
+    session = onnxruntime.InferenceSession(tmp_path / "out" / graph)
+    assert np.array_equal(session.run(None, {"input_ids": IDS})[0], expected.numpy())
+
+
 def test_a_layout_holds_the_needed_weights_only(tmp_path: Path) -> None:
     folder = copy_artifact("gpt-100x32x50", tmp_path, "gpt")
     convert(folder, "transformers.js", tmp_path / "out")
