@@ -78,11 +78,11 @@ def text(model: str, version: int | None, output: str, **options: Any) -> Call[E
 
 
 def prompt_embeds(
-    model: str, version: int | None, ids: Rows | None, texts: str | Sequence[str] | None, dtype: Dtype
+    model: str, version: int | None, ids: Rows | None, texts: str | Sequence[str] | None, output: str, **options: Any
 ) -> Call[list[str]]:
     """Return the call for the field `prompt_embeds` of vLLM."""
-    document = _given(input_ids=ids, text=texts, dtype=dtype, encoding="prompt_embeds")
-    return _post(model_path(model, version, "embed"), document, JSON, _read_prompts)
+    document = _given(input_ids=ids, text=texts, output=output, encoding="prompt_embeds", **options)
+    return _post(model_path(model, version, "embed"), document, JSON, partial(_read_prompts, output))
 
 
 def bias(model: str, version: int | None, **options: Any) -> Call[Vectors]:
@@ -148,8 +148,8 @@ def _read_only_tensor(body: bytearray) -> Vectors:
     return tensor
 
 
-def _read_prompts(body: bytearray) -> list[str]:
-    prompts = json.loads(body)["token_embeddings"]
+def _read_prompts(output: str, body: bytearray) -> list[str]:
+    prompts = json.loads(body)[output]
     return [prompts] if isinstance(prompts, str) else list(prompts)
 
 

@@ -142,10 +142,12 @@ class Model:
         return padding
 
     @property
-    def consumer_scales(self) -> bool | None:
-        """Whether the model that takes `token_embeddings` applies the embedding scale itself; None if unknown."""
-        scales: bool | None = (self.manifest.get("token_embeddings") or {}).get("consumer_scales")
-        return scales
+    def consumers(self) -> list[dict[str, Any]]:
+        """Consumers of `inputs_embeds`, each with its `versions`, `scale` and `output`.
+
+        The list is empty without an embedding scale: then all consumers take `token_embeddings`.
+        """
+        return list((self.manifest.get("token_embeddings") or {}).get("consumers", ()))
 
     @property
     def has_tokenizer(self) -> bool:

@@ -223,7 +223,7 @@ def test_a_model_has_the_facts_of_its_manifest(tiny: Any, tiny_repository: Path)
         assert (model.vocab_size, model.dtype, model.outputs) == (manifest.vocab_size, "float32", manifest.widths)
         assert (model.indices, model.needed) == (manifest.indices, manifest.needed)
         assert model.padding_id == manifest.padding_id
-        assert model.consumer_scales == manifest.token_embeddings.consumer_scales
+        assert model.consumers == []
         assert model.has_tokenizer == (tiny_repository / name / str(version) / "tokenizer.json").is_file()
         for output, width in model.outputs.items():
             assert tiny.embed([1], model=name, output=output).vectors.shape == (1, 1, width)
@@ -235,7 +235,7 @@ def test_a_stem_has_a_width_and_no_token_outputs(tmp_path: Path) -> None:
         model = client.model("vit")
         manifest = read_manifest(tmp_path / "vit" / "1")
         assert (model.kind, model.width, model.outputs) == ("stem", manifest.width, {})
-        assert (model.vocab_size, model.indices, model.needed, model.consumer_scales) == (None, {}, (), None)
+        assert (model.vocab_size, model.indices, model.needed, model.consumers) == (None, {}, (), [])
         assert not model.has_tokenizer
 
 
