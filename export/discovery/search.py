@@ -13,7 +13,7 @@ from preblock.export.discovery.model import BlocklessModel
 from preblock.export.discovery.recognition import Part, recognise_ids, recognise_vectors
 from preblock.export.discovery.sinusoid_recipes import find_recipe
 from preblock.export.discovery.trace import Recorder, Value
-from preblock.models.steps import Mask, Norm, Positions, Project, Scale, Segments, Step, Tokens
+from preblock.models.steps import Mask, Norm, Positions, Project, RmsNorm, Scale, Segments, Step, Tokens
 
 BATCH, LENGTH = 2, 7
 FEWEST_IDS = 16
@@ -185,6 +185,8 @@ class Search:
                 return Scale(by=part.by, cast=part.cast), None
             case "norm":
                 return Norm(eps=part.eps, weight=key(part.weight), bias=key(part.bias) if part.bias else None), None
+            case "rms_norm":
+                return RmsNorm(eps=part.eps, weight=key(part.weight) if part.weight else None), None
             case "project":
                 return Project(weight=key(part.weight), bias=key(part.bias) if part.bias else None), None
         if part.index is not None and part.weight and (name := self._index_input(part)):
