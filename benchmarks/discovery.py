@@ -93,9 +93,9 @@ def write_checkpoint(folder: Path, sizes: tuple[int, ...]) -> int:
         "tie_word_embeddings": True,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    shapes = {"embed_tokens": (rows, width), "norm": (width,)}
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (rows, width), "norm": (width,)}
     for layer in range(layers):
-        own = {f"self_attn.{part}_proj": (width, width) for part in "qkvo"}
+        own: dict[str, tuple[int, ...]] = {f"self_attn.{part}_proj": (width, width) for part in "qkvo"}
         own |= {"mlp.gate_proj": (wide, width), "mlp.up_proj": (wide, width), "mlp.down_proj": (width, wide)}
         own |= {"input_layernorm": (width,), "post_attention_layernorm": (width,)}
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in own.items()}
