@@ -23,6 +23,8 @@ VIEWS = {
 """Operations with the values of their first argument, perhaps in another shape, or with padding at its end."""
 REPLACEMENTS = {"where", "masked_fill", "masked_scatter", "index_put", "copy", "slice_scatter", "select_scatter"}
 """Operations that may put other vectors in place of some ids'. The proof over every id finds these ids."""
+FILLS = {"new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like"}
+"""Operations with the shape of their first argument at most, not its values."""
 GATHERS = {"embedding", "index_select", "index"}
 
 
@@ -123,7 +125,9 @@ class _Reader:
             raise DiscoveryError(f"{operation}() joins several lookups of the token ids")
         carrier = carriers[0]
         others = [argument for argument in arguments[:2] if argument is not carrier]
-        if operation in REPLACEMENTS:
+        if operation in REPLACEMENTS or operation == "cat":
+            return None, carrier
+        if operation == "list" and carrier is arguments[0] and _is_fill(arguments[1:], carrier):
             return None, carrier
         if operation == "add" and all(extra == 1 for extra in arguments[2:]) and isinstance(others[0], Value):
             return _rows(others[0]), carrier
@@ -195,8 +199,8 @@ class _Reader:
             if id(current) in self._known:
                 waiting.pop()
                 continue
-            if self._is_start(current):
-                self._known[id(current)] = True
+            if self._is_start(current) or current.operation in FILLS:
+                self._known[id(current)] = current.operation not in FILLS
                 continue
             unknown = [source for source in current.sources() if id(source) not in self._known]
             if unknown:
@@ -204,6 +208,12 @@ class _Reader:
                 continue
             self._known[id(current)] = any(self._known[id(source)] for source in current.sources())
         return self._known[id(value)]
+
+
+def _is_fill(further: tuple[object, ...], vectors: Value) -> bool:
+    """Return whether `further` parts of a row are made from tensors of `vectors` alone: padding up to a window."""
+    known = vectors.leaves()
+    return all(isinstance(part, Value) and part.name == "" and part.leaves() <= known for part in further)
 
 
 def _product(other: object) -> Part:

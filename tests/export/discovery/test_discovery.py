@@ -27,6 +27,7 @@ EXAMPLES = {
     "convbert": ["tokens", "positions", "segments", "norm"],
     "longformer": ["tokens", "positions", "segments", "norm"],
     "data2vec-text": ["tokens", "segments", "positions", "norm"],
+    "led/encoder": ["tokens", "positions", "norm"],
     "pegasus_x/encoder": ["tokens", "scale", "positions"],
     "plbart/decoder": ["tokens", "scale", "positions", "norm"],
     "git": ["tokens", "positions", "norm"],
