@@ -58,6 +58,8 @@ class BlocklessModel:
         """Parameters and buffers of the part outside its blocks, by their names in the model."""
         self.transposed = False
         """Whether blocks take (L, B, width) in place of (B, L, width)."""
+        self.columns_first = False
+        """Whether blocks take (B, width, L)."""
         self.copies = 1
         """Copies of each vector at block 0, as (B, L, copies, width): the streams of hyper-connections."""
         self.altered: list[str] = []

@@ -160,6 +160,7 @@ class Search:
         self._leaves |= value.leaves()
         batch, length = next(iter(inputs.values())).shape[:2]
         self._model.transposed = tuple(vectors.shape[:2]) == (length, batch) != (batch, length)
+        self._model.columns_first = vectors.ndim == 3 and vectors.shape[-1] == length != vectors.shape[1]
         copied = vectors.ndim == 4 and bool((vectors == vectors[:, :, :1]).all())
         self._model.copies = vectors.shape[2] if copied else 1
         if not (vectors.ndim == 3 or copied) or (vectors.shape[1] < length and not self._model.transposed):

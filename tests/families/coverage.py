@@ -168,7 +168,7 @@ def _entering_block_0(model: Any, side: str | None, ids: Tensor, mask: Tensor | 
         vectors = captured.vectors
         if tuple(vectors.shape[:2]) == tuple(ids.t().shape) != tuple(ids.shape):
             vectors = vectors.transpose(0, 1)
-        return vectors
+        return vectors.transpose(1, 2) if vectors.shape[-1] == ids.shape[1] != vectors.shape[1] else vectors
     finally:
         for block in blocks:
             vars(block).pop("forward", None)
