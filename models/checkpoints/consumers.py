@@ -77,12 +77,8 @@ _GRANITE = (
     Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1 and 0.18.0"),
 )
 CONSUMERS: Mapping[str, tuple[Reading, ...]] = {
-    "gemma": _gemma(
-        Reading(engine="llama.cpp", versions="860ee92", scale="applied", source="src/models/gemma.cpp")
-    ),
-    "gemma2": _gemma(
-        Reading(engine="llama.cpp", versions="82234e0", scale="none", source="src/models/gemma2.cpp")
-    ),
+    "gemma": _gemma(Reading(engine="llama.cpp", versions="860ee92", scale="applied", source="src/models/gemma.cpp")),
+    "gemma2": _gemma(Reading(engine="llama.cpp", versions="82234e0", scale="none", source="src/models/gemma2.cpp")),
     "gemma3": _GEMMA3,
     "gemma3n": _GEMMA3N,
     "granite": (

@@ -136,6 +136,7 @@ ROTARY: dict[str, RotaryFamily] = {
 UNDESCRIBED = {
     *("bamba", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "ernie4_5", "ernie4_5_moe"),
     *("glm", "glm4", "glm4_moe", "gpt_oss", "granitemoehybrid", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama4_text"),
+    "gemma4_text",
     *("minimax", "minimax_m2", "nemotron", "olmo3", "phimoe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 }
 """Rotary families without a row here."""
