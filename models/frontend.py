@@ -178,9 +178,7 @@ class FrontEnd(nn.Module):
         return {TOKEN_INPUTS: self.per_layer.look_up(input_ids), INPUTS: combined}
 
     def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0) -> dict[str, Tensor]:
-        """Return cosines and sines by name, each float32 (1 or B, L, R), or R/2 columns in the half form; or {}.
-
-        Those of the full form are the arguments of `rotate`.
+        """Return cosines and sines by name, float32 (1 or B, L, R) for `rotate` or of another form; without any, {}.
 
         Args:
             input_ids: int64 (B, L), used for its shape alone.
@@ -192,8 +190,7 @@ class FrontEnd(nn.Module):
         """
         outputs: dict[str, Tensor] = {}
         for output in self.config.rotary:
-            cos, sin = self.get_submodule(output.named("rotary"))(input_ids, offset=offset)
-            outputs |= output.arrange(cos, sin)
+            outputs |= output.arrange(*self.get_submodule(output.named("rotary"))(input_ids, offset=offset))
         return outputs
 
     def run(
