@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_file import write_frontend
-from preblock.models.modules.bias import Bias, build_bias
+from preblock.models.modules.bias_modules import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser

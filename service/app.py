@@ -143,7 +143,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.include_router(v2.router(engine, inference, VERSION, limit))
     app.include_router(openai.router(engine, embeddings))
     app.include_router(health.router(engine))
-    app.include_router(index.router(VERSION, settings.grpc_port))
+    app.include_router(index.router(VERSION, settings))
     return Dispatcher(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference, ("/v1", "embeddings"): embeddings},

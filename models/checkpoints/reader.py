@@ -11,13 +11,8 @@ from torch import Tensor
 from preblock.models.checkpoints.bias_families import bias_of
 from preblock.models.checkpoints.family import ALL, Config, Family
 from preblock.models.checkpoints.family_lookup import family_of, section_of
-from preblock.models.checkpoints.rotary_families import (
-    UNDESCRIBED,
-    MissingLengthError,
-    as_stored,
-    find_rotary,
-    read_rotary,
-)
+from preblock.models.checkpoints.rotary_families import UNDESCRIBED, find_rotary
+from preblock.models.checkpoints.rotary_reader import MissingLengthError, as_stored, read_rotary
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,

@@ -1,21 +1,15 @@
 """The rotary table: how published models turn queries and keys. Rows are named as in `families.py`.
 
-Read from transformers 5.23, and checked against it.
+Read from transformers 5.23, and checked against it. Imports no torch.
 Letters: R rotary width, M maximum length.
 """
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-import torch
-from torch import Tensor
 
 from preblock.models.checkpoints.family import Config
 from preblock.models.checkpoints.layer_kinds import FULL, SLIDING, alternating_kinds
-from preblock.models.modules.rotary_config import MAX_WIDTH, SCALINGS, RotaryConfig, yarn_scale
-from preblock.models.modules.rotary_embedding import RotaryEmbedding
-from preblock.models.modules.rotary_output import RotaryOutput
 
 Theta = tuple[str | None, float]
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -146,173 +140,3 @@ def find_rotary(family: str, values: Mapping[str, Any]) -> RotaryFamily | None:
     """Return the row of a model of `family` with the config `values`; None if it is not rotary."""
     row = ROTARY.get(family)
     return row if row and row.when(Config(values)) else None
-
-
-def read_rotary(
-    row: RotaryFamily, values: Mapping[str, Any], width: int, longest: int, length: int | None = None
-) -> tuple[RotaryOutput, ...]:
-    """Translate the rotary part of a `config.json`, of transformers 5 (`rope_parameters`) or older.
-
-    Args:
-        row: row of its family.
-        values: content of the whole file.
-        width: the hidden size.
-        longest: its longest input.
-        length: as in `RotaryConfig`, for "dynamic" and "longrope"; the other scalings do not depend on it.
-
-    Raises:
-        MissingLengthError: a rope type depends on the length, and none is given.
-        ValueError: a rope type or a key beside it is not known, or a number is missing or out of range.
-
-    """
-    used = row.layers(Config(values)) if row.layers else row.thetas
-    return tuple(
-        RotaryOutput(name=name, layout=row.layout, config=_read_one(row, name, rope, values, width, longest, length))
-        for name, rope in _rope_parameters(row, values).items()
-        if name in used
-    )
-
-
-class MissingLengthError(ValueError):
-    """The rope type depends on the length of the whole sequence, and none was given."""
-
-
-def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the values in the file for each rope of the row."""
-    new, old = (_mapping(key, values.get(key) or {}) for key in ("rope_parameters", "rope_scaling"))
-    if not row.types and (new or old):
-        raise ValueError(f"rope_parameters: got {dict(new or old)}, expected none: the library does not read them here")
-    if "" in row.thetas:
-        return {"": dict(old or new)}
-    for key in new:
-        if key not in row.thetas:
-            raise ValueError(f"rope_parameters: got the key {key!r}, expected {', '.join(row.thetas)}")
-    ropes = {name: dict(_mapping(name, new.get(name) or {"rope_type": "default"})) for name in row.thetas}
-    for name in row.scaled:
-        ropes[name].update(old)
-    return ropes
-
-
-def _mapping(key: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{key}: got {value!r}, expected a JSON object")
-    return value
-
-
-def _read_one(
-    row: RotaryFamily,
-    name: str,
-    given: Mapping[str, Any],
-    values: Mapping[str, Any],
-    width: int,
-    longest: int,
-    length: int | None,
-) -> RotaryConfig:
-    config = Config(values)
-    rope = {key: value for key, value in given.items() if value is not None}
-    scaling = _rope_type(row, rope)
-    key, default = row.thetas[name]
-    theta = _number("rope_theta", rope.pop("rope_theta", config(key, default) if key else default))
-    share = _share(row, rope, config)
-    scale = SCALINGS[scaling]
-    keys = {*scale.needs, *scale.takes} - {"original_len", "length", "frequencies"}
-    numbers: dict[str, Any] = {key: _number(key, rope.pop(key)) for key in keys & set(rope)}
-    if "original_len" in scale.needs:
-        numbers["original_len"] = longest
-        if scaling != "dynamic":
-            inside = rope.pop("original_max_position_embeddings", longest)
-            # A value beside `rope_parameters` takes precedence, unless these are per layer.
-            outside = config("original_max_position_embeddings", row.original_len or inside)
-            stated = inside if name else outside
-            if type(stated) is not int or stated < 1:
-                raise ValueError(f"original_max_position_embeddings: got {stated!r}, expected 1 or more")
-            numbers["original_len"] = stated
-        if scaling in ("yarn", "longrope"):
-            numbers.setdefault("factor", longest / numbers["original_len"])
-    if scaling == "yarn":
-        weights = [_number(key, rope.pop(key, 0)) for key in ("mscale", "mscale_all_dim")]
-        if all(weights):
-            above, below = (yarn_scale(numbers["factor"], weight) for weight in weights)
-            numbers.setdefault("attention_factor", above / below)
-    # The library looks for it in the wrong place, and rounds in either case.
-    if rope or (name and not numbers.get("truncate", True)):
-        unknown = min(rope, default="truncate")
-        raise ValueError(f"rope_parameters: got the key {unknown!r}, not known with rope_type {scaling!r}")
-    if "length" in scale.needs:
-        if length is None:
-            raise MissingLengthError(
-                f"rope_type {scaling!r} depends on the length of the whole sequence, and none was given"
-            )
-        numbers["length"] = length
-    dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, config, width) * share)
-    return RotaryConfig(dim=dim, theta=theta, scaling=scaling, angles=row.angles, **numbers)
-
-
-def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
-    """Take the type out of `rope`, under either of its keys."""
-    old = rope.pop("type", None)
-    stated = rope.pop("rope_type", "default" if old is None else old)
-    scaling: str = row.aliases.get(stated, stated) if isinstance(stated, str) else stated
-    if scaling not in (row.types or ("default",)):
-        raise ValueError(f"rope_type: got {stated!r}, expected {', '.join(row.types)}")
-    if old is not None and row.aliases.get(old, old) != scaling:
-        raise ValueError(f"type: got {old!r}, expected {stated!r}, as rope_type says")
-    return scaling
-
-
-def _share(row: RotaryFamily, rope: dict[str, Any], config: Config) -> Any:
-    key, default = row.share or ("partial_rotary_factor", 1.0)
-    share = _number(key, rope.pop("partial_rotary_factor", config(key, default)))
-    if not row.share and share != 1:
-        raise ValueError(f"partial_rotary_factor: got {share}, expected 1: all of a head turns")
-    return share
-
-
-def _head_dim(row: RotaryFamily, config: Config, width: int) -> Any:
-    if config("head_dim", row.head_dim) is not None:
-        return _width("head_dim", config("head_dim", row.head_dim))
-    heads = config("num_attention_heads", row.heads)
-    if type(heads) is not int or not 1 <= heads <= width:
-        raise ValueError(f"num_attention_heads: got {heads!r}, expected 1 to {width}")
-    return width // heads
-
-
-def _width(key: str, value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_WIDTH:
-        raise ValueError(f"{key}: got {value!r}, expected 1 to {MAX_WIDTH}")
-    return value
-
-
-def _number(key: str, value: Any) -> Any:
-    if key in ("short_factor", "long_factor"):
-        if not isinstance(value, list):
-            raise ValueError(f"{key}: got {value!r}, expected a list of numbers")
-        return tuple(_number(f"{key}[{i}]", number) for i, number in enumerate(value))
-    if not isinstance(value, int | float) or isinstance(value, bool) != (key == "truncate"):
-        raise ValueError(f"{key}: got {value!r}, expected {'true or false' if key == 'truncate' else 'a number'}")
-    return value
-
-
-def as_stored(output: RotaryOutput, tensor: Tensor) -> RotaryOutput | None:
-    """Return `output` as `tensor` of the file has it: float32 frequencies (R/2,), or a table (M, R).
-
-    None if a table differs from `output`: some files hold a table rounded to a narrow type.
-
-    Raises:
-        ValueError: there are not R/2 frequencies.
-
-    """
-    config, module = output.config, RotaryEmbedding(output.config)
-    if tensor.ndim == 1:
-        if torch.equal(tensor, module.frequencies):
-            return output
-        return replace(output, config=RotaryConfig(dim=config.dim, scaling="given", frequencies=tuple(tensor.tolist())))
-    cos, sin = (part[0, :, : config.dim // 2] for part in module(torch.zeros((1, tensor.shape[0]), dtype=torch.int64)))
-    table = torch.cat((sin, cos), dim=-1)
-    if table.shape != tensor.shape or (table - tensor).abs().max() > ROUNDING:
-        return None
-    return output
-
-
-ROUNDING = 2.0**-23
-"""One unit in the last place of 1 in float32: the tolerance for a table from another machine."""

@@ -12,7 +12,7 @@ from preblock.service.api.http.routes.decode import CONNECTION
 from preblock.service.server.incoming_request import Refusal
 from preblock.service.server.inner_transport import InnerTransport
 from preblock.service.server.lingering_close import LingeringClose
-from preblock.service.server.read_scheduler import ReadScheduler
+from preblock.service.server.read_scheduler import ReadScheduler, ReadTurns
 from preblock.service.server.step_lane import StepLane
 from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, WebSocketsSansIOProtocol, connections_of
@@ -48,7 +48,7 @@ class WebSocket(asyncio.Protocol):
         self.transport = transport
         self._app, self._streams = config.loaded_app, app_state.get("streams")
         self._tasks, self._connections = server_state.tasks, connections_of(server_state)
-        self._scheduler = ReadScheduler(transport, loop, self._read)
+        self._scheduler = ReadScheduler(transport, ReadTurns.of(app_state, loop), self._read)
         self._steps = StepLane(transport, loop, self._update_reading)
         self._frames = FrameTracker()
         self._loop = loop

@@ -47,11 +47,29 @@ def native(server: Server, model: str, **fields: Any) -> dict[str, Any]:
 
 def assert_equal(result: Embeddings, answer: dict[str, Any]) -> None:
     """Compare all fields of two results, the vectors bit for bit."""
-    assert (result.model, result.version) == (answer["model"], answer["version"])
+    assert (result.model, result.version, result.use_as) == (answer["model"], answer["version"], answer["use_as"])
     assert (result.vectors.dtype.name, list(result.vectors.shape)) == (answer["dtype"], answer["shape"])
     assert result.vectors.tobytes() == answer["data"]
     assert result.lengths.tolist() == answer.get("lengths", [answer["shape"][1]] * answer["shape"][0])
     assert result.next_offset.tolist() == answer["next_offset"]
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_pooling_gives_one_vector_for_each_row(tiny: Any, tiny_server: Server, pooling: str, as_array: bool) -> None:
+    rows = ROWS if as_array else RAGGED
+    result = tiny.embed(np.array(rows) if as_array else rows, model="gpt", pooling=pooling)
+    answer = native(tiny_server, "gpt", input_ids=rows, pooling=pooling)
+    assert list(result.vectors.shape) == answer["shape"] == [len(rows), 4]
+    assert result.vectors.tobytes() == answer["data"]
+    assert [vector.shape for vector in result.rows()] == [(4,)] * len(rows)
+    assert result.next_offset.tolist() == answer["next_offset"] == list(map(len, rows))
+
+
+def test_text_is_pooled_too(tiny: Any, tiny_server: Server) -> None:
+    result = tiny.text(["a b", "a"], model="bert", pooling="mean")
+    answer = native(tiny_server, "bert", text=["a b", "a"], pooling="mean")
+    assert np.concatenate(result.rows()).tobytes() == answer["data"]
 
 
 @pytest.mark.parametrize(

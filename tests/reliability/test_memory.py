@@ -1,6 +1,7 @@
 """Floods of the largest bodies: the memory afterwards, and other clients meanwhile. Measured by proc(5)."""
 
 import gzip
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
+from websockets.sync.client import connect
 
 from tests.reliability.wires import still_right
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
@@ -60,6 +62,14 @@ def typed_message() -> service_pb2.ModelInferRequest:
     return message
 
 
+def send_message(server: Server, _: httpx.Client) -> int:
+    """Send a message of the limit to a decode stream, and return the status of its error."""
+    with connect(f"{server.socket}/models/gpt/decode", compression=None) as stream:
+        stream.send(numbers(LIMIT).decode())
+        status: int = json.loads(stream.recv())["error"]["status"]
+        return status
+
+
 FLOODS: dict[str, Callable[[], tuple[Send, object]]] = {
     "gzip to the limit": lambda: (post(gzip.compress(numbers(LIMIT), 1), **GZIP), 413),
     "gzip beyond the limit": lambda: (post(gzip.compress(numbers(4 * LIMIT), 1), **GZIP), 413),
@@ -70,6 +80,7 @@ FLOODS: dict[str, Callable[[], tuple[Send, object]]] = {
         call(infer_message(np.ones((1, LIMIT // 8 - 16))), grpc.Compression.Gzip),
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     ),
+    "websocket": lambda: (send_message, 413),
 }
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from preblock.models.checkpoints.reader import read_frontend
-from preblock.models.checkpoints.rotary_families import ROTARY, find_rotary, read_rotary
+from preblock.models.checkpoints.rotary_families import ROTARY, find_rotary
+from preblock.models.checkpoints.rotary_reader import read_rotary
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd

@@ -19,7 +19,8 @@ from transformers.models.llama import modeling_llama
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from preblock.models.checkpoints.rotary_families import ROTARY, read_rotary
+from preblock.models.checkpoints.rotary_families import ROTARY
+from preblock.models.checkpoints.rotary_reader import read_rotary
 from preblock.models.modules.positions import LearnedPositionalEncoding
 from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
