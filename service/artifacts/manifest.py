@@ -191,7 +191,7 @@ class Manifest(Artifact):
         """
         steps = (self.front_end or {}).get("steps")
         kinds = {step.get("kind") for step in steps if isinstance(step, dict)} if isinstance(steps, list) else set()
-        return bool(kinds) and "project" not in kinds
+        return bool(kinds) and "project" not in kinds and not (self.front_end or {}).get("per_layer")
 
     @cached_property
     def widths(self) -> dict[str, int]:

@@ -81,6 +81,7 @@ def test_graphs_equal_transformers(exported: ExportResult, expected: dict[str, N
 
 def test_manifest_and_proof_cover_both_outputs(exported: ExportResult) -> None:
     assert isinstance(exported.manifest, Manifest)
+    assert not exported.manifest.exact_rows  # a product of matrices depends on the shape of the call
     assert exported.manifest.shapes["per_layer_token_inputs"] == (LAYERS, WIDTH)
     assert exported.manifest.widths["per_layer_token_inputs"] == LAYERS * WIDTH
     outputs = verify(exported.folder).providers["CPUExecutionProvider"].outputs
