@@ -8,7 +8,6 @@ import httpx
 from preblock.bench.workload import LoadTarget
 from preblock.client.access import authorization
 from preblock.client.results import Model
-from preblock.service.core.system import describe_machine
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class MeasuredSystem:
 
 def describe_system(target: LoadTarget, model: Model, timeout: float) -> MeasuredSystem:
     """Return the system of `target`; `model` is the description of the model by the server."""
+    from preblock.service.core.system import describe_machine
+
     index = _read_index(target, timeout)
     named = {"name", "version"} <= index.keys()
     return MeasuredSystem(

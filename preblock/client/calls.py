@@ -78,10 +78,10 @@ def text(model: str, version: int | None, output: str, **options: Any) -> Call[E
 
 
 def prompt_embeds(
-    model: str, version: int | None, ids: Rows | None, texts: str | Sequence[str] | None, output: str, dtype: Dtype
+    model: str, version: int | None, ids: Rows | None, texts: str | Sequence[str] | None, output: str, **options: Any
 ) -> Call[list[str]]:
     """Return the call for the field `prompt_embeds` of vLLM."""
-    document = _given(input_ids=ids, text=texts, output=output, dtype=dtype, encoding="prompt_embeds")
+    document = _given(input_ids=ids, text=texts, output=output, encoding="prompt_embeds", **options)
     return _post(model_path(model, version, "embed"), document, JSON, partial(_read_prompts, output))
 
 

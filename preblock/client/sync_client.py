@@ -112,6 +112,7 @@ class Client:
         output: str = "embeddings",
         dtype: Dtype = "float32",
         return_tokens: bool = False,
+        special_tokens: bool | None = None,
     ) -> Embeddings:
         """Return the vectors of texts, for a model with a tokenizer.
 
@@ -125,11 +126,12 @@ class Client:
             output: name of the output, as for `embed`.
             dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
             return_tokens: whether the result has `input_ids` and `spans`.
+            special_tokens: whether the tokenizer adds its special tokens; default True, False in a static model.
 
         """
         options: dict[str, Any] = {"offset": offset, "truncate": truncate, "pooling": pooling, "dtype": dtype}
-        call = calls.text(model, version, output, text=text, return_tokens=return_tokens, **options)
-        return self._send(call)
+        options |= {"return_tokens": return_tokens, "special_tokens": special_tokens}
+        return self._send(calls.text(model, version, output, text=text, **options))
 
     @checks_keywords
     def prompt_embeds(
@@ -141,6 +143,7 @@ class Client:
         version: int | None = None,
         output: str = "token_embeddings",
         dtype: Dtype = "float32",
+        special_tokens: bool | None = None,
     ) -> list[str]:
         """Return each row for the field `prompt_embeds` of vLLM: a tensor saved by torch, in base64.
 
@@ -151,9 +154,11 @@ class Client:
             version: version of the model; default the highest.
             output: the output for your version of vLLM in `Model.consumers`; default "token_embeddings".
             dtype: "float32", "float16" or "bfloat16"; vLLM needs its own.
+            special_tokens: with `text`, as for `text`; False for a part of a chat message.
 
         """
-        return self._send(calls.prompt_embeds(model, version, ids, text, output, dtype))
+        options: dict[str, Any] = {"output": output, "dtype": dtype, "special_tokens": special_tokens}
+        return self._send(calls.prompt_embeds(model, version, ids, text, **options))
 
     @checks_keywords
     def bias(

@@ -114,7 +114,7 @@ def test_inspect_shows_every_kind(artifact: str, part: str, row: str, text: str,
 
 
 def test_an_unknown_version_fails_with_the_known(tiny_repository: Path) -> None:
-    for command in ("inspect", "verify", "triton", "remove"):
+    for command in ("inspect", "verify", "remove"):
         message = failing(command, "bert@3", "--repository", tiny_repository, code=1)
         assert message == "bert has no version 3; it has 1, 2"
 
@@ -131,14 +131,14 @@ def test_remove_deletes_one_version(copy: Path) -> None:
 
 
 def test_remove_deletes_all_versions_of_a_model(copy: Path) -> None:
-    assert run("triton", "bert", "--repository", copy).returncode == 0
+    assert run("convert", "bert", "--layout", "triton", "--repository", copy).returncode == 0
     done = run("remove", "bert", "--yes", "--repository", copy)
     assert done.stdout.splitlines() == ["removed bert version 1", "removed bert version 2"]
     assert [entry.name for entry in copy.iterdir()] == ["gpt"]
 
 
 def test_remove_updates_the_file_of_triton(copy: Path) -> None:
-    assert run("triton", "bert@1", "--repository", copy).returncode == 0
+    assert run("convert", "bert@1", "--layout", "triton", "--repository", copy).returncode == 0
     assert run("remove", "bert@2", "--yes", "--repository", copy).returncode == 0
     assert "versions: [1]" in (copy / "bert" / "config.pbtxt").read_text()
 

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 
@@ -125,6 +127,30 @@ def test_a_flood_of_large_bodies_leaves_no_memory_behind(server: Server, name: s
     assert statuses.keys() <= {status, *BUSY}
     wait_until(lambda: status_bytes(pid, "VmRSS") < before + MAX_GROWTH_BYTES, seconds=10)
     assert status_bytes(pid, "VmHWM") < MAX_PEAK_BYTES
+
+
+CUT = {
+    "http": b"POST /models/gpt/embed HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % LIMIT,
+    "websocket": b"\x81\xff" + LIMIT.to_bytes(8) + b"mask",
+}
+"""Heads of a body, and of a message."""
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_clients_that_leave_within_a_body_leave_no_memory_behind(tiny_repository: Path, kind: str) -> None:
+    with serve(tiny_repository) as server, ExitStack() as stack:
+        pid, host = server.process.pid, server.address.removeprefix("http://").split(":")
+        before = status_bytes(pid, "VmRSS")
+        for _ in range(2 * CONNECTIONS):
+            if kind == "http":
+                connection = stack.enter_context(socket.create_connection((host[0], int(host[1]))))
+            else:
+                connection = stack.enter_context(connect(f"{server.socket}/models/gpt/decode")).socket
+            connection.sendall(CUT[kind] + b"1" * (LIMIT - 2**16))
+            stack.callback(connection.shutdown, socket.SHUT_RDWR)
+        wait_until(lambda: status_bytes(pid, "VmRSS") > before + MAX_GROWTH_BYTES, seconds=10)
+        stack.close()
+        wait_until(lambda: status_bytes(pid, "VmRSS") < before + MAX_GROWTH_BYTES, seconds=10)
 
 
 def test_bodies_over_the_bound_get_503_with_the_time_to_retry(tiny_repository: Path, expected: bytes) -> None:

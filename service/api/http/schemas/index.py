@@ -30,6 +30,7 @@ class ServiceIndex(Documented):
     workers: int = Field(description="Number of serving processes.")
     machine: str = Field(description="Processor, number of usable cores, and operating system.")
     docs: str = "/docs"
+    inspector: str | None = Field(description="Page that shows the models; null if off.")
     openapi: str = "/openapi.json"
     models: str = "/models"
     protocols: ProtocolPaths
