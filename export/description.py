@@ -25,6 +25,8 @@ from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     EMBEDDINGS_GRAPH,
     GRAPH,
+    LAYER_INPUTS_GRAPH,
+    LAYER_TOKENS_GRAPH,
     POSITIONED_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
@@ -42,6 +44,8 @@ GRAPHS = {
     EMBEDDINGS_GRAPH: f"The vectors that enter block 0 of a transformer, alone. {UNCHECKED}",
     TOKEN_GRAPH: f"The vectors of a transformer's own lookup, before positions and norm. {UNCHECKED}",
     UNSCALED_GRAPH: f"The rows of a transformer's token table, without its embedding scale. {UNCHECKED}",
+    LAYER_TOKENS_GRAPH: f"The token part of the inputs of all layers of a transformer. {UNCHECKED}",
+    LAYER_INPUTS_GRAPH: f"The inputs of all layers of a transformer, besides its hidden states. {UNCHECKED}",
     POSITIONED_GRAPH: (
         "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their "
         f"positions. {UNCHECKED}"
@@ -119,8 +123,9 @@ def _describe_steps(frontend: FrontEnd, discovered_with: str | None) -> dict[str
         ),
         "rotary": tuple(
             Rotary(
-                cos=output.named("rotary_cos"),
-                sin=output.named("rotary_sin"),
+                cos=output.names[0],
+                sin=output.names[1],
+                form=output.form,
                 width=output.config.dim,
                 layout=output.layout,
                 max_len=output.config.length or None,

@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack
 
 from torch import nn
 
@@ -51,6 +51,7 @@ def export(
     resizing: str | None = None,
     dtype: str = "float32",
     scale: str | None = None,
+    rotary_layout: Literal["full", "half", "fused"] = "full",
     **choices: Unpack[SourceOptions],
 ) -> ExportResult:
     """Export the front-end of `source` as the next version of `name` in `repository`.
@@ -66,6 +67,7 @@ def export(
         resizing: method to resize a learned position table, as in `resize_positions`.
         dtype: stored type of the tables.
         scale: unit with one scale in int8, as in `find_format`.
+        rotary_layout: columns of the rotary outputs, the `form` of `RotaryOutput`.
         choices: arguments of `read_frontend`.
 
     Raises:
@@ -79,6 +81,8 @@ def export(
         loaded = load_source(source, report, widen=format_ is None, **choices)
         if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
             report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
+        if rotary_layout != "full":
+            loaded = _arrange_rotary(loaded, rotary_layout)
         return loaded if max_len is None else _resize(loaded, max_len, resizing)
 
     # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
@@ -191,6 +195,16 @@ def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exac
             f"{missing}: got nothing, expected a number, because a {type(module).__name__} does not state it"
         )
     return CustomFrontEnd(module, vocab_size, max_len, exact)
+
+
+def _arrange_rotary(loaded: LoadedSource, form: Literal["full", "half", "fused"]) -> LoadedSource:
+    """Return the source with rotary outputs of another form."""
+    source = loaded.frontend
+    if not isinstance(source, FrontEnd) or not source.config.rotary:
+        reason = (isinstance(source, FrontEnd) and source.config.no_rotary) or "its attention has no rotary positions"
+        raise ExportError(f"--rotary-layout: got {form}, but the model has no rotary outputs: {reason}")
+    config = replace(source.config, rotary=tuple(replace(output, form=form) for output in source.config.rotary))
+    return replace(loaded, frontend=FrontEnd.from_tensors(config, source.state_dict()))
 
 
 def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:

@@ -27,6 +27,10 @@ from preblock.models.steps import Project, names_of
 from preblock.service.artifacts.manifest import (
     EMBEDDINGS_GRAPH,
     GRAPH,
+    LAYER_INPUTS_GRAPH,
+    LAYER_TOKENS_GRAPH,
+    PER_LAYER,
+    PER_LAYER_TOKENS,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
     UNSCALED,
@@ -62,14 +66,20 @@ class _ExportedModule(nn.Module):
         vectors: Tensor = self.frontend(input_ids, offset, **given)
         if not isinstance(self.frontend, FrontEnd):
             return (vectors,)
-        lookups = [self.frontend.look_up(input_ids, name != UNSCALED) for name in _lookups(self.frontend.signature)]
+        layers = self.frontend.per_layer_outputs(input_ids)
+        lookups = [
+            layers[name] if name in layers else self.frontend.look_up(input_ids, name != UNSCALED)
+            for name in _lookups(self.frontend.signature)
+        ]
         return vectors, *lookups, *self.frontend.rotary_outputs(input_ids, offset).values()
 
 
 def _lookups(signature: Signature) -> dict[str, str]:
-    """Return the outputs of lookups that differ from `embeddings`, and the graph of each."""
+    """Return the outputs that need ids alone and differ from `embeddings`, and the graph of each."""
     graphs = {} if signature.lookup_width is None else {TOKEN_EMBEDDINGS: TOKEN_GRAPH}
-    return graphs if signature.unscaled_width is None else graphs | {UNSCALED: UNSCALED_GRAPH}
+    graphs |= {} if signature.unscaled_width is None else {UNSCALED: UNSCALED_GRAPH}
+    layers = {PER_LAYER_TOKENS: LAYER_TOKENS_GRAPH, PER_LAYER: LAYER_INPUTS_GRAPH}
+    return graphs if signature.per_layer is None else graphs | layers
 
 
 def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report = lambda _: None) -> None:
@@ -81,6 +91,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
       `embeddings` (batch, length, D). Further indices and `attention_mask` (batch, length) are inputs if the
       front-end has them.
     - `token.onnx` has input `input_ids` and output `token_embeddings`; it is omitted if that equals `embeddings`.
+    - `layer.tokens.onnx` and `layer.inputs.onnx` have the outputs of `FrontEnd.per_layer_outputs`, if there are any.
     - `unscaled.onnx` has output `unscaled_token_embeddings`, if `token_embeddings` include an embedding scale.
     - With rotary attention, `model.onnx` also has the outputs of `FrontEnd.rotary_outputs`, float32 (1 or batch,
       length, R). `embeddings.onnx` omits them, because onnxruntime computes every output of a graph.
@@ -114,7 +125,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
         _name_projections(whole, frontend.config)
     main = _only(whole, "embeddings", *signature.rotary)
     if isinstance(frontend, FrontEnd):
-        _restore_merged(main, frontend)
+        _restore_merged(main, whole, frontend)
     save_graph(main, folder / GRAPH)
     if signature.rotary:
         save_graph(_only(whole, "embeddings"), folder / EMBEDDINGS_GRAPH)
@@ -157,6 +168,7 @@ def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
         for name, step in zip(names_of(config.steps), config.steps, strict=True)
         if isinstance(step, Project)
     ]
+    projections += [f"{MODULE}per_layer.project.weight{TRANSPOSED}"] if config.per_layer else []
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
     names: dict[str, str] = {}
     for name, product in zip(projections, products, strict=True):
@@ -165,8 +177,11 @@ def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
         initializer.name = names.get(initializer.name, initializer.name)
 
 
-def _restore_merged(model: onnx.ModelProto, frontend: FrontEnd) -> None:
-    """Add the weights merged by the exporter with equal ones: an artifact holds every weight."""
+def _restore_merged(model: onnx.ModelProto, whole: onnx.ModelProto, frontend: FrontEnd) -> None:
+    """Add the weights of other graphs, and those merged by the exporter with equal ones: `model` holds every weight."""
+    known = {tensor.name for tensor in model.graph.initializer}
+    further = (tensor for tensor in whole.graph.initializer if tensor.name.startswith(f"{MODULE}per_layer."))
+    model.graph.initializer.extend([tensor for tensor in further if tensor.name not in known])
     names = {initializer.name.removesuffix(TRANSPOSED) for initializer in model.graph.initializer}
     for name, weight in frontend.state_dict().items():
         if MODULE + name not in names and not name.startswith(BIAS):

@@ -3,6 +3,7 @@
 Letters: B batch, L length, M maximum length, P width of a table of positions.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import SCALINGS
 from preblock.models.modules.signature import Signature
-from preblock.service.artifacts.manifest import EMBEDDINGS, POSITIONED, TOKEN_EMBEDDINGS
+from preblock.service.artifacts.manifest import EMBEDDINGS, PER_LAYER_TOKENS, POSITIONED, TOKEN_EMBEDDINGS
 from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.position_table import with_position_view
 from preblock.service.runtime.session import Session
@@ -28,6 +29,8 @@ ALLOWED_ULP = 8.0
 NARROW_ULP = {"float32": 0.0, "float16": 2.0**14, "bfloat16": 2.0**17}
 """Added if every step is rounded to a narrower type: two units of that type. A sum in another order may round to the
 next value there, and a projection spreads the difference."""
+ROOT_ULP = 4.0
+"""Added for the square root of the number of products in a sum before a norm."""
 ROTARY_ULP = 1.0
 """For cosines and sines, in ULP of the largest one: torch's float32 kernels against the rounded float64 of the graph.
 Measured: 0.5 ULP, 6e-8, at every position up to 2^31."""
@@ -111,6 +114,32 @@ def prove_lookup(
         cases.append(run_case(session, feeds, expected, arguments, output))
         count_bytes(expected.nbytes)
     return judge(output, cases, 0.0)
+
+
+def per_layer_ulp(frontend: FrontEnd, output: str) -> float:
+    """Return the allowed error of per-layer inputs: none without a projection, whose D products may have any order."""
+    if output == PER_LAYER_TOKENS:
+        return 0.0
+    return ALLOWED_ULP + ROOT_ULP * math.sqrt(frontend.per_layer.project.in_features)
+
+
+def prove_per_layer(frontend: FrontEnd, session: Session, output: str) -> OutputParity:
+    """Compare an output of per-layer inputs with `frontend`, for every id; the token part bit for bit.
+
+    Raises:
+        ParityError: a case differs by more than allowed.
+
+    """
+    signature, cases = frontend.signature, []
+    layers, width = signature.per_layer or (1, 1)
+    ids = np.arange(signature.vocab_size).reshape(-1, 1)
+    for part in np.array_split(ids, 1 + ids.size // min(4096, 1 + LOOKUP_CHUNK_VALUES // (layers * width))):
+        feeds = {"input_ids": part, "offset": np.zeros(1, np.int64)}
+        with torch.inference_mode():
+            expected = frontend.per_layer_outputs(torch.from_numpy(part))[output].numpy()
+        arguments: Arguments = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
+        cases.append(run_case(session, feeds, expected, arguments, output))
+    return judge(output, cases, per_layer_ulp(frontend, output))
 
 
 def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[str, OutputParity]:

@@ -6,17 +6,25 @@ Letters: B batch, L length, D output width, M maximum length.
 """
 
 import itertools
+import math
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from preblock.export.errors import ParityError
-from preblock.export.parity import Arguments, Float32, allowed_ulp, compare, judge, run_module
+from preblock.export.parity import Arguments, Float32, allowed_ulp, compare, judge, per_layer_ulp, run_module
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
-from preblock.service.artifacts.manifest import EMBEDDINGS, LOOKUPS, TOKEN_EMBEDDINGS, UNSCALED
+from preblock.service.artifacts.manifest import (
+    EMBEDDINGS,
+    LOOKUPS,
+    PER_LAYER,
+    PER_LAYER_TOKENS,
+    TOKEN_EMBEDDINGS,
+    UNSCALED,
+)
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.session import Session
 
@@ -40,8 +48,12 @@ class ShapeProbe:
         self._output = session.outputs[0].name
         signature = frontend.signature
         widths = {TOKEN_EMBEDDINGS: signature.lookup_width, UNSCALED: signature.unscaled_width}
-        self._width = widths.get(self._output, signature.width)
+        layers = signature.per_layer or (0, 0)
+        shapes = {PER_LAYER_TOKENS: layers, PER_LAYER: (math.prod(layers),)}
+        self._shape: tuple[int | None, ...] = shapes.get(self._output, (widths.get(self._output, signature.width),))
         self._allowed = 0.0 if self._output in LOOKUPS else allowed_ulp(frontend)
+        if self._output in shapes and isinstance(frontend, FrontEnd):
+            self._allowed = per_layer_ulp(frontend, self._output)
         self._end = frontend.signature.max_len or UNLIMITED_LENGTH
 
     def check(self) -> None:
@@ -65,7 +77,7 @@ class ShapeProbe:
         for length in lengths:
             self._check_axis("length", 1, length)
         for batch, length in itertools.product(BATCHES[1:], lengths[1:]):
-            if batch == 1 or batch * length * (self._width or 0) <= MAX_OUTPUT_VALUES:
+            if batch == 1 or batch * length * math.prod(size or 0 for size in self._shape) <= MAX_OUTPUT_VALUES:
                 self._check_values(batch, length)
         if self._output == EMBEDDINGS and self._frontend.signature.max_len and self._session.provider == CPU:
             self._check_beyond()
@@ -84,7 +96,7 @@ class ShapeProbe:
 
     def _check_axis(self, axis: str, batch: int, length: int) -> None:
         found = self._try(batch, length, (0,))
-        if isinstance(found, str) or found.shape != (batch, length, self._width):
+        if isinstance(found, str) or found.shape != (batch, length, *self._shape):
             reason = found if isinstance(found, str) else f"the vectors have shape {found.shape}"
             raise self._error(f"axis {axis} is frozen: at batch {batch} and length {length}, {reason}")
 
@@ -137,6 +149,9 @@ class ShapeProbe:
         if self._output in LOOKUPS and isinstance(frontend, FrontEnd):
             with torch.inference_mode():
                 return frontend.look_up(torch.from_numpy(feeds["input_ids"]), self._output != UNSCALED).numpy()
+        if self._output in (PER_LAYER_TOKENS, PER_LAYER) and isinstance(frontend, FrontEnd):
+            with torch.inference_mode():
+                return frontend.per_layer_outputs(torch.from_numpy(feeds["input_ids"]))[self._output].numpy()
         return run_module(frontend, feeds, indices=bool(frontend.signature.needed))
 
     def _error(self, reason: str) -> ParityError:

@@ -12,7 +12,7 @@ from preblock.export.bias import prove_bias, read_bias
 from preblock.export.description import describe_artifact
 from preblock.export.errors import ExportError
 from preblock.export.graph import read_initializers
-from preblock.export.parity import prove, prove_lookup, prove_positioned, prove_rotary
+from preblock.export.parity import prove, prove_lookup, prove_per_layer, prove_positioned, prove_rotary
 from preblock.export.progress import Report, StepProgress
 from preblock.export.publication import replace_file
 from preblock.export.shape_probe import ShapeProbe
@@ -30,8 +30,12 @@ from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     EMBEDDINGS_GRAPH,
     GRAPH,
+    LAYER_INPUTS_GRAPH,
+    LAYER_TOKENS_GRAPH,
     MANIFEST,
     PARITY,
+    PER_LAYER,
+    PER_LAYER_TOKENS,
     POSITIONED,
     POSITIONED_GRAPH,
     TOKEN_EMBEDDINGS,
@@ -152,6 +156,10 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
         if signature.unscaled_width is not None:
             progress = StepProgress(report, "proving the unscaled lookup equal", total)
             outputs[UNSCALED] = prove_lookup(frontend, session(UNSCALED_GRAPH), progress.add, UNSCALED)
+        if signature.per_layer is not None:
+            report("proving the per-layer inputs equal")
+            for name, graph in ((PER_LAYER_TOKENS, LAYER_TOKENS_GRAPH), (PER_LAYER, LAYER_INPUTS_GRAPH)):
+                outputs[name] = prove_per_layer(frontend, session(graph), name)
         if signature.rotary:
             report("proving the rotary outputs equal")
             outputs |= prove_rotary(frontend, session(), session(EMBEDDINGS_GRAPH))

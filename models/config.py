@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from preblock.models.modules import bias as biases
 from preblock.models.modules.bias import BiasConfig
+from preblock.models.modules.per_layer import INPUTS, TOKEN_INPUTS, PerLayerConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.signature import Signature
 from preblock.models.steps import (
@@ -31,7 +32,7 @@ from preblock.models.steps import (
 
 OWN_NAMES = (
     *("input_ids", "offset", "attention_mask", "position_ids", "embeddings", "token_embeddings"),
-    "unscaled_token_embeddings",
+    *("unscaled_token_embeddings", TOKEN_INPUTS, INPUTS),
     *("output", "dtype", "encoding"),
 )
 """Reserved names: an input of indices cannot have them, since graphs and requests use them for something else."""
@@ -55,6 +56,7 @@ class FrontEndConfig:
         bias: attention bias by distance; None for none.
         rotary: pairs of cosines and sines for attention, as further outputs; default none.
         no_rotary: the reason why a rotary model has no such outputs; default None.
+        per_layer: inputs of all layers, as further outputs; default none.
 
     Raises:
         ValueError: the fields do not describe a front-end; the message names the field.
@@ -73,6 +75,7 @@ class FrontEndConfig:
     bias: BiasConfig | None = None
     rotary: tuple[RotaryOutput, ...] = ()
     no_rotary: str | None = None
+    per_layer: PerLayerConfig | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -95,6 +98,10 @@ class FrontEndConfig:
             raise ValueError("padding_idx: got none, expected an id, since positions skip it")
         if self.rotary and self.counts != "slots":
             raise ValueError(f"rotary: got positions that count {self.counts!r}, expected 'slots'")
+        if self.per_layer and self.per_layer.rows != self.tokens.rows:
+            raise ValueError(
+                f"per_layer.rows: got {self.per_layer.rows}, expected {self.tokens.rows}, as the tokens have"
+            )
         names = [output.name for output in self.rotary]
         if len(set(names)) < len(names):
             raise ValueError(f"rotary: got the names {names}, expected each once")
@@ -129,6 +136,9 @@ class FrontEndConfig:
         values |= {"steps": [to_document(step) for step in self.steps], "refused_ids": list(self.refused_ids)}
         values["rotary"] = [output.to_document() for output in self.rotary]
         values["bias"] = None if self.bias is None else biases.to_document(self.bias)
+        values["per_layer"] = None if self.per_layer is None else self.per_layer.to_document()
+        if self.per_layer is None:  # as in earlier exports
+            del values["per_layer"]
         return values
 
     @classmethod
@@ -142,7 +152,14 @@ class FrontEndConfig:
         steps = tuple(from_document(step) for step in document["steps"])
         rotary = tuple(RotaryOutput.from_document(output) for output in document["rotary"])
         bias = None if document["bias"] is None else biases.from_document(document["bias"])
-        further = {"steps": steps, "rotary": rotary, "bias": bias, "refused_ids": tuple(document["refused_ids"])}
+        further: dict[str, Any] = {
+            "steps": steps,
+            "rotary": rotary,
+            "bias": bias,
+            "refused_ids": tuple(document["refused_ids"]),
+        }
+        if document.get("per_layer") is not None:
+            further["per_layer"] = PerLayerConfig(**document["per_layer"])
         return cls(**{**document, **further})
 
     @property
@@ -224,8 +241,7 @@ class FrontEndConfig:
             refused_ids=self.refused_ids,
             lookup_width=None if same else self.widths[self.lookup - 1],
             unscaled_width=self.tokens.width if self.scaled_lookup else None,
-            rotary={
-                output.named(part): output.config.dim for output in self.rotary for part in ("rotary_cos", "rotary_sin")
-            },
+            per_layer=(self.per_layer.layers, self.per_layer.width) if self.per_layer else None,
+            rotary={name: output.columns for output in self.rotary for name in output.names},
             rotary_len=min((output.config.length for output in self.rotary if output.config.length), default=None),
         )

@@ -16,6 +16,7 @@ from preblock.models.modules.bias_modules import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
+from preblock.models.modules.per_layer import INPUTS, TOKEN_INPUTS, PerLayerInputs
 from preblock.models.modules.positions import (
     FixedPositionalEncoding,
     LearnedPositionalEncoding,
@@ -75,6 +76,7 @@ class FrontEnd(nn.Module):
     rms_norm: RootMeanSquareNorm
     project: nn.Linear
     bias: Bias
+    per_layer: PerLayerInputs
 
     def __init__(self, config: FrontEndConfig, init: Initialiser = "normal", std: float = DEFAULT_STD) -> None:
         super().__init__()
@@ -85,6 +87,8 @@ class FrontEnd(nn.Module):
                 self.add_module(name, module)
         if config.bias is not None:
             self.bias = build_bias(config.bias)
+        if config.per_layer is not None:
+            self.per_layer = PerLayerInputs(config.per_layer, config.widths[config.lookup - 1])
         for output in config.rotary:
             self.add_module(output.named("rotary"), RotaryEmbedding(output.config))
         self.dropout = nn.Dropout(config.dropout)
@@ -169,8 +173,15 @@ class FrontEnd(nn.Module):
         """
         return self.run(self.config.steps[: self.config.lookup if scaled else 1], input_ids)
 
+    def per_layer_outputs(self, input_ids: Tensor) -> dict[str, Tensor]:
+        """Return the inputs of all layers by name, float32 (B, L, layers, width) and (B, L, layers * width); or {}."""
+        if self.config.per_layer is None:
+            return {}
+        combined = self.per_layer(input_ids, self.look_up(input_ids))
+        return {TOKEN_INPUTS: self.per_layer.look_up(input_ids), INPUTS: combined}
+
     def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0) -> dict[str, Tensor]:
-        """Return the cosines and sines for `rotate`, by name, each float32 (1 or B, L, R); without any, {}.
+        """Return cosines and sines by name, float32 (1 or B, L, R) for `rotate` or of another form; without any, {}.
 
         Args:
             input_ids: int64 (B, L), used for its shape alone.
@@ -182,8 +193,7 @@ class FrontEnd(nn.Module):
         """
         outputs: dict[str, Tensor] = {}
         for output in self.config.rotary:
-            cos, sin = self.get_submodule(output.named("rotary"))(input_ids, offset=offset)
-            outputs |= {output.named("rotary_cos"): cos, output.named("rotary_sin"): sin}
+            outputs |= output.arrange(*self.get_submodule(output.named("rotary"))(input_ids, offset=offset))
         return outputs
 
     def run(

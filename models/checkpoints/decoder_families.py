@@ -1,6 +1,7 @@
 """Rows of the family table: decoders, with the Hugging Face names of their tensors."""
 
 import math
+from dataclasses import replace
 
 from preblock.models.checkpoints.family import Config, Family
 from preblock.models.checkpoints.family_steps import (
@@ -14,6 +15,7 @@ from preblock.models.checkpoints.family_steps import (
     token_step,
     weight_keys,
 )
+from preblock.models.modules.per_layer import PerLayerConfig
 from preblock.models.steps import Positions, Scale, Step
 
 
@@ -50,6 +52,24 @@ def _gpt(tokens: str, positions: str) -> Family:
 
 def _gemma(c: Config) -> list[Step]:
     return [token_step("embed_tokens"), Scale(by=math.sqrt(c("hidden_size")), cast=True)]
+
+
+def _gemma_per_layer(c: Config) -> PerLayerConfig | None:
+    """Return the per-layer inputs; none with a width of 0."""
+    width = c("hidden_size_per_layer_input", 256)
+    if width == 0:
+        return None
+    return PerLayerConfig(
+        layers=c("num_hidden_layers", 30),
+        width=width,
+        rows=c("vocab_size_per_layer_input", 262144),
+        eps=c("rms_norm_eps", 1e-6),
+        weights=(
+            weight_keys("embed_tokens_per_layer"),
+            weight_keys("per_layer_model_projection"),
+            weight_keys("per_layer_projection_norm"),
+        ),
+    )
 
 
 def _gemma_family(limit: int) -> Family:
@@ -120,4 +140,5 @@ DECODERS: dict[str, Family] = {
     "gemma": _gemma_family(8192),
     "gemma2": _gemma_family(8192),
     "gemma3_text": _gemma_family(131072),
+    "gemma4_text": replace(_gemma_family(131072), per_layer=_gemma_per_layer),
 }

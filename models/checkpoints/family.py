@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from preblock.models.modules.per_layer import PerLayerConfig
 from preblock.models.steps import Step
 
 ALL = -1
@@ -51,6 +52,7 @@ class Family:
         zeroed: id whose row of the token table the library replaces by zeros, given the config; None for none.
         lookup: number of steps of the model's own lookup, given the config, or ALL; default 1.
         consumer_scales: the model scales `inputs_embeds` itself; default False.
+        per_layer: inputs of all layers, given the config; default none.
         segments: its segments are optional and rows of the token table. Default False: it has a table of segments, or
             none.
         sections: keys of the part about this model, in the config of several models; the first one found is used.
@@ -67,5 +69,6 @@ class Family:
     zeroed: Callable[[Config], int | None] = lambda _: None
     lookup: Callable[[Config], int] = lambda _: 1
     consumer_scales: bool = False
+    per_layer: Callable[[Config], PerLayerConfig | None] = lambda _: None
     segments: bool = False
     sections: tuple[str, ...] = ()

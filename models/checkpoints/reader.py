@@ -69,9 +69,10 @@ def read_frontend(
 
     """
     name, family, values, template, bias = _read_config(folder, side, segments)
-    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, count_bytes, widen)
+    per_layer = family.per_layer(Config(values))
+    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, count_bytes, widen, per_layer)
     try:
-        config = _configure(name, family, values, steps)
+        config = replace(_configure(name, family, values, steps), per_layer=per_layer)
         _zero(tensors, family.zeroed(Config(values)))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
@@ -95,6 +96,8 @@ def files_needed(folder: Path, side: str | None = None, segments: bool = False) 
     rotary = find_rotary(name, values)
     companions = [bias.weight] if isinstance(bias, T5Config) else []
     companions += [rotary.tensors] if rotary else []
+    per_layer = family.per_layer(Config(values))
+    companions += per_layer.weights if per_layer else []
     return files_of_steps(folder, template, family.prefix, companions)
 
 

@@ -184,7 +184,7 @@ ROTARY: dict[str, RotaryFamily] = {
 }
 
 
-UNDESCRIBED = {"phimoe", "qwen3_5_moe_text", "qwen3_5_text"}
+UNDESCRIBED = {"gemma4_text", "phimoe", "qwen3_5_moe_text", "qwen3_5_text"}
 """Rotary families without a row here."""
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from preblock.models.checkpoints.weight_files import CheckpointError, files_of_keys, find_key, get_tensor, open_weights
 from preblock.models.frontend_file import INDEX, WEIGHTS
 from preblock.models.modules.bias import BiasConfig, T5Config
+from preblock.models.modules.per_layer import PerLayerConfig
 from preblock.models.serialization import Keys
 from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, Weights, names_of, parameters
 
@@ -31,6 +32,7 @@ def read_tensors(
     pairwise: BiasConfig | None = None,
     count_bytes: ByteCount = lambda *_: None,
     widen: bool = True,
+    per_layer: PerLayerConfig | None = None,
 ) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
     """Return `steps` with their sizes, all tensors (bias included), and the stored type of the first tensor.
 
@@ -81,6 +83,11 @@ def read_tensors(
             if weight is None:
                 raise CheckpointError(f"{folder}: no tensor {prefix}{pairwise.weight[0]}")
             tensors["bias.weight"] = weight
+        for name, keys in zip(("tokens", "project", "norm"), per_layer.weights if per_layer else (), strict=False):
+            weight = read(keys, name == "tokens")
+            if weight is None:
+                raise CheckpointError(f"{folder}: no tensor {prefix}{keys[0]}")
+            tensors[f"per_layer.{name}.weight"] = weight
     return tuple(sized), tensors, stored[0]
 
 

@@ -5,7 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from preblock.models.modules.rotary_config import RotaryConfig
+
+FORMS = ("full", "half", "fused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,26 +21,50 @@ class RotaryOutput:
         name: ending of the names of the two outputs, after "_": the type of layer if layers differ; default "",
             for `rotary_cos` and `rotary_sin`.
         layout: layout of the pairs of columns, as in `rotate`; default "half".
+        form: columns of the outputs: "full" for each of the R/2 values twice, "half" for each value once, "fused" for
+            one output with R/2 cosines and then R/2 sines; default "full".
         config: configuration of the angles.
 
     Raises:
-        ValueError: the name or the layout is not allowed.
+        ValueError: the name, the layout or the form is not allowed.
 
     """
 
     config: RotaryConfig
     name: str = ""
     layout: Literal["half", "interleaved"] = "half"
+    form: Literal["full", "half", "fused"] = "full"
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z][a-z0-9_]*|", str(self.name)):
             raise ValueError(f"rotary.name: got {self.name!r}, expected lower-case letters, digits and '_'")
         if self.layout not in ("half", "interleaved"):
             raise ValueError(f"rotary.layout: got {self.layout!r}, expected 'half', 'interleaved'")
+        if self.form not in FORMS:
+            raise ValueError(f"rotary.form: got {self.form!r}, expected {', '.join(map(repr, FORMS))}")
 
     def named(self, part: str) -> str:
         """Return `part` with the ending: rotary_cos, rotary_cos_full_attention."""
         return f"{part}_{self.name}" if self.name else part
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the outputs with cosines and with sines; the same for the fused form."""
+        parts = ("rotary_cos_sin",) * 2 if self.form == "fused" else ("rotary_cos", "rotary_sin")
+        return self.named(parts[0]), self.named(parts[1])
+
+    @property
+    def columns(self) -> int:
+        """Columns of an output."""
+        return self.config.dim // 2 if self.form == "half" else self.config.dim
+
+    def arrange(self, cos: Tensor, sin: Tensor) -> dict[str, Tensor]:
+        """Return the outputs by name, from cosines and sines (1 or B, L, R) of the full form."""
+        if self.form != "full":
+            cos, sin = (part[..., : self.config.dim // 2] for part in (cos, sin))
+        if self.form == "fused":
+            return {self.names[0]: torch.cat((cos, sin), dim=-1)}
+        return dict(zip(self.names, (cos, sin), strict=True))
 
     def to_document(self) -> dict[str, Any]:
         """Return plain values, without numbers at their defaults."""
@@ -44,7 +73,8 @@ class RotaryOutput:
             for field in fields(self.config)
             if (value := getattr(self.config, field.name)) != field.default or field.name in ("theta", "scaling")
         }
-        return {"name": self.name, "layout": self.layout, **numbers}
+        form = {} if self.form == "full" else {"form": self.form}
+        return {"name": self.name, "layout": self.layout, **form, **numbers}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "RotaryOutput":
@@ -57,11 +87,13 @@ class RotaryOutput:
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
         }
-        own = {name: values.pop(name) for name in ("name", "layout") if name in values}
+        own = {name: values.pop(name) for name in ("name", "layout", "form") if name in values}
         known = {field.name: field.type for field in fields(RotaryConfig)}
         for name, value in values.items():
             if name not in known:
-                raise ValueError(f"rotary.{name} is not known, expected are {', '.join(['name', 'layout', *known])}")
+                raise ValueError(
+                    f"rotary.{name} is not known, expected are {', '.join(['name', 'layout', 'form', *known])}"
+                )
             if known[name] in (float, float | None, bool, tuple[float, ...]):  # the others have checks of their own
                 _check_number(f"rotary.{name}", value, known[name])
         if "dim" not in values:

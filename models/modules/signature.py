@@ -26,6 +26,7 @@ class Signature:
         refused_ids: unsupported ids: their vectors would depend on other tokens.
         lookup_width: width of the model's own lookup; None if the lookup is the output.
         unscaled_width: width of the lookup without its embedding scale; None if the lookup includes no scale.
+        per_layer: number of layers and width of the inputs of each; None without per-layer inputs.
         rotary: names of its rotary outputs, cosines and sines -> their width R; default none.
         rotary_len: the largest legal offset + tokens for them; None for `max_len`.
 
@@ -45,6 +46,7 @@ class Signature:
     refused_ids: tuple[int, ...] = ()
     lookup_width: int | None = None
     unscaled_width: int | None = None
+    per_layer: tuple[int, int] | None = None
     rotary: Mapping[str, int] = field(default_factory=dict)
     rotary_len: int | None = None
 

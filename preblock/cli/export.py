@@ -50,6 +50,12 @@ def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> l
     type=click.IntRange(1),
     help="Length of the whole sequence, for rotary angles scaled by it (dynamic, longrope).",
 )
+@click.option(
+    "--rotary-layout",
+    type=click.Choice(["full", "half", "fused"]),
+    default="full",
+    help="Columns of the rotary outputs: each value twice, once, or cosines and sines in one output.",
+)
 @click.option("--tokens-only", is_flag=True, help="Export the token table alone: the model's own lookup.")
 @click.option("--max-len", type=click.IntRange(1), help="Limit of offset + tokens; default the source's.")
 @click.option(
@@ -76,6 +82,7 @@ def export(
     max_len: int | None,
     dtype: str,
     scale: str | None,
+    rotary_layout: Literal["full", "half", "fused"],
     **choices: Any,
 ) -> None:
     """Export a front-end as the next version of a model.
@@ -100,7 +107,7 @@ def export(
     # An exception, unlike the default action of SIGTERM, lets the export remove its draft.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ProgressLine(name) as progress:
-        exported = run(source, name, settings.repository, progress, **options, **choices)
+        exported = run(source, name, settings.repository, progress, rotary_layout=rotary_layout, **options, **choices)
     _summarize(exported, name, settings)
 
 

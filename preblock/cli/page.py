@@ -10,6 +10,8 @@ from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     MANIFEST,
     PARITY,
+    PER_LAYER,
+    PER_LAYER_TOKENS,
     TOKEN_EMBEDDINGS,
     UNSCALED,
     Manifest,
@@ -86,9 +88,14 @@ def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
         yield TOKEN_EMBEDDINGS, f"{_shape(shapes[TOKEN_EMBEDDINGS])}: {consumers}{scaled}"
     if UNSCALED in shapes:
         yield UNSCALED, f"{_shape(shapes[UNSCALED])}: the same without the scale"
+    for name, use in ((PER_LAYER_TOKENS, "the token part of the inputs"), (PER_LAYER, "the inputs")):
+        if name in shapes:
+            yield name, f"{_shape(shapes[name])}: {use} of all layers"
     for rotary in manifest.rotary:
-        for name in (rotary.cos, rotary.sin):
-            yield name, f"{_shape(shapes[name])}: rotation of queries and keys in attention, layout {rotary.layout}"
+        form = "" if rotary.form == "full" else f", form {rotary.form}"
+        for name in dict.fromkeys((rotary.cos, rotary.sin)):
+            use = "rotation of queries and keys in attention"
+            yield name, f"{_shape(shapes[name])}: {use}, layout {rotary.layout}{form}"
     if manifest.bias:
         yield manifest.bias.name, f"{_shape(manifest.bias.shape)}: added in attention, from /bias"
 

@@ -1,5 +1,6 @@
 """The results of a client. Letters: B rows, L tokens of a row, T tokens of all rows, D width of a vector."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,7 +49,7 @@ class Embeddings:
 
     def rows(self) -> list[Vectors]:
         """Return the vectors of each row, (L, D), without a copy; (D,) if they are pooled."""
-        if self.vectors.ndim == 3 or self.pooled:
+        if self.pooled or (self.lengths == self.lengths[0]).all():
             return list(self.vectors)
         return np.split(self.vectors, np.cumsum(self.lengths)[:-1])
 
@@ -106,11 +107,11 @@ class Model:
 
     @property
     def outputs(self) -> dict[str, int]:
-        """The width of each output of `embed` and `decode`, by name; empty for a stem."""
+        """The number of values of a token in each output of `embed` and `decode`, by name; empty for a stem."""
         if self.kind == "stem":
             return {}
         graphs = [graph for file, graph in self.manifest["graphs"].items() if file not in GRAPHS_WITHOUT_OUTPUTS]
-        widths = {output["name"]: int(output["shape"][-1]) for graph in graphs for output in graph["outputs"]}
+        widths = {output["name"]: math.prod(output["shape"][2:]) for graph in graphs for output in graph["outputs"]}
         lookup = self.manifest["token_embeddings"]
         return widths if lookup is None else widths | {"token_embeddings": int(lookup["width"])}
 

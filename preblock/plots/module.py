@@ -91,8 +91,8 @@ def _read_frontend(frontend: "FrontEnd", name: str, parameters: dict[str, int]) 
     first = torch.zeros((1, 1), dtype=torch.int64)
     outputs = {key: value[0, 0].numpy(force=True) for key, value in frontend.rotary_outputs(first, 1).items()}
     for output in config.rotary:
-        pair = outputs[output.named("rotary_cos")], outputs[output.named("rotary_sin")]
-        wavelengths[output.named("rotary").replace("_", " ")] = rotary_wavelengths(*pair)
+        cos, sin = (outputs[name] for name in output.names)
+        wavelengths[output.named("rotary").replace("_", " ")] = rotary_wavelengths(cos, sin, output.config.dim)
     bias = frontend.bias if config.bias is not None else None
     return PlotSource(
         name=name,

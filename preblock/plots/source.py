@@ -94,13 +94,15 @@ def sinusoid_wavelengths(front_end: Mapping[str, Any], width: int) -> dict[str, 
     return {}
 
 
-def rotary_wavelengths(cos: Floats, sin: Floats) -> NDArray[np.float64]:
-    """Return the wavelengths of rotary pairs, from the cosines and sines (R,) of position 1.
+def rotary_wavelengths(cos: Floats, sin: Floats, width: int) -> NDArray[np.float64]:
+    """Return the wavelengths of rotary pairs, from the outputs with cosines and with sines of position 1.
+
+    `width` is R: the first R/2 columns of `cos` are cosines, and the last R/2 of `sin` are sines, in every form.
 
     A pair that does not turn has no wavelength, and is left out.
     """
-    half = len(cos) // 2  # each value stands twice
-    angles = np.arctan2(sin[:half].astype(np.float64), cos[:half].astype(np.float64))
+    half = width // 2
+    angles = np.arctan2(sin[-half:].astype(np.float64), cos[:half].astype(np.float64))
     lengths: NDArray[np.float64] = 2 * np.pi / angles[angles != 0]
     return lengths
 
@@ -112,9 +114,9 @@ def _read_wavelengths(model: TokenModel) -> dict[str, NDArray[np.float64]]:
     inputs = model.manifest.graphs[GRAPH].inputs
     feeds = {tensor.name: np.ones(1 if tensor.name == "offset" else (1, 1), np.int64) for tensor in inputs}
     for rotary in model.manifest.rotary:
-        outputs = model.run(feeds, (rotary.cos, rotary.sin))
-        name = rotary.cos.replace("rotary_cos", "rotary").replace("_", " ")
-        found[name] = rotary_wavelengths(outputs[rotary.cos][0, 0], outputs[rotary.sin][0, 0])
+        outputs = model.run(feeds, tuple(dict.fromkeys((rotary.cos, rotary.sin))))
+        name = rotary.cos.replace("_cos_sin", "").replace("_cos", "").replace("_", " ")
+        found[name] = rotary_wavelengths(outputs[rotary.cos][0, 0], outputs[rotary.sin][0, 0], rotary.width)
     return found
 
 

@@ -1,5 +1,6 @@
 """Schema of `manifest.json`, and the file names of an artifact, `<repository>/<name>/<version>/`."""
 
+import math
 from collections.abc import Collection
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -27,7 +28,9 @@ TOKEN_GRAPH = "token.onnx"
 EMBEDDINGS_GRAPH = "embeddings.onnx"
 POSITIONED_GRAPH = "positioned.onnx"
 UNSCALED_GRAPH = "unscaled.onnx"
-TOKEN_GRAPHS = (GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH, UNSCALED_GRAPH)
+LAYER_TOKENS_GRAPH = "layer.tokens.onnx"
+LAYER_INPUTS_GRAPH = "layer.inputs.onnx"
+TOKEN_GRAPHS = (GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH, UNSCALED_GRAPH, LAYER_TOKENS_GRAPH, LAYER_INPUTS_GRAPH)
 BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
@@ -37,6 +40,10 @@ EMBEDDINGS = "embeddings"
 TOKEN_EMBEDDINGS = "token_embeddings"
 UNSCALED = "unscaled_token_embeddings"
 """Rows of the token table, if `token_embeddings` include an embedding scale."""
+PER_LAYER_TOKENS = "per_layer_token_inputs"
+"""Token part of the inputs of all layers, (B, L, layers, width)."""
+PER_LAYER = "per_layer_inputs"
+"""Combined inputs of all layers, (B, L, layers * width)."""
 LOOKUPS = (TOKEN_EMBEDDINGS, UNSCALED)
 POSITION_EMBEDDINGS = "position_embeddings"
 """The position input of `positioned.onnx`."""
@@ -184,16 +191,21 @@ class Manifest(Artifact):
         """
         steps = (self.front_end or {}).get("steps")
         kinds = {step.get("kind") for step in steps if isinstance(step, dict)} if isinstance(steps, list) else set()
-        return bool(kinds) and "project" not in kinds
+        return bool(kinds) and "project" not in kinds and not (self.front_end or {}).get("per_layer")
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """Width of each token output, by name."""
+        """Values of a token in each token output, by name."""
+        return {name: math.prod(shape) for name, shape in self.shapes.items()}
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of the values of a token in each token output, by name: one width, or layers and width."""
         outputs = [tensor for name in TOKEN_GRAPHS if name in self.graphs for tensor in self.graphs[name].outputs]
-        widths = {tensor.name: int(tensor.shape[-1]) for tensor in outputs}
+        shapes = {tensor.name: tuple(map(int, tensor.shape[2:])) for tensor in outputs}
         if self.token_embeddings:
-            widths[TOKEN_EMBEDDINGS] = self.token_embeddings.width
-        return widths
+            shapes[TOKEN_EMBEDDINGS] = (self.token_embeddings.width,)
+        return shapes
 
     @property
     def stored_as(self) -> str:

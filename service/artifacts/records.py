@@ -67,10 +67,10 @@ class Consumer(Schema):
 
     Args:
         engine: name of the consumer.
-        versions: versions in the form of a requirement; a commit for a consumer without releases; "" for every one.
+        versions: versions in the form of a requirement; a commit where the source was read; "" for every one.
         scale: "applied" for vectors with the embedding scale, "none" for vectors that the consumer scales itself.
         output: output with these vectors; None if the artifact has none.
-        source: release, commit or pull request of the read source.
+        source: releases, a pull request, or a file of the commit, as read.
 
     """
 
@@ -128,8 +128,10 @@ class Rotary(Schema):
 
     Args:
         cos: name of the output.
-        sin: name of the output.
-        width: R, the rotated part of a head; each of the R/2 values stands twice, in halves.
+        sin: name of the output; the same in the fused form.
+        form: columns of the outputs: "full" for the R/2 values twice over, in halves; "half" for them once; "fused" for
+            R/2 cosines and then R/2 sines in one output.
+        width: R, the rotated part of a head.
         layout: the pairs of columns of a head: "half" column j and j + R/2, "interleaved" 2j and 2j + 1.
         max_len: the largest legal offset + real tokens; None if only the limit of the model applies.
 
@@ -137,6 +139,7 @@ class Rotary(Schema):
 
     cos: str
     sin: str
+    form: Literal["full", "half", "fused"] = Field(default="full", exclude_if=lambda form: form == "full")
     width: PositiveInt
     layout: Literal["half", "interleaved"]
     max_len: PositiveInt | None

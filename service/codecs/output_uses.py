@@ -3,6 +3,8 @@
 from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     LOOKUPS,
+    PER_LAYER,
+    PER_LAYER_TOKENS,
     POSITION_EMBEDDINGS,
     TOKEN_EMBEDDINGS,
     UNSCALED,
@@ -13,6 +15,7 @@ from preblock.service.artifacts.records import TokenEmbeddings
 
 BLOCK_0 = "input of block 0"
 INPUTS_EMBEDS = "inputs_embeds or prompt_embeds of a model"
+LAYERS = "inputs of all layers"
 ATTENTION = "positions in attention"
 POSITIONS = "vectors added to the token vectors"
 
@@ -23,6 +26,8 @@ def use_of(output: str) -> str:
         return INPUTS_EMBEDS
     if output == POSITION_EMBEDDINGS:
         return POSITIONS
+    if output in (PER_LAYER, PER_LAYER_TOKENS):
+        return LAYERS
     return BLOCK_0 if output == EMBEDDINGS else ATTENTION
 
 
@@ -50,8 +55,18 @@ def describe_uses(manifest: Manifest | StemManifest) -> dict[str, str]:
             "Rows of the token table, without the embedding scale. Pass them as inputs_embeds or prompt_embeds to a "
             "consumer that scales them itself; the manifest lists these in token_embeddings.consumers."
         )
+    if PER_LAYER in manifest.widths:
+        uses[PER_LAYER_TOKENS] = (
+            "Token part of the inputs of all layers. Pass it as per_layer_inputs of transformers: it adds the rest."
+        )
+        uses[PER_LAYER] = (
+            "Inputs of all layers, side by side. Feed each layer its own columns, beside its hidden states."
+        )
     for rotary in manifest.rotary:
-        for name, function in ((rotary.cos, "Cosines"), (rotary.sin, "Sines")):
+        functions = {rotary.cos: "Cosines", rotary.sin: "Sines"}
+        if rotary.form == "fused":
+            functions[rotary.cos] = "Cosines, and then sines,"
+        for name, function in functions.items():
             uses[name] = f"{function} of the rotation of queries and keys. Pass them to your own attention."
     if manifest.bias is not None:
         uses[manifest.bias.name] = (

@@ -78,7 +78,7 @@ def stream_chunks(
     for output, name in outputs.items():
         parts = _stream_output(_vectors(model, name, item), request.dtype, closer)
         next(parts)  # starts the generator, so that its `except` runs even if the client leaves before the first chunk
-        tensors[output] = ChunkedTensor((*shape, model.manifest.widths[output]), request.dtype, parts)
+        tensors[output] = ChunkedTensor((*shape, *model.manifest.shapes[output]), request.dtype, parts)
     return tensors
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from preblock.service.artifacts.manifest import PER_LAYER_TOKENS
 from preblock.service.core import decode_ops
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
 from preblock.service.core.results import EmbedResult
@@ -153,6 +154,11 @@ async def run_step(
     if some:
         request = _without_empty(request, fed)
     answer = await engine.embed(model, request, record)
+    if PER_LAYER_TOKENS in answer.tensors:  # a frame has one width for each output
+        answer.tensors = {
+            name: tensor.reshape(*tensor.shape[: -len(model.manifest.shapes[name])], -1)
+            for name, tensor in answer.arrays.items()
+        }
     if request.position_ids is not None:  # a row with only padding keeps its offset
         answer.next_offset = np.where(count_real(request, model.manifest), answer.next_offset, offset[fed])
     if some:

@@ -230,7 +230,7 @@ def _finish(
         if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows with one offset
             vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, width)))
         if request.pooling == "none":
-            vectors = vectors.reshape(*shape, width)
+            vectors = vectors.reshape(*shape, *manifest.shapes[output])
         else:
             pooled = pool(vectors.reshape(-1, width), rows, pooled_tokens(request, manifest), request.pooling)
             vectors = finish(pooled, request, manifest)

@@ -6,14 +6,21 @@ from functools import cached_property
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, POSITIONED_GRAPH, Manifest, StemManifest
+from preblock.service.artifacts.manifest import (
+    EMBEDDINGS,
+    GRAPH,
+    LAYER_TOKENS_GRAPH,
+    POSITIONED_GRAPH,
+    Manifest,
+    StemManifest,
+)
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.types import Int64
 from preblock.service.runtime.chunks import split_feeds
 from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables
 from preblock.service.runtime.position_rows import PositionRows
 from preblock.service.runtime.position_table import PositionedRunner
-from preblock.service.runtime.runner import Feeds, Float32, Runner
+from preblock.service.runtime.runner import Feeds, FlatRunner, Float32, Runner
 from preblock.service.runtime.session import Session
 from preblock.service.runtime.tokenizer import Tokenizer
 
@@ -112,6 +119,8 @@ class TokenModel(LoadedModel):
                 runner = PositionedRunner(self.sessions[POSITIONED_GRAPH], self.positions, runner)
             if outputs == (EMBEDDINGS,) and self.tables is not None:
                 runner = FusedLookup(self.tables, runner)
+            if graph == LAYER_TOKENS_GRAPH:
+                runner = FlatRunner(runner)
             runners.append((runner, names))
         self._runners[outputs] = runners
         return runners

@@ -18,3 +18,15 @@ class Runner(Protocol):
 
         `feeds` hold every input of the model and were validated: no runner checks an index below 0.
         """
+
+
+class FlatRunner:
+    """Returns the values of a token in one dimension, where a graph has two: layers and width."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def run(self, feeds: Feeds, outputs: Sequence[str], /) -> dict[str, Float32]:
+        """Return `outputs` by name, each (B, L, values of a token)."""
+        found = self._runner.run(feeds, outputs)
+        return {name: values.reshape(*values.shape[:2], -1) for name, values in found.items()}

@@ -240,7 +240,7 @@ PUBLISHED: dict[str, Published] = {
         "layers.0",
         MODULE,
     ),
-    **{name: token_decoder(name) for name in TOKEN_DECODERS},
+    **{name: token_decoder(name) for name in ("gemma4_text", *TOKEN_DECODERS)},
     **_sides("bart", "BartModel", _SEQUENCES),
     **_sides("mbart", "MBartModel", _SEQUENCES),
     **_sides("blenderbot", "BlenderbotModel", _SEQUENCES),

@@ -65,7 +65,7 @@ def describe_outputs(manifest: Manifests) -> Shapes:
     """Return datatype and shape of every output by name, `embeddings` first."""
     if isinstance(manifest, StemManifest):
         return describe_tensors(manifest.graphs[GRAPH].outputs)
-    tokens = {name: ("FP32", [-1, -1, width]) for name, width in manifest.widths.items()}
+    tokens = {name: ("FP32", [-1, -1, *shape]) for name, shape in manifest.shapes.items()}
     return tokens | describe_tensors((manifest.bias,) if manifest.bias else ())
 
 

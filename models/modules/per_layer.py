@@ -1,0 +1,81 @@
+"""Per-layer inputs: vectors of each token for every layer, computed before block 0 (Gemma 3n and Gemma 4).
+
+Letters: B batch, L length, D model width, N layers, P width of an input of a layer.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from preblock.models.modules.tokens import TokenEmbedding
+from preblock.models.serialization import Keys
+
+TOKEN_INPUTS, INPUTS = "per_layer_token_inputs", "per_layer_inputs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayerConfig:
+    """The sizes of per-layer inputs.
+
+    Args:
+        layers: N.
+        width: P.
+        rows: V, rows of the table.
+        eps: of the norm.
+        weights: names of the tensors in a checkpoint: the table (V, N * P), the projection (N * P, D), the norm (P,).
+
+    """
+
+    layers: int
+    width: int
+    rows: int
+    eps: float
+    weights: tuple[Keys, Keys, Keys] = ((), (), ())
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "rows"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"per_layer.{name}: got {value!r}, expected 1 or more")
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain values, without the names of tensors in a checkpoint."""
+        return {name: getattr(self, name) for name in ("layers", "width", "rows", "eps")}
+
+
+class PerLayerInputs(nn.Module):
+    """The inputs of all layers of a token.
+
+    The token part is a row of a table, times sqrt(P). The combined form adds a projection of the token's vector:
+    (RMSNorm(project(x) / sqrt(D)) + token part) / sqrt(2).
+
+    Args:
+        config: the sizes.
+        d_model: D.
+
+    """
+
+    def __init__(self, config: PerLayerConfig, d_model: int) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = TokenEmbedding(config.rows, config.layers * config.width)
+        self.project = nn.Linear(d_model, config.layers * config.width, bias=False)
+        self.norm = nn.RMSNorm(config.width, eps=config.eps)
+        self._by = d_model**-0.5
+
+    def look_up(self, input_ids: Tensor) -> Tensor:
+        """Return the token part, float32 (B, L, N, P), of int64 `input_ids` (B, L)."""
+        return self._split(self.tokens(input_ids) * self.config.width**0.5)
+
+    def forward(self, input_ids: Tensor, x: Tensor) -> Tensor:
+        """Return the combined form, float32 (B, L, N * P), of int64 `input_ids` (B, L) and their vectors (B, L, D)."""
+        projected = self._split(self.project(x) * self._by)
+        mean = projected.pow(2).mean(-1, keepdim=True) + self.config.eps
+        normed = projected * torch.pow(mean, -0.5) * self.norm.weight
+        combined: Tensor = (normed + self.look_up(input_ids)) * 2**-0.5
+        return combined.flatten(-2)
+
+    def _split(self, vectors: Tensor) -> Tensor:
+        return vectors.reshape(*vectors.shape[:-1], self.config.layers, self.config.width)

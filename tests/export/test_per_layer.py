@@ -1,0 +1,144 @@
+"""Per-layer inputs of Gemma 4. Oracle: transformers' own functions on the same tiny model."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+
+import preblock
+from preblock.export.errors import ExportError, ParityError
+from preblock.export.exporter import ExportResult, export
+from preblock.export.parity import prove_per_layer
+from preblock.export.verification import verify
+from preblock.models.checkpoints.reader import read_frontend
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.runtime.session import Session
+from tests.families.tiny_models import small_config
+from tests.support.servers import serve
+
+VOCABULARY, LAYERS, WIDTH = 99, 2, 16
+NAMES = {"per_layer_token_inputs": "layer.tokens.onnx", "per_layer_inputs": "layer.inputs.onnx"}
+ALLOWED = 8 + 4 * 32**0.5
+"""For sums of 32 products."""
+IDS = np.array([[3, 98, 0, 41], [7, 7, 12, 50]])
+
+
+def small_gemma(folder: Path, **changed: int) -> str:
+    config = small_config("gemma4_text")
+    config.hidden_size_per_layer_input = WIDTH
+    config.vocab_size_per_layer_input = VOCABULARY
+    config.pad_token_id = 0
+    for name, value in changed.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    model = transformers.Gemma4TextModel(config)
+    if config.hidden_size_per_layer_input:
+        with torch.no_grad():
+            model.per_layer_projection_norm.weight.normal_(1, 0.3)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return small_gemma(tmp_path_factory.mktemp("gemma4"))
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
+    return export(checkpoint, "m", tmp_path_factory.mktemp("repository"))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: str) -> dict[str, NDArray[np.float32]]:
+    """Return the per-layer inputs of transformers for IDS."""
+    model = transformers.Gemma4TextModel.from_pretrained(checkpoint)
+    ids = torch.from_numpy(IDS)
+    with torch.inference_mode():
+        tokens = model.get_per_layer_inputs(ids)
+        combined = model.project_per_layer_inputs(model.embed_tokens(ids), tokens)
+    return {"per_layer_token_inputs": tokens.numpy(), "per_layer_inputs": combined.flatten(-2).numpy()}
+
+
+def ulp(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """Return the largest difference in units in the last place of the largest value of a token."""
+    rows, others = found.reshape(IDS.size, -1), wanted.reshape(IDS.size, -1)
+    return float((np.abs(rows - others).max(1) / np.spacing(np.abs(others).max(1))).max())
+
+
+def test_graphs_equal_transformers(exported: ExportResult, expected: dict[str, NDArray[np.float32]]) -> None:
+    for name, graph in NAMES.items():
+        found = Session(exported.folder, graph=graph).run({"input_ids": IDS})[name]
+        assert found.shape == expected[name].shape
+        assert ulp(found, expected[name]) <= (0 if name == "per_layer_token_inputs" else ALLOWED)
+    assert expected["per_layer_token_inputs"].shape == (2, 4, LAYERS, WIDTH)
+    assert expected["per_layer_inputs"].shape == (2, 4, LAYERS * WIDTH)
+
+
+def test_manifest_and_proof_cover_both_outputs(exported: ExportResult) -> None:
+    assert isinstance(exported.manifest, Manifest)
+    assert not exported.manifest.exact_rows  # a product of matrices depends on the shape of the call
+    assert exported.manifest.shapes["per_layer_token_inputs"] == (LAYERS, WIDTH)
+    assert exported.manifest.widths["per_layer_token_inputs"] == LAYERS * WIDTH
+    outputs = verify(exported.folder).providers["CPUExecutionProvider"].outputs
+    assert outputs["per_layer_token_inputs"].allowed_ulp == 0
+    assert outputs["per_layer_inputs"].max_ulp <= outputs["per_layer_inputs"].allowed_ulp == ALLOWED
+
+
+def test_service_returns_both_outputs(exported: ExportResult, expected: dict[str, NDArray[np.float32]]) -> None:
+    with serve(exported.folder.parents[1]) as server, preblock.connect(server.address) as client:
+        model = client.model("m")
+        for name, wanted in expected.items():
+            assert model.outputs[name] == LAYERS * WIDTH
+            answer = client.embed(IDS, model="m", output=name)
+            assert answer.vectors.shape == wanted.shape
+            assert ulp(answer.vectors, wanted) <= ALLOWED
+            assert [row.shape for row in answer.rows()] == [wanted.shape[1:]] * 2
+            ragged = client.embed([[3], [7, 7]], model="m", output=name)
+            assert ragged.vectors.shape == (3, *wanted.shape[2:])
+            assert ulp(np.repeat(ragged.vectors[:1], 8, 0), np.repeat(wanted[0, :1], 8, 0)) <= ALLOWED
+            assert [row.shape for row in ragged.rows()] == [(1, *wanted.shape[2:]), (2, *wanted.shape[2:])]
+            with client.decode("m", output=name, rows=2) as stream:
+                step = stream.step(IDS)
+                assert step.shape == (2, 4, LAYERS * WIDTH)
+                assert ulp(step, wanted) <= ALLOWED
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_stored_type_applies_to_the_table(dtype: str, checkpoint: str, tmp_path: Path) -> None:
+    result = export(checkpoint, "m", tmp_path, dtype=dtype)
+    assert set(result.parity.storage) == {"tokens.weight", "per_layer.tokens.weight"}
+    assert verify(result.folder).providers["CPUExecutionProvider"].outputs["per_layer_token_inputs"].max_abs == 0
+
+
+def test_proof_finds_a_changed_row(exported: ExportResult, checkpoint: str) -> None:
+    frontend = read_frontend(Path(checkpoint)).eval()
+    with torch.no_grad():
+        frontend.per_layer.tokens.weight = torch.nn.Parameter(frontend.per_layer.tokens.weight.clone())
+        frontend.per_layer.tokens.weight[98, 31] += 1
+    for name, graph in NAMES.items():
+        with pytest.raises(ParityError, match=f"^{name} of the graph differs from its PyTorch module"):
+            prove_per_layer(frontend, Session(exported.folder, graph=graph), name)
+
+
+def test_a_model_without_per_layer_inputs_has_no_such_outputs(tmp_path: Path) -> None:
+    result = export(small_gemma(tmp_path / "plain", hidden_size_per_layer_input=0), "m", tmp_path)
+    assert isinstance(result.manifest, Manifest)
+    assert not result.manifest.shapes.keys() & NAMES.keys()
+    alone = export(str(tmp_path / "plain"), "tokens", tmp_path, tokens_only=True)
+    assert isinstance(alone.manifest, Manifest)
+    assert not alone.manifest.shapes.keys() & NAMES.keys()
+
+
+def test_a_smaller_table_is_refused(checkpoint: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(
+        text.replace('"vocab_size_per_layer_input": 99', '"vocab_size_per_layer_input": 98')
+    )
+    with pytest.raises(ExportError, match=r"per_layer\.rows: got 98, expected 99"):
+        export(str(folder), "m", tmp_path)
