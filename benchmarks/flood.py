@@ -14,10 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import grpc
 import httpx
 import numpy as np
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
 
 from tests.support.artifacts import copy_artifact
+from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
 from tests.support.processes import status_bytes
 from tests.support.servers import serve
 
@@ -25,7 +29,7 @@ LIMIT = 16 * 2**20
 CONNECTIONS = 40
 SECONDS = 20.0
 MAX_RATIO, MAX_GROWTH_BYTES = 5.0, 100 * 2**20
-PATH = "/models/gpt/embed"
+PATH, STREAM = "/models/gpt/embed", "/models/gpt/decode"
 
 
 def numbers(size: int) -> bytes:
@@ -40,20 +44,55 @@ BODIES = {
 }
 
 
-def flood(address: str, kind: str) -> None:
-    """Send bodies over CONNECTIONS connections until this process is killed."""
+def over_http(server: tuple[str, str], kind: str) -> None:
+    """Send HTTP bodies of a kind without end, over one connection."""
     body = BODIES[kind]()
     headers = {"Content-Type": "application/json"} | ({"Content-Encoding": "gzip"} if kind.startswith("gzip") else {})
-    with httpx.Client(base_url=address, timeout=300, limits=httpx.Limits(max_connections=CONNECTIONS)) as http:
+    with httpx.Client(base_url=server[0], timeout=300) as http:
+        while True:
+            with suppress(httpx.HTTPError):
+                http.post(PATH, content=body, headers=headers)
 
-        def send() -> None:
+
+def over_grpc(server: tuple[str, str], kind: str) -> None:
+    """Send messages that gRPC expands to the limit, without end, over one connection."""
+    message = infer_message(np.ones((1, LIMIT // 8 - 16)))
+    compression = grpc.Compression.Gzip if kind == "grpc-gzip" else None
+    with open_stub(server[1], OWN_CONNECTION, NO_LIMIT) as stub:
+        while True:
+            with suppress(grpc.RpcError):
+                stub.ModelInfer(message, compression=compression, wait_for_ready=True)
+
+
+def over_websocket(server: tuple[str, str], _: str) -> None:
+    """Send messages of JSON to a decode stream without end, over one connection."""
+    body = numbers(LIMIT).decode()
+    while True:
+        with suppress(OSError, WebSocketException), connect(server[0].replace("http", "ws", 1) + STREAM) as stream:
             while True:
-                with suppress(httpx.HTTPError):
-                    http.post(PATH, content=body, headers=headers)
+                stream.send(body)
+                stream.recv()
 
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
-            for _ in range(CONNECTIONS):
-                pool.submit(send)
+
+KINDS = {
+    **dict.fromkeys(BODIES, over_http),
+    "grpc": over_grpc,
+    "grpc-gzip": over_grpc,
+    "websocket": over_websocket,
+}
+
+
+def flood(server: tuple[str, str], kind: str) -> None:
+    """Send bodies of a kind over CONNECTIONS connections until this process is killed.
+
+    Args:
+        server: address of HTTP, and address of gRPC.
+        kind: row of `KINDS`.
+
+    """
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        for _ in range(CONNECTIONS):
+            pool.submit(KINDS[kind], server, kind)
 
 
 def measure(address: str) -> float:
@@ -74,7 +113,9 @@ def run(repository: Path, kind: str) -> bool:
         pid = server.process.pid
         alone = measure(server.address)
         before = status_bytes(pid, "VmRSS")
-        attacker = multiprocessing.get_context("spawn").Process(target=flood, args=(server.address, kind))
+        attacker = multiprocessing.get_context("spawn").Process(
+            target=flood, args=((server.address, server.grpc), kind)
+        )
         attacker.start()
         time.sleep(3)
         during = measure(server.address)
@@ -93,7 +134,7 @@ def main() -> None:
     """Measure the kinds of flood of the command line; default: all."""
     with TemporaryDirectory() as folder:
         copy_artifact("gpt", Path(folder), "gpt")
-        results = [run(Path(folder), kind) for kind in sys.argv[1:] or BODIES]
+        results = [run(Path(folder), kind) for kind in sys.argv[1:] or KINDS]
     sys.exit(0 if all(results) else 1)
 
 

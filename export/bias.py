@@ -18,7 +18,7 @@ from torch import Tensor
 from preblock.export.graph import OPSET, save_graph
 from preblock.export.parity import judge, run_case
 from preblock.models.modules.alibi import AlibiBias
-from preblock.models.modules.bias import Bias
+from preblock.models.modules.bias_modules import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 from preblock.service.artifacts.manifest import BIAS_GRAPH
 from preblock.service.artifacts.parity import OutputParity, ParityCase

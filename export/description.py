@@ -1,5 +1,6 @@
 """The manifest of an artifact, and the metadata in its graphs."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from preblock.export.position_inputs import describe_positions
 from preblock.export.progress import Report, StepProgress
 from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import read_format
+from preblock.models.checkpoints.consumers import consumers_of
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules import stems
 from preblock.models.modules.signature import Signature, StemSignature
@@ -27,16 +29,19 @@ from preblock.service.artifacts.manifest import (
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
     TOKENIZER,
+    UNSCALED,
+    UNSCALED_GRAPH,
     Manifest,
     StemManifest,
 )
-from preblock.service.artifacts.records import Rotary, Tensor, TokenEmbeddings
+from preblock.service.artifacts.records import Consumer, Rotary, Tensor, TokenEmbeddings
 
 UNCHECKED = "It checks no index and no length: a negative index wraps, and a GPU may answer zeros to one too large."
 GRAPHS = {
     GRAPH: f"The vectors that enter block 0 of a transformer, and what its attention is given. {UNCHECKED}",
     EMBEDDINGS_GRAPH: f"The vectors that enter block 0 of a transformer, alone. {UNCHECKED}",
     TOKEN_GRAPH: f"The vectors of a transformer's own lookup, before positions and norm. {UNCHECKED}",
+    UNSCALED_GRAPH: f"The rows of a transformer's token table, without its embedding scale. {UNCHECKED}",
     POSITIONED_GRAPH: (
         "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their "
         f"positions. {UNCHECKED}"
@@ -73,7 +78,7 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
         )
     signature, format_ = frontend.signature, read_format(folder)
     positions, kernel = describe_positions(folder)
-    steps = _describe_steps(frontend) if isinstance(frontend, FrontEnd) else {}
+    steps = _describe_steps(frontend, loaded.record.discovered_with) if isinstance(frontend, FrontEnd) else {}
     return Manifest(
         dtype=format_.dtype if format_ else "float32",
         scale=format_.scale if format_ else None,
@@ -94,14 +99,23 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
     )
 
 
-def _describe_steps(frontend: FrontEnd) -> dict[str, Any]:
+def _describe_steps(frontend: FrontEnd, discovered_with: str | None) -> dict[str, Any]:
     """Return the fields of the manifest known only of a front-end built from steps."""
-    signature = frontend.signature
+    signature, config = frontend.signature, frontend.config
+    outputs = {
+        "applied": TOKEN_EMBEDDINGS if config.scaled_lookup else EMBEDDINGS if config.only_looks_up else None,
+        "none": UNSCALED if config.scaled_lookup else TOKEN_EMBEDDINGS,
+    }
     return {
         "token_embeddings": TokenEmbeddings(
             output=EMBEDDINGS if signature.lookup_width is None else TOKEN_EMBEDDINGS,
             width=signature.lookup_width or signature.width,
-            consumer_scales=signature.consumer_scales,
+            embedding_scale=config.embedding_scale,
+            scaled=config.scaled_lookup,
+            consumers=tuple(
+                Consumer(output=outputs[reading.scale], **asdict(reading))
+                for reading in consumers_of(config, discovered_with)
+            ),
         ),
         "rotary": tuple(
             Rotary(
@@ -111,9 +125,9 @@ def _describe_steps(frontend: FrontEnd) -> dict[str, Any]:
                 layout=output.layout,
                 max_len=output.config.length or None,
             )
-            for output in frontend.config.rotary
+            for output in config.rotary
         ),
-        "front_end": frontend.config.to_document(),
+        "front_end": config.to_document(),
     }
 
 

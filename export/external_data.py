@@ -62,11 +62,11 @@ def place_of(tensor: onnx.TensorProto) -> tuple[int, int]:
     return int(place["offset"]), int(place["length"])
 
 
-def set_place(tensor: onnx.TensorProto, offset: int, length: int) -> None:
-    """Let `tensor` refer to `length` bytes of the data file from `offset`."""
+def set_place(tensor: onnx.TensorProto, offset: int, length: int, file: str = DATA) -> None:
+    """Let `tensor` refer to `length` bytes of the data file from `offset`; `file` is the name of that file."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
-    for key, value in (("location", DATA), ("offset", offset), ("length", length)):
+    for key, value in (("location", file), ("offset", offset), ("length", length)):
         tensor.external_data.add(key=key, value=str(value))
 
 

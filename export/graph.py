@@ -22,8 +22,16 @@ from preblock.export.progress import Report
 from preblock.models.config import FrontEndConfig
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
+from preblock.models.modules.signature import Signature
 from preblock.models.steps import Project, names_of
-from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, TOKEN_GRAPH
+from preblock.service.artifacts.manifest import (
+    EMBEDDINGS_GRAPH,
+    GRAPH,
+    TOKEN_EMBEDDINGS,
+    TOKEN_GRAPH,
+    UNSCALED,
+    UNSCALED_GRAPH,
+)
 from preblock.service.artifacts.records import Graph
 from preblock.service.artifacts.records import Tensor as TensorSpec
 
@@ -54,8 +62,14 @@ class _ExportedModule(nn.Module):
         vectors: Tensor = self.frontend(input_ids, offset, **given)
         if not isinstance(self.frontend, FrontEnd):
             return (vectors,)
-        lookup = () if self.frontend.signature.lookup_width is None else (self.frontend.look_up(input_ids),)
-        return vectors, *lookup, *self.frontend.rotary_outputs(input_ids, offset).values()
+        lookups = [self.frontend.look_up(input_ids, name != UNSCALED) for name in _lookups(self.frontend.signature)]
+        return vectors, *lookups, *self.frontend.rotary_outputs(input_ids, offset).values()
+
+
+def _lookups(signature: Signature) -> dict[str, str]:
+    """Return the outputs of lookups that differ from `embeddings`, and the graph of each."""
+    graphs = {} if signature.lookup_width is None else {TOKEN_EMBEDDINGS: TOKEN_GRAPH}
+    return graphs if signature.unscaled_width is None else graphs | {UNSCALED: UNSCALED_GRAPH}
 
 
 def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report = lambda _: None) -> None:
@@ -67,11 +81,12 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
       `embeddings` (batch, length, D). Further indices and `attention_mask` (batch, length) are inputs if the
       front-end has them.
     - `token.onnx` has input `input_ids` and output `token_embeddings`; it is omitted if that equals `embeddings`.
+    - `unscaled.onnx` has output `unscaled_token_embeddings`, if `token_embeddings` include an embedding scale.
     - With rotary attention, `model.onnx` also has the outputs of `FrontEnd.rotary_outputs`, float32 (1 or batch,
       length, R). `embeddings.onnx` omits them, because onnxruntime computes every output of a graph.
     """
     signature = frontend.signature
-    lookup = [] if signature.lookup_width is None else ["token_embeddings"]
+    lookups = _lookups(signature)
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     # `offset` has one element, so that (1,) broadcasts over the batch in the graph; other sizes are arbitrary.
     # Each input is a separate tensor: the exporter merges arguments with the same tensor into one input.
@@ -89,7 +104,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
         kwargs=samples,
         dynamic_shapes=shapes,
         input_names=["input_ids", "offset", *signature.indices, *(["attention_mask"] if signature.needs_mask else [])],
-        output_names=["embeddings", *lookup, *signature.rotary],
+        output_names=["embeddings", *lookups, *signature.rotary],
     )
     del whole.graph.value_info[:]  # shapes inferred for one offset
     for node in (*whole.graph.input, *whole.graph.output):
@@ -103,10 +118,10 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
     save_graph(main, folder / GRAPH)
     if signature.rotary:
         save_graph(_only(whole, "embeddings"), folder / EMBEDDINGS_GRAPH)
-    if lookup:
-        token = _only(whole, *lookup)
-        del token.graph.input[1:]
-        save_graph(token, folder / TOKEN_GRAPH)
+    for name, graph in lookups.items():
+        lookup = _only(whole, name)
+        del lookup.graph.input[1:]
+        save_graph(lookup, folder / graph)
 
 
 def export_program(module: nn.Module, folder: Path, report: Report, **options: Any) -> onnx.ModelProto:

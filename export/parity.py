@@ -86,11 +86,13 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
     )
 
 
-def prove_lookup(frontend: FrontEnd, session: Session, count_bytes: ByteCount = lambda _: None) -> OutputParity:
+def prove_lookup(
+    frontend: FrontEnd, session: Session, count_bytes: ByteCount = lambda _: None, output: str = TOKEN_EMBEDDINGS
+) -> OutputParity:
     """Compare the model's own token lookup with `frontend.look_up`, for every id, bit for bit.
 
-    The output is `token_embeddings`, or `embeddings` if the two are equal. `count_bytes` receives the number of bytes
-    of each chunk of ids.
+    The output is `token_embeddings`, or `embeddings` if the two are equal; or `unscaled_token_embeddings`.
+    `count_bytes` receives the number of bytes of each chunk of ids.
 
     Raises:
         ParityError: a value differs.
@@ -98,11 +100,12 @@ def prove_lookup(frontend: FrontEnd, session: Session, count_bytes: ByteCount = 
     """
     signature, cases = frontend.signature, []
     ids = np.arange(signature.vocab_size).reshape(-1, 1)  # rows of length 1 fit within every limit
-    output = EMBEDDINGS if signature.lookup_width is None else TOKEN_EMBEDDINGS
+    scaled = output == TOKEN_EMBEDDINGS
+    output = EMBEDDINGS if scaled and signature.lookup_width is None else output
     count = min(4096, 1 + LOOKUP_CHUNK_VALUES // (signature.lookup_width or signature.width))
     for part in np.array_split(ids, 1 + ids.size // count):
         with torch.inference_mode():
-            expected = frontend.look_up(torch.from_numpy(part)).numpy()
+            expected = frontend.look_up(torch.from_numpy(part), scaled).numpy()
         arguments: Arguments = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
         feeds = {"input_ids": part, "offset": np.zeros(1, np.int64)}
         cases.append(run_case(session, feeds, expected, arguments, output))

@@ -16,7 +16,7 @@ from preblock.export.parity import Arguments, Float32, allowed_ulp, compare, jud
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
-from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
+from preblock.service.artifacts.manifest import EMBEDDINGS, LOOKUPS, TOKEN_EMBEDDINGS, UNSCALED
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.session import Session
 
@@ -38,9 +38,10 @@ class ShapeProbe:
     def __init__(self, frontend: FrontEnd | CustomFrontEnd, session: Session, graph: str) -> None:
         self._frontend, self._session, self._graph = frontend, session, graph
         self._output = session.outputs[0].name
-        lookup = self._output == TOKEN_EMBEDDINGS
-        self._width = frontend.signature.lookup_width if lookup else frontend.signature.width
-        self._allowed = 0.0 if lookup else allowed_ulp(frontend)
+        signature = frontend.signature
+        widths = {TOKEN_EMBEDDINGS: signature.lookup_width, UNSCALED: signature.unscaled_width}
+        self._width = widths.get(self._output, signature.width)
+        self._allowed = 0.0 if self._output in LOOKUPS else allowed_ulp(frontend)
         self._end = frontend.signature.max_len or UNLIMITED_LENGTH
 
     def check(self) -> None:
@@ -133,9 +134,9 @@ class ShapeProbe:
 
     def _expect(self, batch: int, length: int, offset: tuple[int, ...]) -> Float32:
         frontend, feeds = self._frontend, self._feeds(batch, length, offset)
-        if self._output == TOKEN_EMBEDDINGS and isinstance(frontend, FrontEnd):
+        if self._output in LOOKUPS and isinstance(frontend, FrontEnd):
             with torch.inference_mode():
-                return frontend.look_up(torch.from_numpy(feeds["input_ids"])).numpy()
+                return frontend.look_up(torch.from_numpy(feeds["input_ids"]), self._output != UNSCALED).numpy()
         return run_module(frontend, feeds, indices=bool(frontend.signature.needed))
 
     def _error(self, reason: str) -> ParityError:

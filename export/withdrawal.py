@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from preblock.export.errors import ExportError
+from preblock.export.layouts.triton import CONFIG, write_config
 from preblock.export.publication import DRAFT, versions
-from preblock.export.triton import CONFIG, write_config
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import MANIFEST, PARITY
 from preblock.service.core.errors import ArtifactError

@@ -31,6 +31,7 @@ from preblock.models.steps import (
 
 OWN_NAMES = (
     *("input_ids", "offset", "attention_mask", "position_ids", "embeddings", "token_embeddings"),
+    "unscaled_token_embeddings",
     *("output", "dtype", "encoding"),
 )
 """Reserved names: an input of indices cannot have them, since graphs and requests use them for something else."""
@@ -187,6 +188,16 @@ class FrontEndConfig:
         return all(isinstance(step, Tokens | Scale | Weights) for step in self.steps)
 
     @property
+    def embedding_scale(self) -> float:
+        """Factor of the token vectors, the second step; 1 without one."""
+        return self.steps[1].by if len(self.steps) > 1 and isinstance(self.steps[1], Scale) else 1.0
+
+    @property
+    def scaled_lookup(self) -> bool:
+        """Whether the model's own lookup includes an embedding scale."""
+        return self.lookup > 1 and self.embedding_scale != 1
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """The width of `x` after each step; the last is D."""
         widths = [self.tokens.width]
@@ -212,7 +223,7 @@ class FrontEndConfig:
             padding_idx=self.padding_idx,
             refused_ids=self.refused_ids,
             lookup_width=None if same else self.widths[self.lookup - 1],
-            consumer_scales=self.consumer_scales,
+            unscaled_width=self.tokens.width if self.scaled_lookup else None,
             rotary={
                 output.named(part): output.config.dim for output in self.rotary for part in ("rotary_cos", "rotary_sin")
             },

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_file import write_frontend
-from preblock.models.modules.bias import Bias, build_bias
+from preblock.models.modules.bias_modules import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
@@ -162,9 +162,12 @@ class FrontEnd(nn.Module):
         """
         write_frontend(Path(path), self.config, self.state_dict())
 
-    def look_up(self, input_ids: Tensor) -> Tensor:
-        """Return the model's own lookup of `input_ids` (B, L), known as `inputs_embeds`."""
-        return self.run(self.config.steps[: self.config.lookup], input_ids)
+    def look_up(self, input_ids: Tensor, scaled: bool = True) -> Tensor:
+        """Return the model's own lookup of `input_ids` (B, L), known as `inputs_embeds`.
+
+        With `scaled` false, return the rows of the token table, for consumers that apply the embedding scale.
+        """
+        return self.run(self.config.steps[: self.config.lookup if scaled else 1], input_ids)
 
     def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0) -> dict[str, Tensor]:
         """Return the cosines and sines for `rotate`, by name, each float32 (1 or B, L, R); without any, {}.

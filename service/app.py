@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.dispatcher import Dispatcher
-from preblock.service.api.http.routes import bias, decode, embed, health, index, models, openai, tables, v2
+from preblock.service.api.http.dispatcher import STATIC_DOCUMENTS, Dispatcher
+from preblock.service.api.http.routes import bias, decode, embed, health, index, models, openai, pages, tables, v2
 from preblock.service.api.http.schemas.openapi import document
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
@@ -104,7 +104,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         background = engine.control.run(), streams.watch_keys(engine.repository.access), engine.settings.watch()
         tasks = [asyncio.create_task(work) for work in background]
         # Objects of the application for the server's connections.
-        state = {"streams": streams, "settings": engine.settings}
+        state = {"streams": streams, "settings": engine.settings, "bodies": engine.limits.bodies}
         if settings.grpc_port is None:
             yield state
         else:
@@ -125,9 +125,10 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         version=VERSION,
         summary="Token ids in, the vectors that enter block 0 out.",
         lifespan=lifespan,
+        docs_url=None,  # `pages` serves it with a Content-Security-Policy
         redoc_url=None,
         generate_unique_id_function=attrgetter("name"),
-        static_url="/docs/static",
+        static_url=STATIC_DOCUMENTS,
     )
     app.openapi = partial(document, app.openapi, engine.repository.access.needs_key)  # type: ignore[method-assign]
     errors.install(app)
@@ -143,7 +144,8 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.include_router(v2.router(engine, inference, VERSION, limit))
     app.include_router(openai.router(engine, embeddings))
     app.include_router(health.router(engine))
-    app.include_router(index.router(VERSION, settings.grpc_port))
+    app.include_router(index.router(VERSION, settings, engine.repository.access))
+    app.include_router(pages.router("Preblock API", "/openapi.json", STATIC_DOCUMENTS, settings.has_inspector))
     return Dispatcher(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference, ("/v1", "embeddings"): embeddings},

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from preblock.export.discovery.errors import DiscoveryError
+from preblock.models.checkpoints.family_lookup import known
 from preblock.models.checkpoints.weight_files import one_line
 
 LIBRARY = "transformers"
@@ -92,8 +94,11 @@ def read_config(folder: Path, model_type: str) -> Any:
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
+        close = get_close_matches(model_type, {*known(), *CONFIG_MAPPING}, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
         raise DiscoveryError(
             f"config.json: model_type is {model_type!r}, known neither to the family table nor to {library_version()}"
+            f"{hint}"
         )
     try:
         return CONFIG_MAPPING[model_type].from_pretrained(folder, local_files_only=True)

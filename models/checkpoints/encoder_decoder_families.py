@@ -113,6 +113,7 @@ ENCODER_DECODERS: dict[str, Family] = {
         ],
         prefix="model.",
         padding=1,
+        lookup=count_lookup_steps(True),
     ),
     # `scale_embedding` is read by the library, and never used.
     "whisper/decoder": Family(

@@ -1,13 +1,12 @@
 """Configurations of pairwise attention biases: terms added to scores by the distance between query and key.
 
+Imports no torch.
 Letters: H heads.
 """
 
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from preblock.models.modules.alibi import AlibiBias
-from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 from preblock.models.serialization import Keys, check_counts, config_of
 
 
@@ -58,24 +57,7 @@ class RelativeSinusoidConfig:
 
 
 BiasConfig = AlibiConfig | T5Config | RelativeSinusoidConfig
-Bias = AlibiBias | T5RelativeBias | RelativeSinusoid
 KINDS: dict[str, type[BiasConfig]] = {kind.kind: kind for kind in (AlibiConfig, T5Config, RelativeSinusoidConfig)}
-
-
-def build_bias(config: BiasConfig) -> Bias:
-    """Return the module of `config`.
-
-    Raises:
-        ValueError: the module does not allow a value.
-
-    """
-    match config:
-        case AlibiConfig():
-            return AlibiBias(config.heads, config.anchor, config.recipe, config.arithmetic, config.divisor)
-        case T5Config():
-            return T5RelativeBias(config.heads, config.buckets, config.max_distance, config.bidirectional)
-        case RelativeSinusoidConfig():
-            return RelativeSinusoid(config.width, config.clamp_len, config.bidirectional)
 
 
 def to_document(config: BiasConfig) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Signature:
         padding_idx: id of padding; None for none.
         refused_ids: unsupported ids: their vectors would depend on other tokens.
         lookup_width: width of the model's own lookup; None if the lookup is the output.
-        consumer_scales: whether the caller applies the embedding scale to the lookup; None if unknown.
+        unscaled_width: width of the lookup without its embedding scale; None if the lookup includes no scale.
         rotary: names of its rotary outputs, cosines and sines -> their width R; default none.
         rotary_len: the largest legal offset + tokens for them; None for `max_len`.
 
@@ -44,7 +44,7 @@ class Signature:
     padding_idx: int | None = None
     refused_ids: tuple[int, ...] = ()
     lookup_width: int | None = None
-    consumer_scales: bool | None = None
+    unscaled_width: int | None = None
     rotary: Mapping[str, int] = field(default_factory=dict)
     rotary_len: int | None = None
 

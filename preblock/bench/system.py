@@ -1,18 +1,13 @@
-"""The measured system: server, model, and the machine of the load generator."""
+"""The measured system: server, model, and both machines."""
 
-import os
-import platform
-import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import httpx
 
 from preblock.bench.workload import LoadTarget
 from preblock.client.access import authorization
 from preblock.client.results import Model
-
-PROCESSORS = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -22,16 +17,20 @@ class MeasuredSystem:
     Args:
         server: name and version of the server; None if it does not tell.
         url: URL of the server.
+        workers: number of its processes; None if it does not tell.
+        machine: its processor, usable cores and operating system; None if it does not tell.
         model: name of the model.
         version: its version.
         family: family of the model.
         provider: the onnxruntime provider in use.
-        load_from: processor and number of usable cores of the machine of the load generator.
+        load_from: the machine of the load generator, described in the same way.
 
     """
 
     server: str | None
     url: str
+    workers: int | None
+    machine: str | None
     model: str
     version: int
     family: str
@@ -39,9 +38,11 @@ class MeasuredSystem:
     load_from: str
 
     def summary(self) -> str:
-        """Return the system in three lines."""
+        """Return the system in four lines."""
+        workers = "unknown" if self.workers is None else self.workers
         return (
             f"server: {self.server or 'unknown'} at {self.url}\n"
+            f"workers: {workers}, on {self.machine or 'an unknown machine'}\n"
             f"model: {self.model} version {self.version}, family {self.family}, on {self.provider}\n"
             f"load from: {self.load_from}"
         )
@@ -49,35 +50,28 @@ class MeasuredSystem:
 
 def describe_system(target: LoadTarget, model: Model, timeout: float) -> MeasuredSystem:
     """Return the system of `target`; `model` is the description of the model by the server."""
+    from preblock.service.core.system import describe_machine
+
+    index = _read_index(target, timeout)
+    named = {"name", "version"} <= index.keys()
     return MeasuredSystem(
-        server=_read_server(target, timeout),
+        server=f"{index['name']} {index['version']}" if named else None,
         url=target.url,
+        workers=index.get("workers"),
+        machine=index.get("machine"),
         model=model.name,
         version=model.version,
         family=model.family,
         provider=model.provider,
-        load_from=_describe_machine(),
+        load_from=describe_machine(),
     )
 
 
-def _read_server(target: LoadTarget, timeout: float) -> str | None:
-    """Return name and version of the server, from the metadata of the Open Inference Protocol."""
+def _read_index(target: LoadTarget, timeout: float) -> dict[str, Any]:
+    """Return the description of the server at its root; empty if it has none."""
     try:
-        answer = httpx.get(f"{target.url.rstrip('/')}/v2", headers=authorization(target.key), timeout=timeout)
-        document = answer.raise_for_status().json()
-        return f"{document['name']} {document['version']}"
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _describe_machine() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores, {platform.system()}"
-
-
-def _processor() -> str:
-    try:
-        named = re.search(r"^model name\s*: (.+)$", PROCESSORS.read_text(), re.MULTILINE)
-    except OSError:  # not on Linux
-        named = None
-    return named[1].strip() if named else platform.machine()
+        answer = httpx.get(f"{target.url.rstrip('/')}/", headers=authorization(target.key), timeout=timeout)
+        index = answer.raise_for_status().json()
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return index if isinstance(index, dict) else {}

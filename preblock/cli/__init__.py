@@ -9,11 +9,11 @@ import sys
 import click
 
 from preblock import __version__
-from preblock.cli import artifacts, bench, export, families, keys, plot, serve
+from preblock.cli import artifacts, bench, convert, export, families, keys, plot, serve
 from preblock.service.core.errors import PreblockError
 
 COMMANDS = [
-    *(export.export, export.verify, export.triton, families.families),
+    *(export.export, export.verify, convert.convert, families.families),
     *(artifacts.list_models, artifacts.inspect, plot.plot, artifacts.check, artifacts.remove),
     *(keys.key, serve.show_settings, serve.serve, bench.bench),
 ]

@@ -20,6 +20,9 @@ from preblock.cli.options import (
 )
 from preblock.service.core.errors import PreblockError
 
+ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "onnxruntime-genai", "openvino-genai")
+"""Consumers of `inputs_embeds` in the manifest."""
+
 
 @click.command("list")
 @REPOSITORY
@@ -45,7 +48,8 @@ def list_models(repository: Path | None) -> None:
 @MODEL
 @REPOSITORY
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest and the parity report as JSON.")
-def inspect(model: str, repository: Path | None, as_json: bool) -> None:
+@click.option("--for", "engine", type=click.Choice(ENGINES), help="Print the output to request for a consumer.")
+def inspect(model: str, repository: Path | None, as_json: bool, engine: str | None) -> None:
     """Show limits, outputs, weights, parity and files of a model.
 
     Without a version, the highest is shown.
@@ -54,7 +58,11 @@ def inspect(model: str, repository: Path | None, as_json: bool) -> None:
     Examples:
       preblock inspect minilm
       preblock inspect minilm@2 --json
+      preblock inspect gemma --for vllm
     """
+    if engine and as_json:
+        raise click.UsageError("--for and --json exclude each other")
+    from preblock.cli.consumer import write_consumer
     from preblock.cli.page import write_page
     from preblock.service.artifacts.io import read, read_with_identity
     from preblock.service.artifacts.manifest import PARITY
@@ -65,6 +73,9 @@ def inspect(model: str, repository: Path | None, as_json: bool) -> None:
     manifest, identity = read_with_identity(artifact.folder)
     report = read(ParityReport, artifact.folder / PARITY)
     check_graphs(artifact.folder, manifest)
+    if engine:
+        click.echo(write_consumer(manifest, engine))
+        return
     if not as_json:
         click.echo(write_page(artifact, manifest, identity, report))
         return

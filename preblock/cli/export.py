@@ -1,4 +1,4 @@
-"""Commands to make and prove artifacts: `export`, `verify` and `triton`."""
+"""Commands to make and prove artifacts: `export` and `verify`."""
 
 import signal
 import sys
@@ -166,22 +166,3 @@ def verify(model: str, repository: Path | None, provider: Literal["cpu", "cuda"]
         click.echo(f"{folder}: hashes agree, {parity.summary()} ({proven_on})")
     if report.storage:
         click.echo(f"{folder}: {report.storage_summary()}, as the export found: the tables in float32 are not in it")
-
-
-@click.command()
-@MODEL
-@REPOSITORY
-def triton(model: str, repository: Path | None) -> None:
-    """Write the file that lets NVIDIA Triton serve a model.
-
-    The file, config.pbtxt, describes the given version, by default the highest. It lists all versions with the same
-    description.
-
-    \b
-    Example:
-      preblock triton minilm --repository model_repository
-    """
-    from preblock.export.triton import write_config
-
-    artifact = find_artifact(repository, model)
-    click.echo(write_config(artifact.folder.parent, artifact.version))

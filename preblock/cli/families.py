@@ -16,7 +16,7 @@ def families() -> None:
     Example:
       preblock families
     """
-    require("torch", "export")
+    require("safetensors", "export")
     from preblock.models.checkpoints.bias_families import BIASES
     from preblock.models.checkpoints.families import FAMILIES
     from preblock.models.checkpoints.family_lookup import default_kinds

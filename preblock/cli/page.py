@@ -11,6 +11,7 @@ from preblock.service.artifacts.manifest import (
     MANIFEST,
     PARITY,
     TOKEN_EMBEDDINGS,
+    UNSCALED,
     Manifest,
     StemManifest,
 )
@@ -73,7 +74,8 @@ def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
         return
     lookup = manifest.token_embeddings
     block = f"{_shape(shapes[EMBEDDINGS])}: the input of block 0"
-    scaled = "; the model applies the embedding scale itself" if lookup and lookup.consumer_scales else ""
+    scale = lookup.embedding_scale if lookup else 1
+    scaled = "" if lookup is None or scale == 1 else f"; {'with' if lookup.scaled else 'without'} the scale {scale:g}"
     if lookup is None:
         yield EMBEDDINGS, block
     elif lookup.output == EMBEDDINGS:
@@ -82,6 +84,8 @@ def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
         yield EMBEDDINGS, f"{block}; not inputs_embeds: the model would apply its front-end twice"
         consumers = "inputs_embeds of transformers, prompt_embeds of vLLM"
         yield TOKEN_EMBEDDINGS, f"{_shape(shapes[TOKEN_EMBEDDINGS])}: {consumers}{scaled}"
+    if UNSCALED in shapes:
+        yield UNSCALED, f"{_shape(shapes[UNSCALED])}: the same without the scale"
     for rotary in manifest.rotary:
         for name in (rotary.cos, rotary.sin):
             yield name, f"{_shape(shapes[name])}: rotation of queries and keys in attention, layout {rotary.layout}"

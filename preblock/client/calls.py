@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 Side = Literal["left", "right"]
+Pooling = Literal["mean", "first", "last"]
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"
 
 
@@ -53,13 +54,14 @@ def embed(
     offset: int | Row | None,
     inputs: Mapping[str, Rows | None],
     truncate: Side | None,
+    pooling: Pooling | None,
     output: str,
     dtype: Dtype,
 ) -> Call[Embeddings]:
     """Return the call for rows of ids; `inputs` holds further values of each token, by name."""
     rows = _given(input_ids=ids, offset=offset, **inputs)
-    names = _given(truncate=truncate, output=output, dtype=dtype)
-    path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output)
+    names = _given(truncate=truncate, pooling=pooling, output=output, dtype=dtype)
+    path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output, pooling is not None)
     if isinstance(offset, int):
         rows["offset"] = np.array([offset])
     if not all(isinstance(value, np.ndarray) and value.dtype.kind in "iu" for value in rows.values()):
@@ -70,16 +72,17 @@ def embed(
 
 def text(model: str, version: int | None, output: str, **options: Any) -> Call[Embeddings]:
     """Return the call for texts."""
-    path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output)
+    pooled = options.get("pooling") is not None
+    path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output, pooled)
     return _post(path, _given(output=output, **options), SAFETENSORS, parse)
 
 
 def prompt_embeds(
-    model: str, version: int | None, ids: Rows | None, texts: str | Sequence[str] | None, dtype: Dtype
+    model: str, version: int | None, ids: Rows | None, texts: str | Sequence[str] | None, output: str, **options: Any
 ) -> Call[list[str]]:
     """Return the call for the field `prompt_embeds` of vLLM."""
-    document = _given(input_ids=ids, text=texts, dtype=dtype, encoding="prompt_embeds")
-    return _post(model_path(model, version, "embed"), document, JSON, _read_prompts)
+    document = _given(input_ids=ids, text=texts, output=output, encoding="prompt_embeds", **options)
+    return _post(model_path(model, version, "embed"), document, JSON, partial(_read_prompts, output))
 
 
 def bias(model: str, version: int | None, **options: Any) -> Call[Vectors]:
@@ -119,7 +122,7 @@ def _listed(value: Any) -> Any:
     raise invalid("request", f"a {type(value).__name__}", "numbers, and lists, arrays or tensors of them")
 
 
-def _read_embeddings(output: str, body: bytearray) -> Embeddings:
+def _read_embeddings(output: str, pooled: bool, body: bytearray) -> Embeddings:
     tensors, metadata = read_safetensors(body)
     lengths = tensors["lengths"]
     input_ids, spans = (
@@ -129,6 +132,8 @@ def _read_embeddings(output: str, body: bytearray) -> Embeddings:
         model=metadata["model"],
         version=int(metadata["version"]),
         vectors=tensors[output],
+        pooled=pooled,
+        use_as=metadata.get(f"use_as.{output}", ""),
         lengths=lengths,
         next_offset=tensors["next_offset"],
         truncated=tensors.get("truncated"),
@@ -143,8 +148,8 @@ def _read_only_tensor(body: bytearray) -> Vectors:
     return tensor
 
 
-def _read_prompts(body: bytearray) -> list[str]:
-    prompts = json.loads(body)["token_embeddings"]
+def _read_prompts(output: str, body: bytearray) -> list[str]:
+    prompts = json.loads(body)[output]
     return [prompts] if isinstance(prompts, str) else list(prompts)
 
 

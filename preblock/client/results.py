@@ -23,13 +23,15 @@ class Embeddings:
     Args:
         model: name of the model.
         version: its version.
-        vectors: (B, L, D) if all rows have one length, else (T, D), the rows one after another.
+        vectors: (B, L, D) if all rows have one length, else (T, D), the rows one after another; (B, D) if pooled.
         lengths: int64 (B,), tokens of each row.
         next_offset: int64 (B,), the offset to continue each row with.
         truncated: int64 (B,), tokens cut of each row; None without `truncate`.
         input_ids: the ids of each row of text, with `return_tokens`.
         spans: for each row of text int64 (L, 2), the first character of each token and the one after its last, with
             `return_tokens`.
+        pooled: whether `vectors` has one vector for each row.
+        use_as: use of the output, such as "input of block 0"; empty if the service does not tell.
 
     """
 
@@ -41,10 +43,12 @@ class Embeddings:
     truncated: Int64 | None = None
     input_ids: list[Int64] | None = None
     spans: list[Int64] | None = None
+    pooled: bool = False
+    use_as: str = ""
 
     def rows(self) -> list[Vectors]:
-        """Return the vectors of each row, (L, D), without a copy."""
-        if self.vectors.ndim == 3:
+        """Return the vectors of each row, (L, D), without a copy; (D,) if they are pooled."""
+        if self.vectors.ndim == 3 or self.pooled:
             return list(self.vectors)
         return np.split(self.vectors, np.cumsum(self.lengths)[:-1])
 
@@ -138,10 +142,12 @@ class Model:
         return padding
 
     @property
-    def consumer_scales(self) -> bool | None:
-        """Whether the model that takes `token_embeddings` applies the embedding scale itself; None if unknown."""
-        scales: bool | None = (self.manifest.get("token_embeddings") or {}).get("consumer_scales")
-        return scales
+    def consumers(self) -> list[dict[str, Any]]:
+        """Consumers of `inputs_embeds`, each with its `versions`, `scale` and `output`.
+
+        The list is empty without an embedding scale: then all consumers take `token_embeddings`.
+        """
+        return list((self.manifest.get("token_embeddings") or {}).get("consumers", ()))
 
     @property
     def has_tokenizer(self) -> bool:

@@ -7,7 +7,7 @@ import httpx
 
 from preblock.client import calls
 from preblock.client.access import Certificate, Verify, read_access
-from preblock.client.calls import Call, Dtype, Side
+from preblock.client.calls import Call, Dtype, Pooling, Side
 from preblock.client.errors import NoAnswer, ServiceError, invalid
 from preblock.client.keywords import checks_keywords
 from preblock.client.results import Embeddings, Model, Vectors
@@ -71,6 +71,7 @@ class Client:
         attention_mask: Rows | None = None,
         token_type_ids: Rows | None = None,
         truncate: Side | None = None,
+        pooling: Pooling | None = None,
         output: str = "embeddings",
         dtype: Dtype = "float32",
         **indices: Rows,
@@ -87,6 +88,7 @@ class Client:
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             token_type_ids: segment of each token, like `ids`; default 0.
             truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
+            pooling: "mean", "first" or "last", for one vector (D,) of each row; default one of each token.
             output: "embeddings" to feed block 0 directly. "token_embeddings" for `inputs_embeds` or `prompt_embeds`:
                 the model adds positions itself, so "embeddings" would hold them twice, without an error.
             dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
@@ -94,7 +96,7 @@ class Client:
 
         """
         inputs = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        call = calls.embed(model, version, ids, offset, inputs | indices, truncate, output, dtype)
+        call = calls.embed(model, version, ids, offset, inputs | indices, truncate, pooling, output, dtype)
         return self._send(call)
 
     @checks_keywords
@@ -106,9 +108,11 @@ class Client:
         version: int | None = None,
         offset: int | Row | None = None,
         truncate: Side | None = None,
+        pooling: Pooling | None = None,
         output: str = "embeddings",
         dtype: Dtype = "float32",
         return_tokens: bool = False,
+        special_tokens: bool | None = None,
     ) -> Embeddings:
         """Return the vectors of texts, for a model with a tokenizer.
 
@@ -118,13 +122,16 @@ class Client:
             version: version of the model; default the highest.
             offset: real tokens fed before, one number or one for each row; default 0.
             truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
+            pooling: "mean", "first" or "last", for one vector (D,) of each row; default one of each token.
             output: name of the output, as for `embed`.
             dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
             return_tokens: whether the result has `input_ids` and `spans`.
+            special_tokens: whether the tokenizer adds its special tokens; default True, False in a static model.
 
         """
-        options: dict[str, Any] = {"offset": offset, "truncate": truncate, "return_tokens": return_tokens}
-        return self._send(calls.text(model, version, output, text=text, dtype=dtype, **options))
+        options: dict[str, Any] = {"offset": offset, "truncate": truncate, "pooling": pooling, "dtype": dtype}
+        options |= {"return_tokens": return_tokens, "special_tokens": special_tokens}
+        return self._send(calls.text(model, version, output, text=text, **options))
 
     @checks_keywords
     def prompt_embeds(
@@ -134,19 +141,24 @@ class Client:
         text: str | Sequence[str] | None = None,
         model: str,
         version: int | None = None,
+        output: str = "token_embeddings",
         dtype: Dtype = "float32",
+        special_tokens: bool | None = None,
     ) -> list[str]:
         """Return each row for the field `prompt_embeds` of vLLM: a tensor saved by torch, in base64.
 
         Args:
             ids: rows of token ids, as for `embed`; or else `text`.
             text: one text for each row, or a single text, for a model with a tokenizer.
-            model: name of the model; its manifest must say who applies the embedding scale.
+            model: name of the model.
             version: version of the model; default the highest.
+            output: the output for your version of vLLM in `Model.consumers`; default "token_embeddings".
             dtype: "float32", "float16" or "bfloat16"; vLLM needs its own.
+            special_tokens: with `text`, as for `text`; False for a part of a chat message.
 
         """
-        return self._send(calls.prompt_embeds(model, version, ids, text, dtype))
+        options: dict[str, Any] = {"output": output, "dtype": dtype, "special_tokens": special_tokens}
+        return self._send(calls.prompt_embeds(model, version, ids, text, **options))
 
     @checks_keywords
     def bias(

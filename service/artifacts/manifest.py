@@ -26,7 +26,8 @@ GRAPH = "model.onnx"
 TOKEN_GRAPH = "token.onnx"
 EMBEDDINGS_GRAPH = "embeddings.onnx"
 POSITIONED_GRAPH = "positioned.onnx"
-TOKEN_GRAPHS = (GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH)
+UNSCALED_GRAPH = "unscaled.onnx"
+TOKEN_GRAPHS = (GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH, UNSCALED_GRAPH)
 BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
@@ -34,6 +35,9 @@ MANIFEST = "manifest.json"
 PARITY = "parity.json"
 EMBEDDINGS = "embeddings"
 TOKEN_EMBEDDINGS = "token_embeddings"
+UNSCALED = "unscaled_token_embeddings"
+"""Rows of the token table, if `token_embeddings` include an embedding scale."""
+LOOKUPS = (TOKEN_EMBEDDINGS, UNSCALED)
 POSITION_EMBEDDINGS = "position_embeddings"
 """The position input of `positioned.onnx`."""
 POSITIONED = "embeddings at given positions"
@@ -145,6 +149,22 @@ class Manifest(Artifact):
                 if isinstance(content.get(name), dict):
                     content[name] = {file: value for file, value in content[name].items() if file != "tiles.onnx"}
         return content
+
+    @model_validator(mode="before")
+    @classmethod
+    def _describe_scale(cls, content: Any) -> Any:
+        """Describe the embedding scale of earlier exports by their steps; they have one boolean for all consumers."""
+        lookup = content.get("token_embeddings") if isinstance(content, dict) else None
+        if not isinstance(lookup, dict) or "consumer_scales" not in lookup:
+            return content
+        lookup = {name: value for name, value in lookup.items() if name != "consumer_scales"}
+        document = content.get("front_end")
+        document = document if isinstance(document, dict) else {}
+        steps = document.get("steps")
+        second = steps[1] if isinstance(steps, list) and len(steps) > 1 and isinstance(steps[1], dict) else {}
+        lookup["embedding_scale"] = second.get("by") if second.get("kind") == "scale" else 1.0
+        lookup["scaled"] = lookup["embedding_scale"] != 1 and document.get("lookup") != 1
+        return content | {"token_embeddings": lookup}
 
     @property
     def limit(self) -> int:

@@ -62,19 +62,50 @@ class Resized(Schema):
     method: str | None
 
 
+class Consumer(Schema):
+    """The vectors that a consumer of `inputs_embeds` or `prompt_embeds` expects.
+
+    Args:
+        engine: name of the consumer.
+        versions: versions in the form of a requirement; a commit for a consumer without releases; "" for every one.
+        scale: "applied" for vectors with the embedding scale, "none" for vectors that the consumer scales itself.
+        output: output with these vectors; None if the artifact has none.
+        source: release, commit or pull request of the read source.
+
+    """
+
+    engine: str
+    versions: str
+    scale: Literal["applied", "none"]
+    output: Literal["embeddings", "token_embeddings", "unscaled_token_embeddings"] | None
+    source: str
+
+
 class TokenEmbeddings(Schema):
     """The model's own lookup, before positions and norm: the meaning of `inputs_embeds` and `prompt_embeds`.
 
     Args:
         output: name in the graph; `embeddings` if both outputs are equal.
         width: of the vectors.
-        consumer_scales: whether the consumer applies the embedding scale; None if unknown.
+        embedding_scale: factor of the model on its token vectors; 1 for none.
+        scaled: whether `token_embeddings` include that factor.
+        consumers: the expectation of each known consumer; empty without an embedding scale, because then all of them
+            take `token_embeddings`.
 
     """
 
     output: Literal["embeddings", "token_embeddings"]
     width: PositiveInt
-    consumer_scales: bool | None
+    embedding_scale: FiniteFloat
+    scaled: bool
+    consumers: tuple[Consumer, ...] = ()
+
+    def outputs_for(self, engine: str) -> tuple[str, ...]:
+        """Return the outputs that versions of `engine` take, the newest version's first; empty if unknown."""
+        if self.embedding_scale == 1:
+            return ("token_embeddings",)
+        found = [consumer.output for consumer in self.consumers if consumer.engine == engine]
+        return tuple(dict.fromkeys(output for output in found if output is not None))
 
 
 class SentencePooling(Schema):

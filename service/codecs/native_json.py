@@ -27,7 +27,7 @@ from preblock.service.core.errors import Invalid, Malformed, TooLarge
 from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest
 
 ENCODINGS = ("base64", "float")
-OPTIONS = ("text", "offset", "truncate", "pooling", "output", "dtype", "encoding", "return_tokens")
+OPTIONS = ("text", "offset", "truncate", "pooling", "output", "dtype", "encoding", "return_tokens", "special_tokens")
 ARRAY_FIELDS = ("offset", "lengths")
 """Fields other than token inputs in a body of arrays; `lengths` separates the rows of (T,) arrays."""
 TEXT_PARAMETERS = ("truncate", "pooling", "output", "dtype", "encoding", "shape")
@@ -140,7 +140,7 @@ def read_array_options(query: Mapping[str, str], indices: Collection[str] = ()) 
     fields = read_query(query)
     fields.pop("shape", None)
     in_rows = row_fields(tuple(indices))
-    if not fields.keys().isdisjoint((*in_rows, "text", "return_tokens", "lengths")):
+    if not fields.keys().isdisjoint((*in_rows, "text", "return_tokens", "special_tokens", "lengths")):
         return None
     refuse_unknown(fields, (*in_rows, *OPTIONS))
     return _read_options(fields)
@@ -175,10 +175,14 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         raise Invalid(name, f"text and {name}", "one of them", message=message)
     if type(spans) is not bool or (spans and text is None):
         raise Invalid("return_tokens", spans, "true or false, and true only with text")
+    special = fields.get("special_tokens")
+    if special is not None and (type(special) is not bool or text is None):
+        raise Invalid("special_tokens", special, "true or false, and only with text")
     wanted, encoding = _read_options(fields)
     if text is None:
         return EmbedMessage(TokenRequest(**wanted, **token_inputs(rows)), encoding)
-    return EmbedMessage(TextRequest(text=read_text("text", text), spans=spans, **wanted), encoding)
+    request = TextRequest(text=read_text("text", text), spans=spans, special_tokens=special, **wanted)
+    return EmbedMessage(request, encoding)
 
 
 def _read_options(fields: Mapping[str, Any]) -> RequestOptions:

@@ -2,11 +2,14 @@
 
 from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
+    LOOKUPS,
     POSITION_EMBEDDINGS,
     TOKEN_EMBEDDINGS,
+    UNSCALED,
     Manifest,
     StemManifest,
 )
+from preblock.service.artifacts.records import TokenEmbeddings
 
 BLOCK_0 = "input of block 0"
 INPUTS_EMBEDS = "inputs_embeds or prompt_embeds of a model"
@@ -16,11 +19,19 @@ POSITIONS = "vectors added to the token vectors"
 
 def use_of(output: str) -> str:
     """Return the use of an output, for the metadata of answers."""
-    if output == TOKEN_EMBEDDINGS:
+    if output in LOOKUPS:
         return INPUTS_EMBEDS
     if output == POSITION_EMBEDDINGS:
         return POSITIONS
     return BLOCK_0 if output == EMBEDDINGS else ATTENTION
+
+
+def describe_scale(lookup: TokenEmbeddings) -> str:
+    """Return a sentence on `token_embeddings` and the embedding scale."""
+    if lookup.embedding_scale == 1:
+        return "The model has no embedding scale."
+    factor = f"embedding scale, {lookup.embedding_scale:g}"
+    return f"They include the {factor}." if lookup.scaled else f"They do not include the {factor}."
 
 
 def describe_uses(manifest: Manifest | StemManifest) -> dict[str, str]:
@@ -28,15 +39,16 @@ def describe_uses(manifest: Manifest | StemManifest) -> dict[str, str]:
     if isinstance(manifest, StemManifest):
         return {EMBEDDINGS: "Vectors of the input that enter block 0, over the Open Inference Protocol."}
     uses = {EMBEDDINGS: _describe_embeddings(manifest)}
-    if manifest.token_embeddings is not None:
-        scale = {
-            None: "Whether the model multiplies them by an embedding scale is unknown.",
-            True: "The model multiplies them by its embedding scale itself.",
-            False: "They need no embedding scale.",
-        }[manifest.token_embeddings.consumer_scales]
+    lookup = manifest.token_embeddings
+    if lookup is not None:
         uses[TOKEN_EMBEDDINGS] = (
             "Vectors of the model's own lookup. Pass them as inputs_embeds (transformers) or prompt_embeds (vLLM): the "
-            f"model adds positions and norm itself. {scale}"
+            f"model adds positions and norm itself. {describe_scale(lookup)}"
+        )
+    if lookup is not None and lookup.scaled and UNSCALED in manifest.widths:
+        uses[UNSCALED] = (
+            "Rows of the token table, without the embedding scale. Pass them as inputs_embeds or prompt_embeds to a "
+            "consumer that scales them itself; the manifest lists these in token_embeddings.consumers."
         )
     for rotary in manifest.rotary:
         for name, function in ((rotary.cos, "Cosines"), (rotary.sin, "Sines")):

@@ -15,7 +15,7 @@ from zipfile import ZipFile, ZipInfo
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import TOKEN_EMBEDDINGS, Manifest
+from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import Base64Chunks, Buffer, LazyBytes, raw_bytes, split_buffer
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, Tensor
@@ -36,15 +36,17 @@ def check_prompt_embeds(request: TokenRequest | TextRequest, manifest: Manifest)
     """Check that vLLM can use the requested vectors.
 
     Raises:
-        Invalid: another output, a pooling, a mask, or a model without `consumer_scales`.
+        Invalid: another output, a pooling, a mask, or a model with an embedding scale unknown in vLLM.
 
     """
     embeddings = manifest.token_embeddings
-    if embeddings is None or embeddings.consumer_scales is None:
-        allowed = f"base64, float, since it is unknown whether a {manifest.family} scales given embeddings"
+    outputs = () if embeddings is None else embeddings.outputs_for("vllm") or embeddings.outputs_for("model")
+    if not outputs:
+        allowed = f"base64, float, since it is unknown whether vLLM scales the embeddings of a {manifest.family}"
         raise Invalid("encoding", PROMPT_EMBEDS, allowed)
-    if request.outputs != (TOKEN_EMBEDDINGS,):
-        raise Invalid("output", list(request.outputs), f"{TOKEN_EMBEDDINGS} with the encoding {PROMPT_EMBEDS}")
+    if len(request.outputs) != 1 or request.outputs[0] not in outputs:
+        allowed = f"{' or '.join(outputs)} with the encoding {PROMPT_EMBEDS}"
+        raise Invalid("output", list(request.outputs), allowed)
     if request.pooling != "none":
         raise Invalid("pooling", request.pooling, f"none with the encoding {PROMPT_EMBEDS}: a vector for each token")
     if isinstance(request, TokenRequest) and request.attention_mask is not None:

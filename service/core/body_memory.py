@@ -90,8 +90,12 @@ class BodyMemory:
         if not size:
             return
         self._reserved -= size
-        self._released += size
         self._admit()
+        self.drop(size)
+
+    def drop(self, size: int) -> None:
+        """Return the memory of `size` bytes of bodies that are over, complete or not, to the system soon."""
+        self._released += size
         if self._released >= MIN_RETURNED_BYTES:
             if self._timer is not None:
                 self._timer.cancel()

@@ -78,6 +78,7 @@ class Settings(BaseModel):
     tls_cert_file: Path | None = Field(None, description="PEM file of the TLS certificate; unset: no TLS.")
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, without a password.")
     tls_client_ca: Path | None = Field(None, description="PEM file of client CAs; if set, clients need a certificate.")
+    inspector: Literal["auto", "off", "on"] = Field("auto", description="Page /inspect; auto: on without API keys.")
     cors_origins: str | None = Field(None, description="Comma-separated origins of allowed web pages; * for all.")
     trusted_proxies: str | None = Field(None, description="Comma-separated addresses or networks of trusted proxies.")
     gpu_mem_limit_bytes: int | None = Field(None, ge=1, description="GPU memory limit per graph; unset: no limit.")
@@ -107,6 +108,11 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise _explain(error, origins) from error
         self._options, self._origins = options, origins
+
+    @property
+    def has_inspector(self) -> bool:
+        """Whether the page `/inspect` is served."""
+        return self.inspector == "on" or (self.inspector == "auto" and self.api_keys_file is None)
 
     @property
     def origins(self) -> dict[str, str]:

@@ -1,10 +1,14 @@
-"""Number of processors available to this process, and its free memory."""
+"""The machine of this process: its processors, and its free memory."""
 
 import ctypes
+import gc
 import math
 import os
+import platform
+import re
 from pathlib import Path
 
+PROCESSORS = Path("/proc/cpuinfo")
 CGROUP_MOUNT, CGROUP_FILE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LIBC = ctypes.CDLL(None)
 M_ARENA_MAX = -8
@@ -15,6 +19,16 @@ def usable_cores() -> int:
     """Return the number of processors allowed by the affinity and the control groups of this process."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(affinity, quota())))
+
+
+def describe_machine() -> str:
+    """Return the processor, the number of usable cores, and the operating system in one line."""
+    try:
+        named = re.search(r"^model name\s*: (.+)$", PROCESSORS.read_text(), re.MULTILINE)
+    except OSError:  # not on Linux
+        named = None
+    processor = named[1].strip() if named else platform.machine()
+    return f"{processor}, {usable_cores()} cores, {platform.system()}"
 
 
 def quota(groups: Path = CGROUP_MOUNT, own: Path = CGROUP_FILE) -> float:
@@ -70,5 +84,6 @@ def use_single_arena() -> None:
 
 def return_free_memory() -> None:
     """Return the free memory of the allocator to the system. Other libraries than glibc do so themselves."""
+    gc.collect()  # the objects of a closed WebSocket refer to each other, and hold its last messages
     if hasattr(LIBC, "malloc_trim"):
         LIBC.malloc_trim(0)

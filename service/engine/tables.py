@@ -108,6 +108,21 @@ class TableReader:
             self._nearest.popitem(last=False)
         return ids[:number], cosines[:number]
 
+    async def spell(self, model: TokenModel, ids: Int64, record: RequestRecord) -> list[str | None]:
+        """Return the token of each id in the vocabulary of the model's tokenizer; None without one.
+
+        Raises:
+            ArtifactError: the file of the tokenizer is broken.
+            Unavailable: the work queue is full.
+
+        """
+        tokenizer = model.tokenizer
+        if tokenizer is None:
+            return [None] * len(ids)
+        # Opening the tokenizer takes longer than the event loop may wait.
+        size = 0 if tokenizer.opened else BLOCK_VALUES
+        return await self._run(size, lambda: tokenizer.spell(ids.tolist()), record)
+
     async def _run(self, size: int, work: Callable[[], ResultT], record: RequestRecord) -> ResultT:
         """Run `work`, of a cost of `size` values, and time it in `record`."""
         record.rows = record.batch = 1

@@ -72,6 +72,15 @@ class Tokenizer:
             np.array(list(places), np.int64) if spans else None,
         )
 
+    def spell(self, ids: Sequence[int]) -> list[str | None]:
+        """Return the token of each id as the vocabulary spells it; None for an id outside of it.
+
+        Raises:
+            Invalid, ArtifactError: as `encode`, of a package or a file.
+
+        """
+        return [self._tokenizer.id_to_token(token) for token in ids]
+
     @cached_property
     def _tokenizer(self) -> "tokenizers.Tokenizer":
         content = read_file(self._file, self._expected.bytes)

@@ -14,7 +14,7 @@ from preblock.service.server.deadline import Deadline
 from preblock.service.server.handover import Handover
 from preblock.service.server.incoming_request import IncomingRequest, Refusal
 from preblock.service.server.lingering_close import LingeringClose
-from preblock.service.server.read_scheduler import ReadScheduler
+from preblock.service.server.read_scheduler import ReadScheduler, ReadTurns
 from preblock.service.server.request_reader import RequestReader
 from preblock.service.server.tensor_path import TensorPath
 from preblock.service.server.tensor_responder import error_response
@@ -67,7 +67,7 @@ class Front(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.client = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
-        self.scheduler = ReadScheduler(transport, self.loop, self.reader.read)
+        self.scheduler = ReadScheduler(transport, ReadTurns.of(self.app_state, self.loop), self.reader.read)
         self._connections.add(self)
         self.reader.wait_for_head()
 

@@ -2,12 +2,61 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 CHUNK_BYTES = 2**14
 """A chunk holds at most thousands of requests or frames."""
-MAX_ITERATION_SECONDS = 0.0005
-"""After this time, other connections get an event-loop iteration."""
+MAX_ITERATION_SECONDS = 0.001
+"""Time for the large input of all connections in one iteration of the event loop. Small input never waits."""
+
+
+class ReadTurns:
+    """Lets connections with large input take turns, a chunk each.
+
+    Args:
+        loop: of the connections.
+
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[ReadScheduler] = deque()
+        self._is_scheduled = False
+        self._deadline: float | None = None
+        """Of this iteration of the loop; None if it has read nothing."""
+
+    @classmethod
+    def of(cls, app_state: dict[str, Any], loop: asyncio.AbstractEventLoop) -> "ReadTurns":
+        """Return the turns of all connections with this state of the application."""
+        turns: ReadTurns = app_state.get("turns") or app_state.setdefault("turns", cls(loop))
+        return turns
+
+    def add(self, scheduler: "ReadScheduler") -> None:
+        """Read the input of a connection in the next iteration of the loop."""
+        self._waiting.append(scheduler)
+        self._schedule()
+
+    def read(self) -> None:
+        """Read waiting input now, if this iteration of the loop has time left."""
+        if self._deadline is None:
+            self._deadline = time.perf_counter() + MAX_ITERATION_SECONDS
+            self._schedule()
+        while self._waiting and time.perf_counter() < self._deadline:
+            scheduler = self._waiting.popleft()
+            if scheduler.read_chunk():
+                self._waiting.append(scheduler)
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._is_scheduled, self._deadline = False, None
+        if self._waiting:
+            self.read()
 
 
 class ReadScheduler:
@@ -15,47 +64,50 @@ class ReadScheduler:
 
     Args:
         transport: of the connection.
-        loop: of the connection.
+        turns: of all connections.
         read: receives one chunk.
 
     """
 
-    def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, read: Callable[[bytes], None]
-    ) -> None:
-        self._transport, self._loop = transport, loop
+    def __init__(self, transport: asyncio.Transport, turns: ReadTurns, read: Callable[[bytes], None]) -> None:
+        self._transport, self._turns = transport, turns
         self._read: Callable[[bytes], None] | None = read
         self.rest = memoryview(b"")
         self.paused = False
         self._transport_paused = False
-        self._scheduled = False
+        self._waiting = False
 
     def feed(self, data: bytes) -> None:
         """Forward input, at once if it is short and no input waits."""
         if self.rest or self.paused or len(data) > CHUNK_BYTES:
             self.rest = memoryview(bytes(self.rest) + data)
-            if not self._scheduled:
-                self._run()
+            self._update()
+            self._turns.read()
         elif self._read is not None:
             self._read(data)
 
-    def _run(self) -> None:
-        self._scheduled = False
-        begin = time.perf_counter()
-        while self.rest and not self.paused and self._read is not None and not self._transport.is_closing():
+    def read_chunk(self) -> bool:
+        """Forward one chunk of the waiting input, and return whether another one may follow."""
+        if self._is_ready() and self._read is not None:
             chunk, self.rest = bytes(self.rest[:CHUNK_BYTES]), self.rest[CHUNK_BYTES:]
             self._read(chunk)
-            if time.perf_counter() - begin > MAX_ITERATION_SECONDS:
-                break
+        self._waiting = self._is_ready()
+        self._update_transport()
+        return self._waiting
+
+    def _is_ready(self) -> bool:
+        return bool(self.rest) and not self.paused and self._read is not None and not self._transport.is_closing()
+
+    def _update(self) -> None:
+        """Take turns with waiting input, and let the transport read only while no input waits."""
+        if self._is_ready() and not self._waiting:
+            self._waiting = True
+            self._turns.add(self)
         self._update_transport()
 
     def _update_transport(self) -> None:
-        """Schedule waiting input, and let the transport read only while no input waits."""
         if self._read is None or self._transport.is_closing():
             return
-        if self.rest and not self.paused and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._run)
         wanted = self.paused or bool(self.rest)
         if wanted != self._transport_paused:
             self._transport_paused = wanted
@@ -73,7 +125,7 @@ class ReadScheduler:
         """Forward input again, starting with the waiting input."""
         if self.paused:
             self.paused = False
-            self._update_transport()
+            self._update()
 
     def end(self) -> bytes:
         """Stop forwarding; return the waiting input."""

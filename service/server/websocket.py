@@ -9,10 +9,11 @@ from starlette.types import Message, Receive, Scope, Send
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from preblock.service.api.http.routes.decode import CONNECTION
+from preblock.service.core.body_memory import BodyMemory
 from preblock.service.server.incoming_request import Refusal
 from preblock.service.server.inner_transport import InnerTransport
 from preblock.service.server.lingering_close import LingeringClose
-from preblock.service.server.read_scheduler import ReadScheduler
+from preblock.service.server.read_scheduler import ReadScheduler, ReadTurns
 from preblock.service.server.step_lane import StepLane
 from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, WebSocketsSansIOProtocol, connections_of
@@ -32,7 +33,8 @@ class WebSocket(asyncio.Protocol):
         transport: of the connection.
         config: of the server, loaded.
         server_state: of the server.
-        app_state: of the application; its `streams`, if any, close the connection at shutdown.
+        app_state: of the application; its `streams`, if any, close the connection at shutdown, and its `bodies` return
+            the memory of a message that was cut.
         loop: of the connection.
 
     """
@@ -47,8 +49,9 @@ class WebSocket(asyncio.Protocol):
     ) -> None:
         self.transport = transport
         self._app, self._streams = config.loaded_app, app_state.get("streams")
+        self._bodies: BodyMemory | None = app_state.get("bodies")
         self._tasks, self._connections = server_state.tasks, connections_of(server_state)
-        self._scheduler = ReadScheduler(transport, loop, self._read)
+        self._scheduler = ReadScheduler(transport, ReadTurns.of(app_state, loop), self._read)
         self._steps = StepLane(transport, loop, self._update_reading)
         self._frames = FrameTracker()
         self._loop = loop
@@ -104,6 +107,8 @@ class WebSocket(asyncio.Protocol):
         self._steps.end()
         self._scheduler.end()
         self._inner.connection_lost(exc)
+        if self._bodies is not None:
+            self._bodies.drop(self._frames.received)
 
     def shutdown(self) -> None:
         """Let an open stream send its close message; close any other WebSocket."""

@@ -30,11 +30,12 @@ class FrameTracker:
 
     Attributes:
         fragments: frames of the incomplete message; 0 between two messages.
+        received: payload bytes of the last message, complete or not.
 
     """
 
     def __init__(self) -> None:
-        self.fragments = 0
+        self.fragments = self.received = 0
         self._head = b""
         self._payload = 0  # remaining payload bytes of the current frame
 
@@ -50,6 +51,7 @@ class FrameTracker:
             if self._payload:
                 size = min(self._payload, len(data) - position)
                 self._payload -= size
+                self.received += size
                 position += size
             else:
                 self._head += data[position : position + 1]
@@ -65,4 +67,5 @@ class FrameTracker:
             return
         self._head, self._payload = b"", int.from_bytes(head[2 : 2 + extended], "big") if extended else code
         if not head[0] & CONTROL:
+            self.received = self.received if self.fragments else 0
             self.fragments = 0 if head[0] & FINAL else self.fragments + 1

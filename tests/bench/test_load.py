@@ -85,11 +85,12 @@ def test_a_table_has_a_line_for_each_protocol_and_shape(tiny_server: Server) -> 
     )
     assert (done.returncode, done.stderr) == (0, "")  # nothing moves where there is no terminal
     system, _, results = done.stdout.partition("\n\n")
-    server, measured, load_from = system.splitlines()
+    server, workers, measured, load_from = system.splitlines()
     version = httpx.get(f"{tiny_server.address}/v2").json()["version"]
     assert server == f"server: preblock {version} at {tiny_server.address}"
     assert measured == "model: gpt version 1, family gpt2, on CPUExecutionProvider"
     assert re.fullmatch(r"load from: .+, \d+ cores, \w+", load_from)
+    assert workers == f"workers: 1, on {load_from.removeprefix('load from: ')}"
     head, *lines = results.splitlines()
     assert head.split()[:4] == ["protocol", "shape", "requests/s", "tokens/s"]
     assert [line.split()[:2] for line in lines] == [["npy", "1,1"], ["npy", "2,6"], ["steps", "1,1"], ["steps", "2,6"]]

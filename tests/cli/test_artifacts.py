@@ -114,7 +114,7 @@ def test_inspect_shows_every_kind(artifact: str, part: str, row: str, text: str,
 
 
 def test_an_unknown_version_fails_with_the_known(tiny_repository: Path) -> None:
-    for command in ("inspect", "verify", "triton", "remove"):
+    for command in ("inspect", "verify", "remove"):
         message = failing(command, "bert@3", "--repository", tiny_repository, code=1)
         assert message == "bert has no version 3; it has 1, 2"
 
@@ -131,14 +131,14 @@ def test_remove_deletes_one_version(copy: Path) -> None:
 
 
 def test_remove_deletes_all_versions_of_a_model(copy: Path) -> None:
-    assert run("triton", "bert", "--repository", copy).returncode == 0
+    assert run("convert", "bert", "--layout", "triton", "--repository", copy).returncode == 0
     done = run("remove", "bert", "--yes", "--repository", copy)
     assert done.stdout.splitlines() == ["removed bert version 1", "removed bert version 2"]
     assert [entry.name for entry in copy.iterdir()] == ["gpt"]
 
 
 def test_remove_updates_the_file_of_triton(copy: Path) -> None:
-    assert run("triton", "bert@1", "--repository", copy).returncode == 0
+    assert run("convert", "bert@1", "--layout", "triton", "--repository", copy).returncode == 0
     assert run("remove", "bert@2", "--yes", "--repository", copy).returncode == 0
     assert "versions: [1]" in (copy / "bert" / "config.pbtxt").read_text()
 
@@ -182,3 +182,30 @@ def test_families_lists_presets_and_every_model_type() -> None:
     assert any(re.fullmatch(r"bert +tokens segments positions norm", row) for row in rows)
     assert any(re.fullmatch(r"gptj +tokens \(--segments\) +rotary", row) for row in rows)
     assert any(re.fullmatch(r"t5 +encoder +tokens +bias", row) for row in rows)
+
+
+def test_inspect_names_the_output_for_a_consumer(tmp_path: Path) -> None:
+    copy_artifact("gemma", tmp_path, "m")
+    copy_artifact("gpt", tmp_path, "plain")
+    rows = [
+        re.split(r"  +", line)
+        for line in run("inspect", "m", "--for", "vllm", "--repository", tmp_path).stdout.splitlines()
+    ]
+    assert [row[:2] for row in rows] == [
+        ["vllm >=0.18", "token_embeddings"],
+        ["vllm <0.18", "unscaled_token_embeddings"],
+    ]
+    assert "vllm applies it" in rows[1][2]
+    plain = run("inspect", "plain", "--for", "llama.cpp", "--repository", tmp_path).stdout
+    assert plain == "every version: token_embeddings; the model has no embedding scale\n"
+
+
+def test_inspect_refuses_consumers_without_a_row(tmp_path: Path) -> None:
+    copy_artifact("gemma", tmp_path, "m")
+    copy_artifact("vit", tmp_path, "image")
+    at = "--repository", tmp_path
+    message = failing("inspect", "m", "--for", "openvino-genai", *at, code=1)
+    assert "unknown whether openvino-genai scales the inputs_embeds of a gemma, by 2.5" in message
+    assert "has no token embeddings" in failing("inspect", "image", "--for", "vllm", *at, code=1)
+    assert "exclude each other" in failing("inspect", "m", "--for", "vllm", "--json", *at, code=2)
+    assert "'trt'" in failing("inspect", "m", "--for", "trt", *at, code=2)

@@ -127,7 +127,7 @@ def test_an_option_comes_before_its_variable(tiny_repository: Path, empty: Path)
 def test_help_names_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0
-    for command in ("export", "verify", "inspect", "triton", "check", "serve", "bench"):
+    for command in ("export", "verify", "inspect", "convert", "check", "serve", "bench"):
         assert f"  {command} " in done.stdout
 
 

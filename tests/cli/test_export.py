@@ -16,10 +16,12 @@ MODULES = """
 import sys
 from preblock.cli import main
 sys.argv = ["preblock", *sys.argv[1:]]
+code = 0
 try:
     main()
 except SystemExit as end:
-    print(end.code, *sorted({"torch", "onnx", "onnxruntime", "huggingface_hub"} & set(sys.modules)))
+    code = end.code
+print(code, *sorted({"torch", "onnx", "onnxruntime", "huggingface_hub"} & set(sys.modules)))
 """
 
 
@@ -56,6 +58,11 @@ def test_a_wrong_export_ends_before_torch_is_imported(arguments: list[str], mess
     assert message in line
     assert done.stdout == "2\n"
     assert not (tmp_path / "model_repository").exists()
+
+
+def test_families_are_listed_without_torch(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", MODULES, "families"], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout.splitlines()[-1] == b"0"
 
 
 def test_the_name_follows_from_the_folder(source: Path, tmp_path: Path) -> None:

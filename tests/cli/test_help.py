@@ -41,7 +41,7 @@ def test_help_of_every_command_needs_no_optional_package() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True)
     results, modules = json.loads(done.stdout)
     assert results.keys() == {
-        *("", "export", "verify", "triton", "families", "list", "inspect", "plot", "check", "remove"),
+        *("", "export", "verify", "convert", "families", "list", "inspect", "plot", "check", "remove"),
         *("key", "settings", "serve", "bench"),
     }
     for name, (code, output) in results.items():
@@ -99,7 +99,7 @@ def complete(words: str, **environment: str) -> list[str]:
         ("preblock inspect ", ["plain,bert", "plain,gpt"]),
         ("preblock remove g", ["plain,gpt"]),
         ("preblock verify bert@", ["plain,bert@1", "plain,bert@2"]),
-        ("preblock triton x", []),
+        ("preblock convert x", []),
         ("preblock export g", ["plain,gpt2-small", "dir,g"]),
         ("preblock fam", ["plain,families"]),
         ("preblock serve --log-format j", ["plain,json"]),

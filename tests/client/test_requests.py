@@ -47,11 +47,29 @@ def native(server: Server, model: str, **fields: Any) -> dict[str, Any]:
 
 def assert_equal(result: Embeddings, answer: dict[str, Any]) -> None:
     """Compare all fields of two results, the vectors bit for bit."""
-    assert (result.model, result.version) == (answer["model"], answer["version"])
+    assert (result.model, result.version, result.use_as) == (answer["model"], answer["version"], answer["use_as"])
     assert (result.vectors.dtype.name, list(result.vectors.shape)) == (answer["dtype"], answer["shape"])
     assert result.vectors.tobytes() == answer["data"]
     assert result.lengths.tolist() == answer.get("lengths", [answer["shape"][1]] * answer["shape"][0])
     assert result.next_offset.tolist() == answer["next_offset"]
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_pooling_gives_one_vector_for_each_row(tiny: Any, tiny_server: Server, pooling: str, as_array: bool) -> None:
+    rows = ROWS if as_array else RAGGED
+    result = tiny.embed(np.array(rows) if as_array else rows, model="gpt", pooling=pooling)
+    answer = native(tiny_server, "gpt", input_ids=rows, pooling=pooling)
+    assert list(result.vectors.shape) == answer["shape"] == [len(rows), 4]
+    assert result.vectors.tobytes() == answer["data"]
+    assert [vector.shape for vector in result.rows()] == [(4,)] * len(rows)
+    assert result.next_offset.tolist() == answer["next_offset"] == list(map(len, rows))
+
+
+def test_text_is_pooled_too(tiny: Any, tiny_server: Server) -> None:
+    result = tiny.text(["a b", "a"], model="bert", pooling="mean")
+    answer = native(tiny_server, "bert", text=["a b", "a"], pooling="mean")
+    assert np.concatenate(result.rows()).tobytes() == answer["data"]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +223,7 @@ def test_a_model_has_the_facts_of_its_manifest(tiny: Any, tiny_repository: Path)
         assert (model.vocab_size, model.dtype, model.outputs) == (manifest.vocab_size, "float32", manifest.widths)
         assert (model.indices, model.needed) == (manifest.indices, manifest.needed)
         assert model.padding_id == manifest.padding_id
-        assert model.consumer_scales == manifest.token_embeddings.consumer_scales
+        assert model.consumers == []
         assert model.has_tokenizer == (tiny_repository / name / str(version) / "tokenizer.json").is_file()
         for output, width in model.outputs.items():
             assert tiny.embed([1], model=name, output=output).vectors.shape == (1, 1, width)
@@ -217,7 +235,7 @@ def test_a_stem_has_a_width_and_no_token_outputs(tmp_path: Path) -> None:
         model = client.model("vit")
         manifest = read_manifest(tmp_path / "vit" / "1")
         assert (model.kind, model.width, model.outputs) == ("stem", manifest.width, {})
-        assert (model.vocab_size, model.indices, model.needed, model.consumer_scales) == (None, {}, (), None)
+        assert (model.vocab_size, model.indices, model.needed, model.consumers) == (None, {}, (), [])
         assert not model.has_tokenizer
 
 

@@ -22,9 +22,11 @@ class Page:
     connection: ClientConnection
     session: str = ""
     sent: int = field(default=0)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Events of the enabled domains, in the order of their arrival."""
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol, and return its result; events are ignored."""
+        """Call a method of the protocol, and return its result; events on the way are kept."""
         self.sent += 1
         message = {"id": self.sent, "method": method, "params": parameters}
         self.connection.send(json.dumps(message | ({"sessionId": self.session} if self.session else {})))
@@ -34,12 +36,20 @@ class Page:
                 assert "error" not in answer, answer
                 result: dict[str, Any] = answer["result"]
                 return result
+            self.events.append(answer)
 
     def evaluate(self, script: str) -> Any:
         """Return the value of an expression, awaited; raises AssertionError where it throws."""
         found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]["exception"]["description"]
         return found["result"].get("value")
+
+    def wait_for(self, condition: str) -> None:
+        """Wait until an expression is true."""
+        deadline = time.monotonic() + 60
+        while not self.evaluate(f"!!({condition})"):
+            assert time.monotonic() < deadline, condition
+            time.sleep(0.05)
 
 
 @contextmanager
@@ -63,10 +73,7 @@ def browsing(address: str, profile: Path) -> Iterator[Page]:
                 page = Page(connection)
                 target = page.call("Target.createTarget", url=address)["targetId"]
                 page.session = page.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-                deadline = time.monotonic() + 60
-                while page.evaluate("document.readyState + location.href") != f"complete{address}":
-                    assert time.monotonic() < deadline, address
-                    time.sleep(0.05)
+                page.wait_for(f"document.readyState + location.href === {json.dumps(f'complete{address}')}")
                 yield page
         finally:
             process.terminate()

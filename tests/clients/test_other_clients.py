@@ -1,29 +1,15 @@
 """Clients whose requirements collide with ours, each in an environment of its own: `make clients` makes them."""
 
-import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 
+from tests.clients.client_environments import ask
 from tests.support.paths import ROOT
 from tests.support.protocols import Clients, connect, native_bytes
 from tests.support.servers import Server, serve
 
 FIELDS = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
-
-
-def ask(environment: str, judge: str, *arguments: str) -> Any:
-    """Return what a judge says that runs in an environment of its own."""
-    python = ROOT / ".venv" / environment / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"there is no environment with {environment}; `make clients` makes it")
-    script = ROOT / "tests/clients/judges" / judge
-    done = subprocess.run([python, script, *arguments], capture_output=True, text=True, env={}, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_kserve(tiny_server: Server, tiny_clients: Clients) -> None:

@@ -1,4 +1,4 @@
-"""`preblock triton`, read with the schema of Triton's client; and its settings in onnxruntime."""
+"""`preblock convert --layout triton`, read with the schema of Triton's client; and its settings in onnxruntime."""
 
 import shutil
 from pathlib import Path
@@ -12,8 +12,8 @@ from tritonclient.grpc import model_config_pb2 as triton
 
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export, export_loaded
+from preblock.export.layouts.triton import write_config
 from preblock.export.source import LoadedSource
-from preblock.export.triton import write_config
 from preblock.models.modules.stems import AudioConfig, AudioStem
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.records import Source
@@ -35,7 +35,7 @@ def repository(tiny_repository: Path, tmp_path: Path) -> Path:
 
 
 def test_every_field_is_triton_s(repository: Path) -> None:
-    done = commands.run(commands.preblock, "triton", "bert", "--repository", repository)
+    done = commands.run(commands.preblock, "convert", "bert", "--layout", "triton", "--repository", repository)
     file = repository / "bert" / "config.pbtxt"
     assert (done.stdout, done.stderr) == (f"{file}\n", "")
     tokens = {"data_type": triton.TYPE_INT64, "dims": [-1, -1]}
@@ -121,7 +121,7 @@ def test_its_optimization_level_gives_the_proven_bits(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there_fails(repository: Path, tmp_path: Path) -> None:
-    done = commands.run(commands.preblock, "triton", "nope", "--repository", repository)
+    done = commands.run(commands.preblock, "convert", "nope", "--layout", "triton", "--repository", repository)
     message = f"preblock: the repository {repository} has no model 'nope'; it has bert, gpt\n"
     assert (done.returncode, done.stderr) == (1, message)
     with pytest.raises(ExportError, match="holds no version of a model"):

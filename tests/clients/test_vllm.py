@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from tests.support.servers import Server
 
 
 class StandIn(BaseHTTPRequestHandler):
-    """Answers like a vLLM with one model; every completion is the same, except for vectors where `wrong` is set."""
+    """Answers like a vLLM or SGLang with one model, always the same, except for vectors where `wrong` is set."""
 
     seen: list[dict[str, Any]]
     wrong = False
@@ -34,10 +35,14 @@ class StandIn(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert self.path == "/v1/completions"
         self.seen.append(request)
         text = "no" if self.wrong and "prompt_embeds" in request else "yes"
-        self._answer({"object": "text_completion", "choices": [{"index": 0, "text": text}]})
+        answers = {
+            "/v1/completions": {"object": "text_completion", "choices": [{"index": 0, "text": text}]},
+            "/v1/chat/completions": {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}}]},
+            "/generate": [{"text": text}],  # SGLang
+        }
+        self._answer(answers[self.path])
 
     def _answer(self, document: Any) -> None:
         body = json.dumps(document).encode()
@@ -63,9 +68,11 @@ def stand_in() -> Iterator[tuple[str, type[StandIn]]]:
         thread.join()
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", str(ROOT / "examples/vllm_prompt_embeds.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+def run(
+    *arguments: str, example: str = "vllm_prompt_embeds.py", folder: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / example), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=folder)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -23,7 +23,7 @@ from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinuso
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.stems import PatchConfig, PatchStem
-from preblock.models.steps import Levels, Mask, Positions, Project, Segments, Step, Tokens
+from preblock.models.steps import Levels, Mask, Positions, Project, Scale, Segments, Step, Tokens
 from preblock.service.artifacts.manifest import DATA, PARITY
 from preblock.service.artifacts.records import Source
 from tests.support.artifacts import STORED, WEIGHTS, draw_data, draw_tables
@@ -196,6 +196,7 @@ RECIPES: dict[str, Recipe] = {
     "projected": Recipe(_frontend("projected", _SMALL, Positions(rows=6), Project(width=3), max_len=6)),
     "rotary": Recipe(_frontend("rotary", _TOKENS, max_len=40, rotary=_TWO_ROTARY)),
     "llama": Recipe(_frontend("llama", _TOKENS, max_len=40, rotary=_rotary(6))),
+    "gemma": Recipe(_frontend("gemma", _TOKENS, Scale(by=2.5, cast=True), max_len=40, lookup=2, rotary=_rotary(6))),
     "levels": Recipe(_frontend("levels", _TOKENS, _LEVELS, max_len=None), 1),
     "segments": Recipe(
         _frontend("segments", _TOKENS, Positions(rows=9), Segments(table="tokens", rows=11, needed=True), max_len=9),

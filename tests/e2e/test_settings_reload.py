@@ -126,7 +126,7 @@ def too_many_requests(server: Served) -> bool:
     with dial(server.address, SECONDS) as half:
         half.sendall(head + b"1\r\n{\r\n")
         time.sleep(0.1)
-        return server.refused(ONE, 503, "1 at a time")
+        return server.refused(ONE, 503, "the limit of 1 requests at a time")
 
 
 def crowd(server: Served) -> list[str]:
@@ -137,11 +137,11 @@ def crowd(server: Served) -> list[str]:
 
 
 def too_many_waiting(server: Served) -> bool:
-    return any("at most 1 waiting" in text for text in crowd(server))
+    return any("1 requests wait" in text for text in crowd(server))
 
 
 def waits_too_long(server: Served) -> bool:
-    return any("at most 0.0001 s" in text for text in crowd(server))
+    return any("more than 0.0001 s in the queue" in text for text in crowd(server))
 
 
 def too_many_streams(server: Served) -> bool:
@@ -191,7 +191,7 @@ def sequence(server: Served, rows: int = 1, pause: float | None = None) -> str:
 
 
 def too_many_rows_of_sequences(server: Served) -> bool:
-    return "at most 1 rows of sequences" in sequence(server, 2)
+    return "the limit of 1 rows of sequences" in sequence(server, 2)
 
 
 def a_page_may_ask(server: Served) -> bool:
@@ -226,7 +226,7 @@ SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
     "header_timeout_seconds": ("1", headers_come_too_late),
     "stream_idle_timeout_seconds": ("1", partial(ends, reason="idle")),
     "stream_max_lifetime_seconds": ("1", partial(ends, reason="time")),
-    "sequence_idle_timeout_seconds": ("1", lambda server: "a sequence that runs" in sequence(server, pause=1.5)),
+    "sequence_idle_timeout_seconds": ("1", lambda server: "does not run on" in sequence(server, pause=1.5)),
     "max_sequence_rows": ("1", too_many_rows_of_sequences),
     "max_stream_sequence_rows": ("1", too_many_rows_of_sequences),
     "cors_origins": ('"https://pages.example"', a_page_may_ask),

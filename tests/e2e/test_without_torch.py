@@ -49,11 +49,13 @@ def test_the_wheel_holds_the_rooms(python: Path) -> None:
     package = Path(done.stdout.strip()).parent.parent
     assert package.is_relative_to(python.parent.parent)
     assert (package / "py.typed").is_file()
-    installed = {str(file.relative_to(package)) for file in package.rglob("*.py")}
+    suffixes = {".py", ".html", ".css", ".js", ".svg"}  # with the page of the inspector
+    installed = {str(file.relative_to(package)) for file in package.rglob("*") if file.suffix in suffixes}
     assert installed == {
         str(file.relative_to(ROOT / "preblock"))
         for folder in ("", "models", "export", "service")
-        for file in (ROOT / "preblock" / folder).rglob("*.py")
+        for file in (ROOT / "preblock" / folder).rglob("*")
+        if file.suffix in suffixes
     }
 
 

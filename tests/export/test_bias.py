@@ -22,7 +22,7 @@ from preblock.export.graph import export_graph, read_initializers
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.alibi import AlibiBias
-from preblock.models.modules.bias import Bias
+from preblock.models.modules.bias_modules import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 from preblock.service.artifacts.manifest import BIAS_GRAPH
 from preblock.service.runtime.session import Session

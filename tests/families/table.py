@@ -78,7 +78,7 @@ def measure(name: str) -> str:
     tokens = manifest.token_embeddings
     assert tokens is not None
     lookup = "same as `embeddings`" if tokens.output == "embeddings" else f"separate graph, width {tokens.width}"
-    return f"| `{name}` | {found} | {lookup}{'; the model scales' if tokens.consumer_scales else ''} | {rotary} |"
+    return f"| `{name}` | {found} | {lookup}{'; the model scales' if config.consumer_scales else ''} | {rotary} |"
 
 
 def measure_stem(name: str) -> str:

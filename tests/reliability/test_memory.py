@@ -1,9 +1,12 @@
 """Floods of the largest bodies: the memory afterwards, and other clients meanwhile. Measured by proc(5)."""
 
 import gzip
+import json
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 
@@ -12,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
+from websockets.sync.client import connect
 
 from tests.reliability.wires import still_right
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
@@ -60,6 +64,14 @@ def typed_message() -> service_pb2.ModelInferRequest:
     return message
 
 
+def send_message(server: Server, _: httpx.Client) -> int:
+    """Send a message of the limit to a decode stream, and return the status of its error."""
+    with connect(f"{server.socket}/models/gpt/decode", compression=None) as stream:
+        stream.send(numbers(LIMIT).decode())
+        status: int = json.loads(stream.recv())["error"]["status"]
+        return status
+
+
 FLOODS: dict[str, Callable[[], tuple[Send, object]]] = {
     "gzip to the limit": lambda: (post(gzip.compress(numbers(LIMIT), 1), **GZIP), 413),
     "gzip beyond the limit": lambda: (post(gzip.compress(numbers(4 * LIMIT), 1), **GZIP), 413),
@@ -70,6 +82,7 @@ FLOODS: dict[str, Callable[[], tuple[Send, object]]] = {
         call(infer_message(np.ones((1, LIMIT // 8 - 16))), grpc.Compression.Gzip),
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     ),
+    "websocket": lambda: (send_message, 413),
 }
 
 
@@ -114,6 +127,30 @@ def test_a_flood_of_large_bodies_leaves_no_memory_behind(server: Server, name: s
     assert statuses.keys() <= {status, *BUSY}
     wait_until(lambda: status_bytes(pid, "VmRSS") < before + MAX_GROWTH_BYTES, seconds=10)
     assert status_bytes(pid, "VmHWM") < MAX_PEAK_BYTES
+
+
+CUT = {
+    "http": b"POST /models/gpt/embed HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % LIMIT,
+    "websocket": b"\x81\xff" + LIMIT.to_bytes(8) + b"mask",
+}
+"""Heads of a body, and of a message."""
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_clients_that_leave_within_a_body_leave_no_memory_behind(tiny_repository: Path, kind: str) -> None:
+    with serve(tiny_repository) as server, ExitStack() as stack:
+        pid, host = server.process.pid, server.address.removeprefix("http://").split(":")
+        before = status_bytes(pid, "VmRSS")
+        for _ in range(2 * CONNECTIONS):
+            if kind == "http":
+                connection = stack.enter_context(socket.create_connection((host[0], int(host[1]))))
+            else:
+                connection = stack.enter_context(connect(f"{server.socket}/models/gpt/decode")).socket
+            connection.sendall(CUT[kind] + b"1" * (LIMIT - 2**16))
+            stack.callback(connection.shutdown, socket.SHUT_RDWR)
+        wait_until(lambda: status_bytes(pid, "VmRSS") > before + MAX_GROWTH_BYTES, seconds=10)
+        stack.close()
+        wait_until(lambda: status_bytes(pid, "VmRSS") < before + MAX_GROWTH_BYTES, seconds=10)
 
 
 def test_bodies_over_the_bound_get_503_with_the_time_to_retry(tiny_repository: Path, expected: bytes) -> None:

@@ -23,7 +23,7 @@ def tiny_manifest(segments: int = 2, rotary: tuple[Rotary, ...] = ()) -> Manifes
             graph: Graph(inputs=(), outputs=(Tensor(name=name, dtype="float32", shape=("batch", "length", 4)),))
             for graph, name in OUTPUTS.items()
         },
-        token_embeddings=TokenEmbeddings(output="token_embeddings", width=4, consumer_scales=None),
+        token_embeddings=TokenEmbeddings(output="token_embeddings", width=4, embedding_scale=1.0, scaled=False),
         rotary=rotary,
         resized=None,
         front_end={},

@@ -7,6 +7,7 @@ from preblock.service.api.http.negotiation import read_qualities
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, join
+from preblock.service.core.body_memory import BodyMemory
 from preblock.service.core.errors import Malformed, TooLarge, UnsupportedFormat
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.record import RequestRecord
@@ -98,7 +99,7 @@ async def read_body(request: RawRequest, engine: Engine, limit: int, record: Req
             raise Malformed("Content-Length", declared, "a number of bytes")
         if len(declared) > 20 or int(declared) > limit:
             raise TooLarge("body", f"{declared} bytes", f"at most {limit} bytes")
-    body = await _receive(request, limit) if request.body is None else request.body
+    body = await _receive(request, limit, engine.limits.bodies) if request.body is None else request.body
     size = len(body) if encoding == "identity" else min(MAX_EXPANSION * len(body), limit)
     if record is not None:
         await engine.admission.reserve(record, size)
@@ -134,15 +135,18 @@ async def write_body(response: ChunkedResponse, request: RawRequest, engine: Eng
     return response
 
 
-async def _receive(request: RawRequest, limit: int) -> bytes:
+async def _receive(request: RawRequest, limit: int, memory: BodyMemory) -> bytes:
     chunks, size, more = [], 0, True
     while more:
         message = await request.receive()
-        if message["type"] == "http.disconnect":  # nobody reads this error, but the metrics count it
+        if message["type"] == "http.disconnect":
+            memory.drop(size)
+            # nobody reads this error, but the metrics count it
             raise Malformed("body", f"{size} bytes before the client disconnected", "a complete body")
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > limit:
+            memory.drop(size)
             raise TooLarge("body", f"more than {limit} bytes", f"at most {limit} bytes")
         chunks.append(chunk)
     return b"".join(chunks)

@@ -29,9 +29,12 @@ LOG = logging.getLogger(__name__)
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
 """Paths without authentication and traces, because an orchestrator has no API key."""
-DOCUMENT_PATHS = frozenset({"/docs", "/openapi.json"})
-STATIC_DOCUMENTS = "/docs/static/"
-"""Files of the documentation. A browser opens it without a key, and asks for the key in the page."""
+INDEX_PATH = "/"
+"""Its route checks the key itself, because it sends browsers to a page before."""
+PAGE_PATHS = frozenset({"/docs", "/inspect", "/openapi.json"})
+STATIC_DOCUMENTS = "/docs/static"
+PAGE_FILES = (f"{STATIC_DOCUMENTS}/", "/inspect/")
+"""Files of the pages. A browser opens a page without a key, and the page asks for the key."""
 METHODS = ("GET", "HEAD", "POST")
 MODEL_CHANGES = "/v2/repository/"
 """Path prefix of requests that can change the served models."""
@@ -49,7 +52,7 @@ START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocke
 
 def is_public(path: str) -> bool:
     """Return whether a path needs no API key."""
-    return path in HEALTH_PATHS or path in DOCUMENT_PATHS or path.startswith(STATIC_DOCUMENTS)
+    return path in HEALTH_PATHS or path in PAGE_PATHS or path.startswith(PAGE_FILES)
 
 
 class Dispatcher:
@@ -187,7 +190,7 @@ class Dispatcher:
         origin = _header(headers, b"origin") if changes else None
         if origin is not None:
             self._check_origin(origin.decode("latin-1"), headers)
-        if not is_public(scope["path"]):
+        if not is_public(scope["path"]) and scope["path"] != INDEX_PATH:
             self._identify(headers, scope.get("client"))
 
     def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:

@@ -20,10 +20,10 @@ from preblock.models.modules.bias import (
     BiasConfig,
     RelativeSinusoidConfig,
     T5Config,
-    build_bias,
     from_document,
     to_document,
 )
+from preblock.models.modules.bias_modules import build_bias
 from tests.families.bias_models import BIASED, HEADS, save
 
 BUCKETS = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"

@@ -14,6 +14,7 @@ from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, M
 from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
 from preblock.service.artifacts.records import File
 from preblock.service.core.errors import ArtifactError
+from tests.support.artifacts import copy_artifact
 
 
 @pytest.fixture
@@ -113,3 +114,16 @@ def test_a_comparison_has_a_summary(max_abs: float, max_ulp: float, summary: str
     assert parity.summary() == summary
     outputs = {"embeddings": parity, "bias": parity}
     assert Parity(onnxruntime="1", torch="2", outputs=outputs).summary() == f"embeddings: {summary}; bias: {summary}"
+
+
+@pytest.mark.parametrize(("artifact", "scale", "scaled"), [("gemma", 2.5, True), ("gpt", 1.0, False)])
+def test_manifest_of_an_earlier_export_states_its_scale(
+    artifact: str, scale: float, scaled: bool, tmp_path: Path
+) -> None:
+    file = copy_artifact(artifact, tmp_path) / MANIFEST
+    lookup = json.loads(file.read_text())["token_embeddings"]
+    earlier = {name: lookup[name] for name in ("output", "width")} | {"consumer_scales": False}
+    edit(file, token_embeddings=earlier)
+    found = read(Manifest, file).token_embeddings
+    assert found is not None
+    assert (found.embedding_scale, found.scaled, found.consumers) == (scale, scaled, ())

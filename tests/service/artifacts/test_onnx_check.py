@@ -458,7 +458,7 @@ def test_a_name_that_is_no_text_harms_no_message(folder: Path, name: bytes) -> N
         ({"width": 33}, f"{MANIFEST} width: got 33, expected 32, the width of embeddings"),
         ({"indices": {"token_type_ids": 2}}, f"{MANIFEST} indices: got token_type_ids, expected inputs of {GRAPH}"),
         (
-            {"token_embeddings": {"output": "token_embeddings", "width": 16, "consumer_scales": None}},
+            {"token_embeddings": {"output": "token_embeddings", "width": 16, "embedding_scale": 1.0, "scaled": False}},
             f"{MANIFEST} token_embeddings.width: got 16, expected 32, the width of token_embeddings",
         ),
         (

@@ -4,7 +4,7 @@ import base64
 import io
 import zipfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.records import TokenEmbeddings
+from preblock.service.artifacts.records import Consumer, TokenEmbeddings
 from preblock.service.codecs.chunks import Base64Chunks, LazyBytes, join
 from preblock.service.codecs.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
 from preblock.service.core.errors import Invalid
@@ -112,17 +112,33 @@ def test_one_row_is_a_file_and_several_rows_are_a_list() -> None:
     assert np.concatenate(rows).tobytes() == tensor.tobytes()
 
 
-@pytest.mark.parametrize(
-    "embeddings", [None, TokenEmbeddings(output="token_embeddings", width=4, consumer_scales=None)]
-)
+def lookup(scale: float, *consumers: Consumer, scaled: bool = False) -> TokenEmbeddings:
+    return TokenEmbeddings(
+        output="token_embeddings", width=4, embedding_scale=scale, scaled=scaled, consumers=consumers
+    )
+
+
+def vllm(scale: Literal["applied", "none"], output: Any) -> Consumer:
+    return Consumer(engine="vllm", versions="", scale=scale, output=output, source="")
+
+
+@pytest.mark.parametrize("embeddings", [None, lookup(2.0), lookup(2.0, vllm("applied", None))])
 def test_unknown_consumer_is_rejected(embeddings: TokenEmbeddings | None) -> None:
     with pytest.raises(
-        Invalid, match=r"^encoding: got prompt_embeds, expected base64, float, since it is unknown whether a bert"
+        Invalid, match=r"^encoding: got prompt_embeds, expected base64, float, since it is unknown whether vLLM scales"
     ):
         check_prompt_embeds(REQUEST, tiny_manifest().model_copy(update={"token_embeddings": embeddings}))
 
 
-@pytest.mark.parametrize("scales", [True, False])
-def test_known_consumer_is_accepted(scales: bool) -> None:
-    embeddings = TokenEmbeddings(output="token_embeddings", width=4, consumer_scales=scales)
+@pytest.mark.parametrize("embeddings", [lookup(1.0), lookup(2.0, vllm("none", "token_embeddings"))])
+def test_known_consumer_is_accepted(embeddings: TokenEmbeddings) -> None:
     check_prompt_embeds(REQUEST, tiny_manifest().model_copy(update={"token_embeddings": embeddings}))
+
+
+def test_both_outputs_are_accepted_for_consumers_that_changed() -> None:
+    both = vllm("applied", "token_embeddings"), vllm("none", "unscaled_token_embeddings")
+    manifest = tiny_manifest().model_copy(update={"token_embeddings": lookup(2.0, *both, scaled=True)})
+    for output in ("token_embeddings", "unscaled_token_embeddings"):
+        check_prompt_embeds(TextRequest(text=("a",), outputs=(output,)), manifest)
+    with pytest.raises(Invalid, match="expected token_embeddings or unscaled_token_embeddings with the encoding"):
+        check_prompt_embeds(TextRequest(text=("a",), outputs=("embeddings",)), manifest)

@@ -3,13 +3,15 @@
 Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/cpu of the Linux kernel.
 """
 
+import gc
 import math
 import os
+import weakref
 from pathlib import Path
 
 import pytest
 
-from preblock.service.core.system import quota, usable_cores
+from preblock.service.core.system import quota, return_free_memory, usable_cores
 
 
 def group(root: Path, files: dict[str, str]) -> Path:
@@ -56,3 +58,22 @@ def test_the_affinity_counts() -> None:
         assert usable_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_memory_of_objects_that_refer_to_each_other_is_returned() -> None:
+    class Connection:
+        """An object that refers to itself."""
+
+        def __init__(self) -> None:
+            self.own = self
+
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        freed = weakref.ref(Connection())
+        assert freed() is not None
+        return_free_memory()
+        assert freed() is None
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,5 +1,6 @@
 """The native API for the tables of a model: `GET /models/{name}/positions` and `GET /models/{name}/neighbours`."""
 
+import numpy as np
 from fastapi import APIRouter
 from fastapi.responses import Response
 
@@ -40,12 +41,14 @@ def router(engine: Engine) -> APIRouter:
             answer_type(request.accept, (JSON,))
             query = read_neighbour_query(single_values(request.query))
             ids, cosines = await reader.neighbours(model, query.id, query.count, record)
-            pairs = zip(ids.tolist(), cosines.tolist(), strict=True)
+            first, *tokens = await reader.spell(model, np.array([query.id, *ids]), record)
+            found = zip(ids.tolist(), tokens, cosines.tolist(), strict=True)
             return schemas.NeighboursAnswer(
                 model=model.name,
                 version=model.version,
                 id=query.id,
-                neighbours=[schemas.Neighbour(id=token, cosine=cosine) for token, cosine in pairs],
+                token=first,
+                neighbours=[schemas.Neighbour(id=id_, token=token, cosine=cosine) for id_, token, cosine in found],
             )
 
     add_model_routes(routes, "GET", "/positions", positions, **schemas.POSITIONS)

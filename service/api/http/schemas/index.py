@@ -23,11 +23,14 @@ class ProtocolPaths(Documented):
 
 
 class ServiceIndex(Documented):
-    """The addresses of the service."""
+    """The addresses of the service, and the machine behind them."""
 
     name: str = "preblock"
     version: str
+    workers: int = Field(description="Number of serving processes.")
+    machine: str = Field(description="Processor, number of usable cores, and operating system.")
     docs: str = "/docs"
+    inspector: str | None = Field(description="Page that shows the models; null if off.")
     openapi: str = "/openapi.json"
     models: str = "/models"
     protocols: ProtocolPaths

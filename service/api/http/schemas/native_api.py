@@ -60,6 +60,10 @@ class EmbedRequest(TokenFields):
         "base64", description="Form of the vectors in JSON; prompt_embeds is vLLM's, of token_embeddings alone."
     )
     return_tokens: bool = Field(False, description="Whether the answer holds the tokens of a text.")
+    special_tokens: bool | None = Field(
+        None,
+        description="With text: whether the tokenizer adds its special tokens; default true, false in static models.",
+    )
 
 
 class OutputDescription(Documented):

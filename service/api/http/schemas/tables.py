@@ -16,10 +16,14 @@ class PositionsAnswer(Answer):
     position_embeddings: Values = Field(description="Base64 of little-endian bytes, or nested lists.")
 
 
+TOKEN = "Spelling in the vocabulary of the tokenizer; null without one."
+
+
 class Neighbour(BaseModel):
     """A token near another."""
 
     id: int
+    token: str | None = Field(description=TOKEN)
     cosine: float = Field(description="Cosine of the two rows of the token table; 0 for a row of zeros.")
 
 
@@ -29,6 +33,7 @@ class NeighboursAnswer(BaseModel):
     model: str
     version: int
     id: int
+    token: str | None = Field(description=TOKEN)
     neighbours: list[Neighbour]
 
 

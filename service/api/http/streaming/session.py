@@ -66,6 +66,7 @@ class DecodeSession:
         try:
             with engine.admission.request("decode") as record, stream.attempt():
                 record.model = stream.model.name
+                await engine.admission.reserve(record, len(text))
                 read_document = partial(read_json, text, engine.limits.max_parsed_values(len(indices)))
                 document = await engine.scheduler.run(len(text), read_document, text=True)
                 if decode_json.OPEN in document:
@@ -97,6 +98,7 @@ class DecodeSession:
         try:
             with engine.admission.request("decode") as record, stream.attempt():
                 record.model = stream.model.name
+                await engine.admission.reserve(record, len(frame))
                 indices = stream.model.manifest.indices
                 message = await engine.scheduler.run(len(frame), lambda: decode_frames.read_frame(frame, indices))
                 record.operation = message.operation.name

@@ -47,6 +47,14 @@ def test_the_answer_says_the_tokens_and_their_characters(http: httpx.Client, ora
     assert "input_ids" not in embed(http, "minilm", text=TEXTS)
 
 
+@pytest.mark.parametrize("special", [None, True, False])
+def test_special_tokens_are_left_out_on_request(http: httpx.Client, oracle: Any, special: bool | None) -> None:
+    expected = oracle(TEXTS, truncation=False, add_special_tokens=special is not False)["input_ids"]
+    answer = embed(http, "minilm", text=TEXTS, return_tokens=True, special_tokens=special)
+    assert answer["input_ids"] == expected
+    assert answer["embeddings"] == embed(http, "minilm", input_ids=expected)["embeddings"]
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_cut_text_is_the_one_that_transformers_cuts(http: httpx.Client, oracle: Any, side: str) -> None:
     texts = [" ".join(str(number) for number in range(2000, 2800)), "short"]
@@ -133,6 +141,16 @@ def test_the_vectors_of_text_are_those_of_the_front_end(clients: Clients, oracle
             "return_tokens: got None, expected true or false, and true only",
         ),
         ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True, expected true or false, and"),
+        (
+            "bert",
+            {"text": "a", "special_tokens": 1},
+            "special_tokens: got 1, expected true or false, and only with text",
+        ),
+        (
+            "bert",
+            {"input_ids": [1], "special_tokens": False},
+            "special_tokens: got False, expected true or false, and only with text",
+        ),
         ("bert", {"text": "a", "truncate": "middle"}, "truncate: got middle, expected left, right"),
         ("bert", {"text": "a", "truncate": True}, "truncate: got True, expected left, right"),
         ("bert", {"text": "a", "truncate": ["left"]}, "truncate: got ['left'], expected left, right"),

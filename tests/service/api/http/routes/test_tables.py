@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load
+from tokenizers import Tokenizer
 
 from preblock.service.core.auth import new_key
 from tests.support.artifacts import make_repository, read_tables
@@ -103,6 +104,17 @@ def test_neighbours_of_a_large_table_are_read_in_blocks(http: httpx.Client, repo
     found = [entry["cosine"] for entry in body["neighbours"]]
     assert np.allclose(found, np.sort(cosines)[::-1][:100], atol=1e-5)
     assert np.allclose(cosines[[entry["id"] for entry in body["neighbours"]]], found, atol=1e-5)
+
+
+def test_neighbours_are_spelled_by_the_tokenizer(http: httpx.Client, client: httpx.Client, repository: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(repository / "minilm" / "1" / "tokenizer.json"))
+    body = http.get("/models/minilm/neighbours?id=7592").json()
+    assert body["token"] == "hello"
+    assert [tokenizer.id_to_token(entry["id"]) for entry in body["neighbours"]] == [
+        entry["token"] for entry in body["neighbours"]
+    ]
+    without = client.get("/models/gpt/neighbours?id=1").json()
+    assert {without["token"], *(entry["token"] for entry in without["neighbours"])} == {None}
 
 
 @pytest.mark.parametrize(("query", "count"), [("", 10), ("&count=100", 100)])

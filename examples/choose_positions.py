@@ -1,0 +1,163 @@
+"""Train every kind of positions on a task with order, and test it beyond the trained length.
+
+    .venv/bin/python examples/choose_positions.py -o positions.svg
+
+The task: a sequence of random tokens holds one A and one B; say which comes first. Without positions a model can only
+guess. Training uses 4 to 16 tokens, the test up to 64. The run takes less than two minutes on two cores.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+try:
+    import torch
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+    from torch.nn import functional
+
+    from preblock.models import (
+        AlibiBias,
+        HybridPositionalEncoding,
+        LearnedPositionalEncoding,
+        RotaryConfig,
+        RotaryEmbedding,
+        SinusoidalPositionalEncoding,
+        rotate,
+    )
+    from preblock.plots.files import check_suffix, save
+    from preblock.service.core.errors import Invalid
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"This example needs {missing.name}. After `make serve`, run it with .venv/bin/python; "
+        "elsewhere: pip install 'preblock[cpu,export,plot]'"
+    ) from None
+
+WIDTH, HEADS, VOCABULARY = 32, 4, 24
+A, B, QUESTION = 0, 1, VOCABULARY - 1
+TRAINED_LENGTH = 16
+TESTED_LENGTHS = (8, 16, 24, 32, 48, 64)
+BATCH, TESTS = 128, 1024
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "none": nn.Identity,
+    "learned": lambda: LearnedPositionalEncoding(WIDTH, TRAINED_LENGTH, dropout=0.0),
+    "sinusoidal": lambda: SinusoidalPositionalEncoding(WIDTH, max(TESTED_LENGTHS), dropout=0.0),
+    "hybrid": lambda: HybridPositionalEncoding(WIDTH, TRAINED_LENGTH, dropout=0.0),
+    "rotary": lambda: RotaryEmbedding(RotaryConfig(dim=WIDTH // HEADS, theta=100.0)),
+    "ALiBi": lambda: AlibiBias(HEADS),
+}
+
+
+class Reader(nn.Module):
+    """Tokens, attention of the last token to all tokens, and a hidden layer.
+
+    Letters: B batch, L length, D width, H heads.
+    """
+
+    def __init__(self, positions: nn.Module) -> None:
+        super().__init__()
+        self.positions = positions
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.hidden, self.vote = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the votes for "A first" and "B first", (B, 2), of ids (B, L)."""
+        x, bias, length = self.tokens(ids), None, ids.shape[1]
+        if not isinstance(self.positions, AlibiBias | RotaryEmbedding):
+            x = self.positions(x)  # added to the tokens
+        query, key, value = (
+            part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        if isinstance(self.positions, RotaryEmbedding):  # in the queries and keys
+            cos, sin = self.positions(x)
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        elif isinstance(self.positions, AlibiBias):  # in the scores
+            bias = self.positions(length - 1, 1, length)
+        read = functional.scaled_dot_product_attention(query[:, :, -1:], key, value, attn_mask=bias)
+        votes: Tensor = self.vote(functional.relu(self.hidden(read.flatten(1))))
+        return votes
+
+
+def draw(count: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return ids (count, length), and 1 where A comes first, else 0."""
+    ids = torch.randint(2, QUESTION, (count, length))
+    places = torch.rand(count, length - 1).argsort(dim=1)[:, :2]
+    ids.scatter_(1, places, torch.tensor([[A, B]]).expand(count, 2))
+    ids[:, -1] = QUESTION
+    return ids, (places[:, 0] < places[:, 1]).long()
+
+
+def train(reader: Reader, steps: int) -> None:
+    """Train on sequences of 4 to `TRAINED_LENGTH` tokens."""
+    optimizer = torch.optim.AdamW(reader.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
+    for _ in range(steps):
+        ids, answers = draw(BATCH, int(torch.randint(4, TRAINED_LENGTH + 1, ())))
+        optimizer.zero_grad()
+        functional.cross_entropy(reader(ids), answers).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+
+
+@torch.no_grad()
+def accuracy(reader: Reader, length: int) -> float | None:
+    """Return the share of right answers at a length; None if the positions end before it."""
+    ids, answers = draw(TESTS, length)
+    try:
+        return (reader.eval()(ids).argmax(dim=1) == answers).float().mean().item()
+    except ValueError:  # the table is too short
+        return None
+
+
+def run(steps: int, kinds: Sequence[str] = tuple(KINDS)) -> dict[str, list[float | None]]:
+    """Return the accuracy of each kind at each of `TESTED_LENGTHS`."""
+    found = {}
+    for name in kinds:
+        torch.manual_seed(0)
+        reader = Reader(KINDS[name]())
+        train(reader, steps)
+        found[name] = [accuracy(reader, length) for length in TESTED_LENGTHS]
+    return found
+
+
+def plot(results: dict[str, list[float | None]]) -> Figure:
+    """Draw the accuracy by length."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name, values in results.items():
+        pairs = [(length, value) for length, value in zip(TESTED_LENGTHS, values, strict=True) if value is not None]
+        axes.plot(*zip(*pairs, strict=True), marker="o", label=name)
+    axes.axvline(TRAINED_LENGTH, color="grey", linestyle="--", label="longest in training")
+    axes.set(xlabel="tokens", ylabel="right answers", ylim=(0, 1.02), xticks=TESTED_LENGTHS)
+    axes.set_title("Which comes first, A or B?")
+    figure.legend(loc="outside right upper")
+    return figure
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print a table of accuracies, and draw them."""
+    parser = argparse.ArgumentParser(description="Train every kind of positions on a task with order.")
+    parser.add_argument("--steps", type=int, default=1500, help="steps of training (%(default)s)")
+    parser.add_argument("-o", "--output", type=Path, help="picture to write, .svg or .png")
+    given = parser.parse_args(arguments)
+    if given.steps < 1:
+        parser.error(f"argument --steps: got {given.steps}, expected 1 or more")
+    try:
+        if given.output is not None:
+            check_suffix(given.output)
+    except Invalid as error:
+        parser.error(str(error))
+    began = time.perf_counter()
+    results = run(given.steps)
+    print("tokens     ", *(f"{length:>7}" for length in TESTED_LENGTHS))
+    for name, values in results.items():
+        print(f"{name:<11}", *("refused" if value is None else f"{value:>7.1%}" for value in values))
+    print(f"{time.perf_counter() - began:.0f} seconds")
+    if given.output is not None:
+        save(plot(results), given.output)
+
+
+if __name__ == "__main__":
+    main()

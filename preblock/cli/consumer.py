@@ -1,0 +1,38 @@
+"""The output of an artifact for a consumer of `inputs_embeds`."""
+
+import click
+
+from preblock.cli.options import table
+from preblock.service.artifacts.manifest import TOKEN_EMBEDDINGS, Manifest, StemManifest
+
+
+def write_consumer(manifest: Manifest | StemManifest, engine: str) -> str:
+    """Return the output that `engine` takes as `inputs_embeds`, one line for each range of its versions.
+
+    Raises:
+        click.ClickException: the model has no token embeddings, or the expectation of the engine is unknown.
+
+    """
+    lookup = manifest.token_embeddings if isinstance(manifest, Manifest) else None
+    if lookup is None:
+        raise click.ClickException(f"the model, of family {manifest.family}, has no token embeddings")
+    if lookup.embedding_scale == 1:
+        return f"every version: {TOKEN_EMBEDDINGS}; the model has no embedding scale"
+    found = [consumer for consumer in lookup.consumers if consumer.engine == engine]
+    if not found:
+        raise click.ClickException(
+            f"it is unknown whether {engine} scales the inputs_embeds of a {manifest.family}, by "
+            f"{lookup.embedding_scale:g}; token_embeddings {'include' if lookup.scaled else 'exclude'} that scale"
+        )
+    forms = {"applied": "with the embedding scale", "none": f"without the embedding scale: {engine} applies it"}
+    return table(
+        [
+            (
+                f"{engine} {consumer.versions}",
+                consumer.output or "no output of this artifact",
+                forms[consumer.scale],
+                f"read in {consumer.source}",
+            )
+            for consumer in found
+        ]
+    )

@@ -1,0 +1,109 @@
+"""The examples for engines that take vectors: the engines' own code reads the payloads.
+
+Neither engine runs here. `tests/data/engines` holds the code, with its sources.
+"""
+
+import base64
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import preblock
+from tests.clients.test_vllm import StandIn, run, stand_in
+from tests.support.paths import ROOT
+from tests.support.servers import Server
+
+__all__ = ["stand_in"]
+ENGINES = ROOT / "tests/data/engines"
+
+
+def engine_function(file: str, name: str) -> Any:
+    """Return a function of an engine's code."""
+    names: dict[str, Any] = {}
+    exec((ENGINES / file).read_text(), names)
+    return names[name]
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`safe_load_prompt_embeds` of vLLM, with the base64 of Python for that of pybase64: both take `validate`."""
+    exceptions = ModuleType("vllm.exceptions")
+    exceptions.VLLMValidationError = ValueError  # type: ignore[attr-defined]
+    for name, module in (("vllm", ModuleType("vllm")), ("vllm.exceptions", exceptions), ("pybase64", base64)):
+        monkeypatch.setitem(sys.modules, name, module)
+    return engine_function("vllm_embed_utils.txt", "safe_load_prompt_embeds")
+
+
+def test_a_chat_message_is_vectors_without_special_tokens(
+    server: Server, stand_in: tuple[str, type[StandIn]], vllm: Any
+) -> None:
+    address, handler = stand_in
+    done = run(server.address, "minilm", address, "Hello, world!", example="vllm_chat.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "yes\n", "")
+    (request,) = handler.seen
+    ((message),) = request["messages"]
+    (part,) = message["content"]
+    assert (message["role"], part["type"]) == ("user", "prompt_embeds")
+    tensor = vllm(SimpleNamespace(enable_prompt_embeds=True), part["data"])
+    with preblock.connect(server.address) as client:
+        ids = client.text("Hello, world!", model="minilm", return_tokens=True).input_ids
+        assert ids is not None
+        expected = client.embed(ids[0][1:-1], model="minilm", output="token_embeddings").to_torch()
+    assert torch.equal(tensor, expected[0])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_sglang_reads_a_batch_of_one_prompt(
+    tiny_server: Server, stand_in: tuple[str, type[StandIn]], whole: bool
+) -> None:
+    address, handler = stand_in
+    done = run(tiny_server.address, "gpt", address, "3", "1", "4", example="sglang_input_embeds.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "'yes'\n", "")
+    (request,) = handler.seen
+    given = request["input_embeds"][0] if whole else request["input_embeds"]
+    parsed = SimpleNamespace(text=None, input_ids=None, input_embeds=given)
+    engine_function("sglang_io_struct.txt", "_determine_batch_size")(parsed)
+    assert (parsed.is_single, parsed.batch_size) == (whole, 1)
+    with preblock.connect(tiny_server.address) as client:
+        expected = client.embed([3, 1, 4], model="gpt", output="token_embeddings").vectors
+    assert np.array_equal(np.array(request["input_embeds"], np.float32), expected)
+
+
+def test_tensorrt_llm_finds_the_vectors_at_their_ids(tiny_server: Server, tmp_path: Path) -> None:
+    arguments = ["3,1", "+4,5", "2", "+0"]
+    done = run(tiny_server.address, "gpt", *arguments, example="tensorrt_llm_prompt_table.py", folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3 1 7 8 2 9\n", "")
+    # As `_prepare_ptuning` in tensorrt_llm/runtime/model_runner.py at 2340c776201e4dba9aa625b8615e3e6ca9d7a7f6.
+    table = torch.from_numpy(np.load(tmp_path / "prompt_table.npy"))
+    _, task_vocab_size, hidden_size = table.size()
+    table = table.view(-1, hidden_size)
+    (ids,) = torch.from_numpy(np.load(tmp_path / "input_ids.npy"))
+    with preblock.connect(tiny_server.address) as client:
+        rows = client.embed([3, 1, 4, 5, 2, 0], model="gpt", output="token_embeddings").to_torch()[0]
+        size = client.model("gpt").vocab_size
+    assert (task_vocab_size, size) == (3, 7)
+    assert torch.equal(table[ids[ids >= size] - size], rows[[2, 3, 5]])
+
+
+def test_an_error_of_the_service_is_one_line(tiny_server: Server, stand_in: tuple[str, type[StandIn]]) -> None:
+    address, _ = stand_in
+    for example, arguments in (
+        ("vllm_chat.py", ("gpt", address, "Hello")),
+        ("sglang_input_embeds.py", ("nope", address, "1")),
+        ("tensorrt_llm_prompt_table.py", ("gpt", "7", "+1")),
+    ):
+        done = run(tiny_server.address, *arguments, example=example)
+        assert done.returncode == 1
+        assert done.stderr.startswith("Preblock: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_misspelt_part_is_wrong_use(tiny_server: Server) -> None:
+    done = run(tiny_server.address, "gpt", "3,x", example="tensorrt_llm_prompt_table.py")
+    assert done.returncode == 2
+    assert "argument parts: invalid read_part value: '3,x'" in done.stderr

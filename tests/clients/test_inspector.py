@@ -1,0 +1,327 @@
+"""The inspector in a real browser: every panel is used, with the values of NumPy and the words of the API."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from preblock.service.core.auth import new_key
+from tests.clients.browser import CHROMIUM, Page, browsing
+from tests.clients.inspector import (
+    check_accessibility,
+    check_events,
+    choose,
+    fill,
+    load,
+    pixels,
+    press,
+    submit,
+    text,
+    use_stream,
+)
+from tests.support.artifacts import copy_artifact, read_tables
+from tests.support.paths import ROOT
+from tests.support.servers import Server, serve
+
+MAX_LOADED_BYTES = 150_000
+ROTARY = {"rotary_cos", "rotary_sin", "rotary_cos_near", "rotary_sin_near"}
+PANELS = ("identity", "embed", "positions", "decode", "neighbours")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def inspected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Serve models of every kind: segments and text, learned positions, rotary, biases, images."""
+    root = tmp_path_factory.mktemp("inspected")
+    stored = {"bert": "bert", "gpt": "gpt", "rotary": "rotary", "t5": "t5", "alibi": "alibi", "vit": "vit"}
+    for name, source in stored.items():
+        copy_artifact(source, root, name)
+    copy_artifact("bert-again", root, "bert")
+    with serve(root) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browsing("about:blank", tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page, inspected: Server) -> Page:
+    browser.events.clear()
+    load(browser, inspected)
+    browser.wait_for("document.getElementById('version').value")
+    return browser
+
+
+def test_first_view_is_small_and_needs_no_other_origin(page: Page, inspected: Server) -> None:
+    assert page.evaluate("location.pathname") == "/inspect"
+    page.wait_for("!document.getElementById('positions-result').hidden")
+    check_events(page, inspected)
+    data = {
+        event["params"]["requestId"]
+        for event in page.events
+        if event["method"] == "Network.requestWillBeSent" and "/positions" in event["params"]["request"]["url"]
+    }
+    loaded = [event["params"] for event in page.events if event["method"] == "Network.loadingFinished"]
+    assert sum(part["encodedDataLength"] for part in loaded if part["requestId"] not in data) <= MAX_LOADED_BYTES
+    assert len(loaded) > len(data)
+
+
+def test_structure_has_every_panel_with_its_heading(page: Page) -> None:
+    found = page.evaluate("""Array.from(document.querySelectorAll("main > section"), (section) =>
+        [section.id, document.getElementById(section.getAttribute("aria-labelledby")).innerText, section.hidden])""")
+    titles = ("Model", "Embed", "Positions", "Decode", "Nearest tokens")
+    assert found == [[name, title, False] for name, title in zip(PANELS, titles, strict=True)]
+
+
+def test_model_is_described_as_the_api_does(page: Page, inspected: Server) -> None:
+    choose(page, "bert")
+    described = httpx.get(f"{inspected.address}/models/bert").json()
+    facts = text(page, "facts")
+    for expected in (described["identity"], "bert, version 2", "0 to 10", "float32", "token_type_ids 0 to 1"):
+        assert expected in facts
+    assert f"running {described['provider']}" in facts
+    parity = described["parity"]["providers"]["CPUExecutionProvider"]["outputs"]["embeddings"]
+    assert str(len(parity["cases"])) in text(page, "parity")
+    fill(page, version="1")
+    page.wait_for("document.getElementById('status').innerText === 'bert, version 1'")
+    other = httpx.get(f"{inspected.address}/models/bert/versions/1").json()["identity"]
+    assert other in text(page, "facts")
+    assert other != described["identity"]
+
+
+def test_images_show_their_model_alone(page: Page, inspected: Server) -> None:
+    choose(page, "vit")
+    shown = page.evaluate(f"{list(PANELS)}.filter((name) => !document.getElementById(name).hidden)")
+    assert shown == ["identity"]
+    check_events(page, inspected)
+
+
+def test_ids_are_embedded_with_the_numbers_of_the_tables(page: Page, inspected: Server) -> None:
+    choose(page, "gpt")
+    fill(page, content="5, 6, 1", offset="2")
+    submit(page, "embed")
+    page.wait_for("!document.getElementById('embed-result').hidden")
+    answer = httpx.post(
+        f"{inspected.address}/models/gpt/embed", json={"input_ids": [5, 6, 1], "offset": 2, "encoding": "float"}
+    ).json()
+    rows = page.evaluate("""Array.from(document.querySelectorAll("#vectors tr"), (row) =>
+        Array.from(row.cells, (cell) => cell.innerText))""")
+    assert [row[1:4] for row in rows] == [["5", "2", "none"], ["6", "3", "none"], ["1", "4", "none"]]
+    vectors = np.array(answer["embeddings"][0])
+    norms = [float(row[4]) for row in rows]
+    assert np.allclose(norms, np.linalg.norm(vectors, axis=1), rtol=1e-3)
+    first = [[float(value) for value in row[5].split(", ")[:-1]] for row in rows]
+    assert np.allclose(first, vectors[:, :6], rtol=1e-3)
+    colours = page.evaluate("""Array.from(document.querySelectorAll("#spans .token"), (token) =>
+        getComputedStyle(token).backgroundColor)""")
+    assert len(set(colours)) == 3
+    assert "model" in text(page, "timings")
+    check_events(page, inspected)
+
+
+def test_text_becomes_tokens_and_code(page: Page, inspected: Server) -> None:
+    choose(page, "bert")
+    fill(page, version="1")
+    page.wait_for("document.getElementById('status').innerText === 'bert, version 1'")
+    submit(page, "embed")
+    page.wait_for("!document.getElementById('embed-result').hidden || document.getElementById('embed-error').innerText")
+    assert text(page, "embed-error") == ""
+    assert "next offset" in text(page, "embed-words")
+    for language, expected in (("curl", "curl '"), ("python", "preblock.connect("), ("javascript", "await fetch(")):
+        page.evaluate(f"document.querySelector('[data-language={language}]').click()")
+        assert expected in text(page, "snippet")
+        assert f"{inspected.address}" in text(page, "snippet")
+        pressed = page.evaluate("document.querySelector('[data-language][aria-pressed=true]').dataset.language")
+        assert pressed == language
+
+
+def test_segments_of_ids_are_sent(page: Page) -> None:
+    choose(page, "bert")
+    page.evaluate("document.querySelector('[name=input][value=input_ids]').click()")
+    fill(page, content="3, 4")
+    page.evaluate("document.querySelector('#indices input').value = '0, 1'")
+    submit(page, "embed")
+    page.wait_for("!document.getElementById('embed-result').hidden")
+    assert "token_type_ids 1" in text(page, "vectors")
+    page.evaluate("document.querySelector('#indices input').value = '0, 2'")
+    submit(page, "embed")
+    page.wait_for("document.getElementById('embed-error').innerText")
+    assert "token_type_ids[1]: got 2, expected 0 to 1" in text(page, "embed-error")
+
+
+@pytest.mark.parametrize(
+    ("ids", "offset", "message"),
+    [
+        ("7", "0", "422 Invalid: input_ids[0]: got 7, expected 0 to 6 (request "),
+        ("1, 2", "5", "422 Invalid: "),
+        ("1", "-1", "422 Invalid: offset"),
+        ("one", "0", "input_ids: got one, expected integers"),
+        ("", "0", "422 Invalid: "),
+    ],
+)
+def test_errors_have_the_words_of_the_api(ids: str, offset: str, message: str, page: Page, inspected: Server) -> None:
+    choose(page, "gpt")
+    fill(page, content=ids, offset=offset)
+    submit(page, "embed")
+    page.wait_for("document.getElementById('embed-error').innerText")
+    assert text(page, "embed-error").startswith(message)
+    assert page.evaluate("document.getElementById('embed-result').hidden")
+    check_events(page, inspected, (422,))
+
+
+def test_slider_shows_the_window_and_the_end(page: Page, inspected: Server, tmp_path: Path) -> None:
+    choose(page, "gpt")
+    fill(page, window="2")
+    page.wait_for("document.getElementById('ruler-words').innerText.includes('2 tokens at offset 0 ')")
+    assert "positions 0 to 1. max_len is 6, so 4 remain" in text(page, "ruler-words")
+    assert text(page, "slider-value") == "0"
+    page.wait_for("document.getElementById('heatmap-words').innerText.includes('rows 0 to 5')")
+    rows = read_tables(copy_artifact("gpt", tmp_path))["positions"]
+    least, most = (float(f"{value:.4g}") for value in (rows.min(), rows.max()))
+    assert f"rows 0 to 5, 4 columns, values {least:g} to {most:g}." in text(page, "heatmap-words")
+    cosine = rows[0] @ rows[1] / np.linalg.norm(rows[0]) / np.linalg.norm(rows[1])
+    assert f"has cosine {float(f'{cosine:.4g}'):g} with the next" in text(page, "similarity-words")
+    size = page.evaluate("[document.getElementById('heatmap').width, document.getElementById('heatmap').height]")
+    assert size == [4, 6]
+    before = pixels(page, "ruler")
+    fill(page, slider="5")
+    page.wait_for("document.getElementById('ruler-words').innerText.includes('at offset 5 ')")
+    assert "It is refused: 1 are beyond max_len 6." in text(page, "ruler-words")
+    assert pixels(page, "ruler") != before
+    check_events(page, inspected)
+
+
+@pytest.mark.parametrize(("model", "kinds"), [("rotary", ROTARY), ("t5", {"bias"})])
+def test_models_without_position_rows_show_their_own(
+    model: str, kinds: set[str], page: Page, inspected: Server
+) -> None:
+    choose(page, model)
+    page.wait_for("!document.getElementById('positions-result').hidden")
+    page.wait_for("document.getElementById('heatmap-words').innerText")
+    options = page.evaluate("Array.from(document.getElementById('picture').options, (option) => option.value)")
+    assert set(options) == kinds
+    for kind in kinds:
+        fill(page, picture=kind)
+        word = "query by key" if kind == "bias" else f"{kind},"
+        page.wait_for(f"document.getElementById('heatmap-words').innerText.includes('{word}')")
+        assert text(page, "positions-error") == ""
+    if model == "rotary":  # these outputs end before the model
+        fill(page, picture="rotary_cos_near", slider="15")
+        page.wait_for("document.getElementById('ruler-words').innerText.includes('beyond max_len 16')")
+    check_events(page, inspected)
+
+
+def test_stream_over_a_websocket(page: Page, inspected: Server) -> None:
+    choose(page, "gpt")
+    use_stream(page)
+    assert any(event["method"] == "Network.webSocketCreated" for event in page.events)
+    check_events(page, inspected)
+
+
+def test_stream_with_a_wrong_offset_says_why(page: Page) -> None:
+    choose(page, "gpt")
+    fill(page, open_offset="99")
+    submit(page, "open")
+    page.wait_for("document.getElementById('decode-error').innerText.includes('99')")
+
+
+def test_nearest_tokens_are_those_of_the_api(page: Page, inspected: Server) -> None:
+    choose(page, "gpt")
+    fill(page, token="3", count="4")
+    submit(page, "neighbours")
+    page.wait_for("document.getElementById('nearest').children.length")
+    body = httpx.get(f"{inspected.address}/models/gpt/neighbours?id=3&count=4").json()
+    lines = text(page, "nearest").splitlines()
+    assert [line.split(":")[0] for line in lines] == [str(entry["id"]) for entry in body["neighbours"]]
+    fill(page, token="99")
+    submit(page, "neighbours")
+    page.wait_for("document.getElementById('neighbours-error').innerText")
+    assert "id: got 99, expected 0 to 6" in text(page, "neighbours-error")
+    assert text(page, "nearest") == ""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_every_width_and_colour_is_accessible(width: int, scheme: str, page: Page) -> None:
+    page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    choose(page, "bert")
+    submit(page, "embed")
+    submit(page, "open")
+    submit(page, "neighbours")
+    page.wait_for("!document.getElementById('embed-result').hidden && !document.getElementById('stream').hidden")
+    page.wait_for("document.getElementById('nearest').children.length")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    check_accessibility(page)
+    page.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_keyboard_reaches_every_control(page: Page) -> None:
+    choose(page, "gpt")
+    submit(page, "embed")
+    submit(page, "open")
+    page.wait_for("!document.getElementById('stream').hidden && !document.getElementById('embed-result').hidden")
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    controls = set(
+        page.evaluate("""Array.from(document.querySelectorAll(
+            "select, textarea, button, input:not([type=radio])"), (control) => control)
+            .filter((control) => control.checkVisibility()).map((control, place) => control.dataset.place = place)""")
+    )
+    reached = set()
+    for _ in range(2 * len(controls) + 40):
+        press(page, "Tab", 9)
+        place = page.evaluate("document.activeElement.dataset.place ?? null")
+        if place is not None:
+            reached.add(int(place))
+            visible = "document.activeElement.matches(':focus-visible')"
+            assert page.evaluate(visible)
+    assert reached == controls
+
+
+def test_key_stays_in_memory_and_streams_by_requests(browser: Page, tiny_repository: Path, tmp_path: Path) -> None:
+    secret, entry = new_key("alice", (), False)
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry)
+    keys.chmod(0o600)
+    with serve(tiny_repository, "--api-keys-file", str(keys), "--inspector", "on") as server:
+        browser.events.clear()
+        load(browser, server)
+        browser.wait_for("!document.getElementById('key-form').hidden")
+        assert text(browser, "status") == "This service needs an API key."
+        fill(browser, key="wrong")
+        submit(browser, "key")
+        browser.wait_for("document.getElementById('status').innerText.startsWith('401 ')")
+        fill(browser, key=secret)
+        submit(browser, "key")
+        browser.wait_for("document.getElementById('version').value")
+        assert browser.evaluate("document.getElementById('key-form').hidden")
+        choose(browser, "gpt")
+        use_stream(browser)
+        submit(browser, "embed")
+        browser.wait_for("!document.getElementById('embed-result').hidden")
+        assert "$PREBLOCK_KEY" in text(browser, "snippet")
+        assert secret not in browser.evaluate("document.documentElement.outerHTML")
+        stored = "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
+        assert secret not in browser.evaluate(stored)
+        assert browser.evaluate("document.getElementById('key').value") == ""
+        assert not [event for event in browser.events if event["method"] == "Network.webSocketCreated"]
+        check_events(browser, server, (401, 422))
+
+
+@pytest.mark.parametrize("language", ["curl", "python"])
+def test_shown_code_runs(language: str, page: Page) -> None:
+    choose(page, "gpt")
+    submit(page, "embed")
+    page.wait_for("!document.getElementById('embed-result').hidden")
+    page.evaluate(f"document.querySelector('[data-language={language}]').click()")
+    code = text(page, "snippet")
+    command = ["bash", "-c", code] if language == "curl" else [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    assert '"shape":[1,4,4]' in done.stdout if language == "curl" else done.stdout.startswith("(1, 4, 4) [")

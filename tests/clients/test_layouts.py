@@ -1,0 +1,98 @@
+"""`preblock convert`: the real engines load each layout, and compute the bits of the artifact."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preblock.export.exporter import export
+from preblock.export.layouts.conversion import convert
+from preblock.service.artifacts.manifest import TOKEN_GRAPH
+from preblock.service.runtime.runner import Float32
+from preblock.service.runtime.session import Session
+from tests.clients.client_environments import ask
+from tests.clients.model_parts import write_decoder, write_genai_config, write_vision
+from tests.families.published_models import save
+from tests.support.artifacts import copy_artifact
+from tests.support.paths import ROOT
+
+IDS = [[5, 3, 29], [0, 31, 5]]
+PROJECT = ROOT / "tests/clients/transformersjs"
+GPT, WIDTH = "gpt-100x32x50", 32
+
+
+def look_up(folder: Path, ids: list[list[int]], graph: str = TOKEN_GRAPH) -> Float32:
+    (vectors,) = Session(folder, graph=graph).run({"input_ids": np.array(ids), "offset": np.zeros(1, int)}).values()
+    return vectors
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    return copy_artifact(GPT, tmp_path / "repository", "gpt")
+
+
+def test_openvino(artifact: Path, tmp_path: Path) -> None:
+    convert(artifact, "openvino", tmp_path / "out")
+    found = ask("openvino", "openvino_embeddings.py", str(tmp_path / "out"), json.dumps(IDS))
+    assert found["inputs"] == [["input", "i64"]]
+    assert found["outputs"] == [["inputs_embeds", "f32"]]
+    assert found["shape"] == [2, 3, WIDTH]
+    assert found["bytes"] == look_up(artifact, IDS).tobytes().hex()
+
+
+def test_genai_runs_the_lookup_as_a_stage(artifact: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    convert(artifact, "ort-genai", folder)
+    write_decoder(folder / "decoder.onnx", WIDTH)
+    write_genai_config(folder, WIDTH)
+    found = ask("onnxruntime-genai", "genai_decoder.py", str(folder), json.dumps(IDS[0]))
+    vectors = look_up(artifact, [IDS[0]])
+    token = int(vectors[0, -1].argmax())
+    step = look_up(artifact, [[token]])
+    assert found["steps"] == [[[1, 3, WIDTH], vectors.tobytes().hex()], [[1, 1, WIDTH], step.tobytes().hex()]]
+    assert found["ids"] == [*IDS[0], token, int(step.argmax())]
+
+
+def test_genai_scatters_image_features(artifact: Path, tmp_path: Path) -> None:
+    folder, image = tmp_path / "out", 99
+    convert(artifact, "ort-genai", folder, image)
+    write_decoder(folder / "decoder.onnx", WIDTH)
+    write_vision(folder / "vision.onnx", WIDTH)
+    write_genai_config(folder, WIDTH)
+    prompt = [5, image, image, 3, image, 9]
+    features = np.arange(3 * WIDTH, dtype=np.float32).reshape(3, WIDTH)
+    expected = look_up(artifact, [prompt])
+    expected[0, [1, 2, 4]] = features
+    found = ask("onnxruntime-genai", "genai_decoder.py", str(folder), json.dumps(prompt), json.dumps(features.tolist()))
+    step = look_up(artifact, [[int(expected[0, -1].argmax())]])
+    assert found["steps"] == [[[1, 6, WIDTH], expected.tobytes().hex()], [[1, 1, WIDTH], step.tobytes().hex()]]
+
+
+def embed_in_javascript(folder: Path, dtype: str) -> Any:
+    if not (PROJECT / "node_modules/@huggingface").is_dir() or shutil.which("node") is None:
+        pytest.skip("there is no transformers.js; `make clients` installs it")
+    write_decoder(folder / "onnx/decoder_model_merged.onnx", WIDTH)
+    write_vision(folder / "onnx/vision_encoder.onnx", WIDTH)
+    text = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": WIDTH, "num_attention_heads": 1}
+    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    (folder / "config.json").write_text(json.dumps(config))
+    command = ["node", str(PROJECT / "embed.mjs"), str(folder), dtype, json.dumps(IDS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [("float32", "fp32"), ("float16", "fp16"), ("int8", "q8"), ("int4", "q4")]
+)
+def test_transformers_js(tmp_path: Path, stored: str, dtype: str) -> None:
+    save("llama", tmp_path / "llama")
+    folder = export(str(tmp_path / "llama"), "llama", tmp_path / "repository", dtype=stored).folder
+    convert(folder, "transformers.js", tmp_path / "out")
+    found = embed_in_javascript(tmp_path / "out", dtype)
+    vectors = look_up(folder, IDS, "embeddings.onnx")
+    assert found == {"shape": [2, 3, WIDTH], "type": "float32", "bytes": vectors.tobytes().hex()}

@@ -1,0 +1,99 @@
+"""The guide to choosing positions, and the examples of positions and modules."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from tests.e2e.test_examples import load
+from tests.support.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+GUIDE = (ROOT / "docs/choosing-positions.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```\n\n```\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(("code", "output"), BLOCKS)
+def test_guide_shows_the_output_of_its_code(code: str, output: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)
+    assert done.stdout == output
+
+
+def test_guide_has_the_shares_of_both_lengths() -> None:
+    assert len(BLOCKS) == GUIDE.count("```python") == 2
+    for max_len, share in ((512, "1.6%"), (2048, "6.0%")):
+        assert f"{100 * max_len * 768 / ((32000 + max_len) * 768):.1f}%" == share
+        assert share in GUIDE
+
+
+def test_every_trained_kind_learns_order_and_a_table_ends(tmp_path: Path) -> None:
+    experiment = load(EXAMPLES / "choose_positions.py")
+    found = experiment.run(400, ("none", "learned", "ALiBi"))
+    trained = experiment.TESTED_LENGTHS.index(experiment.TRAINED_LENGTH)
+    assert 0.4 < found["none"][trained] < 0.6
+    assert found["learned"][trained] > 0.9
+    assert found["ALiBi"][trained] > 0.9
+    assert found["learned"][trained + 1 :] == [None] * (len(experiment.TESTED_LENGTHS) - trained - 1)
+    assert None not in found["ALiBi"]
+    pictures = [tmp_path / "first.svg", tmp_path / "second.svg"]
+    for picture in pictures:
+        experiment.save(experiment.plot(found), picture)
+    assert pictures[0].read_bytes() == pictures[1].read_bytes()
+
+
+def test_experiment_prints_each_length_and_refuses_wrong_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = load(EXAMPLES / "choose_positions.py")
+    experiment.main(["--steps", "1", "-o", str(tmp_path / "positions.png")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["tokens", *experiment.KINDS]
+    assert lines[2].split()[3:] == ["refused"] * 4
+    assert (tmp_path / "positions.png").is_file()
+    for arguments, message in ((["--steps", "0"], "expected 1 or more"), (["-o", "a.gif"], "a.gif")):
+        with pytest.raises(SystemExit):
+            experiment.main(arguments)
+        assert message in capsys.readouterr().err
+
+
+def test_module_gives_the_bits_of_its_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = load(EXAMPLES / "module_to_vectors.py")
+    example.main(["--repository", str(tmp_path)])
+    example.main(["--repository", str(tmp_path)])
+    assert [path.name for path in sorted((tmp_path / "mine").iterdir())] == ["1", "2"]
+    assert capsys.readouterr().out.count("The artifact gives the bits of the module.") == 2
+
+
+def test_comparison_has_the_cosines_of_numpy(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load(EXAMPLES / "compare_positions.py")
+    example.main(["--repository", str(repository), "-o", str(tmp_path / "both.svg")])
+    _, learned, sinusoids, _ = capsys.readouterr().out.splitlines()
+    graph = onnx.load(repository / "minilm" / "1" / "model.onnx")
+    (table,) = (values for values in map(numpy_helper.to_array, graph.graph.initializer) if values.shape == (512, 384))
+    angles = np.arange(128)[:, None] / 10000 ** (np.arange(0, 384, 2) / 384)
+    for line, rows in ((learned, table[:128]), (sinusoids, np.hstack([np.sin(angles), np.cos(angles)]))):
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        expected = [np.diag(unit @ unit.T, distance).mean() for distance in example.DISTANCES]
+        assert np.allclose(list(map(float, line.split()[1:])), expected, atol=1e-3)
+    assert (tmp_path / "both.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "gpt9"], "--model: "),
+        (["-o", "both.gif"], "both.gif"),
+    ],
+)
+def test_comparison_says_what_is_wrong(arguments: list[str], message: str, repository: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(EXAMPLES / "compare_positions.py").main(["--repository", str(repository), *arguments])
+    assert message in str(ended.value.code)

@@ -1,0 +1,196 @@
+"""Layouts of other engines: bits of transformers, names and shapes; and wrong requests."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from safetensors.numpy import load_file
+from transformers import AutoModel, Gemma3TextModel, LlamaModel
+
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export
+from preblock.export.layouts.conversion import LAYOUTS, convert
+from preblock.service.core.errors import ArtifactError
+from tests.families.published_models import save
+from tests.support.artifacts import copy_artifact, make_repository
+
+IDS = np.array([[5, 3, 29, 3]])
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Gemma3TextModel]:
+    """An artifact of a random Gemma 3, whose vectors are scaled, and the model."""
+    root = tmp_path_factory.mktemp("gemma")
+    save("gemma3_text", root / "source")
+    return export(str(root / "source"), "gemma", root).folder, AutoModel.from_pretrained(root / "source").eval()
+
+
+@pytest.mark.parametrize(
+    ("layout", "graph"), [("transformers.js", "onnx/embed_tokens.onnx"), ("ort-genai", "embedding.onnx")]
+)
+def test_graphs_have_the_bits_of_inputs_embeds(
+    gemma: tuple[Path, Gemma3TextModel], tmp_path: Path, layout: str, graph: str
+) -> None:
+    folder, model = gemma
+    files = convert(folder, layout, tmp_path / "new" / "out")
+    assert all(file.is_file() and file.stat().st_mode & 0o777 == 0o644 for file in files)
+    session = onnxruntime.InferenceSession(tmp_path / "new/out" / graph)
+    assert [node.name for node in session.get_inputs()] == ["input_ids"]
+    assert [node.name for node in session.get_outputs()] == ["inputs_embeds"]
+    with torch.no_grad():
+        expected = model.get_input_embeddings()(torch.from_numpy(IDS)).numpy()
+    assert np.array_equal(session.run(None, {"input_ids": IDS})[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("layout", "graph", "scaled"),
+    [("transformers.js", "onnx/embed_tokens.onnx", False), ("ort-genai", "embedding.onnx", True)],
+)
+def test_vectors_have_the_scale_of_the_engine(tmp_path: Path, layout: str, graph: str, scaled: bool) -> None:
+    """Granite of transformers scales given vectors itself; a decoder of the builder of ONNX Runtime GenAI does not."""
+    save("granite", tmp_path / "granite")
+    folder = export(str(tmp_path / "granite"), "granite", tmp_path).folder
+    convert(folder, layout, tmp_path / "out")
+    model = AutoModel.from_pretrained(tmp_path / "granite").eval()
+    with torch.no_grad():
+        expected = model.get_input_embeddings()(torch.from_numpy(IDS)) * (model.embedding_multiplier if scaled else 1)
+    session = onnxruntime.InferenceSession(tmp_path / "out" / graph)
+    assert np.array_equal(session.run(None, {"input_ids": IDS})[0], expected.numpy())
+
+
+def test_a_layout_holds_the_needed_weights_only(tmp_path: Path) -> None:
+    folder = copy_artifact("gpt-100x32x50", tmp_path, "gpt")
+    convert(folder, "transformers.js", tmp_path / "out")
+    assert (tmp_path / "out/onnx/embed_tokens.onnx_data").stat().st_size == 100 * 32 * 4
+    (tensor,) = onnx.load(tmp_path / "out/onnx/embed_tokens.onnx", load_external_data=False).graph.initializer
+    assert {entry.key: entry.value for entry in tensor.external_data}["location"] == "embed_tokens.onnx_data"
+
+
+@pytest.mark.parametrize(("stored", "suffix"), [("float16", "_fp16"), ("int8", "_quantized"), ("int4", "_q4")])
+def test_transformers_js_names_the_stored_dtype(tmp_path: Path, stored: str, suffix: str) -> None:
+    save("llama", tmp_path / "llama")
+    folder = export(str(tmp_path / "llama"), "llama", tmp_path, dtype=stored).folder
+    files = convert(folder, "transformers.js", tmp_path / "out")
+    assert [file.name for file in files] == [f"embed_tokens{suffix}.onnx", f"embed_tokens{suffix}.onnx_data"]
+
+
+def test_transformers_js_has_no_bfloat16(tmp_path: Path) -> None:
+    save("llama", tmp_path / "llama")
+    folder = export(str(tmp_path / "llama"), "llama", tmp_path, dtype="bfloat16").folder
+    with pytest.raises(ExportError, match=r"transformers\.js has no name for tables in bfloat16"):
+        convert(folder, "transformers.js", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_openvino_has_a_table_of_all_vectors(gemma: tuple[Path, Gemma3TextModel], tmp_path: Path) -> None:
+    folder, model = gemma
+    graph, table = convert(folder, "openvino", tmp_path)[::-1]
+    with torch.no_grad():
+        expected = model.get_input_embeddings()(torch.arange(model.config.vocab_size)).numpy()
+    assert table.read_bytes() == expected.tobytes() + bytes(8)
+    layers = ElementTree.parse(graph).getroot().findall("layers/layer")
+    assert [layer.attrib["type"] for layer in layers] == ["Parameter", "Const", "Const", "Gather", "Result"]
+
+
+def test_edgellm_has_a_scaled_table_and_rotary_caches(gemma: tuple[Path, Gemma3TextModel], tmp_path: Path) -> None:
+    folder, model = gemma
+    convert(folder, "edgellm", tmp_path)
+    with torch.no_grad():
+        table = model.get_input_embeddings()(torch.arange(model.config.vocab_size)).half().numpy()
+    found = load_file(tmp_path / "embedding.safetensors")
+    assert found.keys() == {"embedding"}
+    assert found["embedding"].dtype == np.float16
+    assert np.array_equal(found["embedding"], table)
+    caches = load_file(tmp_path / "rope_rotary_cos_sin.safetensors")
+    length = model.config.max_position_embeddings
+    positions = torch.arange(length)[None]
+    expected = {}
+    for layer in ("full_attention", "sliding_attention"):
+        cos, sin = model.rotary_emb(torch.zeros(1), positions, layer)
+        half = cos.shape[-1] // 2
+        # The order of columns in initializeCosSinCache.cu of TensorRT Edge-LLM: cosines, then sines.
+        expected[f"rope_rotary_cos_sin_{layer}"] = torch.cat([cos[..., :half], sin[..., :half]], -1).numpy()
+    assert caches.keys() == expected.keys()
+    for name, cache in expected.items():
+        assert caches[name].shape == cache.shape == (1, length, 8)
+        assert np.abs(caches[name] - cache).max() < 1e-6
+
+
+def test_edgellm_without_rotary_attention_has_a_table_only(tmp_path: Path) -> None:
+    folder = copy_artifact("gpt", tmp_path)
+    assert [file.name for file in convert(folder, "edgellm", tmp_path / "out")] == ["embedding.safetensors"]
+
+
+def test_edgellm_refuses_values_beyond_float16(tmp_path: Path) -> None:
+    save("llama", tmp_path / "llama")
+    model = LlamaModel.from_pretrained(tmp_path / "llama")
+    with torch.no_grad():
+        model.embed_tokens.weight[7, 3] = 1e5
+    model.save_pretrained(tmp_path / "llama")
+    folder = export(str(tmp_path / "llama"), "llama", tmp_path).folder
+    with pytest.raises(ExportError, match="the value 100000 of the table is too large for float16"):
+        convert(folder, "edgellm", tmp_path / "out")
+
+
+def test_image_features_replace_image_tokens(tmp_path: Path) -> None:
+    folder = copy_artifact("gpt-100x32x50", tmp_path, "gpt")
+    convert(folder, "ort-genai", tmp_path / "out", 7)
+    session = onnxruntime.InferenceSession(tmp_path / "out/embedding.onnx")
+    assert {node.name: node.shape for node in session.get_inputs()} == {
+        "input_ids": ["batch", "length"],
+        "image_features": ["features", 32],
+    }
+    rows, features = np.array([[7, 1, 7], [2, 7, 3]]), np.random.default_rng(0).random((3, 32), np.float32)
+    plain = session.run(None, {"input_ids": np.where(rows == 7, 1, rows), "image_features": features[:0]})[0]
+    found = session.run(None, {"input_ids": rows, "image_features": features})[0]
+    assert np.array_equal(found[rows == 7], features)
+    assert np.array_equal(found[rows != 7], plain[rows != 7])
+    with pytest.raises(Exception, match="ScatterND"):
+        session.run(None, {"input_ids": rows, "image_features": features[:2]})
+    entries = json.loads((tmp_path / "out/genai_config.embedding.json").read_text())["model"]
+    assert entries["image_token_id"] == 7
+
+
+def test_an_image_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    folder = copy_artifact("gpt-100x32x50", tmp_path, "gpt")
+    with pytest.raises(ExportError, match="--image-token-id: got 100, expected 0 to 99"):
+        convert(folder, "ort-genai", tmp_path / "out", 100)
+
+
+def test_existing_files_stay(tmp_path: Path) -> None:
+    folder, out = copy_artifact("gpt", tmp_path), tmp_path / "out"
+    (out / "onnx").mkdir(parents=True)
+    (out / "onnx/decoder_model_merged.onnx").write_text("theirs")
+    convert(folder, "transformers.js", out)
+    before = (out / "onnx/embed_tokens.onnx").read_bytes()
+    with pytest.raises(ExportError, match=r"embed_tokens.onnx exists; remove it, or choose another --output"):
+        convert(folder, "transformers.js", out)
+    assert (out / "onnx/embed_tokens.onnx").read_bytes() == before
+    assert (out / "onnx/decoder_model_merged.onnx").read_text() == "theirs"
+    assert [entry.name for entry in out.iterdir()] == ["onnx"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stem_has_no_layout(tmp_path: Path, layout: str) -> None:
+    folder = copy_artifact("vit", tmp_path)
+    with pytest.raises(ExportError, match="has no token embeddings, so no engine takes them as inputs_embeds"):
+        convert(folder, layout, tmp_path / "out")
+
+
+def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
+    folder = make_repository(tmp_path, gpt="gpt") / "gpt/1"
+    (folder / "token.onnx").write_bytes(b"?")
+    with pytest.raises(ArtifactError, match=r"token\.onnx"):
+        convert(folder, "openvino", tmp_path / "out")
+
+
+def test_an_output_below_a_file_is_refused(tmp_path: Path) -> None:
+    folder = copy_artifact("gpt", tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match=r"file/out: Not a directory"):
+        convert(folder, "openvino", tmp_path / "file/out")

@@ -1,0 +1,99 @@
+"""`GET /`, `/inspect` and `/docs`: the pages for browsers."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from preblock.service.api.http.routes.pages import ASSETS
+from preblock.service.core.auth import new_key
+from preblock.service.core.settings import Settings
+from tests.support.servers import Server, serve
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+MAX_LOADED_BYTES = 150_000
+NAMES = sorted(file.name for file in ASSETS.iterdir())
+
+
+@pytest.fixture(scope="module")
+def client(tiny_server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=tiny_server.address) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("accept", [BROWSER, "text/html", "TEXT/HTML;q=0.1"])
+def test_a_browser_is_sent_to_the_inspector(accept: str, client: httpx.Client) -> None:
+    answer = client.get("/", headers={"Accept": accept})
+    assert (answer.status_code, answer.headers["location"], answer.headers["vary"]) == (307, "/inspect", "Accept")
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "", "text/html;q=0", "text/html;q=many", "text/*"])
+def test_other_clients_get_the_index(accept: str, client: httpx.Client) -> None:
+    answer = client.get("/", headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert answer.json()["inspector"] == "/inspect"
+
+
+@pytest.mark.parametrize("path", ["/inspect", *(f"/inspect/{name}" for name in NAMES)])
+def test_files_have_strict_headers_and_a_validator(path: str, client: httpx.Client) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert {policy[name] for name in ("script-src", "style-src", "connect-src", "img-src")} == {"'self'"}
+    again = client.get(path, headers={"If-None-Match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert client.get(path, headers={"If-None-Match": '"other"'}).content == answer.content
+
+
+@pytest.mark.parametrize("name", ["pages.py", "..%2Froutes%2Fpages.py", "../routes/pages.py", "INDEX.HTML"])
+def test_no_other_file_is_served(name: str, client: httpx.Client) -> None:
+    assert client.get(f"/inspect/{name}").status_code == 404
+
+
+def test_every_file_is_loaded_from_here_and_ahead(client: httpx.Client) -> None:
+    """A module outside of the preloads would delay the page by a round trip."""
+    page = client.get("/inspect").text
+    addresses = re.findall(r'(?:href|src)="(/inspect/[^"]+)"', page)
+    assert {address.rpartition("/")[2] for address in addresses} == set(NAMES) - {"index.html"}
+    assert not [file.name for file in ASSETS.iterdir() if re.search(r"https?://(?!www\.w3\.org/)", file.read_text())]
+    assert sum(file.stat().st_size for file in ASSETS.iterdir()) < MAX_LOADED_BYTES
+
+
+def test_documentation_runs_no_other_script_than_its_own(client: httpx.Client) -> None:
+    answer = client.get("/docs")
+    assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    policy = answer.headers["content-security-policy"]
+    (scripts,) = re.findall(r"script-src ([^;]+);", policy)
+    assert re.fullmatch(r"'self' 'sha256-[A-Za-z0-9+/=]{44}'", scripts)
+    assert policy.startswith("default-src 'none';")
+
+
+@pytest.mark.parametrize("inspector", ["auto", "off", "on"])
+def test_keys_turn_the_inspector_off_unless_asked_for(inspector: str, tiny_repository: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    secret, entry = new_key("alice", (), False)
+    keys.write_text(entry)
+    keys.chmod(0o600)
+    options = ["--api-keys-file", str(keys)] + (["--inspector", inspector] if inspector != "auto" else [])
+    shown = inspector == "on"
+    with serve(tiny_repository, *options) as server, httpx.Client(base_url=server.address) as client:
+        assert client.get("/inspect").status_code == (200 if shown else 404)
+        assert client.get("/inspect/page.js").status_code == (200 if shown else 404)
+        assert client.get("/", headers={"Accept": BROWSER}).status_code == (307 if shown else 401)
+        assert [client.get(path).status_code for path in ("/", "/models")] == [401, 401]
+        assert client.get("/", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        index = client.get("/", headers={"Authorization": f"Bearer {secret}"}).json()
+        assert index["inspector"] == ("/inspect" if shown else None)
+
+
+def test_the_inspector_can_be_off_without_keys(tiny_repository: Path) -> None:
+    assert Settings().has_inspector
+    with serve(tiny_repository, "--inspector", "off") as server:
+        assert httpx.get(f"{server.address}/inspect").status_code == 404
+        answer = httpx.get(server.address, headers={"Accept": BROWSER}, follow_redirects=True)
+        assert (answer.status_code, answer.history) == (200, [])
