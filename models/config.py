@@ -20,6 +20,7 @@ from preblock.models.steps import (
     Norm,
     Positions,
     Project,
+    RmsNorm,
     Scale,
     Step,
     Tokens,
@@ -196,7 +197,7 @@ class FrontEndConfig:
     @property
     def exact(self) -> bool:
         """Whether every bit is determined: a vector is made of gathers, sums and products of two numbers alone."""
-        return not any(isinstance(step, Norm | Project) for step in self.steps)
+        return not any(isinstance(step, Norm | RmsNorm | Project) for step in self.steps)
 
     @property
     def only_looks_up(self) -> bool:

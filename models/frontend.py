@@ -24,6 +24,7 @@ from preblock.models.modules.positions import (
     check_position_ids,
     positions_of,
 )
+from preblock.models.modules.root_mean_square_norm import RootMeanSquareNorm
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.signature import Signature
 from preblock.models.modules.tokens import TokenEmbedding
@@ -34,6 +35,7 @@ from preblock.models.steps import (
     Norm,
     Positions,
     Project,
+    RmsNorm,
     Scale,
     Segments,
     Step,
@@ -71,6 +73,7 @@ class FrontEnd(nn.Module):
         | FactorisedCells
     )
     norm: nn.LayerNorm
+    rms_norm: RootMeanSquareNorm
     project: nn.Linear
     bias: Bias
     per_layer: PerLayerInputs
@@ -215,7 +218,7 @@ class FrontEnd(nn.Module):
         x = input_ids
         for name, step in zip(names_of(steps), steps, strict=True):
             match step:
-                case Tokens() | Norm() | Project():
+                case Tokens() | Norm() | RmsNorm() | Project():
                     x = self.get_submodule(name)(x)
                 case Scale():
                     x = x * (float(torch.tensor(step.by, dtype=self._arithmetic)) if step.cast else step.by)

@@ -12,9 +12,10 @@ from preblock.models.modules.positions import (
     LearnedPositionalEncoding,
     SinusoidalPositionalEncoding,
 )
+from preblock.models.modules.root_mean_square_norm import RootMeanSquareNorm
 from preblock.models.modules.sinusoids import RECIPES
 from preblock.models.modules.tokens import TokenEmbedding, TokenWeights
-from preblock.models.steps import Levels, Norm, Positions, Project, Segments, Step, Tokens, Weights
+from preblock.models.steps import Levels, Norm, Positions, Project, RmsNorm, Segments, Step, Tokens, Weights
 
 
 def build_module(
@@ -67,6 +68,8 @@ def build_module(
             return FixedPositionalEncoding(table)
         case Norm():
             return nn.LayerNorm(width, eps=step.eps, bias=step.bias is not None)
+        case RmsNorm():
+            return RootMeanSquareNorm(width, eps=step.eps, weighted=step.weight is not None)
         case Project():
             return nn.Linear(width, step.width, bias=step.bias is not None)
         case _:

@@ -178,6 +178,19 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RmsNorm:
+    """x = x / sqrt(mean(x²) + eps), * weight if the step has one."""
+
+    kind: ClassVar[str] = "rms_norm"
+    eps: float
+    weight: Keys | None = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless `eps` is a finite number."""
+        _check_finite("rms_norm.eps", self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Project:
     """x = x @ weight.T, + bias if the step has one."""
 
@@ -194,9 +207,9 @@ class Mask:
     kind: ClassVar[str] = "mask"
 
 
-Step = Tokens | Scale | Weights | Segments | Levels | Positions | Norm | Project | Mask
+Step = Tokens | Scale | Weights | Segments | Levels | Positions | Norm | RmsNorm | Project | Mask
 KINDS: dict[str, type[Step]] = {
-    step.kind: step for step in (Tokens, Scale, Weights, Segments, Levels, Positions, Norm, Project, Mask)
+    step.kind: step for step in (Tokens, Scale, Weights, Segments, Levels, Positions, Norm, RmsNorm, Project, Mask)
 }
 NUMBERS = {"rows": int, "width": int, "first": int, "by": float | int}
 
@@ -213,6 +226,8 @@ def parameters(step: Step) -> dict[str, Keys]:
             return {"rows.weight": step.weight, "columns.weight": step.columns}
         case Norm() | Project():
             return {"weight": step.weight} | ({} if step.bias is None else {"bias": step.bias})
+        case RmsNorm():
+            return {} if step.weight is None else {"weight": step.weight}
         case Tokens() | Weights() | Segments() | Positions():
             return {"weight": step.weight}
         case _:
@@ -244,7 +259,7 @@ def to_document(step: Step) -> dict[str, Any]:
 
 
 def _without_names(values: dict[str, Any]) -> dict[str, Any]:
-    plain = {name: value for name, value in values.items() if name not in ("weight", "columns")}
+    plain = {name: value for name, value in values.items() if name not in ("weight", "columns") or value is None}
     if isinstance(plain.get("bias"), tuple):
         plain["bias"] = []
     if plain.get("grid"):

@@ -58,6 +58,8 @@ class BlocklessModel:
         """Parameters and buffers of the part outside its blocks, by their names in the model."""
         self.transposed = False
         """Whether blocks take (L, B, width) in place of (B, L, width)."""
+        self.columns_first = False
+        """Whether blocks take (B, width, L)."""
         self.copies = 1
         """Copies of each vector at block 0, as (B, L, copies, width): the streams of hyper-connections."""
         self.altered: list[str] = []
@@ -78,11 +80,12 @@ class BlocklessModel:
             DiscoveryError: the pass fails, or reaches no block.
 
         """
-        handles = [
-            module[0].register_forward_pre_hook(_stop_at(name), with_kwargs=True)
-            for name, module in self.part.named_modules()
-            if isinstance(module, nn.ModuleList) and is_block_list(module)
-        ]
+        blocks: list[Any] = []
+        for name, module in self.part.named_modules():
+            if isinstance(module, nn.ModuleList) and is_block_list(module):
+                blocks.append(module[0])
+                # No hook, because some models call the method itself.
+                blocks[-1].forward = _stop_at(name)
         given: dict[str, Any] = dict(inputs)
         if self.side == "decoder" and "encoder_hidden_states" in self.inputs:
             batch = len(next(iter(inputs.values())))
@@ -100,8 +103,8 @@ class BlocklessModel:
                 f"{type(error).__name__}: {one_line(error)[:200]}"
             ) from error
         finally:
-            for handle in handles:
-                handle.remove()
+            for block in blocks:
+                vars(block).pop("forward", None)
         raise DiscoveryError(f"{type(self.part).__name__} of {library_version()} runs no list of blocks")
 
     def load(self, name: str, tensor: Tensor) -> None:
@@ -266,8 +269,8 @@ def find_part(model: Any, config: Any, side: str | None) -> nn.Module:
 
 
 def _stop_at(name: str) -> Any:
-    def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def stop(*arguments: Any, **keywords: Any) -> None:
         given = (*([keywords["hidden_states"]] if "hidden_states" in keywords else []), *arguments, *keywords.values())
         raise CapturedInput(name, next(v for v in given if isinstance(v, Tensor) and v.is_floating_point()))
 
-    return hook
+    return stop

@@ -125,6 +125,8 @@ class Proof:
         if self._model.copies > 1:
             first = expected[:, :, 0]
             expected = first if bool((expected == expected[:, :, :1]).all()) else torch.full_like(first, torch.nan)
+        if self._model.columns_first:
+            expected = expected.transpose(1, 2)
         if self._model.transposed:
             expected = expected.transpose(0, 1)
         length, begin = ids.shape[1], call.offset

@@ -23,6 +23,8 @@ VIEWS = {
 """Operations with the values of their first argument, perhaps in another shape, or with padding at its end."""
 REPLACEMENTS = {"where", "masked_fill", "masked_scatter", "index_put", "copy", "slice_scatter", "select_scatter"}
 """Operations that may put other vectors in place of some ids'. The proof over every id finds these ids."""
+FILLS = {"new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like"}
+"""Operations with the shape of their first argument at most, not its values."""
 GATHERS = {"embedding", "index_select", "index"}
 
 
@@ -31,8 +33,8 @@ class Part:
     """One step of a front-end as the library runs it.
 
     Args:
-        kind: "tokens"; "scale"; "rows" for added rows of a table; "norm"; "project"; "mask".
-        weight: name in the model of the table or matrix; empty for computed rows.
+        kind: "tokens"; "scale"; "rows" for added rows of a table; "norm"; "rms_norm"; "project"; "mask".
+        weight: name in the model of the table or matrix; empty for computed rows, and for a norm without a weight.
         bias: name in the model of the bias; empty for none.
         by: factor of a scale, or of added rows.
         cast: the factor was a tensor.
@@ -43,7 +45,7 @@ class Part:
 
     """
 
-    kind: Literal["tokens", "scale", "rows", "norm", "project", "mask"]
+    kind: Literal["tokens", "scale", "rows", "norm", "rms_norm", "project", "mask"]
     weight: str = ""
     bias: str = ""
     by: float = 1.0
@@ -113,8 +115,9 @@ class _Reader:
 
     def _read_one(self, value: Value) -> tuple[Part | None, Value]:
         operation, arguments = value.operation, value.arguments
-        if norm := self._read_norm(value):
-            return norm
+        for read in (self._read_norm, self._read_rms_norm):
+            if norm := read(value):
+                return norm
         carriers = [source for source in value.sources() if self._carries(source)]
         if not carriers:
             raise DiscoveryError(f"block 0 reads {operation}() of {', '.join(sorted(value.leaves())) or 'constants'}")
@@ -122,7 +125,9 @@ class _Reader:
             raise DiscoveryError(f"{operation}() joins several lookups of the token ids")
         carrier = carriers[0]
         others = [argument for argument in arguments[:2] if argument is not carrier]
-        if operation in REPLACEMENTS:
+        if operation in REPLACEMENTS or operation == "cat":
+            return None, carrier
+        if operation == "list" and carrier is arguments[0] and _is_fill(arguments[1:], carrier):
             return None, carrier
         if operation == "add" and all(extra == 1 for extra in arguments[2:]) and isinstance(others[0], Value):
             return _rows(others[0]), carrier
@@ -145,20 +150,42 @@ class _Reader:
 
     def _read_norm(self, value: Value) -> tuple[Part, Value] | None:
         """Return a LayerNorm made of single operations: (x - mean) / sqrt(variance + eps) * weight + bias."""
-
-        def find(start: object, operation: str) -> list[Any]:
-            found = self._through_views(start) if isinstance(start, Value) else None
-            return list(found.arguments) if found is not None and found.operation == operation else [None, None]
-
-        product, bias = find(value, "add")[:2]
-        factors = find(product, "mul")[:2]
-        for quotient, weight in (factors, factors[::-1]):
-            difference, root = find(quotient, "div")[:2]
-            x, mean = find(difference, "sub")[:2]
-            eps = find(find(root, "sqrt")[0], "add")[1]
-            if isinstance(x, Value) and isinstance(eps, float) and find(mean, "mean")[0] is x:
+        product, bias = self._find(value, "add")[:2]
+        for quotient, weight in self._both_ways(product, "mul"):
+            difference, root = self._find(quotient, "div")[:2]
+            x, mean = self._find(difference, "sub")[:2]
+            eps = self._eps(self._find(root, "sqrt")[0])[1]
+            if isinstance(x, Value) and eps is not None and self._find(mean, "mean")[0] is x:
                 return Part(kind="norm", weight=_tensor_name(weight), bias=_tensor_name(bias), eps=eps), x
         return None
+
+    def _read_rms_norm(self, value: Value) -> tuple[Part, Value] | None:
+        """Return an RMSNorm made of single operations: x * rsqrt(mean(x²) + eps), perhaps * weight."""
+        factors = [(value, None), *self._both_ways(value, "mul")]
+        for normed, weight in factors:
+            for x, root in self._both_ways(normed, "mul"):
+                power = self._find(root, "pow")
+                mean, eps = self._eps(power[0] if power[1] == -0.5 else self._find(root, "rsqrt")[0])
+                square = self._find(self._find(mean, "mean")[0], "pow")
+                if isinstance(x, Value) and eps is not None and square[0] is x and square[1] == 2:
+                    return Part(kind="rms_norm", weight=_optional_name(weight), eps=eps), x
+        return None
+
+    def _find(self, start: object, operation: str) -> list[Any]:
+        """Return the arguments of `operation` behind views, or two times None for another operation."""
+        found = self._through_views(start) if isinstance(start, Value) else None
+        return list(found.arguments) if found is not None and found.operation == operation else [None, None]
+
+    def _both_ways(self, start: object, operation: str) -> list[tuple[Any, Any]]:
+        one, other = self._find(start, operation)[:2]
+        return [(one, other), (other, one)]
+
+    def _eps(self, start: object) -> tuple[Any, float | None]:
+        """Return both terms of a sum, the number last; None for it if there is none."""
+        for term, eps in self._both_ways(start, "add"):
+            if isinstance(eps, float):
+                return term, eps
+        return None, None
 
     def _through_views(self, value: Value) -> Value:
         while value.operation in VIEWS and not self._is_start(value):
@@ -172,8 +199,8 @@ class _Reader:
             if id(current) in self._known:
                 waiting.pop()
                 continue
-            if self._is_start(current):
-                self._known[id(current)] = True
+            if self._is_start(current) or current.operation in FILLS:
+                self._known[id(current)] = current.operation not in FILLS
                 continue
             unknown = [source for source in current.sources() if id(source) not in self._known]
             if unknown:
@@ -181,6 +208,12 @@ class _Reader:
                 continue
             self._known[id(current)] = any(self._known[id(source)] for source in current.sources())
         return self._known[id(value)]
+
+
+def _is_fill(further: tuple[object, ...], vectors: Value) -> bool:
+    """Return whether `further` parts of a row are made from tensors of `vectors` alone: padding up to a window."""
+    known = vectors.leaves()
+    return all(isinstance(part, Value) and part.name == "" and part.leaves() <= known for part in further)
 
 
 def _product(other: object) -> Part:

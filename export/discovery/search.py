@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +11,9 @@ from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.index_rules import find_rule, without_fill
 from preblock.export.discovery.model import BlocklessModel
 from preblock.export.discovery.recognition import Part, recognise_ids, recognise_vectors
+from preblock.export.discovery.sinusoid_recipes import find_recipe
 from preblock.export.discovery.trace import Recorder, Value
-from preblock.models.modules.sinusoids import RECIPES
-from preblock.models.steps import Mask, Norm, Positions, Project, Scale, Segments, Step, Tokens
+from preblock.models.steps import Mask, Norm, Positions, Project, RmsNorm, Scale, Segments, Step, Tokens
 
 BATCH, LENGTH = 2, 7
 FEWEST_IDS = 16
@@ -161,6 +160,7 @@ class Search:
         self._leaves |= value.leaves()
         batch, length = next(iter(inputs.values())).shape[:2]
         self._model.transposed = tuple(vectors.shape[:2]) == (length, batch) != (batch, length)
+        self._model.columns_first = vectors.ndim == 3 and vectors.shape[-1] == length != vectors.shape[1]
         copied = vectors.ndim == 4 and bool((vectors == vectors[:, :, :1]).all())
         self._model.copies = vectors.shape[2] if copied else 1
         if not (vectors.ndim == 3 or copied) or (vectors.shape[1] < length and not self._model.transposed):
@@ -186,6 +186,8 @@ class Search:
                 return Scale(by=part.by, cast=part.cast), None
             case "norm":
                 return Norm(eps=part.eps, weight=key(part.weight), bias=key(part.bias) if part.bias else None), None
+            case "rms_norm":
+                return RmsNorm(eps=part.eps, weight=key(part.weight) if part.weight else None), None
             case "project":
                 return Project(weight=key(part.weight), bias=key(part.bias) if part.bias else None), None
         if part.index is not None and part.weight and (name := self._index_input(part)):
@@ -202,7 +204,7 @@ class Search:
         if part.weight in self._model.keys:
             return Positions(counts=counts, first=first, weight=key(part.weight)), None  # type: ignore[arg-type]
         table = self._computed_rows(part)
-        recipe = _recipe(table)
+        recipe = find_recipe(table)
         step = Positions(counts=counts, first=first, rows=len(table), **recipe)  # type: ignore[arg-type]
         return step, None if recipe else table
 
@@ -284,18 +286,3 @@ def _padding_id(model: BlocklessModel, vocab_size: int) -> int | None:
         if type(stated) is int and 0 <= stated < vocab_size:
             return stated
     return None
-
-
-def _recipe(table: Tensor) -> dict[str, Any]:
-    """Return the fields of the position step whose sinusoids equal `table`, bit for bit; empty for none."""
-    rows, width = table.shape
-    zeros = table.eq(0).all(dim=-1).nonzero()
-    zero_row = int(zeros[0]) if len(zeros) == 1 else None
-    for name, build in RECIPES.items():
-        for zero in {None, zero_row}:
-            try:
-                if torch.equal(build(rows, width, zero), table):
-                    return {"table": name, "zero_row": zero}
-            except (ValueError, ZeroDivisionError, IndexError):
-                continue
-    return {}

@@ -9,7 +9,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def alternating_kinds(
-    layers: int, key: str, distance: int, first_full: Callable[[int], int]
+    layers: int, key: str | None, distance: int, first_full: Callable[[int], int]
 ) -> Callable[[Config], set[str]]:
     """Return a function from the configuration to the kinds of its layers.
 
@@ -17,7 +17,7 @@ def alternating_kinds(
 
     Args:
         layers: default number of layers.
-        key: key of the distance.
+        key: key of the distance; None if the library reads none.
         distance: its default.
         first_full: index of the first layer of full attention, given the distance.
 
@@ -27,7 +27,7 @@ def alternating_kinds(
         stated = c("layer_types")
         if stated is None:
             number = _count("num_hidden_layers", c("num_hidden_layers", layers))
-            step = _count(key, c(key, distance))
+            step = distance if key is None else _count(key, c(key, distance))
             full = first_full(step)
             found = {FULL} if full < number else set()
             other = 0 if full else 1

@@ -5,7 +5,7 @@ Letters: R rotary width, M maximum length.
 """
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from preblock.models.checkpoints.family import Config
@@ -23,15 +23,19 @@ class RotaryFamily:
         heads: default number of heads of attention.
         head_dim: default width of a head; None for the hidden size over the heads.
         dim: key of R and its default; None for R as a share of a head.
-        share: key of this share and its default; None for all of a head.
+        share: key of this share, or None if the library reads none beside `rope_parameters`, and its default, perhaps
+            given the config; None for all of a head. Null in a file means all of a head too.
         thetas: ending of the names of the outputs -> the key of theta beside `rope_parameters`, or None, and its
             default. Several if layers differ: `rope_parameters` then has an object for each.
         scaled: endings, of several, for an old `rope_scaling`.
         layers: endings in use by the layers, given the config; default all.
         types: rope types known to the library; none if it reads no `rope_parameters`.
         aliases: other names of rope types.
+        default: `rope_parameters` of a file without any; default none.
         original_len: default length of pretraining; None for the longest input.
         layout: layout of the pairs of columns, as in `rotate`.
+        interleaved: key that is false for the layout "half" in place of `layout`; default none.
+        ntk_alpha: the type "dynamic" with `alpha` stretches theta by a fixed factor; default False.
         angles: type of angles in the library, as in `RotaryConfig`.
         tensors: keys of a tensor with the R/2 frequencies, or of a table (M, R) of sines and then cosines. If the
             file has it, it wins over the config.
@@ -42,14 +46,17 @@ class RotaryFamily:
     heads: int = 0
     head_dim: int | None = None
     dim: tuple[str, int] | None = None
-    share: tuple[str, float] | None = None
+    share: tuple[str | None, float | Callable[[Config], float]] | None = None
     thetas: Mapping[str, Theta] = field(default_factory=lambda: {"": ("rope_theta", 10000.0)})
     scaled: tuple[str, ...] = ()
     layers: Callable[[Config], Container[str]] | None = None
     types: tuple[str, ...] = TYPES
     aliases: Mapping[str, str] = field(default_factory=dict)
+    default: Mapping[str, Any] = field(default_factory=dict)
     original_len: int | None = None
     layout: Literal["half", "interleaved"] = "half"
+    interleaved: str | None = None
+    ntk_alpha: bool = False
     angles: Literal["float32", "float64"] = "float32"
     tensors: tuple[str, ...] = ()
     when: Callable[[Config], bool] = lambda _: True
@@ -59,6 +66,20 @@ def _per_layer(full: Theta, sliding: Theta) -> dict[str, Theta]:
     return {FULL: full, SLIDING: sliding}
 
 
+def _rotary_dim(c: Config) -> float:
+    """Return the rotary share of MiniMax-M2, whose published files state the rotary width."""
+    width = c("rotary_dim")
+    if width is None:
+        return 1.0
+    head = c("head_dim", 128)
+    if type(width) is not int or type(head) is not int or not 1 <= width <= head:
+        raise ValueError(f"rotary_dim: got {width!r}, expected 1 to head_dim, {head!r}")
+    return width / head
+
+
+_HALF = ("partial_rotary_factor", 0.5)
+_DEEPSEEK = RotaryFamily(dim=("qk_rope_head_dim", 64), layout="interleaved")
+_HUNYUAN = RotaryFamily(heads=32, ntk_alpha=True)
 _GPTJ = RotaryFamily(dim=("rotary_dim", 64), thetas={"": (None, 10000.0)}, types=(), layout="interleaved")
 
 ROTARY: dict[str, RotaryFamily] = {
@@ -90,6 +111,42 @@ ROTARY: dict[str, RotaryFamily] = {
     "exaone4": RotaryFamily(heads=32),
     "seed_oss": RotaryFamily(heads=80, head_dim=128),
     "falcon_h1": RotaryFamily(heads=32),
+    "cohere": RotaryFamily(heads=64, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
+    "cohere2": RotaryFamily(heads=64, layout="interleaved"),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": replace(_DEEPSEEK, interleaved="rope_interleave"),
+    "deepseek_v32": _DEEPSEEK,
+    "ernie4_5": RotaryFamily(heads=16, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
+    "ernie4_5_moe": RotaryFamily(heads=20, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
+    "glm": RotaryFamily(heads=32, head_dim=128, share=_HALF, layout="interleaved"),
+    "glm4": RotaryFamily(heads=32, head_dim=128, share=_HALF, layout="interleaved"),
+    "glm4_moe": RotaryFamily(heads=96, share=_HALF),
+    "gpt_oss": RotaryFamily(
+        heads=64,
+        head_dim=64,
+        thetas={"": ("rope_theta", 150_000.0)},
+        default={"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
+    ),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": _HUNYUAN,
+    "llama4_text": RotaryFamily(heads=40, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
+    "minimax": RotaryFamily(heads=32, thetas={"": ("rope_theta", 1_000_000.0)}),
+    "minimax_m2": RotaryFamily(
+        heads=48,
+        head_dim=128,
+        share=("partial_rotary_factor", _rotary_dim),
+        thetas={"": ("rope_theta", 5_000_000.0)},
+    ),
+    "nemotron": RotaryFamily(heads=48, share=_HALF),
+    "olmo3": RotaryFamily(
+        heads=32,
+        thetas=_per_layer(full=("rope_theta", 500_000.0), sliding=(None, 500_000.0)),
+        scaled=(FULL,),
+        layers=alternating_kinds(32, None, 4, lambda distance: distance - 1),
+    ),
+    "qwen3_next": RotaryFamily(heads=16, head_dim=256, share=("partial_rotary_factor", 0.25)),
+    "bamba": RotaryFamily(heads=32, share=(None, 0.5)),
+    "granitemoehybrid": RotaryFamily(heads=32, when=lambda c: c.nullable("position_embedding_type", None) == "rope"),
     "gemma": RotaryFamily(heads=16, head_dim=256),
     "gemma2": RotaryFamily(heads=8, head_dim=256),
     "gemma3_text": RotaryFamily(
@@ -127,12 +184,7 @@ ROTARY: dict[str, RotaryFamily] = {
 }
 
 
-UNDESCRIBED = {
-    *("bamba", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "ernie4_5", "ernie4_5_moe"),
-    *("glm", "glm4", "glm4_moe", "gpt_oss", "granitemoehybrid", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama4_text"),
-    "gemma4_text",
-    *("minimax", "minimax_m2", "nemotron", "olmo3", "phimoe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
-}
+UNDESCRIBED = {"gemma4_text", "phimoe", "qwen3_5_moe_text", "qwen3_5_text"}
 """Rotary families without a row here."""
 
 

@@ -1,4 +1,4 @@
-"""Translates the rotary part of a published `config.json`, by the row of its family.
+"""Reads the rotary part of a `config.json` by the rotary table.
 
 Letters: R rotary width, M maximum length.
 """
@@ -16,6 +16,8 @@ from preblock.models.modules.rotary_config import MAX_WIDTH, SCALINGS, RotaryCon
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.rotary_output import RotaryOutput
 
+NTK_ALPHA_KEYS = {"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+"""Keys of files with a fixed stretch of theta; the library reads the first alone."""
 ROUNDING = 2.0**-23
 """One unit in the last place of 1 in float32: the tolerance for a table from another machine."""
 
@@ -37,9 +39,12 @@ def read_rotary(
         ValueError: a rope type or a key beside it is not known, or a number is missing or out of range.
 
     """
-    used = row.layers(Config(values)) if row.layers else row.thetas
+    config = Config(values)
+    used = row.layers(config) if row.layers else row.thetas
+    interleaved = row.interleaved is None or config.nullable(row.interleaved, True)
+    layout = row.layout if interleaved else "half"
     return tuple(
-        RotaryOutput(name=name, layout=row.layout, config=_read_one(row, name, rope, values, width, longest, length))
+        RotaryOutput(name=name, layout=layout, config=_read_one(row, name, rope, values, width, longest, length))
         for name, rope in _rope_parameters(row, values).items()
         if name in used
     )
@@ -55,7 +60,8 @@ def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any]) -> dict[str, 
     if not row.types and (new or old):
         raise ValueError(f"rope_parameters: got {dict(new or old)}, expected none: the library does not read them here")
     if "" in row.thetas:
-        return {"": dict(old or new)}
+        stated = old or new or (row.default if values.get("rope_parameters") is None else {})
+        return {"": dict(stated)}
     for key in new:
         if key not in row.thetas:
             raise ValueError(f"rope_parameters: got the key {key!r}, expected {', '.join(row.thetas)}")
@@ -86,6 +92,10 @@ def _read_one(
     key, default = row.thetas[name]
     theta = _number("rope_theta", rope.pop("rope_theta", config(key, default) if key else default))
     share = _share(row, rope, config)
+    dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, config, width) * share)
+    if row.ntk_alpha and scaling == "dynamic" and rope.get("alpha"):
+        scaling, theta = "default", theta * _number("alpha", rope["alpha"]) ** (dim / (dim - 2))
+        rope = {key: value for key, value in rope.items() if key not in NTK_ALPHA_KEYS}
     scale = SCALINGS[scaling]
     keys = {*scale.needs, *scale.takes} - {"original_len", "length", "frequencies"}
     numbers: dict[str, Any] = {key: _number(key, rope.pop(key)) for key in keys & set(rope)}
@@ -116,7 +126,6 @@ def _read_one(
                 f"rope_type {scaling!r} depends on the length of the whole sequence, and none was given"
             )
         numbers["length"] = length
-    dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, config, width) * share)
     return RotaryConfig(dim=dim, theta=theta, scaling=scaling, angles=row.angles, **numbers)
 
 
@@ -134,15 +143,20 @@ def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
 
 def _share(row: RotaryFamily, rope: dict[str, Any], config: Config) -> Any:
     key, default = row.share or ("partial_rotary_factor", 1.0)
-    share = _number(key, rope.pop("partial_rotary_factor", config(key, default)))
+    outside = default(config) if callable(default) else default
+    if key is not None:
+        stated = config.nullable(key, outside)
+        outside = 1.0 if stated is None else stated
+    share = _number("partial_rotary_factor", rope.pop("partial_rotary_factor", outside))
     if not row.share and share != 1:
         raise ValueError(f"partial_rotary_factor: got {share}, expected 1: all of a head turns")
     return share
 
 
 def _head_dim(row: RotaryFamily, config: Config, width: int) -> Any:
-    if config("head_dim", row.head_dim) is not None:
-        return _width("head_dim", config("head_dim", row.head_dim))
+    stated = config.nullable("head_dim", row.head_dim)
+    if stated is not None:
+        return _width("head_dim", stated)
     heads = config("num_attention_heads", row.heads)
     if type(heads) is not int or not 1 <= heads <= width:
         raise ValueError(f"num_attention_heads: got {heads!r}, expected 1 to {width}")

@@ -99,13 +99,15 @@ def _list(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def _with_keys(step: dict[str, Any]) -> dict[str, Any]:
-    """Return `step` with each tensor name as a list, and `bias` None if a norm or projection names none."""
+    """Return `step` with each tensor name as a list, and None for an optional one that it leaves out."""
     named = {
         name: [value] if name in ("weight", "columns", "bias") and isinstance(value, str) else value
         for name, value in step.items()
     }
     if step.get("kind") in ("norm", "project"):
         named.setdefault("bias", None)
+    if step.get("kind") == "rms_norm":
+        named.setdefault("weight", None)
     if isinstance(step.get("levels"), list):
         named["levels"] = [_with_keys(level) if isinstance(level, dict) else level for level in step["levels"]]
     return named

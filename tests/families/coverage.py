@@ -9,9 +9,8 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
-from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
 from preblock.export.discovery.calls import pad
@@ -33,64 +31,11 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.frontend import FrontEnd
 from tests.families import tiny_models
+from tests.families.coverage_page import Coverage, write_document
 from tests.support.paths import ROOT
 
-DOCUMENT = ROOT / "docs/coverage.md"
 RESULTS = ROOT / ".discover.jsonl"
 MAX_SECONDS = 90
-EXACT = ("row", "discovered")
-TEXT_TABLES = (
-    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
-)
-"""Tables of text model types."""
-HEAD = """# Coverage
-
-This page lists the front-end of every model type of {library}: exact by a row of the family table, exact by
-[discovery](front-ends.md#discovery), or rejected. Each line is one side of a tiny random model. Types without token ids
-are left out.
-
-Of {built} front-ends of text model types that could be built, {exact} are exact ({share:.1f} %). All types: {counts}.
-
-| reference | meaning |
-|---|---|
-| whole model | all weights, loaded by the library; the input of its first block |
-| part with token ids | the same for a part, because the whole model needs an image or sound too |
-| class without blocks | the comparison of discovery itself: the type is too large to save, or needs certain ids |
-
-ULP are those of the largest value in a row. `make discover` writes this page. It continues an interrupted run; with
-`ARGS=--again` it starts anew."""
-SECTIONS = (
-    ("wrong", "Wrong", "| type | front-end |"),
-    ("refused", "Rejected", "| type | reason |"),
-    ("row", "Rows", "| type | front-end | ULP | reference |"),
-    ("discovered", "Discovered", "| type | front-end | ULP | reference |"),
-    ("not run", "Not run by the library on token ids alone", "| type | reason |"),
-    ("not built", "Not built", "| type | reason |"),
-)
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """The result of one front-end.
-
-    Args:
-        name: model type, and side if it has several.
-        result: "row", "discovered", "refused", "not built", "not run", "no token ids" or "wrong".
-        detail: steps, or the reason.
-        largest: largest difference from the reference, in ULP of the largest value of a row.
-        reference: "whole model" with all weights; "part with token ids" of one that needs other inputs too; "class
-            without blocks", the comparison of discovery itself.
-
-    """
-
-    name: str
-    result: str
-    detail: str
-    largest: float = 0.0
-    reference: str = ""
 
 
 def cover(model_type: str) -> Iterator[Coverage]:
@@ -125,6 +70,8 @@ ATTEMPTS: tuple[Callable[[str, Path], None], ...] = (
     partial(tiny_models.save_whole, sizes=tiny_models.EQUAL_HEADS, complete=True),
     partial(tiny_models.save_whole, rope=tiny_models.MULTIMODAL_ROPE),
     partial(tiny_models.save_whole, rope=tiny_models.MULTIMODAL_ROPE, sizes=tiny_models.EQUAL_HEADS),
+    partial(tiny_models.save_whole, rope=tiny_models.MULTIMODAL_ROPE, complete=True),
+    partial(tiny_models.save_whole, rope=tiny_models.HALF_ROPE),
     tiny_models.save_without_blocks,
 )
 
@@ -139,7 +86,8 @@ def _cover_side(name: str, folder: Path, document: dict[str, Any], side: str | N
         reason = str(error).replace(str(folder), "")[:200]
         if "takes no input_ids" in reason:
             return Coverage(name, "no token ids", reason)
-        return Coverage(name, "refused" if not whole or _runs(folder, document, side) else "not run", reason)
+        fails = any(part in reason for part in ("fails before block 0", "runs no list of blocks"))
+        return Coverage(name, "not run" if fails and whole and not _runs(folder, document, side) else "refused", reason)
     steps = " + ".join(step.kind for step in frontend.config.steps)
     if not whole:
         return Coverage(name, result, steps, 0.0, "class without blocks")
@@ -191,17 +139,17 @@ def differences(model: Any, side: str | None, frontend: FrontEnd) -> Iterator[fl
 def _entering_block_0(model: Any, side: str | None, ids: Tensor, mask: Tensor | None) -> Tensor:
     """Return the input of the first block of a whole model, without the model's own pass beyond it."""
 
-    def stop(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def stop(*arguments: Any, **keywords: Any) -> None:
         vectors = keywords["hidden_states"] if "hidden_states" in keywords else arguments[0]
         if vectors.ndim == 4 and bool((vectors == vectors[:, :, :1]).all()):  # equal streams
             vectors = vectors[:, :, 0]
         raise CapturedInput("", vectors)
 
-    handles = [
-        module[0].register_forward_pre_hook(stop, with_kwargs=True)
-        for module in model.modules()
-        if isinstance(module, nn.ModuleList) and is_block_list(module)
+    blocks: list[Any] = [
+        module[0] for module in model.modules() if isinstance(module, nn.ModuleList) and is_block_list(module)
     ]
+    for block in blocks:
+        block.forward = stop  # no hook, because some models call the method itself
     given: dict[str, Any] = {"input_ids": ids} | ({} if mask is None else {"attention_mask": mask})
     part = model
     if side == "encoder":
@@ -220,10 +168,10 @@ def _entering_block_0(model: Any, side: str | None, ids: Tensor, mask: Tensor | 
         vectors = captured.vectors
         if tuple(vectors.shape[:2]) == tuple(ids.t().shape) != tuple(ids.shape):
             vectors = vectors.transpose(0, 1)
-        return vectors
+        return vectors.transpose(1, 2) if vectors.shape[-1] == ids.shape[1] != vectors.shape[1] else vectors
     finally:
-        for handle in handles:
-            handle.remove()
+        for block in blocks:
+            vars(block).pop("forward", None)
     raise DiscoveryError("no block ran")
 
 
@@ -240,11 +188,11 @@ def _results() -> dict[str, list[Coverage]]:
 def run(model_types: list[str]) -> dict[str, list[Coverage]]:
     """Return the results of all model types, and keep each as it is found."""
     done = _results()
-    signal.signal(signal.SIGALRM, _too_slow)
+    signal.signal(signal.SIGPROF, _too_slow)  # of CPU time, because other processes may slow this one
     for model_type in model_types:
         if model_type in done:
             continue
-        signal.alarm(MAX_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
         try:
             results = list(cover(model_type))
         except Exception as error:
@@ -252,7 +200,7 @@ def run(model_types: list[str]) -> dict[str, list[Coverage]]:
                 Coverage(model_type, "not built", f"{type(error).__name__}: {' '.join(str(error).split())[:160]}")
             ]
             traceback.print_exc()
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         done[model_type] = results
         record = {"library": library_version(), "model_type": model_type, "results": [asdict(one) for one in results]}
         with RESULTS.open("a") as file:
@@ -263,39 +211,7 @@ def run(model_types: list[str]) -> dict[str, list[Coverage]]:
 
 
 def _too_slow(*_: Any) -> None:
-    raise TimeoutError(f"took longer than {MAX_SECONDS} s")
-
-
-def write_document(results: dict[str, list[Coverage]]) -> None:
-    """Write `docs/coverage.md`."""
-    found = sorted((one for all_ in results.values() for one in all_), key=lambda one: one.name)
-    text = {name for table in TEXT_TABLES for name in getattr(modeling_auto, table)}
-    built = [one for one in found if one.name.partition("/")[0] in text and one.result in (*EXACT, "refused", "wrong")]
-    exact = sum(one.result in EXACT for one in built)
-    counts = Counter(one.result for one in found)
-    lines = [
-        HEAD.format(
-            library=library_version(),
-            exact=exact,
-            built=len(built),
-            share=100 * exact / max(1, len(built)),
-            counts=", ".join(f"{counts[name]} {name}" for name in (*EXACT, "refused", "not run", "not built", "wrong")),
-        )
-    ]
-    for result, title, head in SECTIONS:
-        rows = [one for one in found if one.result == result]
-        if not rows:
-            continue
-        lines += ["", f"## {title}", "", head, "|" + "---|" * (head.count("|") - 1)]
-        lines += [_row(one) for one in rows]
-    DOCUMENT.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _row(one: Coverage) -> str:
-    detail = one.detail.replace("|", "/")
-    if one.result in EXACT:
-        return f"| `{one.name}` | {detail} | {one.largest:.1f} | {one.reference} |"
-    return f"| `{one.name}` | {detail} |"
+    raise TimeoutError(f"took longer than {MAX_SECONDS} s of CPU time")
 
 
 if __name__ == "__main__":

@@ -78,10 +78,11 @@ def token_decoder(name: str) -> Published:
     if name == "deepseek_v2":
         config["num_experts_per_tok"] = 2
     multiplier = {"embedding_multiplier": 12.5} if "embedding_multiplier" in config else {}
+    rope = {"position_embedding_type": "rope"} if name == "granitemoehybrid" else {}
     # The cache of hybrids cannot be made for two layers.
     return Published(
         str(MODEL_MAPPING_NAMES[name]),
-        config | multiplier | {"use_cache": False},
+        config | multiplier | rope | {"use_cache": False},
         "blocks.0" if name == "rwkv" else "layers.0",
         "rotary_emb" if name in ROTARY else "",
     )
@@ -283,6 +284,23 @@ def save(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     model.to(dtype).save_pretrained(folder)
 
 
+def in_our_form(found: Any) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines (1, L, R) in our form: the values of the R/2 pairs, twice over.
+
+    The library has that form, or each value twice in neighbouring columns, or once, or complex numbers of both.
+    """
+    parts = (found.real, found.imag) if isinstance(found, Tensor) else found
+    cos, sin = (_pairs(part) for part in parts)
+    return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+
+
+def _pairs(values: Tensor) -> Tensor:
+    half = values.shape[-1] // 2
+    if torch.equal(values[..., :half], values[..., half:]):
+        return values[..., :half]
+    return values[..., 0::2] if torch.equal(values[..., 0::2], values[..., 1::2]) else values
+
+
 @dataclass(frozen=True)
 class TransformersModel:
     """A published model, or the side of it with the front-end."""
@@ -334,8 +352,8 @@ class TransformersModel:
             handle.remove()
         return {
             f"rotary_{part}{'_' * bool(name)}{name}": tensor.detach().numpy()
-            for name, tensors in seen.items()
-            for part, tensor in zip(("cos", "sin"), tensors, strict=True)
+            for name, found in seen.items()
+            for part, tensor in zip(("cos", "sin"), in_our_form(found), strict=True)
         }
 
     def hidden_states(self, **inputs: NDArray[Any]) -> NDArray[np.float32]:

@@ -42,6 +42,15 @@ SMALL_SIZES: Sizes = (
 MOST_PARAMETERS = 50_000_000
 EQUAL_HEADS = ((".*num_key_value_heads|linear_num_(key|value)_heads", HEADS), *SMALL_SIZES)
 MULTIMODAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+HALF_ROPE = MULTIMODAL_ROPE | {"mrope_section": [1, 1, 0]}
+"""For models with a rotary half of a head."""
+STATED: dict[str, dict[str, Any]] = {
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 91},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 91},
+    "step3p7_text": {"sliding_window": 16},
+    "xmod": {"default_language": "en_XX"},
+}
+"""Values of published files without a default in the library."""
 UNSTATED = re.compile("head_dim|num_key_value_heads|num_attention_heads|.*intermediate_size|hidden_size|.*token_id")
 """Required keys of some classes without a default."""
 TOKEN_ID = re.compile(r".*(_token_id|_token_index|token_idx|_id|_index)")
@@ -139,4 +148,4 @@ def _small(
                 small[key] = VOCABULARY - 4 - sum(map(ord, key)) % 20
         elif value is None and complete and key in accepted and UNSTATED.fullmatch(key):
             small[key] = next((size for pattern, size in sizes if re.fullmatch(pattern, key)), 1)
-    return small
+    return small | STATED.get(kind.model_type, {})

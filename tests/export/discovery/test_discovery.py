@@ -17,6 +17,7 @@ from preblock.export.exporter import export
 from preblock.export.verification import verify
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.config import FrontEndConfig
+from preblock.models.steps import RmsNorm
 from preblock.service.artifacts.manifest import Manifest
 from tests.families.coverage import differences
 from tests.families.tiny_models import head_class, save_whole
@@ -26,11 +27,16 @@ EXAMPLES = {
     "convbert": ["tokens", "positions", "segments", "norm"],
     "longformer": ["tokens", "positions", "segments", "norm"],
     "data2vec-text": ["tokens", "segments", "positions", "norm"],
+    "led/encoder": ["tokens", "positions", "norm"],
+    "squeezebert": ["tokens", "positions", "segments", "norm"],
     "pegasus_x/encoder": ["tokens", "scale", "positions"],
     "plbart/decoder": ["tokens", "scale", "positions", "norm"],
     "git": ["tokens", "positions", "norm"],
     "helium": ["tokens"],
     "gemma4/text": ["tokens", "scale"],
+    "inkling_text": ["tokens", "rms_norm"],
+    "muse_spark_text": ["tokens", "rms_norm"],
+    "ibert": ["tokens", "segments", "positions", "norm"],
     "chinese_clip/text": ["tokens", "segments", "positions", "norm"],
 }
 """Types without a row, one for each way of composing, and the steps of their front-ends."""
@@ -152,6 +158,18 @@ def test_artifact_records_the_library(tmp_path: Path) -> None:
     assert discovery.allowed_ulp == 8.0
     assert {"from_id": 0, "to_id": 98} in [case.arguments for case in discovery.cases]
     assert verify(exported.folder).discovery == discovery
+
+
+@pytest.mark.parametrize(("model_type", "weighted"), [("inkling_text", True), ("nanochat", False)])
+def test_norm_without_mean_is_exported(model_type: str, weighted: bool, tmp_path: Path) -> None:
+    save(model_type, tmp_path / "checkpoint")
+    exported = export(str(tmp_path / "checkpoint"), "m", tmp_path)
+    assert isinstance(exported.manifest, Manifest)
+    assert exported.manifest.front_end is not None
+    norm = FrontEndConfig.from_document(exported.manifest.front_end).steps[1]
+    assert isinstance(norm, RmsNorm)
+    assert (norm.weight is not None) == weighted
+    verify(exported.folder)
 
 
 def test_dtype_of_discovered_tables_is_stored(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
-from tests.families.published_models import _ENCODER, VOCABULARY, save
+from tests.families.published_models import _ENCODER, VOCABULARY, in_our_form, save
 
 POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)
 LINEAR = {"factor": 4.0, "rope_type": "linear"}
@@ -29,10 +30,16 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 LLAMA3 |= {"original_max_position_embeddings": 8192}
 PER_LAYER = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e3}, "full_attention": LINEAR}
 LONG = {"short_factor": [1.0 + i / 50 for i in range(48)], "long_factor": [1.0 + i for i in range(48)]}
+DEEPSEEK = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.6, "beta_fast": 32, "beta_slow": 1}
+DEEPSEEK |= {"original_max_position_embeddings": 1024}
+GPT_OSS = {"rope_type": "yarn", "factor": 16.0, "truncate": False, "original_max_position_embeddings": 4096}
+LLAMA4 = LLAMA3 | {"high_freq_factor": 1.0, "factor": 16.0}
+OLMO3 = {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2, "original_max_position_embeddings": 1024}
+COMPLEX = ("deepseek_v2", "llama4_text")
 
 # Defaults of the library for missing keys, and both spellings of each key.
 FILES: list[tuple[str, dict[str, Any]]] = [
-    *((family, {}) for family in ROTARY if family != "esm"),
+    *((family, {}) for family in ROTARY if family not in ("esm", "granitemoehybrid", "glm4_moe")),
     ("llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
     ("llama", {"rope_parameters": {"rope_theta": 5e5, **LLAMA3}, "head_dim": 64}),
     ("llama", {"num_attention_heads": 16}),
@@ -48,6 +55,36 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 25000, "rope_theta": 7.0, "partial_rotary_factor": 0.7}),
     ("gpt_neox", {"rope_scaling": LINEAR}),
     ("granite", {"rope_theta": 1e7}),
+    ("bamba", {"partial_rotary_factor": 0.25}),
+    ("bamba", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}),
+    ("cohere", {"rope_theta": 8e6}),
+    ("cohere2", {"rope_theta": 5e4, "head_dim": 64}),
+    *(
+        (family, {"rope_scaling": DEEPSEEK, "rope_theta": 2e4, "qk_rope_head_dim": 32})
+        for family in ("deepseek_v2", "deepseek_v3", "deepseek_v32")
+    ),
+    ("ernie4_5", {"head_dim": None, "num_attention_heads": 8}),
+    ("glm", {"head_dim": None, "partial_rotary_factor": 0.25}),
+    ("glm4", {"partial_rotary_factor": 0.25, "rope_scaling": LINEAR}),
+    ("glm4_moe", {"head_dim": 128, "rope_theta": 1e6}),
+    ("gpt_oss", {"rope_scaling": GPT_OSS, "rope_theta": 1.5e5}),
+    ("gpt_oss", {"rope_parameters": {}}),
+    ("gpt_oss", {"rope_parameters": None, "rope_theta": 1e5}),
+    ("granitemoehybrid", {"position_embedding_type": "rope", "rope_theta": 5e5}),
+    *(
+        (family, {"head_dim": 128, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0}})
+        for family in ("hunyuan_v1_dense", "hunyuan_v1_moe")
+    ),
+    ("hunyuan_v1_dense", {"head_dim": 128, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+    ("llama4_text", {"rope_scaling": LLAMA4}),
+    ("minimax", {"head_dim": 64, "rotary_dim": 32}),
+    ("minimax_m2", {"rotary_dim": 64}),
+    ("minimax_m2", {"rotary_dim": 64, "partial_rotary_factor": 0.25}),
+    ("nemotron", {"head_dim": 64, "partial_rotary_factor": 0.25}),
+    ("olmo3", {"rope_scaling": OLMO3, "rope_theta": 5e5}),
+    ("olmo3", {"rope_theta": 2e4}),
+    ("olmo3", {"rope_parameters": PER_LAYER}),
+    ("qwen3_next", {"rope_theta": 1e7}),
     ("gemma", {"head_dim": 64, "rope_theta": 2e4}),
     ("gemma2", {"head_dim": 64}),
     ("gemma3_text", {"rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": LINEAR}),
@@ -67,7 +104,7 @@ FILES: list[tuple[str, dict[str, Any]]] = [
 def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the cosines and sines of attention in transformers, in the form of our outputs."""
     config = CONFIG_MAPPING[family](**copy.deepcopy(values))  # transformers writes into the dictionaries it is given
-    package = "gemma3" if family == "gemma3_text" else family
+    package = family.removesuffix("_text")
     modeling = importlib.import_module(f"transformers.models.{package}.modeling_{package}")
     if family in ("gptj", "codegen"):
         tables = modeling.create_sinusoidal_positions(config.n_positions, config.rotary_dim)
@@ -76,10 +113,10 @@ def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tens
         module = modeling.RoFormerSinusoidalPositionalEmbedding(config.max_position_embeddings, width)
         tables = module.create_weight()
     else:
-        (name,) = (name for name in dir(modeling) if name.endswith("RotaryEmbedding"))
+        (name,) = (name for name in dir(modeling) if re.fullmatch("(?!.*Vision).*RotaryEmbedding", name))
         module = getattr(modeling, name)(config)
         layers = list(ROTARY[family].thetas)
-        return {layer: module(torch.zeros(1), POSITIONS, *([layer] if layer else [])) for layer in layers}
+        return {layer: in_our_form(module(torch.zeros(1), POSITIONS, *([layer] if layer else []))) for layer in layers}
     sin, cos = tables[POSITIONS].chunk(2, dim=-1)
     return {"": (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))}
 
@@ -96,8 +133,10 @@ def test_a_file_means_what_it_means_to_transformers(family: str, values: dict[st
         expected = library(family, values)
         assert found.keys() == expected.keys()
         for name, (cos, sin) in expected.items():
-            assert torch.equal(found[name][0], cos)
-            assert torch.equal(found[name][1], sin)
+            # torch.polar rounds otherwise than torch.cos.
+            tolerance = 2.0**-23 if family in COMPLEX else 0.0
+            assert (found[name][0] - cos).abs().max() <= tolerance
+            assert (found[name][1] - sin).abs().max() <= tolerance
 
 
 @pytest.mark.parametrize(
@@ -106,6 +145,8 @@ def test_a_file_means_what_it_means_to_transformers(family: str, values: dict[st
         ("phi3", {"rope_scaling": LINEAR}, "rope_type: got 'linear', expected default, longrope"),
         ("gptj", {"rope_scaling": LINEAR}, "rope_parameters: got .*, expected none"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1"),
+        ("minimax_m2", {"rotary_dim": 300}, "rotary_dim: got 300, expected 1 to head_dim, 128"),
+        ("minimax", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1"),
         (
             "gemma3_text",
             {"rope_parameters": LINEAR},
@@ -124,8 +165,17 @@ def test_what_the_library_would_not_do_is_refused(family: str, values: dict[str,
         read_rotary(ROTARY[family], values, 64, 2048, 100)
 
 
+@pytest.mark.parametrize("family", ["phi", "stablelm", "glm4", "qwen3_next"])
+def test_a_share_of_null_is_all_of_a_head(family: str) -> None:
+    values: dict[str, Any] = {"partial_rotary_factor": None}
+    ((cos, _),) = library(family, values).values()
+    config = CONFIG_MAPPING[family](**values)
+    (output,) = read_rotary(ROTARY[family], values, config.hidden_size, 9)
+    assert output.config.dim == cos.shape[-1]
+
+
 def test_attention_that_is_not_rotary_has_no_outputs() -> None:
-    for family, values in (("falcon", {"alibi": True}), ("esm", {}), ("bert", {}), ("mpt", {})):
+    for family, values in (("falcon", {"alibi": True}), ("esm", {}), ("bert", {}), ("granitemoehybrid", {})):
         assert find_rotary(family, values) is None
 
 

@@ -73,6 +73,16 @@ def test_every_kind_of_step_does_what_it_says(tmp_path: Path) -> None:
     assert (frontend.config.max_len, frontend.config.family) == (8, "custom")
 
 
+@pytest.mark.parametrize("weight", ["", 'weight = "gain"'])
+def test_norm_without_mean_is_what_torch_computes(weight: str, tmp_path: Path) -> None:
+    text = f'{TOKENS}\n[[steps]]\nkind = "rms_norm"\neps = 1e-5\n{weight}\n'
+    frontend = read_description(describe(tmp_path, text)).eval()
+    expected = F.rms_norm(TABLES["embed"][IDS], (4,), TABLES["gain"] if weight else None, 1e-5)
+    torch.testing.assert_close(frontend(IDS), expected)
+    again = FrontEndConfig.from_document(frontend.config.to_document())
+    assert FrontEnd(again).state_dict().keys() == frontend.state_dict().keys()
+
+
 def test_sinusoids_need_no_tensor(tmp_path: Path) -> None:
     text = TOKENS + '\n[[steps]]\nkind = "positions"\ntable = "exact"\nrows = 5\n'
     frontend = read_description(describe(tmp_path, text)).eval()
@@ -209,6 +219,7 @@ def test_positions_of_a_grid_are_those_of_its_cells(tmp_path: Path, fields: str,
         ('[[steps]]\nkind = "scale"\nby = 2.0\n', "no tensor is named by the first step"),
         (TOKENS + '[[steps]]\nkind = "rotate"\n', "kind: got 'rotate', expected tokens, scale"),
         (TOKENS + '[[steps]]\nkind = "norm"\n', "norm: .*eps"),
+        (TOKENS + '[[steps]]\nkind = "rms_norm"\neps = "x"\n', "rms_norm.eps: got 'x', expected a finite"),
         (TOKENS + '[[steps]]\nkind = "positions"\nweight = "elsewhere"\n', "no tensor elsewhere"),
         (TOKENS + '[[steps]]\nkind = "positions"\ntable = "round"\nrows = 4\n', "table: got 'round', expected learned"),
         (TOKENS + '[[steps]]\nkind = "norm"\neps = 1e-5\nweight = "places"\n', "size mismatch"),

@@ -384,8 +384,8 @@ def test_a_number_that_makes_no_angles_is_refused(changes: dict[str, Any], messa
 
 
 def test_llama3_needs_two_borders() -> None:
-    with pytest.raises(ValueError, match=r"high_freq_factor: got 1.0, expected more than low_freq_factor, 1.0"):
-        replace(CONFIGS["llama3"], high_freq_factor=1.0)
+    with pytest.raises(ValueError, match=r"high_freq_factor: got 0.5, expected at least low_freq_factor, 1.0"):
+        replace(CONFIGS["llama3"], high_freq_factor=0.5)
 
 
 @pytest.mark.parametrize("factors", [(), (1.0,) * 15, (1.0,) * 15 + (0.0,)])
