@@ -25,6 +25,7 @@ from preblock.models.checkpoints.weight_files import (
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.bias import BiasConfig, T5Config
+from preblock.models.modules.per_layer import PerLayerConfig
 from preblock.models.steps import Positions, Step, Tokens
 
 SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] = (
@@ -68,8 +69,7 @@ def read_frontend(
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
 
     """
-    name, family, values, template, bias = _read_config(folder, side, segments)
-    per_layer = family.per_layer(Config(values))
+    name, family, values, template, bias, per_layer = _read_config(folder, side, segments)
     steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, count_bytes, widen, per_layer)
     try:
         config = replace(_configure(name, family, values, steps), per_layer=per_layer)
@@ -92,25 +92,24 @@ def files_needed(folder: Path, side: str | None = None, segments: bool = False) 
         CheckpointError: as `read_frontend`.
 
     """
-    name, family, values, template, bias = _read_config(folder, side, segments)
+    name, family, values, template, bias, per_layer = _read_config(folder, side, segments)
     rotary = find_rotary(name, values)
     companions = [bias.weight] if isinstance(bias, T5Config) else []
     companions += [rotary.tensors] if rotary else []
-    per_layer = family.per_layer(Config(values))
     companions += per_layer.weights if per_layer else []
     return files_of_steps(folder, template, family.prefix, companions)
 
 
 def _read_config(
     folder: Path, side: str | None, segments: bool
-) -> tuple[str, Family, Mapping[str, Any], Sequence[Step], BiasConfig | None]:
-    """Return the name and the row of the family, its part of `config.json`, its steps without sizes, and its bias."""
+) -> tuple[str, Family, Mapping[str, Any], Sequence[Step], BiasConfig | None, PerLayerConfig | None]:
+    """Return the family's name and row, its part of `config.json`, its steps without sizes, and further inputs."""
     document = read_json(folder / "config.json")
     name, family = family_of(document, side, segments)
     values = section_of(document, family.sections)
     config = Config(values, segments)
     try:
-        return name, family, values, family.steps(config), bias_of(name, values)
+        return name, family, values, family.steps(config), bias_of(name, values), family.per_layer(config)
     except TypeError as error:
         if config.missing:
             raise CheckpointError(f"config.json: {config.missing[-1]} is missing; {name!r} needs it") from error

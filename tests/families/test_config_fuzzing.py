@@ -52,6 +52,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("gemma3_text", {"layer_types": [FULL, "chunked_attention"]}, "refused"),
         ("gemma3_text", {"sliding_window_pattern": 1}, "equal"),
         ("gemma3_text", {"sliding_window_pattern": 2}, "equal"),
+        ("gemma4_text", {"num_hidden_layers": 0}, "refused"),
+        ("gemma4_text", {"hidden_size_per_layer_input": -1}, "refused"),
         ("modernbert", {"num_hidden_layers": 1}, "equal"),
         ("modernbert", {"global_attn_every_n_layers": 1}, "equal"),
         ("modernbert", {"num_hidden_layers": 0}, "refused"),
