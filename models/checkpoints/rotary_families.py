@@ -23,6 +23,7 @@ class RotaryFamily:
         heads: default number of heads of attention.
         head_dim: default width of a head; None for the hidden size over the heads.
         dim: key of R and its default; None for R as a share of a head.
+        repeated: key that must repeat R where a file has it; default none.
         share: key of this share, or None if the library reads none beside `rope_parameters`, and its default, perhaps
             given the config; None for all of a head. Null in a file means all of a head too.
         thetas: ending of the names of the outputs -> the key of theta beside `rope_parameters`, or None, and its
@@ -46,6 +47,7 @@ class RotaryFamily:
     heads: int = 0
     head_dim: int | None = None
     dim: tuple[str, int] | None = None
+    repeated: str | None = None
     share: tuple[str | None, float | Callable[[Config], float]] | None = None
     thetas: Mapping[str, Theta] = field(default_factory=lambda: {"": ("rope_theta", 10000.0)})
     scaled: tuple[str, ...] = ()
@@ -114,7 +116,7 @@ ROTARY: dict[str, RotaryFamily] = {
     "cohere": RotaryFamily(heads=64, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
     "cohere2": RotaryFamily(heads=64, layout="interleaved"),
     "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": replace(_DEEPSEEK, interleaved="rope_interleave"),
+    "deepseek_v3": replace(_DEEPSEEK, interleaved="rope_interleave", repeated="head_dim"),
     "deepseek_v32": _DEEPSEEK,
     "ernie4_5": RotaryFamily(heads=16, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
     "ernie4_5_moe": RotaryFamily(heads=20, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),

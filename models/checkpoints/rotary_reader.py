@@ -93,6 +93,8 @@ def _read_one(
     theta = _number("rope_theta", rope.pop("rope_theta", config(key, default) if key else default))
     share = _share(row, rope, config)
     dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, config, width) * share)
+    if row.repeated and (stated := config(row.repeated, dim)) != dim:
+        raise ValueError(f"{row.repeated}: got {stated!r}, expected {dim}, the rotary width")
     if row.ntk_alpha and scaling == "dynamic" and rope.get("alpha"):
         scaling, theta = "default", theta * _number("alpha", rope["alpha"]) ** (dim / (dim - 2))
         rope = {key: value for key, value in rope.items() if key not in NTK_ALPHA_KEYS}

@@ -289,8 +289,7 @@ def in_our_form(found: Any) -> tuple[Tensor, Tensor]:
 
     The library has that form, or each value twice in neighbouring columns, or once, or complex numbers of both.
     """
-    parts = (found.real, found.imag) if isinstance(found, Tensor) else found
-    cos, sin = (_pairs(part) for part in parts)
+    cos, sin = (found.real, found.imag) if isinstance(found, Tensor) else (_pairs(part) for part in found)
     return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
 
 
@@ -339,6 +338,8 @@ class TransformersModel:
         for part in PUBLISHED[self.name].rotary.split("."):
             place = getattr(place, part)
         seen: dict[str, tuple[Tensor, Tensor]] = {}
+        if place is None:
+            return {}
         if isinstance(place, Tensor):
             sin, cos = place[None, :length].chunk(2, dim=-1)
             seen[""] = torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)

@@ -40,6 +40,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 @pytest.mark.parametrize(
     ("name", "changes", "expected"),
     [
+        ("deepseek_v2", {"max_position_embeddings": 1}, "equal"),
+        ("deepseek_v3", {"head_dim": 2}, "preblock refuses"),
+        ("granitemoehybrid", {"position_embedding_type": None}, "equal"),
         ("esm", {"position_embedding_type": None}, "equal"),
         ("esm", {"mask_token_id": 1}, "preblock refuses"),
         ("esm", {"mask_token_id": 1, "token_dropout": False}, "equal"),
