@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from preblock.models.modules import bias as biases
 from preblock.models.modules.bias import BiasConfig
-from preblock.models.modules.per_layer import INPUTS, TOKEN_INPUTS, PerLayerConfig
+from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS, PerLayerConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.signature import Signature
 from preblock.models.steps import (

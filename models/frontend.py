@@ -16,7 +16,8 @@ from preblock.models.modules.bias_modules import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
-from preblock.models.modules.per_layer import INPUTS, TOKEN_INPUTS, PerLayerInputs
+from preblock.models.modules.per_layer import PerLayerInputs
+from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS
 from preblock.models.modules.positions import (
     FixedPositionalEncoding,
     LearnedPositionalEncoding,

@@ -15,7 +15,7 @@ from preblock.models.checkpoints.family_steps import (
     token_step,
     weight_keys,
 )
-from preblock.models.modules.per_layer import PerLayerConfig
+from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.steps import Positions, Scale, Step
 
 

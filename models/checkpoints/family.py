@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from preblock.models.modules.per_layer import PerLayerConfig
+from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.steps import Step
 
 ALL = -1

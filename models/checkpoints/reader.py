@@ -25,7 +25,7 @@ from preblock.models.checkpoints.weight_files import (
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.bias import BiasConfig, T5Config
-from preblock.models.modules.per_layer import PerLayerConfig
+from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.steps import Positions, Step, Tokens
 
 SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] = (

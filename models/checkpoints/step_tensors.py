@@ -13,7 +13,7 @@ from torch import Tensor
 from preblock.models.checkpoints.weight_files import CheckpointError, files_of_keys, find_key, get_tensor, open_weights
 from preblock.models.frontend_file import INDEX, WEIGHTS
 from preblock.models.modules.bias import BiasConfig, T5Config
-from preblock.models.modules.per_layer import PerLayerConfig
+from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.serialization import Keys
 from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, Weights, names_of, parameters
 

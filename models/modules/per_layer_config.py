@@ -1,0 +1,42 @@
+"""The sizes of per-layer inputs. Imports no torch.
+
+Letters: D model width, N layers, P width of an input of a layer.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from preblock.models.serialization import Keys
+
+TOKEN_INPUTS, INPUTS = "per_layer_token_inputs", "per_layer_inputs"
+"""Names of the outputs: the token part, and the combined form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayerConfig:
+    """The sizes of per-layer inputs.
+
+    Args:
+        layers: N.
+        width: P.
+        rows: V, rows of the table.
+        eps: of the norm.
+        weights: names of the tensors in a checkpoint: the table (V, N * P), the projection (N * P, D), the norm (P,).
+
+    """
+
+    layers: int
+    width: int
+    rows: int
+    eps: float
+    weights: tuple[Keys, Keys, Keys] = ((), (), ())
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "rows"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"per_layer.{name}: got {value!r}, expected 1 or more")
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain values, without the names of tensors in a checkpoint."""
+        return {name: getattr(self, name) for name in ("layers", "width", "rows", "eps")}
