@@ -89,6 +89,8 @@ def _read_one(
     config = Config(values)
     rope = {key: value for key, value in given.items() if value is not None}
     scaling = _rope_type(row, rope)
+    if scaling == "yarn" and given.get("truncate", True) is None:
+        rope["truncate"] = False  # as the library reads null
     key, default = row.thetas[name]
     theta = _number("rope_theta", rope.pop("rope_theta", config(key, default) if key else default))
     share = _share(row, rope, config)

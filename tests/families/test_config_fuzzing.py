@@ -34,6 +34,7 @@ def test_the_document_has_every_family_and_no_difference() -> None:
     assert versions() in document
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4}
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -41,6 +42,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
     ("name", "changes", "expected"),
     [
         ("deepseek_v2", {"max_position_embeddings": 1}, "equal"),
+        ("gpt_oss", {"max_position_embeddings": 1}, "equal"),
+        ("gpt_oss", {"rope_parameters": {**YARN, "truncate": None}}, "equal"),
         ("deepseek_v3", {"head_dim": 2}, "preblock refuses"),
         ("granitemoehybrid", {"position_embedding_type": None}, "equal"),
         ("esm", {"position_embedding_type": None}, "equal"),
