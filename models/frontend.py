@@ -144,10 +144,8 @@ class FrontEnd(nn.Module):
     def extra_repr(self) -> str:
         """Return the sizes for `repr`."""
         config = self.config
-        return (
-            f"family={config.family!r}, vocab_size={config.tokens.rows}, d_model={config.widths[-1]}, "
-            f"max_len={config.max_len}"
-        )
+        sizes = f"vocab_size={config.tokens.rows}, d_model={config.widths[-1]}, max_len={config.max_len}"
+        return f"family={config.family!r}, {sizes}"
 
     @property
     def signature(self) -> Signature:
@@ -213,9 +211,8 @@ class FrontEnd(nn.Module):
             if part.needed and part.input not in given:
                 raise ValueError(f"{part.input} is missing: expected one for each token")
         if attention_mask is not None and not self.config.needs_mask:
-            raise ValueError(
-                f"attention_mask: the front-end {self.config.family!r} does not use one; pass position_ids"
-            )
+            text = f"the front-end {self.config.family!r} does not use one; pass position_ids"
+            raise ValueError(f"attention_mask: {text}")
         x = input_ids
         for name, step in zip(names_of(steps), steps, strict=True):
             match step:
@@ -256,9 +253,8 @@ class FrontEnd(nn.Module):
             if torch.compiler.is_compiling():  # the exporter cannot follow a check on values
                 continue
             if index.shape not in ((1, length), (batch, length)):
-                raise ValueError(
-                    f"{name}: got shape {tuple(index.shape)}, expected (1, {length}) or ({batch}, {length})"
-                )
+                expected = f"(1, {length}) or ({batch}, {length})"
+                raise ValueError(f"{name}: got shape {tuple(index.shape)}, expected {expected}")
             if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < known[name]:
                 got = int(index.min()) if int(index.min()) < 0 else int(index.max())
                 raise ValueError(f"{name}: got {got}, expected 0 to {known[name] - 1}")
