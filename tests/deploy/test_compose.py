@@ -25,6 +25,7 @@ COMMANDS = [
     for name in ("docs/deploy.md", "docs/operations.md")
     for block in re.findall(r"^```sh\n(.*?)^```$", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
+    if not line.startswith("preblock ")
 ]
 NOT_RUN = ("docker compose --profile gpu up gpu",)
 """Needs a GPU: `make smoke` has Compose read it."""
