@@ -1,7 +1,9 @@
-"""The address of a server, and everything a connection to it needs: key, timeout, certificates."""
+"""The addresses of a service, and everything a connection to it needs: key, timeout, certificates."""
 
 import os
+import random
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,52 @@ class ServerAccess:
     def name(self) -> str:
         """The address for messages, without a password."""
         return str(httpx.URL(self.url).copy_with(userinfo=b""))
+
+
+class Replicas:
+    """The servers of one service, and the one in use. A client stays with it until it fails.
+
+    Args:
+        servers: at least one; a random one is used first, so that many clients spread over all.
+
+    """
+
+    def __init__(self, servers: Sequence[ServerAccess]) -> None:
+        self._servers = tuple(servers)
+        self._place = random.randrange(len(self._servers))
+
+    @property
+    def current(self) -> ServerAccess:
+        """The server in use."""
+        return self._servers[self._place]
+
+    @property
+    def has_others(self) -> bool:
+        """Whether another server can be used."""
+        return len(self._servers) > 1
+
+    def leave(self, server: ServerAccess) -> None:
+        """Use the next server, unless another call has left `server` before."""
+        if server is self.current:
+            self._place = (self._place + 1) % len(self._servers)
+
+
+def read_replicas(
+    urls: str | Sequence[str], timeout: float, key: str | None, verify: Verify = True, cert: Certificate | None = None
+) -> Replicas:
+    """Return the access to all servers at `urls`; the arguments are those of `Client`.
+
+    Raises:
+        RequestError: there is no URL, some have http:// and some https://, or as for `read_access`.
+
+    """
+    given = [urls] if isinstance(urls, str) else list(urls)
+    if not given:
+        raise invalid("url", "no address", "one address or more")
+    servers = [read_access(url, timeout, key, verify, cert) for url in given]
+    if len({server.tls is None for server in servers}) > 1:
+        raise invalid("url", "addresses with http:// and with https://", "one of both for all")
+    return Replicas(servers)
 
 
 def read_access(

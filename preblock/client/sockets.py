@@ -11,17 +11,17 @@ from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
-from preblock.client.access import ServerAccess
-from preblock.client.errors import ConnectionFailed, TimedOut
+from preblock.client.access import Replicas
+from preblock.client.errors import ConnectionFailed, NoAnswer, ServiceError, TimedOut
 from preblock.client.retry import of_response
 
 
 class _Socket:
-    """The address and the options of a connection to a server."""
+    """The options of a connection to a server. After a failure the next connection goes to another one."""
 
-    def __init__(self, server: ServerAccess) -> None:
-        self._name, self._timeout = server.name, server.timeout
-        self._address = server.url.replace("http", "ws", 1)
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas, self._server = replicas, replicas.current
+        server, self._timeout = self._server, self._server.timeout
         self._options: dict[str, Any] = {
             "open_timeout": server.timeout,
             "close_timeout": 1,  # a dead peer never closes
@@ -29,8 +29,23 @@ class _Socket:
             "user_agent_header": server.headers["User-Agent"],
             "max_size": None,  # the step sets the size of the answer
             "compression": None,  # vectors do not compress
-            "ssl": server.tls,
         }
+
+    def _address(self, path: str) -> dict[str, Any]:
+        """Choose the server in use; return its address and certificates."""
+        self._server = self._replicas.current
+        return {"uri": self._server.url.replace("http", "ws", 1) + path, "ssl": self._server.tls, **self._options}
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Raise every failure as an error of the client, and leave the server after one that a retry may mend."""
+        try:
+            with failures(self._server.name):
+                yield
+        except (NoAnswer, ServiceError) as error:
+            if isinstance(error, NoAnswer) or error.retry_after is not None:
+                self._replicas.leave(self._server)
+            raise
 
 
 class AsyncSocket(_Socket):
@@ -39,8 +54,8 @@ class AsyncSocket(_Socket):
     sleep = staticmethod(asyncio.sleep)
     _connection: AsyncConnection
 
-    def __init__(self, server: ServerAccess) -> None:
-        super().__init__(server)
+    def __init__(self, replicas: Replicas) -> None:
+        super().__init__(replicas)
         self._stack = AsyncExitStack()
 
     async def connect(self, path: str) -> None:
@@ -51,10 +66,10 @@ class AsyncSocket(_Socket):
             NoAnswer: no connection, or no answer in time.
 
         """
-        with failures(self._name):
+        address = self._address(path)
+        with self._failures():
             await self._stack.aclose()
-            opening = connect_async(self._address + path, **self._options)
-            self._connection = await self._stack.enter_async_context(opening)
+            self._connection = await self._stack.enter_async_context(connect_async(**address))
 
     async def exchange(self, message: str | bytes) -> bytes:
         """Send a message, and return the answer.
@@ -63,7 +78,7 @@ class AsyncSocket(_Socket):
             NoAnswer: the connection broke, or no answer came in time.
 
         """
-        with failures(self._name):
+        with self._failures():
             async with asyncio.timeout(self._timeout):
                 await self._connection.send(message)
                 return await self._connection.recv(decode=False)
@@ -79,19 +94,20 @@ class SyncSocket(_Socket):
     sleep = staticmethod(time.sleep)
     _connection: ClientConnection
 
-    def __init__(self, server: ServerAccess) -> None:
-        super().__init__(server)
+    def __init__(self, replicas: Replicas) -> None:
+        super().__init__(replicas)
         self._stack = ExitStack()
 
     def connect(self, path: str) -> None:
         """Connect to `path`, as `AsyncSocket.connect` does."""
-        with failures(self._name):
+        address = self._address(path)
+        with self._failures():
             self._stack.close()
-            self._connection = self._stack.enter_context(connect(self._address + path, **self._options))
+            self._connection = self._stack.enter_context(connect(**address))
 
     def exchange(self, message: str | bytes) -> bytes:
         """Send a message, and return the answer, as `AsyncSocket.exchange` does."""
-        with failures(self._name):
+        with self._failures():
             self._connection.send(message)
             return self._connection.recv(self._timeout, decode=False)
 

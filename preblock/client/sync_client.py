@@ -6,7 +6,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from preblock.client import calls
-from preblock.client.access import Certificate, Verify, read_access
+from preblock.client.access import Certificate, Verify, read_replicas
 from preblock.client.calls import Call, Dtype, Pooling, Side
 from preblock.client.errors import NoAnswer, ServiceError, invalid
 from preblock.client.keywords import checks_keywords
@@ -20,13 +20,14 @@ T = TypeVar("T")
 
 
 class Client:
-    """A client of one server, for `with`; threads may share it.
+    """A client of a service, for `with`; threads may share it.
 
     Every method raises `ServiceError` if the service refuses the request or cannot answer it, and `NoAnswer` if no
     answer comes.
 
     Args:
-        url: http://… or https://…, with the path prefix of the service, if any.
+        url: http://… or https://…, with the path prefix of the service, if any. Several are replicas with the same
+            models: the client stays with one, and turns to the next when it fails or is busy.
         timeout: seconds for connecting, and for each read and write.
         retries: most further attempts of a call, after a broken connection or while the service is too busy.
         key: API key; default none.
@@ -43,7 +44,7 @@ class Client:
     @checks_keywords
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         *,
         timeout: float = 30.0,
         retries: int = 3,
@@ -54,8 +55,8 @@ class Client:
     ) -> None:
         if not isinstance(http_client, httpx.Client | None):
             raise invalid("http_client", f"a {type(http_client).__name__}", "an httpx.Client")
-        self._server = read_access(url, timeout, key, verify, cert)
-        self._transport = SyncTransport(self._server, http_client)
+        self._replicas = read_replicas(url, timeout, key, verify, cert)
+        self._transport = SyncTransport(self._replicas, http_client)
         self._retries = retries
 
     @checks_keywords
@@ -245,7 +246,8 @@ class Client:
             companions: further outputs, such as "rotary_cos" and "rotary_sin", found in `stream.companions` after a
                 step.
             dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
-            resume: whether to continue over a new connection after one breaks, with the retries and pauses of a call.
+            resume: whether to continue over a new connection after one breaks, perhaps to another replica, with the
+                retries and pauses of a call.
 
         """
         from preblock.client.sockets import SyncSocket
@@ -254,7 +256,7 @@ class Client:
         count = len(given) if rows is None else rows
         # The service rejects an empty list of offsets.
         opening = {"offset": given if count else 0, "rows": count, "output": [output, *companions], "dtype": dtype}
-        return DecodeStream(SyncSocket(self._server), model, version, opening, self._retries, resume)
+        return DecodeStream(SyncSocket(self._replicas), model, version, opening, self._retries, resume)
 
     def close(self) -> None:
         """Close the connections of the calls; streams stay open, and so does an own httpx client."""

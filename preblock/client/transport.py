@@ -8,47 +8,58 @@ from urllib.parse import quote
 
 import httpx
 
-from preblock.client.access import ServerAccess
+from preblock.client.access import Replicas, ServerAccess
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
-from preblock.client.retry import of_response
+from preblock.client.retry import BUSY_STATUSES, of_response
 
 
 class _Exchange:
-    """The options of a request to a server, and its outcome."""
+    """The options of a request, and its outcome. After a failure, the next request goes to another server."""
 
-    def __init__(self, server: ServerAccess) -> None:
-        self._server = server
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas, server = replicas, replicas.current
         # No limit on the wait for a free connection of the pool: the requests before it have their own.
         self._timeout = httpx.Timeout(server.timeout, pool=None)
         self._headers = {"Accept-Encoding": "identity", **server.headers}
         # On http:// nothing is verified, and to read the certificates of the system takes 20 ms.
         self._verify = server.tls or False
 
-    def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
+    def _request(
+        self, server: ServerAccess, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> dict[str, Any]:
         """Return the arguments of httpx for a request."""
-        url = self._server.url + path
         return {
             "method": method,
-            "url": url,
+            "url": server.url + path,
             "content": body,
             "headers": self._headers | dict(headers),
             "timeout": self._timeout,
         }
 
-    def _failure(self, error: httpx.HTTPError) -> NoAnswer:
-        """Return the client's error for an exchange without an answer."""
+    def _failure(self, server: ServerAccess, error: httpx.HTTPError) -> NoAnswer:
+        """Return the client's error for an exchange without an answer, and leave the server."""
+        self._replicas.leave(server)
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         failure: NoAnswer
         if isinstance(error, httpx.TimeoutException):
-            failure = TimedOut(f"no answer from {self._server.name} within {self._server.timeout:g} s ({cause})")
+            failure = TimedOut(f"no answer from {server.name} within {server.timeout:g} s ({cause})")
         elif isinstance(error, httpx.ConnectError):
-            failure = ConnectionFailed(f"cannot connect to {self._server.name} ({cause})")
+            failure = ConnectionFailed(f"cannot connect to {server.name} ({cause})")
         else:
-            failure = ConnectionFailed(f"no complete answer from {self._server.name} ({cause})")
-        # A retry helps only if the connection failed, or ended before the answer did.
-        if not isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError):
+            failure = ConnectionFailed(f"no complete answer from {server.name} ({cause})")
+        # A retry helps only if the connection failed, or ended before the answer did. Another server may be reachable.
+        helped = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError)
+        if not helped and not (self._replicas.has_others and isinstance(error, httpx.ConnectTimeout)):
             failure.retry_after = None
         return failure
+
+    def _checked(self, server: ServerAccess, response: httpx.Response, content: bytearray) -> bytearray:
+        """Return `content`, or raise the error in it; a busy server is left."""
+        if response.status_code in BUSY_STATUSES:
+            self._replicas.leave(server)
+        if response.status_code != 200:
+            raise of_response(response.status_code, response.headers, content)
+        return content
 
 
 class AsyncTransport(_Exchange):
@@ -56,8 +67,8 @@ class AsyncTransport(_Exchange):
 
     sleep = staticmethod(asyncio.sleep)
 
-    def __init__(self, server: ServerAccess, http_client: httpx.AsyncClient | None = None) -> None:
-        super().__init__(server)
+    def __init__(self, replicas: Replicas, http_client: httpx.AsyncClient | None = None) -> None:
+        super().__init__(replicas)
         self._lent = http_client is not None
         self._http = http_client or httpx.AsyncClient(verify=self._verify)
 
@@ -74,14 +85,14 @@ class AsyncTransport(_Exchange):
             NoAnswer: no answer came.
 
         """
-        content = bytearray()  # writable, and so are the arrays sharing its memory
+        content, server = bytearray(), self._replicas.current  # writable, and so are the arrays sharing its memory
         try:
-            async with self._http.stream(**self._request(method, path, body, headers)) as response:
+            async with self._http.stream(**self._request(server, method, path, body, headers)) as response:
                 async for chunk in response.aiter_bytes():
                     content += chunk
         except httpx.HTTPError as error:
-            raise self._failure(error) from error
-        return _checked(response, content)
+            raise self._failure(server, error) from error
+        return self._checked(server, response, content)
 
 
 class SyncTransport(_Exchange):
@@ -89,8 +100,8 @@ class SyncTransport(_Exchange):
 
     sleep = staticmethod(time.sleep)
 
-    def __init__(self, server: ServerAccess, http_client: httpx.Client | None = None) -> None:
-        super().__init__(server)
+    def __init__(self, replicas: Replicas, http_client: httpx.Client | None = None) -> None:
+        super().__init__(replicas)
         self._lent = http_client is not None
         self._http = http_client or httpx.Client(verify=self._verify)
 
@@ -101,21 +112,14 @@ class SyncTransport(_Exchange):
 
     def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytearray:
         """Return the body of a response, as `AsyncTransport.request` does."""
-        content = bytearray()
+        content, server = bytearray(), self._replicas.current
         try:
-            with self._http.stream(**self._request(method, path, body, headers)) as response:
+            with self._http.stream(**self._request(server, method, path, body, headers)) as response:
                 for chunk in response.iter_bytes():
                     content += chunk
         except httpx.HTTPError as error:
-            raise self._failure(error) from error
-        return _checked(response, content)
-
-
-def _checked(response: httpx.Response, content: bytearray) -> bytearray:
-    """Return `content`, or raise the error in it."""
-    if response.status_code != 200:
-        raise of_response(response.status_code, response.headers, content)
-    return content
+            raise self._failure(server, error) from error
+        return self._checked(server, response, content)
 
 
 def model_path(model: str, version: int | None, *action: str) -> str:

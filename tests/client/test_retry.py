@@ -9,7 +9,7 @@ import pytest
 
 import preblock
 from preblock.client import errors
-from preblock.client.access import read_access
+from preblock.client.access import read_replicas
 from preblock.client.errors import ClientError
 from preblock.client.retry import MAX_PAUSE_SECONDS, of_response, pause
 from preblock.client.transport import AsyncTransport
@@ -152,7 +152,7 @@ def test_only_failed_connections_are_retried(
 
     async def request() -> None:
         async with httpx.AsyncClient(transport=httpx.MockTransport(fail)) as http_client:
-            transport = AsyncTransport(read_access("http://me:secret@host/under/", 1, None), http_client)
+            transport = AsyncTransport(read_replicas("http://me:secret@host/under/", 1, None), http_client)
             with pytest.raises(kind, match=r"http://host/under ") as raised:
                 await transport.request("GET", "/", b"", {})
         assert (type(raised.value), raised.value.retry_after) == (kind, retry_after)
