@@ -1,8 +1,8 @@
-/* Rows of a table of tokens and vectors of positions, added in one pass: what two operators of a graph do in two.
+/* Gather rows of a token table, scale them, and add position vectors, in one pass over the output.
  *
- * What the first writes, the second reads and writes again: of 786 kB that is more than the second cache of a processor
- * holds beside the rest. And rows lie anywhere in the table, where no processor foresees them: they are asked for a few
- * rows before they are added.
+ * The graph does this with two operators: Gather writes an intermediate tensor, and Add reads it again. Above the size of the
+ * L2 cache (786 kB for 256 tokens of width 768) the second pass costs memory bandwidth. Rows are prefetched PREFETCH_ROWS
+ * iterations ahead, because hardware prefetchers cannot predict random rows.
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -10,9 +10,9 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { AHEAD = 4, LINE = 64 };  /* rows; bytes of a line of the caches */
+enum { PREFETCH_ROWS = 4, CACHE_LINE_BYTES = 64 };
 
-/* Ids lie where they came in a request, at any byte. */
+/* Read id `i`. Ids may be unaligned, because they are read in place from the request body. */
 static int64_t id_at(const void *ids, Py_ssize_t i)
 {
     int64_t id;
@@ -20,18 +20,19 @@ static int64_t id_at(const void *ids, Py_ssize_t i)
     return id;
 }
 
+/* Position vectors repeat for each batch item: token i takes position i % position_count. */
 static void add(float *restrict out, const float *table, float scale, const void *ids, Py_ssize_t tokens,
-                const float *positions, Py_ssize_t placed, Py_ssize_t width)
+                const float *positions, Py_ssize_t position_count, Py_ssize_t width)
 {
-    for (Py_ssize_t i = 0; i < tokens + AHEAD; i++) {
+    for (Py_ssize_t i = 0; i < tokens + PREFETCH_ROWS; i++) {
         if (i < tokens) {
             const char *next = (const char *)(table + id_at(ids, i) * width);
-            for (Py_ssize_t byte = 0; byte < 4 * width; byte += LINE)
+            for (Py_ssize_t byte = 0; byte < 4 * width; byte += CACHE_LINE_BYTES)
                 __builtin_prefetch(next + byte, 0, 2);
         }
-        if (i >= AHEAD) {
-            const float *row = table + id_at(ids, i - AHEAD) * width;
-            const float *position = positions + (i - AHEAD) % placed * width;
+        if (i >= PREFETCH_ROWS) {
+            const float *row = table + id_at(ids, i - PREFETCH_ROWS) * width;
+            const float *position = positions + (i - PREFETCH_ROWS) % position_count * width;
             for (Py_ssize_t column = 0; column < width; column++)
                 out[column] = row[column] * scale + position[column];
             out += width;
@@ -44,7 +45,7 @@ static int aligned(const Py_buffer *floats)
     return (uintptr_t)floats->buf % 4 == 0;
 }
 
-/* Return whether the sizes fit and every id names a row; else an exception is set. */
+/* Check sizes, alignment and ids. Return 1, or set an exception and return 0. */
 static int fits(const Py_buffer *ids, const Py_buffer *table, const Py_buffer *positions, const Py_buffer *out,
                 Py_ssize_t width)
 {
@@ -52,12 +53,13 @@ static int fits(const Py_buffer *ids, const Py_buffer *table, const Py_buffer *p
     if (!size || ids->len % 8 || table->len % size || positions->len % size || out->len != tokens * size ||
         (tokens && (!positions->len || tokens % (positions->len / size)))) {
         PyErr_Format(PyExc_ValueError, "width: got %zd, with %zd bytes of ids, %zd of the table, %zd of positions and "
-                     "%zd of vectors, expected whole rows, as many vectors as ids, and positions for all of them",
+                     "%zd of output, expected whole rows, one output row for each id, and a number of positions that "
+                     "divides the number of ids",
                      width, ids->len, table->len, positions->len, out->len);
         return 0;
     }
     if (!aligned(table) || !aligned(positions) || !aligned(out)) {
-        PyErr_SetString(PyExc_ValueError, "floats: got an odd address, expected a multiple of 4");
+        PyErr_SetString(PyExc_ValueError, "address: got unaligned floats, expected a multiple of 4 bytes");
         return 0;
     }
     for (Py_ssize_t i = 0; i < tokens; i++) {
@@ -89,8 +91,8 @@ static PyObject *add_rows(PyObject *module, PyObject *arguments)
 }
 
 static PyMethodDef methods[] = {
-    {"add_rows", add_rows, METH_VARARGS, "add_rows(ids, table, scale, positions, out, width): write rows times scale, "
-     "each plus its position, into out"},
+    {"add_rows", add_rows, METH_VARARGS, "add_rows(ids, table, scale, positions, out, width): write to out the rows of "
+     "table at ids, times scale, plus positions"},
     {0},
 };
 
