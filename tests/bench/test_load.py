@@ -138,7 +138,7 @@ def test_key_opens_every_protocol_and_errors_are_counted(guarded: tuple[Server, 
         assert done.returncode == (found["requests"] == 0)
 
 
-def test_no_key_is_one_line(guarded: tuple[Server, str]) -> None:
+def test_missing_key_is_reported_in_one_line(guarded: tuple[Server, str]) -> None:
     assert "key" in failing("bench", guarded[0].address, "--model", "gpt", *SHORT, code=1)
 
 
@@ -170,7 +170,7 @@ def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Pa
         (("--protocol", "grpc"), "the protocol grpc needs --grpc-port"),
     ],
 )
-def test_wrong_use_is_one_line(arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_is_reported_in_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in failing("bench", "http://127.0.0.1:9", "--model", "gpt", *arguments, code=2)
 
 
@@ -186,16 +186,16 @@ def test_wrong_use_is_one_line(arguments: tuple[str, ...], said: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(arguments: tuple[str, ...], said: str, tiny_server: Server) -> None:
+def test_unusable_shape_is_reported_in_one_line(arguments: tuple[str, ...], said: str, tiny_server: Server) -> None:
     assert said in failing("bench", tiny_server.address, *arguments, code=1)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://"])
-def test_an_address_that_is_none_is_one_line(url: str) -> None:
+def test_malformed_address_is_reported_in_one_line(url: str) -> None:
     assert f"url: got {url}, expected http://" in failing("bench", url, "--model", "gpt", code=1)
 
 
-def test_nobody_there_is_one_line() -> None:
+def test_unreachable_server_is_reported_in_one_line() -> None:
     assert "refused" in failing("bench", "http://127.0.0.1:9", "--model", "gpt", code=1).lower()
 
 
@@ -247,10 +247,10 @@ def rows_by_version(server: Server) -> dict[str, float]:
     return {version: float(rows) for version, rows in found}
 
 
-def test_a_version_that_is_none_is_wrong_use() -> None:
+def test_malformed_version_is_wrong_usage() -> None:
     message = failing("bench", "http://127.0.0.1:9", "--model", "gpt@x", code=2)
     assert message == "gpt@x: the version after the @ is 'x', not a whole number from 1 on"
 
 
-def test_an_unknown_version_is_one_line(tiny_server: Server) -> None:
+def test_unknown_version_is_reported_in_one_line(tiny_server: Server) -> None:
     assert "9" in failing("bench", tiny_server.address, "--model", "gpt@9", code=1)

@@ -50,7 +50,9 @@ def test_a_problem_of_the_service_is_an_error_of_its_kind(kind: type[service.Pre
     ],
     ids=str,
 )
-def test_a_request_at_fault(tiny: Any, ids: Any, options: dict[str, Any], kind: str, field: str) -> None:
+def test_request_error_is_raised_for_a_bad_request(
+    tiny: Any, ids: Any, options: dict[str, Any], kind: str, field: str
+) -> None:
     with raises_kind(kind) as raised:
         tiny.embed(ids, **{"model": "gpt"} | options)
     assert isinstance(raised.value, errors.RequestError)
@@ -73,7 +75,7 @@ def test_format_unknown_to_the_service_is_refused(tiny_server: Server, header: s
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", ""])
-def test_an_address_that_is_none(connect: Connect, url: str) -> None:
+def test_malformed_address_is_refused(connect: Connect, url: str) -> None:
     with raises_kind("Invalid", match=r"^url: got ") as raised:
         connect(url)
     assert raised.value.field == "url"

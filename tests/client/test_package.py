@@ -24,7 +24,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
 
 
-def test_the_names() -> None:
+def test_public_names_are_exactly_these() -> None:
     assert client.__all__ == ["AsyncClient", "Client", "Embeddings", "Model", "connect", "connect_async"]
     assert (preblock.connect, preblock.connect_async) == (Client, AsyncClient)
     assert {"connect", "connect_async", "__version__"} <= set(dir(preblock))

@@ -131,7 +131,7 @@ def test_a_version_is_chosen(tiny: Any, tiny_server: Server) -> None:
     assert_equal(first, native(tiny_server, "bert/versions/1", input_ids=ROWS))
 
 
-def test_many_rows(tiny: Any, tiny_server: Server) -> None:
+def test_many_rows_equal_separate_requests(tiny: Any, tiny_server: Server) -> None:
     ids, offset = np.tile(np.arange(6), 5000).reshape(10000, 3), np.arange(10000) % 4
     expected = native(tiny_server, "gpt", input_ids=ids.tolist(), offset=offset.tolist())
     assert_equal(tiny.embed(ids, model="gpt", offset=offset), expected)
@@ -139,7 +139,7 @@ def test_many_rows(tiny: Any, tiny_server: Server) -> None:
 
 
 @pytest.mark.parametrize("ids", [ROWS, RAGGED])
-def test_rows_are_views_of_what_each_row_gives_alone(tiny: Any, ids: list[list[int]]) -> None:
+def test_rows_are_views_equal_to_separate_requests(tiny: Any, ids: list[list[int]]) -> None:
     result = tiny.embed(ids, model="gpt")
     assert len(result.rows()) == len(ids)
     for row, vectors in zip(ids, result.rows(), strict=True):
@@ -158,7 +158,7 @@ def test_a_tensor_shares_the_memory_that_the_answer_came_in(tiny: Any, dtype: st
     assert not result.vectors.any()
 
 
-def test_text_gives_what_its_ids_give(tiny: Any, tiny_server: Server) -> None:
+def test_text_gives_the_vectors_of_its_ids(tiny: Any, tiny_server: Server) -> None:
     result = tiny.text(["a b", "c"], model="bert", return_tokens=True, offset=1)
     expected = native(tiny_server, "bert", text=["a b", "c"], offset=1, return_tokens=True)
     assert_equal(result, expected)
@@ -173,7 +173,7 @@ def test_text_gives_what_its_ids_give(tiny: Any, tiny_server: Server) -> None:
 
 @pytest.mark.parametrize("ids", [ROWS, RAGGED, np.array(ROWS), torch.tensor([1, 2])], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_prompt_embeds_are_what_torch_loads(server: Server, connect: Connect, ids: Any, dtype: str) -> None:
+def test_torch_loads_prompt_embeds(server: Server, connect: Connect, ids: Any, dtype: str) -> None:
     client = connect(server.address)
     prompts = client.prompt_embeds(ids, model="minilm", dtype=dtype)
     expected = client.embed(ids, model="minilm", dtype=dtype, output="token_embeddings")
@@ -197,7 +197,7 @@ def test_prompt_embeds_need_ids_or_text(tiny: Any, given: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(("side", "kept"), [("left", [1, 2, 3, 4, 5, 6]), ("right", [0, 1, 2, 3, 4, 5])])
-def test_a_cut_is_told(tiny: Any, side: str, kept: list[int]) -> None:
+def test_truncation_is_reported(tiny: Any, side: str, kept: list[int]) -> None:
     ids = [[0, 1, 2, 3, 4, 5, 6], [1]]
     result = tiny.embed(ids, model="gpt", truncate=side)
     assert result.truncated.tolist() == [1, 0]

@@ -47,7 +47,7 @@ def test_a_call_is_sent_again_until_it_is_answered(connect: Connect, flaky: Flak
         (canned("429 Too Many Requests", b"<html>"), "RateLimited"),
     ],
 )
-def test_retries_end(connect: Connect, flaky: FlakyProxy, act: str | bytes, kind: str) -> None:
+def test_retries_stop_at_the_limit(connect: Connect, flaky: FlakyProxy, act: str | bytes, kind: str) -> None:
     flaky.script = [act] * 3
     with raises_kind(kind):
         connect(flaky.address, retries=1).models()
@@ -67,7 +67,7 @@ def test_retries_end(connect: Connect, flaky: FlakyProxy, act: str | bytes, kind
     ],
     ids=range(7),
 )
-def test_any_other_answer_is_final(connect: Connect, flaky: FlakyProxy, answer: bytes) -> None:
+def test_other_responses_are_not_retried(connect: Connect, flaky: FlakyProxy, answer: bytes) -> None:
     flaky.script = [answer] * 2
     with pytest.raises(errors.ServiceError) as raised:
         connect(flaky.address).models()
@@ -75,14 +75,14 @@ def test_any_other_answer_is_final(connect: Connect, flaky: FlakyProxy, answer: 
     assert flaky.connections == 1
 
 
-def test_a_pause_that_is_asked_for_is_kept(connect: Connect, flaky: FlakyProxy) -> None:
+def test_retry_after_is_respected(connect: Connect, flaky: FlakyProxy) -> None:
     flaky.script = [canned("503 Service Unavailable", b"", "Retry-After: 1")]
     start = time.monotonic()
     assert len(connect(flaky.address, retries=1).models()) == 2
     assert time.monotonic() - start >= 1
 
 
-def test_what_takes_too_long_is_not_asked_again(connect: Connect, flaky: FlakyProxy) -> None:
+def test_timed_out_call_is_not_retried(connect: Connect, flaky: FlakyProxy) -> None:
     flaky.script = [STALL] * 2
     start = time.monotonic()
     with pytest.raises(errors.TimedOut):
@@ -91,13 +91,13 @@ def test_what_takes_too_long_is_not_asked_again(connect: Connect, flaky: FlakyPr
     assert flaky.connections == 1
 
 
-def test_nobody_listens(connect: Connect) -> None:
+def test_unreachable_server_is_a_connection_error(connect: Connect) -> None:
     address = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(errors.ConnectionFailed, match=f"^cannot connect to {address} "):
         connect(address, retries=1).models()
 
 
-def test_a_cancelled_call_is_over(flaky: FlakyProxy) -> None:
+def test_cancelled_call_leaves_the_client_usable(flaky: FlakyProxy) -> None:
     async def cancel() -> None:
         flaky.script = [STALL]
         async with preblock.connect_async(flaky.address) as client:
@@ -123,7 +123,9 @@ def test_a_cancelled_call_is_over(flaky: FlakyProxy) -> None:
         (of_response(500, {"Retry-After": "1"}, b""), None, None),
     ],
 )
-def test_pauses(error: ClientError, least: float | None, most: float | None) -> None:
+def test_pause_before_retry_has_jitter_within_limits(
+    error: ClientError, least: float | None, most: float | None
+) -> None:
     found = [pause(error, 0) for _ in range(100)]
     if least is None or most is None:
         assert set(found) == {None}

@@ -65,7 +65,7 @@ def test_a_stream_has_a_version(tiny: Any) -> None:
         assert stream.version == 2
 
 
-def test_rows_live_through_everything_that_a_decoder_does(tiny: Any) -> None:
+def test_rows_survive_rewind_reorder_and_resize(tiny: Any) -> None:
     def expect(vectors: Any, ids: Any, **fields: Any) -> None:
         expected = whole(tiny, ids, model="bert", **fields)
         assert (vectors.shape, vectors.tobytes()) == (expected.shape, expected.tobytes())
@@ -100,7 +100,7 @@ def test_rows_live_through_everything_that_a_decoder_does(tiny: Any) -> None:
         expect(stream.step([3]), [3], offset=7)
 
 
-def test_rows_may_be_counted_and_may_be_none(tiny: Any) -> None:
+def test_number_of_rows_may_be_given_and_may_be_0(tiny: Any) -> None:
     with tiny.decode("gpt", offset=2, rows=3) as stream:
         assert stream.offset == [2, 2, 2]
     none: list[dict[str, Any]] = [{"rows": 0}, {"offset": []}]
@@ -109,7 +109,7 @@ def test_rows_may_be_counted_and_may_be_none(tiny: Any) -> None:
             assert stream.offset == []
 
 
-def test_companions_come_along(connect: Connecting, rotary: Server) -> None:
+def test_step_returns_the_requested_companion_outputs(connect: Connecting, rotary: Server) -> None:
     client = connect(rotary.address)
     names = ["rotary_cos", "rotary_sin"]
     with client.decode("llama", offset=3, companions=names) as stream:
@@ -163,7 +163,7 @@ def test_a_step_that_is_refused_changes_nothing(tiny: Any, ids: Any, field: str)
         ("drop", [-1], "Invalid", "drop[0]"),
     ],
 )
-def test_what_is_refused_changes_nothing(tiny: Any, method: str, argument: Any, kind: str, field: str) -> None:
+def test_refused_message_changes_nothing(tiny: Any, method: str, argument: Any, kind: str, field: str) -> None:
     with tiny.decode("gpt", offset=2, rows=2) as stream:
         with raises_kind(kind) as raised:
             getattr(stream, method)(argument)
@@ -230,7 +230,7 @@ def test_a_stream_that_does_not_open(connect: Connecting, flaky: FlakyProxy, act
     assert flaky.connections == 1
 
 
-def test_nobody_listens(connect: Connecting) -> None:
+def test_unreachable_server_is_a_connection_error(connect: Connecting) -> None:
     with pytest.raises(errors.ConnectionFailed), connect(f"http://127.0.0.1:{free_port()}").decode("gpt"):
         pass
 
@@ -294,7 +294,7 @@ def steps_done(server: Server) -> float:
     return float(line)
 
 
-def test_a_step_whose_answer_was_lost_is_answered_once_more(
+def test_step_with_a_lost_response_is_repeated(
     connect: Connecting, flaky: FlakyProxy, tiny: Any, tiny_server: Server
 ) -> None:
     with connect(flaky.address).decode("gpt", resume=True) as stream:
@@ -448,7 +448,7 @@ def test_steps_of_one_stream_at_once_are_taken_in_turn(tiny_server: Server) -> N
     asyncio.run(together())
 
 
-def test_streams_of_one_client_are_apart(tiny: Any) -> None:
+def test_streams_of_one_client_are_independent(tiny: Any) -> None:
     with tiny.decode("gpt") as one, tiny.decode("gpt", offset=3) as other:
         one.step([1])
         other.step([1])
@@ -524,7 +524,7 @@ def test_a_frame_that_answers_nothing_closes_the_stream(frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff", b"[]", b"{}"])
-def test_an_opening_that_answers_nothing(message: bytes) -> None:
+def test_opening_without_a_response_is_an_error(message: bytes) -> None:
     socket: Any = ScriptedSocket(message)
     with pytest.raises(errors.ConnectionFailed, match="the server opened no decode stream") as raised:
         DecodeStream(socket, "m", None, FIELDS, retries=0, resume=False).__enter__()

@@ -1,4 +1,4 @@
-"""The examples for engines that take vectors: the engines' own code reads the payloads.
+"""The examples for engines with embedding input: the engines' own code reads the payloads.
 
 Neither engine runs here. `tests/data/engines` holds the code, with its sources.
 """

@@ -104,7 +104,7 @@ def test_special_tokens_are_added_on_request(client: openai.OpenAI) -> None:
     assert np.array_equal(added, embed(client, "bag", [make_tokenizer().encode("a").ids]))
 
 
-def test_truncated_text_is_what_model2vec_truncates(client: openai.OpenAI, sources: dict[str, Path]) -> None:
+def test_text_is_truncated_as_by_model2vec(client: openai.OpenAI, sources: dict[str, Path]) -> None:
     long = ["a ? c d ! f g h i j", "hello"]
     oracle = StaticModel.from_pretrained(sources["mapped"]).encode(long)
     found = embed(client, "mapped", long, extra_body={"truncate_prompt_tokens": -1})

@@ -127,7 +127,7 @@ def test_an_offset_may_be_a_parameter(client: TritonClient, tiny_clients: Client
     assert result.as_numpy("embeddings").tobytes() == expected.tobytes()
 
 
-def test_an_error_is_told(client: TritonClient) -> None:
+def test_error_message_reaches_the_client(client: TritonClient) -> None:
     with pytest.raises(InferenceServerException) as raised:
         client.infer("gpt", client.inputs(input_ids=[[7]]))
     assert raised.value.message() == "input_ids[0][0]: got 7, expected 0 to 6"

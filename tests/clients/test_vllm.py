@@ -95,7 +95,7 @@ def test_a_completion_is_asked_for_with_vectors(
     assert np.isfinite(tensor.float().numpy()).all()
 
 
-def test_a_completion_that_differs_is_said(tiny_server: Server, stand_in: tuple[str, type[StandIn]]) -> None:
+def test_differing_completion_is_reported(tiny_server: Server, stand_in: tuple[str, type[StandIn]]) -> None:
     address, handler = stand_in
     handler.wrong = True
     done = run(tiny_server.address, "gpt", address, "3")

@@ -87,7 +87,7 @@ def test_files_that_are_mounted_are_there() -> None:
     assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []
 
 
-def test_the_proxy_sends_again_only_what_may_be_sent_twice(server: Server) -> None:
+def test_proxy_retries_only_idempotent_requests(server: Server) -> None:
     """The proxy retries the routes of idempotent requests, among all routes of a server, and no others."""
     again = re.findall(r"^    acl again path_reg (\S+)$", PROXY, re.MULTILINE)
     exactly = re.findall(r"^    acl again path (\S+)$", PROXY, re.MULTILINE)

@@ -173,7 +173,7 @@ def test_environment_variables_are_settings() -> None:
     assert set(variables) <= known
 
 
-def test_ports_agree() -> None:
+def test_ports_of_the_manifests_agree() -> None:
     ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
     environment = {entry["name"]: entry["value"] for entry in container()["env"]}
     assert ports == {"http": Settings().port, "grpc": int(environment["PREBLOCK_GRPC_PORT"])}

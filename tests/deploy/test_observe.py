@@ -82,7 +82,7 @@ def selectors(query: str | Expr) -> list[VectorSelector]:
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-def test_a_query_reads_what_a_server_exposes(query: str, exposed: dict[str, set[str]]) -> None:
+def test_queries_read_exposed_metrics(query: str, exposed: dict[str, set[str]]) -> None:
     read = selectors(query)
     assert read
     for selector in read:
@@ -110,13 +110,13 @@ def test_counters_are_read_as_rates_and_gauges_as_they_are(query: str) -> None:
     assert rated == {name for name in read if str(name).endswith(("_total", "_bucket"))}
 
 
-def test_a_query_of_what_is_not_there_is_found_out(exposed: dict[str, set[str]]) -> None:
+def test_query_of_a_missing_metric_is_found(exposed: dict[str, set[str]]) -> None:
     for query in ("preblock_request_total", 'preblock_requests_total{outcome="failed"}', "sum by (modle) (up)"):
         with pytest.raises(AssertionError):
-            test_a_query_reads_what_a_server_exposes(query, exposed)
+            test_queries_read_exposed_metrics(query, exposed)
 
 
-def test_every_alert_is_tested_and_told() -> None:
+def test_every_alert_has_a_case_that_fires_it() -> None:
     tests = yaml.safe_load((DEPLOY / "prometheus/rules.test.yml").read_text())["tests"]
     cases = [(case["alertname"], bool(case["exp_alerts"])) for test in tests for case in test["alert_rule_test"]]
     assert {name for name, fires in cases if fires} == {rule["alert"] for rule in RULES}

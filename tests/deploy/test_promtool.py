@@ -50,6 +50,6 @@ def test_every_query_is_one(tmp_path: Path) -> None:
             promtool("check", "rules", tmp_path / "queries.yml")
 
 
-def test_the_metrics_of_a_server_are_what_prometheus_wants(tiny_server: Server) -> None:
+def test_promtool_accepts_the_metrics_of_a_server(tiny_server: Server) -> None:
     httpx.post(f"{tiny_server.address}/models/gpt/embed", json={"input_ids": [1]}).raise_for_status()
     promtool("check", "metrics", given=httpx.get(f"{tiny_server.address}/metrics").text)

@@ -178,7 +178,7 @@ def refused(answer: httpx.Response, field: str, size: int) -> bool:
     return bool(found == (413, field, f"{size} bytes of vectors", allowed))
 
 
-def test_angles_are_limited_with_what_comes_beside_them(clients: Clients) -> None:
+def test_rotary_outputs_count_towards_the_limit(clients: Clients) -> None:
     width = D + 32 + 32
     most = MOST // (4 * width)
     fields = {"output": ["embeddings", "rotary_cos", "rotary_sin"]}

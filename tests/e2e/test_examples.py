@@ -52,7 +52,7 @@ def test_the_loop_generates_from_text(server: Server, loop: ModuleType, capsys: 
     assert capsys.readouterr().out.startswith("101 7592 1010 2088 999 102 -> ")
 
 
-def test_blocks_that_forget_give_other_tokens(server: Server, loop: ModuleType) -> None:
+def test_blocks_without_cache_give_other_tokens(server: Server, loop: ModuleType) -> None:
     """The proof of the loop can fail."""
 
     class ForgetfulBlocks(loop.Blocks):  # type: ignore[misc, name-defined]
@@ -76,7 +76,9 @@ def test_blocks_that_forget_give_other_tokens(server: Server, loop: ModuleType) 
         (["--tokens", "1023"], "--tokens: the prompt of 3 and 1023 tokens are too long for gpt2-small, which has 1024"),
     ],
 )
-def test_the_loop_says_what_is_wrong(server: Server, loop: ModuleType, arguments: list[str], message: str) -> None:
+def test_decode_loop_reports_a_mistake_in_one_line(
+    server: Server, loop: ModuleType, arguments: list[str], message: str
+) -> None:
     with pytest.raises(SystemExit) as ended:
         loop.main(["--server", server.address, *arguments])
     assert message in str(ended.value.code)

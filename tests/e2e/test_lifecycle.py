@@ -80,7 +80,7 @@ def test_a_large_answer_that_is_being_sent_is_finished(models: Path, alike: bool
 
 
 @pytest.mark.parametrize("late", [1, 8])
-def test_requests_that_are_alike_are_answered_until_the_end(models: Path, late: int) -> None:
+def test_requests_with_a_template_are_answered_until_shutdown(models: Path, late: int) -> None:
     """Their last bytes, or all of their bodies, come when the end has begun."""
     small = request(1, 1)
     with serve(models) as server, connected(server) as stream:

@@ -66,7 +66,7 @@ def test_rows_of_text_and_of_streams_are_limited(clients: Clients) -> None:
     assert (stream.status_code, stream.json()["field"]) == (413, "rows")
 
 
-def test_a_small_body_that_is_awaited_holds_nobody_up(strict: Server, clients: Clients) -> None:
+def test_slow_small_body_does_not_block_other_requests(strict: Server, clients: Clients) -> None:
     head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n"
     with dial(strict.address) as half:
         half.sendall(head + b"{")
@@ -202,7 +202,9 @@ def times(per_second: float, moments: list[float]) -> list[int | None]:
         (1.5, [0, 0, 0.4, 0.7], [None, 1, None, 1]),
     ],
 )
-def test_a_second_holds_what_it_may(per_second: float, moments: list[float], told: list[int | None]) -> None:
+def test_rate_limit_allows_its_number_within_a_second(
+    per_second: float, moments: list[float], told: list[int | None]
+) -> None:
     assert times(per_second, moments) == told
 
 
@@ -236,7 +238,7 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
     assert list(limits._arrivals) == ["late"]
 
 
-def test_work_that_has_waited_too_long_is_dropped_and_never_runs() -> None:
+def test_work_past_the_queue_timeout_never_runs() -> None:
     gate, ran = threading.Event(), list[int]()
 
     async def scenario() -> None:

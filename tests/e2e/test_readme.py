@@ -27,15 +27,14 @@ BLOCKS = [
     )
 ]
 ELSEWHERE = {
-    "make serve\n": "test_serve below",
-    "preblock serve": "test_serve below",
+    "make serve\n": "test_serve_commands_of_the_documents_start_a_server below",
+    "preblock serve": "test_serve_commands_of_the_documents_start_a_server below",
     "make test": "this is one of its runs",
     "docker compose": "deploy/smoke.sh, which needs a container engine",
     "docker run": "deploy/smoke.sh, which needs a container engine",
     "deploy/roll.sh": "deploy/smoke.sh, which needs a container engine",
     "kubectl": "tests/deploy/test_kubernetes.py checks the manifests; no cluster runs here",
     "pip install pre-commit": "needs a checkout with the network",
-    "preblock inspect gemma --for": "tests/cli/test_artifacts.py, with a Gemma",
     "preblock export gpt2-small\npreblock export ./my-bert": "needs a model hub; tests/export/test_hub.py has one",
 }
 """Begin of a block that this file does not run as it stands, and the test or the reason instead."""
@@ -68,7 +67,7 @@ def folder(tmp_path: Path, repository: Path) -> Path:
 
 
 @pytest.mark.parametrize("code", [code for _, code in SHELL], ids=[name for name, _ in SHELL])
-def test_shell(code: str, server: Server, folder: Path) -> None:
+def test_shell_blocks_run(code: str, server: Server, folder: Path) -> None:
     local = code.replace("http://127.0.0.1:8000", server.address).replace("curl ", "curl -sS --fail-with-body ")
     if "export FOLDER" in code:
         save_whole("helium", folder / "FOLDER")  # a model type without a row in the family table
@@ -91,7 +90,7 @@ def test_shell(code: str, server: Server, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [code for _, code in PYTHON], ids=[name for name, _ in PYTHON])
-def test_python(code: str, server: Server, folder: Path) -> None:
+def test_python_blocks_run(code: str, server: Server, folder: Path) -> None:
     local = code.replace("127.0.0.1:8000", server.address.removeprefix("http://"))
     local = local.replace("127.0.0.1:8001", server.grpc)
     output = run([sys.executable, "-W", "error", "-c", local], folder)
@@ -101,7 +100,7 @@ def test_python(code: str, server: Server, folder: Path) -> None:
         assert output.strip()
 
 
-def test_toml(tmp_path: Path) -> None:
+def test_toml_blocks_are_valid_settings_and_keys(tmp_path: Path) -> None:
     settings, keys = TOML
     assert set(tomllib.loads(settings)) <= set(Settings.model_fields)
     (tmp_path / "keys.toml").write_text(keys)
@@ -115,7 +114,7 @@ def test_toml(tmp_path: Path) -> None:
         next(line for _, _, code in BLOCKS for line in code.splitlines() if line.startswith("preblock serve")),
     ],
 )
-def test_serve(command: str, tmp_path: Path) -> None:
+def test_serve_commands_of_the_documents_start_a_server(command: str, tmp_path: Path) -> None:
     port = str(free_port())
     if command == "make serve":
         # The second time: the first installs and exports missing and outdated files.

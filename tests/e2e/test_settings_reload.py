@@ -247,7 +247,7 @@ TOGETHER = (
 """Settings with effects independent of each other."""
 
 
-def test_those_are_all_that_are_followed() -> None:
+def test_exactly_these_settings_are_reloaded() -> None:
     assert set(SEEN) == {name for names in TOGETHER for name in names} == RELOADABLE
 
 

@@ -43,7 +43,7 @@ def test_there_is_no_torch(python: Path) -> None:
     assert done.stdout.strip() == "[None, None, None]"
 
 
-def test_the_wheel_holds_the_rooms(python: Path) -> None:
+def test_wheel_contains_every_package(python: Path) -> None:
     script = "import preblock.service as s; print(s.__file__)"
     done = run(python, script)
     package = Path(done.stdout.strip()).parent.parent
@@ -69,7 +69,7 @@ def test_server_answers_without_torch(address: str) -> None:
         assert json.load(answer)["shape"] == [1, 2, 384]
 
 
-def test_exporting_says_what_is_missing(python: Path) -> None:
+def test_export_names_the_missing_package(python: Path) -> None:
     done = subprocess.run(
         [python.parent / "preblock", "export", "gpt2-small", "--name", "x"],
         capture_output=True,
@@ -82,7 +82,7 @@ def test_exporting_says_what_is_missing(python: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_tracing_says_what_is_missing(python: Path, repository: Path, workers: str) -> None:
+def test_tracing_names_the_missing_package(python: Path, repository: Path, workers: str) -> None:
     options = ["--repository", str(repository), "--port", "0", "--workers", workers, "--tracing", "otlp"]
     done = subprocess.run(
         [python.parent / "preblock", "serve", *options],

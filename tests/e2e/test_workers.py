@@ -113,7 +113,7 @@ def kilobytes(pid: int, field: str) -> int:
     return int(Path(f"/proc/{pid}/smaps_rollup").read_text().partition(f"\n{field}:")[2].split()[0])
 
 
-def test_workers_share_what_is_imported(two: Server) -> None:
+def test_workers_share_imported_modules(two: Server) -> None:
     (server,) = fork_servers(two.process.pid)
     both = workers(two.process.pid)
     assert len(both) == 2
@@ -124,7 +124,7 @@ def test_workers_share_what_is_imported(two: Server) -> None:
     assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
 
 
-def test_the_parent_lets_go_of_the_models_that_its_workers_serve(repository: Path) -> None:
+def test_parent_closes_the_models_its_workers_serve(repository: Path) -> None:
     """It would keep replaced versions open, and on a GPU take the memory of a worker."""
     with serve(repository, "--workers", "2") as server:
 
@@ -151,7 +151,7 @@ def test_temporary_files_may_lie_where_no_socket_has_an_address(tiny_repository:
     assert list(folder.iterdir()) == []
 
 
-def test_a_change_is_answered_when_all_workers_have_followed_it(tiny_repository: Path, tmp_path: Path) -> None:
+def test_model_change_returns_after_all_workers_applied_it(tiny_repository: Path, tmp_path: Path) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
     with serve(root, "--workers", "2", "--model-control", "explicit") as server, ExitStack() as stack:
@@ -223,7 +223,7 @@ def test_an_address_in_use_is_refused_by_name() -> None:
         assert error.value.field == "grpc-port"
 
 
-def test_a_host_that_is_none_is_refused_by_name() -> None:
+def test_malformed_host_is_refused_by_name() -> None:
     with pytest.raises(Invalid, match=r"^the host no\.such\.host\.invalid is unknown: name or service not known$"):
         bind("port", "no.such.host.invalid", 0)
 

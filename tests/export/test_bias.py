@@ -108,7 +108,7 @@ def test_a_graph_of_another_kind_is_found_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_graph_says_what_it_takes_and_gives(name: str, tmp_path: Path) -> None:
+def test_graph_describes_its_inputs_and_outputs(name: str, tmp_path: Path) -> None:
     bias = MODULES[name]()
     export_bias(bias, tmp_path)
     model = onnx.load(tmp_path / BIAS_GRAPH)

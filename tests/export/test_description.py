@@ -23,7 +23,7 @@ def exported(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return [export(str(tiny_checkpoint), "bert", root), export(str(root / "t5"), "t5", root, side="decoder")]
 
 
-def test_every_graph_says_who_made_it_and_what_it_is(exported: list[ExportResult]) -> None:
+def test_graphs_have_a_producer_and_a_description(exported: list[ExportResult]) -> None:
     for graph in (graph for artifact in exported for graph in sorted(artifact.folder.glob("*.onnx"))):
         model = onnx.load(graph, load_external_data=False)
         assert (model.producer_name, model.producer_version) == ("preblock", preblock.__version__)

@@ -57,7 +57,7 @@ def test_an_artifact_is_a_version_folder_of_seven_files(tiny: ExportResult) -> N
     ]
 
 
-def test_the_manifest_says_what_the_model_takes_and_gives(tiny: ExportResult) -> None:
+def test_manifest_describes_inputs_and_outputs(tiny: ExportResult) -> None:
     found = json.loads((tiny.folder / "manifest.json").read_text())
     sizes = {key: found[key] for key in ("family", "vocab_size", "width", "max_len", "indices", "dtype")}
     assert sizes == {
@@ -216,7 +216,7 @@ def test_an_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: 
 
 
 @pytest.mark.skipif(providers.cuda_unavailable_reason() is None, reason="CUDA works here")
-def test_cuda_where_there_is_none_proves_nothing(copy: Path) -> None:
+def test_missing_cuda_device_fails_the_proof(copy: Path) -> None:
     with pytest.raises(ExportError, match="provider cuda cannot be used: "):
         verify(copy, provider="cuda")
 
@@ -253,7 +253,7 @@ def test_a_source_that_cannot_be_read_leaves_no_trace(tiny_checkpoint: Path, tmp
     assert not (tmp_path / "repository").exists()
 
 
-def test_a_name_that_is_refused_costs_no_reading(tmp_path: Path) -> None:
+def test_bad_name_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     steps: list[str] = []
     with pytest.raises(ExportError, match=r"--name: got '\.\./x'"):
         export("gpt2-small", "../x", tmp_path, steps.append)

@@ -94,7 +94,7 @@ def test_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
 
 
 @KINDS
-def test_it_is_what_the_standard_says(graphs: dict[str, Path], kind: str) -> None:
+def test_graph_follows_the_onnx_standard(graphs: dict[str, Path], kind: str) -> None:
     check_standard(graphs[kind])
 
 

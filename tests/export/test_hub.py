@@ -181,7 +181,7 @@ def test_unknown_model_downloads_no_weights(hub: Hub, tmp_path: Path) -> None:
         ("hf:owner/--", "'owner/--'"),
     ],
 )
-def test_what_the_hub_does_not_have_is_said_in_one_line(hub: Hub, source: str, message: str, tmp_path: Path) -> None:
+def test_missing_repository_is_reported_in_one_line(hub: Hub, source: str, message: str, tmp_path: Path) -> None:
     command = ("export", source, "--name", "m", "--repository", tmp_path / "r")
     done = run(hub, tmp_path / "home", commands.preblock, *command)
     assert done.returncode == 1

@@ -96,7 +96,7 @@ def test_its_grid_is_proven(exported: ExportResult) -> None:
     assert parity.max_ulp <= 8
 
 
-def test_it_is_what_the_standard_says(exported: ExportResult) -> None:
+def test_graph_follows_the_onnx_standard(exported: ExportResult) -> None:
     check_standard(exported.folder)
 
 
@@ -115,7 +115,7 @@ def test_it_is_served(mine: Mine, exported: ExportResult) -> None:
     )
 
 
-def test_what_cannot_be_built_again_is_said(exported: ExportResult) -> None:
+def test_unreproducible_module_is_reported(exported: ExportResult) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.front_end, exported.manifest.token_embeddings) == (None, None)
     with pytest.raises(ExportError, match="the hashes agree; the proof cannot be repeated"):

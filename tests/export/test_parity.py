@@ -175,7 +175,7 @@ def test_the_error_names_the_worst_case(artifacts: dict[str, Path]) -> None:
     assert "batch 1, length 1, offset [19], segments False" in str(error.value)
 
 
-def test_a_number_that_is_none_is_found_wherever_it_stands(artifacts: dict[str, Path]) -> None:
+def test_nan_is_found_at_any_position(artifacts: dict[str, Path]) -> None:
     with pytest.raises(ParityError, match="inf"):
         prove(changed(GPT2, "positions.weight", M - 1, by=float("nan")), Session(artifacts["gpt2"]))
 

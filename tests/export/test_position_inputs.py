@@ -61,7 +61,7 @@ def test_a_family_has_one_whose_positions_are_rows(
     assert (manifest.kernel is not None) == (name in SUMS)
 
 
-def test_tables_that_are_rounded_have_none(artifacts: dict[str, ExportResult], tmp_path: Path) -> None:
+def test_narrow_tables_get_no_positioned_graph(artifacts: dict[str, ExportResult], tmp_path: Path) -> None:
     checkpoint = artifacts["gpt2"].folder.parents[2] / "checkpoints/gpt2"
     for dtype in ("float16", "int8"):
         assert "positioned.onnx" not in export(str(checkpoint), dtype, tmp_path, dtype=dtype).manifest.graphs

@@ -47,7 +47,7 @@ def test_a_longer_step_says_bytes_and_rate_ten_times_a_second(clock: Clock) -> N
     assert 18 <= len(said) <= 21
 
 
-def test_cases_are_always_said_and_bytes_after_a_second(clock: Clock) -> None:
+def test_cases_are_shown_at_once_and_bytes_after_a_second(clock: Clock) -> None:
     said: list[str] = []
     step = StepProgress(said.append, "proving")
     for done in (1, 2):

@@ -153,7 +153,7 @@ def test_bare_onnxruntime_gives_the_sum_of_rows_rounded_by_numpy(
 
 
 @ALL
-def test_it_is_what_the_standard_says(repository: Path, way: str) -> None:
+def test_graph_follows_the_onnx_standard(repository: Path, way: str) -> None:
     check_standard(repository / way / "1")
 
 
@@ -428,7 +428,7 @@ def test_a_module_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
         export_loaded(loaded, "m", tmp_path, format_=find_format("int4"))
 
 
-def test_a_type_that_is_refused_costs_no_reading(tmp_path: Path) -> None:
+def test_bad_type_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     told: list[str] = []
     with pytest.raises(ExportError, match="--scale is only for --dtype int8"):
         export("gpt2-small", "m", tmp_path, told.append, dtype="int4", scale="row")

@@ -73,7 +73,7 @@ def test_the_graph_equals_the_module_over_batches_and_sizes(graphs: dict[str, Pa
 
 
 @KINDS
-def test_it_is_what_the_standard_says(graphs: dict[str, Path], kind: str) -> None:
+def test_graph_follows_the_onnx_standard(graphs: dict[str, Path], kind: str) -> None:
     check_standard(graphs[kind])
     config = STEMS[kind].config
     if isinstance(config, PatchConfig):

@@ -94,7 +94,7 @@ def test_every_way_is_proven_bit_for_bit_and_again(kind: str, exported: dict[str
 
 
 @EVERY
-def test_it_is_what_the_standard_says(kind: str, exported: dict[str, ExportResult]) -> None:
+def test_graph_follows_the_onnx_standard(kind: str, exported: dict[str, ExportResult]) -> None:
     check_standard(exported[kind].folder)
 
 
@@ -124,7 +124,7 @@ def test_levels_have_no_limit_and_are_inputs_of_their_names(exported: dict[str, 
     assert manifest.indices == FRONTENDS["levels"].signature.indices == LEVELS
 
 
-def test_several_segments_stand_beside_each_other(exported: dict[str, ExportResult]) -> None:
+def test_several_segment_inputs_are_supported_together(exported: dict[str, ExportResult]) -> None:
     frontend, ids, speaker, types = FRONTENDS["segments"], random(V, 2, 6), random(3, 2, 6), random(V - 1, 2, 6)
     places = frontend.get_parameter("positions.weight")[4:10]
     x = frontend.tokens.weight[ids] + places + frontend.segments.weight[speaker]
@@ -159,7 +159,7 @@ GRIDS: dict[str, Callable[[FrontEnd], Any]] = {
 
 
 @pytest.mark.parametrize("kind", GRIDS)
-def test_a_grid_is_told_row_by_row_whole_or_in_chunks(kind: str, exported: dict[str, ExportResult]) -> None:
+def test_grid_is_numbered_row_by_row_whole_or_in_chunks(kind: str, exported: dict[str, ExportResult]) -> None:
     frontend, ids = FRONTENDS[kind], random(V, 2, H * W)
     x = frontend.tokens(ids) * (3.0 if kind == "sinusoidal grid" else 1.0)
     expected = GRIDS[kind](frontend)(x, grid_ids(H, W))

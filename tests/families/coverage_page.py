@@ -31,8 +31,8 @@ Of {built} front-ends of text model types that could be built, {exact} are exact
 | part with token ids | the same for a part, because the whole model needs an image or sound too |
 | class without blocks | the comparison of discovery itself: the type is too large to save, or needs certain ids |
 
-ULP are those of the largest value in a row. `make discover` writes this page. It continues an interrupted run; with
-`ARGS=--again` it starts anew."""
+ULP: the largest difference, in units in the last place of the largest value of its row. `make discover` writes this
+page. It continues an interrupted run; with `ARGS=--again` it starts anew."""
 SECTIONS = (
     ("wrong", "Wrong", "| type | front-end |"),
     ("refused", "Rejected", "| type | reason |"),

@@ -32,7 +32,8 @@ reference is the input of the model's own first block.
 | segments | rows with segments, if the family has them |
 | chunks | rows fed as 9 tokens, then 5 tokens |
 
-- "Largest difference" is the maximum over all cases. Its ULP are those of the largest value in the same row.
+- "Largest difference" is the maximum over all cases. ULP is the same difference, in units in the last place
+  of the largest value of its row.
 - Families without a norm or a projection must match bit for bit.
 - `token_embeddings` is the model's own lookup. "The model scales" marks models with a scale on `inputs_embeds`.
 - [Edited configurations](parity-configs.md) are compared on a page of their own.

@@ -80,7 +80,7 @@ def test_segment_scale_is_rounded_like_a_token_in_a_narrow_type(name: str, tmp_p
     assert np.array_equal(run(session, 0, LENGTH, token_type_ids=TYPES), expected)
 
 
-def test_without_the_choice_there_are_none(tmp_path: Path) -> None:
+def test_segments_are_off_by_default(tmp_path: Path) -> None:
     save("gpt2", tmp_path)
     assert read_frontend(tmp_path).config.indices == {}
     assert read_frontend(tmp_path, segments=True).config.indices == {"token_type_ids": VOCABULARY}

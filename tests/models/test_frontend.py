@@ -191,7 +191,7 @@ def test_saved_weights_load_back(tmp_path: Path) -> None:
     assert torch.equal(other(IDS), source(IDS))
 
 
-def test_segments_are_refused_where_there_are_none() -> None:
+def test_segments_are_refused_by_a_model_without_them() -> None:
     with pytest.raises(ValueError, match="token_type_ids: the front-end 'gpt2' has no such index, expected none"):
         GPT2Embeddings(V, D, M)(IDS, token_type_ids=SEGMENTS)
 

@@ -151,7 +151,7 @@ BAD: dict[str, list[Row]] = {
         for protocol in protocols
     ],
 )
-def test_bad_input_is_refused_by_name_and_hurts_nobody(
+def test_bad_input_is_refused_by_name_and_server_goes_on(
     tiny_clients: Clients,
     expected: bytes,
     model: str,

@@ -111,7 +111,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_a_head_without_end_is_refused(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
+def test_endless_header_block_is_refused(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
     begin, again = HEADS[name]
     with unharmed(server, http, expected), connection(server) as stream:
         stream.sendall(begin)
@@ -122,9 +122,7 @@ def test_a_head_without_end_is_refused(server: Server, http: httpx.Client, expec
 
 @pytest.mark.parametrize(("size", "expected_status"), [(65_500, 200), (65_600, 431)])
 @pytest.mark.parametrize("parts", [1, 7])
-def test_the_length_of_a_head_counts_however_it_comes(
-    server: Server, size: int, expected_status: int, parts: int
-) -> None:
+def test_header_limit_holds_for_any_chunking(server: Server, size: int, expected_status: int, parts: int) -> None:
     begin = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Long: "
     whole = begin.ljust(size, b"a") + b"\r\n\r\n"
     with connection(server) as stream:
@@ -181,7 +179,7 @@ def test_a_message_of_many_fragments_is_read(server: Server) -> None:
         assert b'"next_offset":[2]' in answer
 
 
-def test_slow_heads_and_bodies_keep_nobody_waiting(
+def test_slow_headers_and_bodies_do_not_delay_others(
     server: Server, http: httpx.Client, expected: bytes, long: bool
 ) -> None:
     """Oracle: all of them are complete in the end, and get the right bits."""
@@ -227,7 +225,7 @@ def test_missing_head_times_out(server: Server) -> None:
 
 
 @pytest.mark.parametrize("begin", [b"", request()[:40], request()[:-5], UPGRADE, request() + b"POST"])
-def test_a_client_that_says_it_is_done_is_let_go(server: Server, http: httpx.Client, begin: bytes) -> None:
+def test_half_closed_connection_is_closed(server: Server, http: httpx.Client, begin: bytes) -> None:
     with connection(server) as stream:
         stream.sendall(begin)
         stream.shutdown(socket.SHUT_WR)
@@ -327,7 +325,7 @@ CLOSED = frame(8, (1000).to_bytes(2, "big"))
     ("behind", "expected_status"),
     [(b"\x00garbage\r\n\r\n", 400), (b"GET / HT\x00TP\r\n\r\n", 400), (UPGRADE + CLOSED, 101)],
 )
-def test_nothing_is_said_within_the_answer_to_another_request(
+def test_error_is_not_written_into_another_response(
     server: Server, tables: dict[str, NDArray[np.float32]], behind: bytes, expected_status: int
 ) -> None:
     rows = 8000
@@ -386,7 +384,7 @@ def test_many_connections_are_held_while_another_is_served(
             print(f"\nheld {count}, {each} bytes each; beside them {served} served, the slowest in {most} ms")  # noqa: T201
 
 
-def test_bytes_that_are_no_grpc_hurt_nobody(server: Server, http: httpx.Client, expected: bytes) -> None:
+def test_non_grpc_bytes_do_not_affect_other_clients(server: Server, http: httpx.Client, expected: bytes) -> None:
     random = np.random.default_rng(0)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     host, _, port = server.grpc.rpartition(":")

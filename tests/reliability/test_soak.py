@@ -52,7 +52,7 @@ def test_one_wrong_bit_is_seen(server: Server, repository: Path, protocol: str) 
     assert all(isinstance(error, SoakFailure) for error in raised.value.exceptions)
 
 
-def test_it_lasts_as_long_as_it_is_told(server: Server, repository: Path) -> None:
+def test_soak_runs_for_the_requested_time(server: Server, repository: Path) -> None:
     soaking = Soak(Truth(repository / "gpt2-small" / "1"), "gpt2-small", seconds=0.5)
     served = soak.SoakTarget(server.address.removeprefix("http://"), server.grpc, server.process.pid)
     asyncio.run(soak.run(soaking, served, 1, 0, 16, ["frames"]))

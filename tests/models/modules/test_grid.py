@@ -36,7 +36,7 @@ def pix2struct() -> Pix2StructVisionEmbeddings:
     return Pix2StructVisionEmbeddings(config).eval()  # type: ignore[arg-type]
 
 
-def test_patches_are_told_row_by_row() -> None:
+def test_patches_are_numbered_row_by_row() -> None:
     assert grid_ids(2, 3).tolist() == [[[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]]
 
 

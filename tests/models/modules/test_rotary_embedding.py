@@ -431,7 +431,7 @@ def test_a_file_that_is_not_understood_is_refused(rope: object, message: str, ke
 
 
 @pytest.mark.parametrize("heads", [0, 257, "4", True])
-def test_a_number_of_heads_that_is_none_is_refused(heads: object) -> None:
+def test_invalid_number_of_heads_is_refused(heads: object) -> None:
     with pytest.raises(ValueError, match=rf"num_attention_heads: got {heads!r}, expected 1 to 256"):
         read({**SIZES, "num_attention_heads": heads})
 

@@ -273,7 +273,7 @@ def test_other_shapes_are_refused(kind: str, shape: tuple[int, ...], message: st
 
 
 @EVERY
-def test_the_signature_says_what_comes_out(name: str, tmp_path: Path) -> None:
+def test_signature_gives_the_output_shape(name: str, tmp_path: Path) -> None:
     stem, values = read_stem(save(name, tmp_path), MODELS[name][2]), sample(name)
     signature = stem.signature
     signature.check(values.shape)

@@ -61,7 +61,7 @@ def plant(folder: Path, content: str) -> None:
 
 
 @pytest.mark.usefixtures("later")
-def test_a_file_is_remembered_by_what_the_file_system_says_of_it(folder: Path, file: Path) -> None:
+def test_hash_cache_key_is_the_stat_of_the_file(folder: Path, file: Path) -> None:
     known = Checksums(folder)
     assert ask(known, file) == sum_of(b"content")
     known.save()
@@ -70,7 +70,7 @@ def test_a_file_is_remembered_by_what_the_file_system_says_of_it(folder: Path, f
     assert list(folder.iterdir()) == [folder / CACHE_FILE]
 
 
-def test_what_is_remembered_is_not_read_again(folder: Path, file: Path) -> None:
+def test_cached_file_is_not_hashed_again(folder: Path, file: Path) -> None:
     plant(folder, json.dumps({key_of(file): FALSE}))
     assert ask(Checksums(folder), file) == FALSE
 
@@ -87,7 +87,7 @@ def test_a_change_that_keeps_size_and_time_is_seen(folder: Path, file: Path) -> 
     assert ask(known, file) == sum_of(b"CONTENT")
 
 
-def test_a_file_that_changed_just_now_is_not_remembered(folder: Path, file: Path) -> None:
+def test_recently_changed_file_is_not_cached(folder: Path, file: Path) -> None:
     known = Checksums(folder)
     assert ask(known, file) == sum_of(b"content")
     known.save()
@@ -95,9 +95,7 @@ def test_a_file_that_changed_just_now_is_not_remembered(folder: Path, file: Path
 
 
 @pytest.mark.usefixtures("later")
-def test_a_file_that_changes_while_it_is_read_is_not_remembered(
-    folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_changed_during_hashing_is_not_cached(folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = Checksums(folder)
 
     def sha256(_: BufferedReader) -> str:
@@ -111,7 +109,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
 
 
 @pytest.mark.usefixtures("later")
-def test_without_a_folder_nothing_is_remembered(file: Path) -> None:
+def test_without_a_folder_nothing_is_cached(file: Path) -> None:
     known = Checksums(None)
     ask(known, file)
     known.save()
@@ -189,7 +187,7 @@ def test_the_home_is_found(tmp_path: Path, file: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("later")
-def test_only_so_many_are_remembered_and_those_met_last(
+def test_cache_keeps_the_most_recently_used_hashes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checksums, "MAX_FILES", 3)
@@ -246,7 +244,7 @@ def test_a_repository_is_hashed_once(
     assert hashed[len(files) :] == [data.stat().st_size]
 
 
-def test_the_command_line_remembers_and_verify_does_not_ask(tiny_repository: Path, tmp_path: Path) -> None:
+def test_check_uses_the_cache_and_verify_ignores_it(tiny_repository: Path, tmp_path: Path) -> None:
     file = tiny_repository / "gpt/1" / DATA
     plant(tmp_path / "cache", json.dumps({key_of(file): FALSE}))
 

@@ -119,9 +119,7 @@ def test_a_second_hard_link_is_refused(folder: Path, name: str) -> None:
 
 @FILES
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_what_is_no_file_is_refused_and_keeps_nobody_waiting(
-    folder: Path, name: str, make: Callable[[Path], object]
-) -> None:
+def test_special_files_are_refused_without_blocking(folder: Path, name: str, make: Callable[[Path], object]) -> None:
     (folder / name).unlink()
     make(folder / name)
     assert refusal(folder) == f"{name}: got a folder or device, expected a regular file"
@@ -190,7 +188,7 @@ def test_another_location_is_refused_though_it_holds_the_same(folder: Path, abso
 
 @pytest.mark.parametrize("key", ["offset", "length"])
 @pytest.mark.parametrize("text", ["-1", "1e3", " 0", "", "0x10", "+1", "\u0661", "1" * 19, "1_0", "0\n"])
-def test_a_number_of_bytes_that_is_none_is_refused(folder: Path, key: str, text: str) -> None:
+def test_invalid_byte_count_is_refused(folder: Path, key: str, text: str) -> None:
     edit(folder, lambda model: place(model.graph.initializer[0], **{key: text}))
     assert refusal(folder) == f"{TOKENS} {key}: got {ascii(text)[1:-1]}, expected a whole number of bytes"
 
@@ -233,7 +231,7 @@ def test_a_type_that_is_not_read_is_refused(folder: Path, data_type: int) -> Non
     ],
     ids=range(6),
 )
-def test_a_shape_that_is_none_is_refused(folder: Path, dims: list[int], message: str) -> None:
+def test_invalid_shape_is_refused(folder: Path, dims: list[int], message: str) -> None:
     def change(model: onnx.ModelProto) -> None:
         model.graph.initializer[0].dims[:] = dims
 
@@ -405,7 +403,7 @@ def test_a_sparse_tensor_is_refused(folder: Path, change: Callable[[onnx.ModelPr
 
 @pytest.mark.parametrize("graph", [GRAPH, TOKEN_GRAPH])
 @pytest.mark.parametrize("content", [b"", b"no graph", b"\xff" * 100, b"\x3a\x05", b"\x08\x0a"])
-def test_a_graph_that_is_none_is_refused(folder: Path, graph: str, content: bytes) -> None:
+def test_file_without_an_onnx_graph_is_refused(folder: Path, graph: str, content: bytes) -> None:
     (folder / graph).write_bytes(content)
     seal(folder)
     assert refusal(folder).startswith(f"{graph} is no ONNX model: ")

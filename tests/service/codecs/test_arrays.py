@@ -19,7 +19,7 @@ def saved(array: Any, version: tuple[int, int] | None = None) -> bytes:
 @pytest.mark.parametrize("version", [(1, 0), (2, 0)])
 @pytest.mark.parametrize("dtype", ["<i8", ">i4", "u1", "<f4", "?"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_read_npy_reads_what_numpy_writes(version: tuple[int, int], dtype: str, order: Any) -> None:
+def test_read_npy_reads_files_of_numpy(version: tuple[int, int], dtype: str, order: Any) -> None:
     array = np.arange(6).reshape(2, 3).astype(dtype, order=order)
     found = read_npy(saved(array, version))
     assert found.dtype == array.dtype
@@ -54,7 +54,7 @@ def test_a_header_before_the_values_is_a_file_that_numpy_reads(dtype: str, shape
 @pytest.mark.parametrize(
     ("shape", "found"), [(None, (6,)), ("6", (6,)), ("2,3", (2, 3)), ("3,2", (3, 2)), ("1,6", (1, 6))]
 )
-def test_raw_values_have_the_shape_that_is_told(shape: str | None, found: tuple[int, ...]) -> None:
+def test_raw_values_take_the_given_shape(shape: str | None, found: tuple[int, ...]) -> None:
     body = np.arange(6).astype("<i8").tobytes()
     array = read_raw(body, shape)
     assert array.shape == found

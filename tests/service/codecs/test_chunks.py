@@ -56,7 +56,7 @@ def test_base64_of_parts_is_that_of_the_whole(size: int, cuts: tuple[int, ...]) 
 
 @pytest.mark.parametrize("encoded", [True, False])
 @pytest.mark.parametrize("size", [1, 500, CHUNK_BYTES, MAX_CHUNK_BYTES, len(RANDOM)])
-def test_packets_are_the_content_in_large_pieces(size: int, encoded: bool) -> None:
+def test_writes_are_coalesced_into_large_chunks(size: int, encoded: bool) -> None:
     rows = [RANDOM[start : start + size] for start in range(0, min(len(RANDOM), 2000 * size), size)]
     parts = [part for row in rows for part in (b"[", Base64Chunks((row,)) if encoded else row, b"]")]
     sent = list(body_chunks(parts))
@@ -106,7 +106,7 @@ def test_numbers_are_the_text_of_the_whole(shape: tuple[int, ...], cuts: Sequenc
     assert join([b"<", numbers, b">"]) == b"<" + whole + b">"
 
 
-def test_nobody_knows_the_size_of_what_is_not_written_yet() -> None:
+def test_size_of_unwritten_chunks_is_none() -> None:
     numbers = JsonFloats(ChunkedTensor((1,), "float32", iter(())), (1,))
     assert body_size([b"abc", Base64Chunks((b"abc",))]) == 7
     assert body_size([b"abc", numbers]) is None

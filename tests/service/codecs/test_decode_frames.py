@@ -182,7 +182,7 @@ def test_version_1_of_vectors_is_laid_out_as_ever() -> None:
     )
 
 
-def test_version_1_has_no_room_for_several_outputs() -> None:
+def test_version_1_allows_one_output_only() -> None:
     vectors = np.zeros((3, 4), np.float16)
     with pytest.raises(Invalid, match=r"^output: got \['a', 'b'\], expected one output, or"):
         write_vectors(answer_of(a=vectors, b=vectors), 7, version=1)

@@ -55,7 +55,7 @@ def test_a_query_value_that_is_no_json_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"1", b"[]", b"null", b'"x"', b"{", b"\xff"])
-def test_read_json_wants_an_object(body: bytes) -> None:
+def test_body_without_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(Malformed, match="expected a JSON object"):
         read_json(body)
 
@@ -90,14 +90,14 @@ def test_text_holds_narrow_types_exactly(dtype: str, numpy_type: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_text_refuses_what_json_cannot_hold(value: float) -> None:
+def test_text_refuses_values_outside_json(value: float) -> None:
     vectors = np.array([[1, value]], np.float32)
     with pytest.raises(Invalid, match="encoding: got float, expected base64"):
         build_document(answer(vectors, lengths=(1,)), "float")
     assert json.loads(write_json(build_document(answer(vectors, lengths=(1,)), "base64")))["embeddings"]
 
 
-def test_lengths_are_told_where_they_differ() -> None:
+def test_lengths_are_reported_if_they_differ() -> None:
     ragged = build_document(answer(random_vectors(3), lengths=(1, 2)), "base64")
     assert json.loads(write_json(ragged))["lengths"] == [1, 2]
     assert "lengths" not in build_document(answer(random_vectors(2), lengths=(1, 1)), "base64")
@@ -141,7 +141,7 @@ def test_arrays_that_say_too_much_or_too_little_are_refused(fields: dict[str, An
 
 
 @pytest.mark.parametrize("dtype", ["<i8", "<u2", ">i4", "<u8"])
-def test_rows_one_after_another_are_told_apart_by_lengths(dtype: str) -> None:
+def test_lengths_split_flat_ids_into_rows(dtype: str) -> None:
     values = np.arange(6).astype(dtype)
     arrays = {"input_ids": values, "lengths": np.array([1, 3, 2], dtype), "offset": np.array(5, dtype)}
     request = read_embed({**arrays, "position_ids": values}).request

@@ -52,7 +52,7 @@ def test_reading_does_not_copy() -> None:
     assert np.shares_memory(read_safetensors(body)["input_ids"], np.frombuffer(body, np.uint8))
 
 
-def test_the_library_reads_what_is_written() -> None:
+def test_safetensors_library_reads_the_output() -> None:
     random = np.random.default_rng(0)
     tensors: dict[str, Any] = {
         "half": random.standard_normal((3, 5)).astype(np.float16),

@@ -76,7 +76,7 @@ def test_an_offset_is_one_or_a_list(value: Any, expected: list[int]) -> None:
 
 
 @pytest.mark.parametrize("value", [None, [], True, 1.0, "1", {}, [[1]], [True], [1, None], 2**63, [2**63]])
-def test_an_offset_that_is_none_is_refused(value: Any) -> None:
+def test_invalid_offset_is_refused(value: Any) -> None:
     with pytest.raises(Invalid, match=r"^offset"):
         read_offset(value)
 

@@ -35,7 +35,7 @@ def enter(access: Authenticator, authorization: bytes | None, model: str = "gpt"
 
 
 @pytest.mark.parametrize("authorization", [b"Bearer key", b"bearer key", b"BEARER   key "])
-def test_a_key_of_the_file_is_let_in(file: Path, authorization: bytes) -> None:
+def test_key_of_the_file_is_accepted(file: Path, authorization: bytes) -> None:
     enter(Authenticator(file), authorization)
 
 
@@ -64,7 +64,7 @@ def test_any_other_is_not_and_is_not_repeated(file: Path, authorization: bytes |
     assert str(refused.value) == message
 
 
-def test_whoever_was_not_let_in_may_use_nothing(file: Path) -> None:
+def test_unauthenticated_caller_is_refused_everywhere(file: Path) -> None:
     access = Authenticator(file)
     assert not access.shows("gpt", caller())
     with pytest.raises(Forbidden):
@@ -146,7 +146,7 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
         Authenticator(tmp_path / "bytes.toml")
 
 
-def test_the_file_is_followed_and_a_broken_one_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_is_reloaded_and_a_broken_one_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     access = Authenticator(file)
     enter(access, b"Bearer key")
     for broken in ("[[keys", None):
@@ -168,7 +168,7 @@ def test_the_file_is_followed_and_a_broken_one_changes_nothing(file: Path, caplo
 
 
 @pytest.mark.parametrize("name", ["alice", 'quo"te\\', "new\nline", "ä"])
-def test_a_new_key_is_let_in_by_its_entry(tmp_path: Path, name: str) -> None:
+def test_new_key_is_accepted_under_its_entry(tmp_path: Path, name: str) -> None:
     key, entry = new_key(name, ("bert", "gpt*"), admin=True)
     assert key not in entry
     assert len(key) == 43

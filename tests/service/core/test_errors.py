@@ -39,5 +39,5 @@ def test_value_of_any_depth_and_length_is_shortened(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "got"), [(None, "None"), (True, "True"), (1.0, "1.0"), ([1, [2]], "[1, [2]]"), ("a\nb", "a\nb")]
 )
-def test_a_small_value_is_told_as_it_is(value: Any, got: str) -> None:
+def test_small_value_is_quoted_in_full(value: Any, got: str) -> None:
     assert Invalid("f", value, "a").got == got

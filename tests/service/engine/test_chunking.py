@@ -74,7 +74,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("model", ["gpt", "bert", "llama"])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_pieces_have_the_bits_of_the_whole(engine: Engine, case: str, model: str, dtype: str) -> None:
+def test_chunks_have_the_bits_of_a_single_run(engine: Engine, case: str, model: str, dtype: str) -> None:
     lengths, offset = CASES[case]
     request = TokenRequest(
         input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), dtype=dtype, in_pieces=True
@@ -179,7 +179,7 @@ def test_disconnect_is_counted_before_and_after_a_chunk(engine: Engine, taken: i
     assert after.get("success", 0) == before.get("success", 0)
 
 
-def test_what_is_checked_before_the_answer_is_no_time_in_a_queue(engine: Engine) -> None:
+def test_check_before_response_is_not_queue_time(engine: Engine) -> None:
     _, before = counted(engine)
     request = TokenRequest(input_ids=rows_of([100] * 330), in_pieces=True, check=lambda _: time.sleep(0.1))
     list(embed(engine, "gpt", request).tensors["embeddings"])
@@ -209,7 +209,7 @@ def test_large_requests_are_counted_and_cut_in_a_thread(engine: Engine, rows: in
         scheduler.close()
 
 
-def test_several_outputs_come_in_pieces_too(engine: Engine) -> None:
+def test_several_outputs_are_chunked_too(engine: Engine) -> None:
     outputs = ("token_embeddings", "embeddings")
     sessions = engine.repository.get("gpt").sessions
     for lengths, offset in (([100] * 90, [7]), ([4100, 4100, 4100], [5, 0, 800]), ([3, 4000, 1, 4999], None)):

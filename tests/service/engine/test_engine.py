@@ -112,7 +112,7 @@ def test_next_offset_of_random_requests_counts_real_tokens(gpt: Manifest) -> Non
         assert planned(fields, gpt)[1].tolist() == expected, fields
 
 
-def test_a_graph_without_segments_gets_none(gpt: Manifest) -> None:
+def test_graph_without_segments_gets_no_segment_ids(gpt: Manifest) -> None:
     assert "token_type_ids" not in feeds_of(gpt, input_ids=[1])
 
 
@@ -140,12 +140,12 @@ def test_a_value_that_does_not_fit_is_refused(dtype: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 65504.0), ("float16", np.inf), ("float16", np.nan)])
-def test_the_largest_value_and_what_was_infinite_before_are_kept(dtype: str, value: float) -> None:
+def test_largest_float_and_infinity_are_kept(dtype: str, value: float) -> None:
     found = cast(np.array([[value]], np.float32), dtype)
     assert np.array_equal(found.astype(np.float32), [[value]], equal_nan=True)
 
 
-def test_an_answer_is_what_the_session_gives(engine: Engine) -> None:
+def test_response_equals_the_output_of_the_session(engine: Engine) -> None:
     model = engine.repository.get("gpt")
     answer = asyncio.run(
         ask_engine(engine, model, read_embed({"input_ids": [[1, 2], [3, 4]], "offset": [1, 3]}).request)

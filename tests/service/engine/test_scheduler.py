@@ -47,7 +47,7 @@ def test_only_large_work_leaves_the_event_loop(scheduler: Scheduler, size: int, 
     assert (thread is not threading.current_thread()) == elsewhere
 
 
-def test_one_piece_more_than_may_wait_is_refused_and_taken_later(scheduler: Scheduler) -> None:
+def test_full_queue_refuses_a_chunk_and_accepts_it_later(scheduler: Scheduler) -> None:
     async def scenario() -> None:
         gate = threading.Event()
         waiting = await occupy(scheduler, gate)
@@ -72,7 +72,7 @@ def test_an_exception_reaches_its_own_caller_alone(scheduler: Scheduler, size: i
     asyncio.run(scenario())
 
 
-def test_a_cancelled_piece_leaves_its_place(scheduler: Scheduler) -> None:
+def test_cancelled_chunk_frees_its_place_in_the_queue(scheduler: Scheduler) -> None:
     async def scenario() -> None:
         gate, ran = threading.Event(), threading.Event()
         first, second = await occupy(scheduler, gate)
@@ -90,7 +90,7 @@ def test_a_cancelled_piece_leaves_its_place(scheduler: Scheduler) -> None:
     asyncio.run(scenario())
 
 
-def test_close_finishes_what_runs() -> None:
+def test_close_waits_for_running_work() -> None:
     async def scenario() -> bool:
         scheduler, gate = Scheduler(1, live_settings()), threading.Event()
         task = asyncio.create_task(scheduler.run(LARGE, gate.wait))
@@ -150,7 +150,9 @@ def test_who_is_alone_waits_for_nothing(scheduler: Scheduler) -> None:
         ({0, 1, 2, 3}, []),
     ],
 )
-def test_who_is_cancelled_hurts_nobody_else(scheduler: Scheduler, cancelled: set[int], ran: list[list[int]]) -> None:
+def test_cancelled_request_does_not_affect_others(
+    scheduler: Scheduler, cancelled: set[int], ran: list[list[int]]
+) -> None:
     runs: list[list[int]] = []
 
     async def scenario() -> None:
@@ -180,7 +182,7 @@ def test_who_is_at_fault_fails_alone(scheduler: Scheduler) -> None:
     assert runs == [[1, 0, 2], [1], [0], [2]]
 
 
-def test_a_run_is_bounded_so_that_nobody_holds_the_loop(scheduler: Scheduler) -> None:
+def test_batched_run_has_a_maximum_size(scheduler: Scheduler) -> None:
     runs: list[list[int]] = []
     sizes = [INLINE_MAX_VALUES // 2, INLINE_MAX_VALUES // 2, 1, INLINE_MAX_VALUES, 1]
 

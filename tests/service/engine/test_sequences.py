@@ -270,7 +270,7 @@ def test_rows_are_counted_in_a_stream_and_in_the_process(engine: Engine) -> None
     run(engine, test)
 
 
-def test_who_waits_too_long_is_forgotten_and_nobody_else(engine: Engine) -> None:
+def test_only_the_idle_sequence_times_out(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:

@@ -99,7 +99,7 @@ def test_nothing_is_cut_unless_asked_for() -> None:
         ({"position_ids": rows_of([[0] * 10])}, "truncate and position_ids exclude each other"),
     ],
 )
-def test_what_leaves_no_room_for_a_token_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_truncation_to_no_token_is_refused(fields: dict[str, Any], message: str) -> None:
     request = TokenRequest(input_ids=rows_of([[1] * 10]), truncate="left", **fields)
     with pytest.raises(Invalid, match=message):
         check(request, tiny_manifest(), 1000)

@@ -116,7 +116,7 @@ def test_one_step_beyond_is_refused_by_field_value_and_allowed(fields: dict[str,
     assert str(refused.value) == message
 
 
-def test_a_model_without_segments_takes_none() -> None:
+def test_segment_ids_are_refused_by_a_model_without_segments() -> None:
     with pytest.raises(Invalid, match="token_type_ids is not an input: this model has no segments"):
         check(request(input_ids=[0], token_type_ids=[0]), tiny_manifest(segments=0), 20)
 

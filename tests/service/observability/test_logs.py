@@ -159,7 +159,7 @@ def test_default_level_has_a_line_for_each_change(tmp_path: Path, workers: str) 
     assert all(seen[message] <= int(workers) for message in for_each_worker)
 
 
-def test_a_log_pipe_that_nobody_reads_stops_nothing(models: Path) -> None:
+def test_unread_log_pipe_does_not_block(models: Path) -> None:
     """The pipe takes 64 KiB and the service keeps a mebibyte; a line with ids has some 10 kB."""
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--log-format", "json"]
     command += ["--access-log-sample-rate", "1", "--access-log-max-token-ids", "4096"]
@@ -194,7 +194,7 @@ def test_a_share_of_the_requests_has_lines(caplog: pytest.LogCaptureFixture) -> 
     assert 800 < len(caplog.records) < 1200
 
 
-def test_a_line_of_json_holds_what_went_wrong_and_for_whom() -> None:
+def test_json_log_line_names_the_error_and_the_caller() -> None:
     token = CURRENT_REQUEST.set(RequestContext(b"mine"))
     try:
         raise ValueError('two\nlines "and" é')

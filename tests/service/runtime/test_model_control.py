@@ -72,7 +72,7 @@ def test_a_version_that_breaks_answers_as_before(root: Path) -> None:
     assert repository.get("gpt") is before
 
 
-def test_what_is_gone_is_let_go_of_after_its_last_request(root: Path) -> None:
+def test_removed_version_closes_after_its_last_request(root: Path) -> None:
     repository = Repository(root, CPU, 1)
     held = repository.get("bert", "1")
     session = weakref.ref(held.sessions[GRAPH])

@@ -44,7 +44,7 @@ def test_the_number_of_threads_changes_no_bit(repository: Path, threads: int) ->
     assert many.tobytes() == one.tobytes()
 
 
-def test_a_session_says_where_it_runs_and_what_it_takes(tiny_repository: Path) -> None:
+def test_session_describes_its_provider_and_inputs(tiny_repository: Path) -> None:
     session = Session(tiny_repository / "bert" / "1")
     assert session.provider == CPU
     assert [(t.name, t.dtype, t.shape) for t in session.inputs] == [
@@ -63,7 +63,7 @@ def test_a_missing_file_is_refused_by_name(tiny_repository: Path, tmp_path: Path
         Session(folder)
 
 
-def test_a_graph_that_is_none_is_refused_and_the_log_says_why(
+def test_invalid_graph_is_refused_and_logged(
     tiny_repository: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = shutil.copytree(tiny_repository / "gpt" / "1", tmp_path / "1")

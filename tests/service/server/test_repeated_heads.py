@@ -235,7 +235,7 @@ def test_new_version_answers_until_it_is_removed(tmp_path: Path) -> None:
         wait_until(lambda: is_answered_by(1))
 
 
-def test_head_is_not_remembered_for_the_next_request(address: str) -> None:
+def test_header_block_is_not_reused_for_the_next_request(address: str) -> None:
     sent = request(1, 2)
     body = sent.partition(b"\r\n\r\n")[2]
     other = NOWHERE + b"Content-Length: %d\r\n\r\n" % len(body)

@@ -112,7 +112,7 @@ def test_a_bomb_is_refused_without_being_expanded(tiny_repository: Path) -> None
 
 @pytest.mark.parametrize("coding", COMPRESS)
 @pytest.mark.parametrize("size", [0, 1, INPUT_BYTES, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES])
-def test_bodies_of_several_pieces_are_expanded(coding: str, size: int) -> None:
+def test_bodies_in_several_chunks_are_expanded(coding: str, size: int) -> None:
     for content in (bytes(size), np.random.default_rng(size).bytes(size)):  # expands most, and not at all
         packed = COMPRESS[coding](content)
         assert expand(packed, coding, size) == content

@@ -83,7 +83,7 @@ def test_tensors_do_not_reach_fastapi() -> None:
     )
 
 
-def test_what_was_not_foreseen_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_is_logged_and_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     status, _, content = answer(Dispatcher(FastAPI(), {("/models/", "embed"): handler}), "POST", "/models/broken/embed")
     assert status == 500
     assert b"secret" not in content

@@ -84,7 +84,7 @@ def test_raw_ids_are_one_row_or_have_a_shape(tiny: httpx.Client, shape: str | No
             b"\xff" * 20,
             {},
             400,
-            "body: not a valid safetensors file (a header of 18446744073709551615 bytes in 20",
+            "body: not a valid safetensors file (its header has 18446744073709551615 bytes, the body 20",
         ),
     ],
 )

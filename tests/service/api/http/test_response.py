@@ -64,7 +64,7 @@ def test_nothing_is_computed_for_who_does_not_read_or_has_left(calm: Server, pro
         assert wait_until_nothing_is_computed(http) - held_back <= 2000
 
 
-def test_a_grpc_stream_that_nobody_reads_is_held_back(calm: Server) -> None:
+def test_unread_grpc_stream_is_paused(calm: Server) -> None:
     request = infer_message([[1] * 1000], "gpt2-small")
     with httpx.Client(base_url=calm.address, timeout=20) as http:
         begin, memory = tokens_of(http, "gpt2-small"), memory_of(calm)
@@ -81,7 +81,7 @@ def test_a_grpc_stream_that_nobody_reads_is_held_back(calm: Server) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["prompt_embeds", "base64", "float"])
-def test_prompts_that_nobody_reads_take_no_memory(calm: Server, encoding: str) -> None:
+def test_unread_prompt_responses_use_no_memory(calm: Server, encoding: str) -> None:
     fields = {"input_ids": [[1] * 1024] * 64, "output": "token_embeddings", "encoding": encoding}
     with httpx.Client(base_url=calm.address, timeout=20) as http:
         memory = memory_of(calm)

@@ -52,7 +52,7 @@ def test_ids_are_aligned_wherever_their_bytes_begin(padding: int) -> None:
 
 
 @pytest.mark.parametrize(("padding", "found"), [(0, {"input_ids"}), (3000, None)])
-def test_what_a_long_header_says_is_not_remembered(padding: int, found: set[str] | None) -> None:
+def test_long_header_is_not_cached(padding: int, found: set[str] | None) -> None:
     content, length = body(padding)
     assert length is not None
     at = find_tensor_offsets(content, length, tiny_manifest())
@@ -75,7 +75,7 @@ def test_a_binary_answer_is_the_array_itself() -> None:
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_json_refuses_what_it_cannot_hold_and_bytes_do_not(value: float) -> None:
+def test_json_refuses_nonfinite_values_and_bytes_allow_them(value: float) -> None:
     with pytest.raises(Invalid, match="JSON cannot hold its infinite values or NaN; request binary_data"):
         write_infer(answer(value), infer(binary=False))
     (_, data), _ = write_infer(answer(value), infer(binary=True))

@@ -255,7 +255,7 @@ def test_images_are_embedded_as_by_the_module(http: httpx.Client, clients: Clien
     assert clients.grpc.infer("vit", [given]).as_numpy("embeddings").tobytes() == found.tobytes()
 
 
-def test_a_stem_says_what_it_takes(http: httpx.Client) -> None:
+def test_patch_embedding_describes_its_input(http: httpx.Client) -> None:
     metadata = http.get("/v2/models/vit").json()
     assert metadata["inputs"] == [{"name": "pixel_values", "datatype": "FP32", "shape": [-1, 3, -1, -1]}]
     assert metadata["outputs"] == [{"name": "embeddings", "datatype": "FP32", "shape": [-1, -1, 8]}]

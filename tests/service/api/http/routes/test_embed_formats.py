@@ -136,7 +136,7 @@ def test_next_offset_continues_the_rows_of_a_repeated_request(tiny: httpx.Client
     assert response.headers["Preblock-Next-Offset"] == "1"  # one number stands for all rows
 
 
-def test_headers_without_room_are_left_out(tiny: httpx.Client) -> None:
+def test_oversized_headers_are_omitted(tiny: httpx.Client) -> None:
     """600 numbers for each row could be more than a client accepts; its own rows tell them."""
     rows = [[1] * (1 + row % 2) for row in range(600)]
     response = tiny.post("/models/gpt/embed", json={"input_ids": rows}, headers={"Accept": BYTES})

@@ -139,7 +139,7 @@ def test_write_seconds_are_counted_for_streams_only(tiny_clients: Clients) -> No
         assert last.get(read, 0) == found[0].get(read, 0)
 
 
-def test_memory_and_provider_are_told(tiny: httpx.Client, tiny_server: Server) -> None:
+def test_memory_and_provider_are_reported(tiny: httpx.Client, tiny_server: Server) -> None:
     found = read_metrics(tiny)
     anonymous = status_bytes(tiny_server.process.pid, "RssAnon")
     assert anonymous / 2 < found["preblock_resident_memory_bytes", "anonymous"] < 2 * anonymous

@@ -77,7 +77,7 @@ def test_every_output_is_described(tmp_path: Path) -> None:
     assert "They equal token_embeddings" in shown["llama"]["outputs"]["embeddings"]["description"]
 
 
-def test_an_answer_says_what_its_outputs_are_for(tiny: httpx.Client) -> None:
+def test_response_names_the_use_of_its_outputs(tiny: httpx.Client) -> None:
     uses = {"embeddings": "input of block 0", "token_embeddings": "inputs_embeds or prompt_embeds of a model"}
     fields: dict[str, Any] = {"input_ids": [1]}
     for output, use in uses.items():

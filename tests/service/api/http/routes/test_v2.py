@@ -267,7 +267,7 @@ def test_unnamed_outputs_are_all_of_the_metadata(tiny: httpx.Client, model: str,
     ["x", "-1", "1.5", "+5", "1e3", "0x10", "", "99999999", "18446744073709551616", "9" * 5000, "٣", "1 2", "1,2"],
     ids=range(13),
 )
-def test_a_header_length_that_is_none_is_refused(tiny: httpx.Client, length: str) -> None:
+def test_invalid_header_length_is_refused(tiny: httpx.Client, length: str) -> None:
     headers = {HEADER_LENGTH.encode(): length.encode()}
     content = json.dumps({"inputs": [tensor()]})
     error = error_of(tiny.post("/v2/models/gpt/infer", content=content, headers=headers))
@@ -281,7 +281,7 @@ def test_a_header_length_that_cuts_the_json_is_refused(tiny: httpx.Client, lengt
 
 
 @pytest.mark.parametrize("size", [-8, -1, 49, 2**31, 2**63, 2**64 - 1, "48", 48.0, True, [48], {}])
-def test_a_binary_size_that_is_none_is_refused(tiny: httpx.Client, size: Any) -> None:
+def test_invalid_binary_size_is_refused(tiny: httpx.Client, size: Any) -> None:
     error = error_of(infer_binary(tiny, {"inputs": [declared(IDS, binary_data_size=size)]}, raw(IDS)))
     assert error.startswith("inputs[0].binary_data_size: got ")
     assert error.endswith(", expected 0 to 48, the remaining bytes")

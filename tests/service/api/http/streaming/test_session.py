@@ -117,7 +117,7 @@ def expect(clients: Clients, answer: FrameAnswer, **fields: Any) -> None:
     assert answer.tensors[0].tobytes() == native_bytes(clients, "bert", fields).tobytes()
 
 
-def test_rows_live_through_everything_that_a_decoder_does(tiny_clients: Clients, ask: Ask) -> None:
+def test_rows_survive_rewind_reorder_and_resize(tiny_clients: Clients, ask: Ask) -> None:
     with stream_of(tiny_clients, "bert", "?offset=[0,2,0]") as stream:
         answer = ask(stream, input_ids=[[1, 2], [3], [4, 5, 6]])
         assert (answer.offset, answer.lengths) == ([2, 3, 3], [2, 1, 3])
@@ -153,7 +153,7 @@ def test_what_belongs_to_tokens_comes_in_every_format(tiny_clients: Clients, ask
         assert ask(stream, ping=True).offset == [6, 8]
 
 
-def test_companions_come_along(tiny_clients: Clients, ask: Ask) -> None:
+def test_step_returns_the_requested_companion_outputs(tiny_clients: Clients, ask: Ask) -> None:
     fields = {"input_ids": [[1, 2], [3]], "offset": [1, 0]}
     with stream_of(tiny_clients, "bert", "?offset=[1,0]&output=token_embeddings,embeddings") as stream:
         answer = ask(stream, input_ids=fields["input_ids"])
