@@ -1,4 +1,4 @@
-"""The floor: a server without a model. It reads requests for vectors, and answers with canned bytes.
+"""A server of canned bytes without a model: the upper bound of the throughput. It reads requests for vectors.
 
     python -m benchmarks.fixed_responses PORT GRPC_PORT
 

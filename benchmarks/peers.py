@@ -217,8 +217,8 @@ def heading(options: argparse.Namespace, load: float) -> str:
     return (
         f"Requests per second, medians of {options.rounds} rounds of {options.seconds:g} s for each case, and their "
         f"spread; {processor()}, {os.cpu_count()} virtual cores, Python {platform.python_version()}, "
-        f"{datetime.date.today():%-d %B %Y}, load {load:.1f} as it began. A dash: an "
-        f"answer took over {SLOW:g} s, or broke off. Every case lasts at least as long as four of its answers."
+        f"{datetime.date.today():%-d %B %Y}, load average {load:.1f} at the start. A dash: a "
+        f"response took over {SLOW:g} s, or broke off. Each case lasts for at least four responses."
     )
 
 

@@ -121,8 +121,10 @@ def bare(_: Path, ports: Ports, __: Path) -> Sequence[object]:
 
 
 SERVERS = {
-    "floor": PeerServer("the floor: bare ASGI, canned bytes", bare, canned, grpc=True),
-    "uvicorn": PeerServer("the same by plain uvicorn", script("with_uvicorn"), canned, ("uvicorn[standard]==0.54.0",)),
+    "floor": PeerServer("canned bytes: bare ASGI in Preblock's server", bare, canned, grpc=True),
+    "uvicorn": PeerServer(
+        "canned bytes: bare ASGI in plain uvicorn", script("with_uvicorn"), canned, ("uvicorn[standard]==0.54.0",)
+    ),
     "preblock": PeerServer("Preblock, `.npy`", preblock, native, grpc=True),
     "preblock-v2": PeerServer("Preblock, V2 binary", preblock, open_inference),
     "fastapi": PeerServer(

@@ -1,4 +1,4 @@
-"""The floor once more, by uvicorn as it comes: canned bytes, as many as the path says. The argument is a port."""
+"""Serve canned bytes by plain uvicorn, as many as the path names. The argument is a port."""
 
 import sys
 from collections.abc import Awaitable, Callable

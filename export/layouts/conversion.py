@@ -1,4 +1,4 @@
-"""Converts an artifact to a layout: a row of a table names the writer of each."""
+"""Converts the token lookup of an artifact to the files of another engine; `LAYOUTS` has a row for each engine."""
 
 import tempfile
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Layout:
     Args:
         engine: its name among the consumers of a manifest.
         write: writes a lookup into an empty folder.
-        write_images: the same with an input of image features, for the id of their token; None without such a layout.
+        write_images: writes a lookup that takes image features for the image token; None if the engine has none.
 
     """
 

@@ -1,4 +1,4 @@
-"""Rows of the family table: decoders with a token table as front-end, perhaps scaled; positions enter in attention.
+"""Rows of the family table: decoders with a token table as front-end, optionally scaled; positions enter in attention.
 
 State-space models are among them. Letters: M maximum length.
 """
@@ -46,11 +46,11 @@ LIMITS: Mapping[str, int] = {
     "stablelm": 4096,
     "starcoder2": 4096,
 }
-"""Model type -> the library's default for M. The tables of all of them have one name."""
+"""Model type -> default of `max_position_embeddings` in transformers. Each type names its table `embed_tokens`."""
 
 
 def _multiplied(limit: int, lookup: int) -> Family:
-    """A decoder with `embedding_multiplier`; `lookup` counts the steps before `inputs_embeds`."""
+    """Return a decoder with `embedding_multiplier`. `lookup`: 1 if the model scales `inputs_embeds`, else 2."""
     return Family(
         steps=lambda c: [token_step("embed_tokens"), Scale(by=c("embedding_multiplier", 1.0))],
         prefix="model.",

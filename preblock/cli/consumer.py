@@ -7,7 +7,7 @@ from preblock.service.artifacts.manifest import TOKEN_EMBEDDINGS, Manifest, Stem
 
 
 def write_consumer(manifest: Manifest | StemManifest, engine: str) -> str:
-    """Return the output that `engine` takes as `inputs_embeds`, one line for each range of its versions.
+    """Return the output for `inputs_embeds` of `engine`, one line for each range of its versions.
 
     Raises:
         click.ClickException: the model has no token embeddings, or the expectation of the engine is unknown.

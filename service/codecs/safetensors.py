@@ -52,7 +52,7 @@ def read_safetensors(body: bytes) -> dict[str, NDArray[Any]]:
 def _read(body: bytes) -> dict[str, NDArray[Any]]:
     length = int.from_bytes(body[:8], "little")
     if len(body) < 8 + length or length > MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes in {len(body)}, of {MAX_HEADER_BYTES} at most")
+        raise ValueError(f"its header has {length} bytes, the body {len(body)}; expected at most {MAX_HEADER_BYTES}")
     if body[8:9] != b"{":
         raise ValueError("a header that is no JSON object")
     header = json.loads(body[8 : 8 + length].decode(), object_pairs_hook=unique_names)
@@ -71,8 +71,8 @@ def _read(body: bytes) -> dict[str, NDArray[Any]]:
 
 
 def _entry(name: str, entry: Any) -> tuple[int, int, str, str, list[int]]:
-    """Return begin, end, name, dtype and shape of a tensor; raise ValueError where they disagree."""
-    name.encode()  # a message could not repeat half a character
+    """Return begin, end, name, dtype and shape of a tensor; raise ValueError if they disagree."""
+    name.encode()  # an unpaired surrogate could not be quoted in a message
     if not isinstance(entry, dict) or entry.keys() != ENTRY_FIELDS:
         raise ValueError("a tensor with other fields than dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -1,4 +1,4 @@
-"""Documents of the Open Inference Protocol on the server and its models, the same over HTTP and gRPC.
+"""Metadata, configuration and statistics documents of the Open Inference Protocol, for HTTP and gRPC.
 
 Sources: KServe, "Open Inference Protocol", version 2; Triton, extensions "Model configuration", "Statistics", "Model
 repository" and "Sequence".

@@ -57,9 +57,9 @@ class EmbedRequest(TokenFields):
     truncate: Truncate | None = Field(None, description="Side on which a too long row is cut; default is an error.")
     pooling: Pooling = Field("none", description="One vector for each row, of its real tokens; none: for each token.")
     encoding: Literal["base64", "float", "prompt_embeds"] = Field(
-        "base64", description="Form of the vectors in JSON; prompt_embeds is vLLM's, of token_embeddings alone."
+        "base64", description="Encoding in JSON; prompt_embeds (vLLM) needs the output token_embeddings."
     )
-    return_tokens: bool = Field(False, description="Whether the answer holds the tokens of a text.")
+    return_tokens: bool = Field(False, description="Whether the response contains the token ids of a text.")
     special_tokens: bool | None = Field(
         None,
         description="With text: whether the tokenizer adds its special tokens; default true, false in static models.",
@@ -69,7 +69,7 @@ class EmbedRequest(TokenFields):
 class OutputDescription(Documented):
     """One of several outputs."""
 
-    use_as: str = Field(description="What the output is for, such as: input of block 0.")
+    use_as: str = Field(description="Use of the output, such as: input of block 0.")
     shape: list[int]
     data: str | list[Any]
 
@@ -86,23 +86,21 @@ class EmbedAnswer(Answer):
     """The vectors that enter block 0, or another output under its own name, or several in `outputs`."""
 
     encoding: Literal["base64", "float", "prompt_embeds"]
-    use_as: str | None = Field(None, description="What the output is for, such as: input of block 0.")
+    use_as: str | None = Field(None, description="Use of the output, such as: input of block 0.")
     shape: list[int] | None = Field(
-        None, description="[B, L, D] where all rows have one length, else [T, D]; [B, D] with pooling."
+        None, description="[B, L, D] if all rows have one length, else [T, D]; [B, D] with pooling."
     )
     embeddings: Values = Field(None, description="Base64 of little-endian bytes, or nested lists.")
     token_embeddings: Values = Field(
-        None, description="The same of the model's own lookup; as prompt_embeds a file for each row, in base64."
+        None, description="Vectors of the token lookup, like embeddings; with prompt_embeds one base64 file per row."
     )
-    outputs: dict[str, OutputDescription] | None = Field(
-        None, description="With several requested outputs: each by its name."
-    )
-    next_offset: list[int] = Field(description="For each row, the offset that continues it.")
-    lengths: list[int] | None = Field(None, description="Tokens of each row, where they differ.")
-    truncated: list[int] | None = Field(None, description="Tokens cut of each row, with truncate.")
+    outputs: dict[str, OutputDescription] | None = Field(None, description="Several requested outputs, by name.")
+    next_offset: list[int] = Field(description="Offset of the next token, for each row.")
+    lengths: list[int] | None = Field(None, description="Tokens of each row, if they differ.")
+    truncated: list[int] | None = Field(None, description="Tokens cut from each row, with truncate.")
     input_ids: list[list[int]] | None = Field(None, description="With return_tokens: the tokens of each text.")
     spans: list[list[tuple[int, int]]] | None = Field(
-        None, description="Of each token: its first character in the text, and the one after its last."
+        None, description="Span of each token in the text: first character, and one past the last."
     )
 
 
@@ -120,10 +118,10 @@ class BiasAnswer(Answer):
     """The addend of attention for each head, query and key; or the sinusoid of each distance."""
 
     encoding: Encoding
-    use_as: str = Field(description="What the output is for.")
+    use_as: str = Field(description="Use of the output.")
     shape: list[int] = Field(description="[1, H, Q, K]; of a sinusoid [rows, D].")
     bias: Values = Field(None, description="Base64 of little-endian bytes, or nested lists.")
-    relative_positions: Values = Field(None, description="The same of a sinusoid.")
+    relative_positions: Values = Field(None, description="Sinusoids of relative positions, like bias.")
 
 
 class Problem(Documented):
@@ -172,7 +170,7 @@ class ModelOutput(BaseModel):
     """An output of a model."""
 
     width: int | None = Field(description="Width of a vector; null for an attention bias.")
-    use_as: str = Field(description="What the output is for.")
+    use_as: str = Field(description="Use of the output.")
     description: str
 
 

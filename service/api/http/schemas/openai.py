@@ -26,11 +26,11 @@ class EmbeddingsRequest(RequestBody):
     input: Texts | Rows
     encoding_format: Literal["float", "base64"] = Field("float", description="How JSON holds the vectors.")
     dimensions: int | None = Field(
-        None, ge=1, description="Columns of a sentence embedding to keep; for other models their width, or nothing."
+        None, ge=1, description="Columns of a sentence embedding to keep; other models accept their width only."
     )
     user: str | None = Field(None, description="Not used.")
     pooling: Pooling = Field(
-        "mean", description="How the vectors of an input become one vector; with none, one vector for each token."
+        "mean", description="Reduction of the token vectors to one vector; none returns a vector for each token."
     )
     truncate: Truncate | None = Field(None, description="Side on which a too long input is cut; default is an error.")
     truncate_prompt_tokens: int | None = Field(
@@ -49,7 +49,7 @@ class Embedding(Documented):
     object: Literal["embedding"]
     index: int
     embedding: str | list[Any] = Field(description="Numbers, or base64 of little-endian values.")
-    shape: list[int] | None = Field(None, description="With the pooling none: [tokens, width].")
+    shape: list[int] | None = Field(None, description="With pooling none: [tokens, width].")
 
 
 class Usage(Documented):
@@ -67,7 +67,7 @@ class EmbeddingsAnswer(Documented):
     version: int
     data: list[Embedding]
     usage: Usage
-    truncated: list[int] | None = Field(None, description="Tokens cut of each input, with truncate.")
+    truncated: list[int] | None = Field(None, description="Tokens cut from each input, with truncate.")
 
 
 class OpenAIModel(BaseModel):

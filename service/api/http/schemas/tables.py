@@ -1,4 +1,4 @@
-"""The queries and bodies of the tables of a model."""
+"""Query parameters and response bodies of the routes for position vectors and nearest tokens."""
 
 from pydantic import BaseModel, Field
 
@@ -11,7 +11,7 @@ class PositionsAnswer(Answer):
     """The vectors that a model adds to its tokens, one for each position."""
 
     encoding: Encoding
-    use_as: str = Field(description="What the rows are for.")
+    use_as: str = Field(description="Use of the rows.")
     shape: list[int] = Field(description="[count, width].")
     position_embeddings: Values = Field(description="Base64 of little-endian bytes, or nested lists.")
 
@@ -20,7 +20,7 @@ TOKEN = "Spelling in the vocabulary of the tokenizer; null without one."
 
 
 class Neighbour(BaseModel):
-    """A token near another."""
+    """A token with a vector similar to another token's."""
 
     id: int
     token: str | None = Field(description=TOKEN)
