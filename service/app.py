@@ -105,7 +105,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         tasks = [asyncio.create_task(work) for work in background]
         # Objects of the application for the server's connections.
         state = {"streams": streams, "settings": engine.settings, "bodies": engine.limits.bodies}
-        if settings.grpc_port is None:
+        if not settings.has_grpc:
             yield state
         else:
             # Only a service with gRPC pays for this import.

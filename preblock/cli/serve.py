@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
@@ -12,7 +13,7 @@ import click
 from preblock.cli.options import describe_limits, read_settings, require, table
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Address": ("host", "port", "grpc_port", "workers"),
+    "Address": ("host", "port", "grpc_port", "uds", "grpc_uds", "workers"),
     "Models": ("repository", "cache_dir", "aliases", "model_control", "model_poll_interval_seconds"),
     "Execution": ("provider", "intra_op_threads", "gpu_mem_limit_bytes"),
     "Request limits": (
@@ -118,10 +119,14 @@ def serve(**options: Any) -> None:
     def announce(address: str, models: dict[str, Any]) -> None:
         lines = [f"Preblock serves on {address} (documentation: {address}/docs)"]
         lines += [f"  {name}: {describe_limits(model.manifest)}, {model.provider}" for name, model in models.items()]
-        if settings.grpc_port is not None:
+        if settings.grpc_uds is not None:
+            lines.append(f"gRPC on unix:{settings.grpc_uds.absolute()}")
+        elif settings.grpc_port is not None:
             lines.append(f"gRPC on {settings.host}:{settings.grpc_port}")
         # On this machine, a server on all addresses is reached through the loopback address.
         local = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        if settings.uds is not None:
+            local = f"--unix-socket {quote(str(settings.uds.absolute()))} {address.partition('+')[0]}://localhost"
         takes_tokens = [name for name, model in models.items() if model.manifest.kind == "tokens"]
         lines.append("Try:")
         lines.append(

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx
 
@@ -23,6 +24,7 @@ class ServerAccess:
 
     Args:
         url: http://… or https://…, with the path prefix of the service, if any; no slash at the end.
+        uds: path of the Unix socket to connect to; None for TCP.
         timeout: seconds for connecting, and for each read and write.
         headers: sent with each request and handshake.
         tls: certificates of https://…; None for http://….
@@ -30,6 +32,7 @@ class ServerAccess:
     """
 
     url: str
+    uds: str | None
     timeout: float
     headers: dict[str, str]
     tls: ssl.SSLContext | None
@@ -37,6 +40,8 @@ class ServerAccess:
     @property
     def name(self) -> str:
         """The address for messages, without a password."""
+        if self.uds is not None:
+            return self.uds
         return str(httpx.URL(self.url).copy_with(userinfo=b""))
 
 
@@ -74,13 +79,16 @@ def read_replicas(
     """Return the access to all servers at `urls`; the arguments are those of `Client`.
 
     Raises:
-        RequestError: there is no URL, some have http:// and some https://, or as for `read_access`.
+        RequestError: there is no URL, some have http:// and some https://, one of several is a Unix socket, or as for
+            `read_access`.
 
     """
     given = [urls] if isinstance(urls, str) else list(urls)
     if not given:
         raise invalid("url", "no address", "one address or more")
     servers = [read_access(url, timeout, key, verify, cert) for url in given]
+    if len(servers) > 1 and any(server.uds is not None for server in servers):
+        raise invalid("url", "several addresses, one with http+unix://", "one address, or several of TCP")
     if len({server.tls is None for server in servers}) > 1:
         raise invalid("url", "addresses with http:// and with https://", "one of both for all")
     return Replicas(servers)
@@ -95,6 +103,7 @@ def read_access(
         RequestError: `url` is not an HTTP URL, `key` cannot be sent, or a certificate cannot be read.
 
     """
+    url, uds = split_uds(url)
     try:
         address = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -106,7 +115,24 @@ def read_access(
         raise invalid("key", "other characters", "printable characters of ASCII", message)
     headers = {"User-Agent": f"preblock/{__version__}", **authorization(key)}
     tls = read_certificates(verify, cert) if address.scheme == "https" else None
-    return ServerAccess(str(address).rstrip("/"), timeout, headers, tls)
+    return ServerAccess(str(address).rstrip("/"), uds, timeout, headers, tls)
+
+
+def split_uds(url: str) -> tuple[str, str | None]:
+    """Return a URL for HTTP, and the path of the Unix socket in `url`; None for TCP.
+
+    Raises:
+        RequestError: the path is not percent-encoded, or not absolute.
+
+    """
+    scheme, is_unix, rest = url.partition("+unix://")
+    if not is_unix:
+        return url, None
+    socket, slash, prefix = rest.partition("/")
+    path = unquote(socket)
+    if not path.startswith("/"):
+        raise invalid("url", url, "an absolute path with %2F for each /, such as http+unix://%2Frun%2Fpreblock.sock")
+    return f"{scheme}://localhost{slash}{prefix}", path
 
 
 def authorization(key: str | None) -> dict[str, str]:

@@ -27,7 +27,8 @@ class AsyncClient:
 
     Args:
         url: http://… or https://…, with the path prefix of the service, if any. Several are replicas with the same
-            models: the client stays with one, and turns to the next when it fails or is busy.
+            models: the client stays with one, and turns to the next when it fails or is busy. A Unix socket is
+            http+unix://PATH with %2F for each slash of the path, such as http+unix://%2Frun%2Fpreblock.sock.
         timeout: seconds for connecting, and for each read and write.
         retries: most further attempts of a call, after a broken connection or while the service is too busy.
         key: API key; default none.

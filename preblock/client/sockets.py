@@ -9,7 +9,8 @@ from typing import Any
 from websockets import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
-from websockets.sync.client import ClientConnection, connect
+from websockets.asyncio.client import unix_connect as unix_connect_async
+from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from preblock.client.access import Replicas
 from preblock.client.errors import ConnectionFailed, NoAnswer, ServiceError, TimedOut
@@ -69,7 +70,9 @@ class AsyncSocket(_Socket):
         address = self._address(path)
         with self._failures():
             await self._stack.aclose()
-            self._connection = await self._stack.enter_async_context(connect_async(**address))
+            uds = self._server.uds
+            connection = connect_async(**address) if uds is None else unix_connect_async(uds, **address)
+            self._connection = await self._stack.enter_async_context(connection)
 
     async def exchange(self, message: str | bytes) -> bytes:
         """Send a message, and return the answer.
@@ -103,7 +106,9 @@ class SyncSocket(_Socket):
         address = self._address(path)
         with self._failures():
             self._stack.close()
-            self._connection = self._stack.enter_context(connect(**address))
+            uds = self._server.uds
+            connection = connect(**address) if uds is None else unix_connect(uds, **address)
+            self._connection = self._stack.enter_context(connection)
 
     def exchange(self, message: str | bytes) -> bytes:
         """Send a message, and return the answer, as `AsyncSocket.exchange` does."""

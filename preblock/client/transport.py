@@ -23,6 +23,7 @@ class _Exchange:
         self._headers = {"Accept-Encoding": "identity", **server.headers}
         # On http:// nothing is verified, and to read the certificates of the system takes 20 ms.
         self._verify = server.tls or False
+        self._uds = server.uds
 
     def _request(
         self, server: ServerAccess, method: str, path: str, body: bytes, headers: Mapping[str, str]
@@ -70,7 +71,8 @@ class AsyncTransport(_Exchange):
     def __init__(self, replicas: Replicas, http_client: httpx.AsyncClient | None = None) -> None:
         super().__init__(replicas)
         self._lent = http_client is not None
-        self._http = http_client or httpx.AsyncClient(verify=self._verify)
+        unix = self._uds and httpx.AsyncHTTPTransport(uds=self._uds, verify=self._verify)
+        self._http = http_client or httpx.AsyncClient(verify=self._verify, transport=unix or None)
 
     async def aclose(self) -> None:
         """Close the connections, except those of the caller's own httpx client."""
@@ -103,7 +105,8 @@ class SyncTransport(_Exchange):
     def __init__(self, replicas: Replicas, http_client: httpx.Client | None = None) -> None:
         super().__init__(replicas)
         self._lent = http_client is not None
-        self._http = http_client or httpx.Client(verify=self._verify)
+        unix = self._uds and httpx.HTTPTransport(uds=self._uds, verify=self._verify)
+        self._http = http_client or httpx.Client(verify=self._verify, transport=unix or None)
 
     def close(self) -> None:
         """Close the connections, except those of the caller's own httpx client."""

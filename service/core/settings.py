@@ -63,6 +63,8 @@ class Settings(BaseModel):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of HTTP and WebSocket; 0 picks a free port.")
     grpc_port: int | None = Field(None, ge=1, le=65535, description="Port of gRPC; unset: no gRPC.")
+    uds: Path | None = Field(None, description="Unix socket of HTTP and WebSocket, in place of host and port.")
+    grpc_uds: Path | None = Field(None, description="Unix socket of gRPC, in place of its port; for one worker.")
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA if it works, else CPU.")
     aliases: str | None = Field(None, description="Comma-separated NAME=MODEL: further names of models.")
     model_control: Literal["none", "poll", "explicit"] = Field("none", description="Source of model changes.")
@@ -113,6 +115,11 @@ class Settings(BaseModel):
     def has_inspector(self) -> bool:
         """Whether the page `/inspect` is served."""
         return self.inspector == "on" or (self.inspector == "auto" and self.api_keys_file is None)
+
+    @property
+    def has_grpc(self) -> bool:
+        """Whether gRPC is served, on a port or a Unix socket."""
+        return self.grpc_port is not None or self.grpc_uds is not None
 
     @property
     def origins(self) -> dict[str, str]:

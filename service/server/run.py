@@ -11,12 +11,14 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import FrameType
+from urllib.parse import quote
 
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import VERSION, create_app, create_engine, create_tracing
@@ -30,6 +32,7 @@ from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import ServedModel
 from preblock.service.server.front import Front
 from preblock.service.server.supervisor import Supervisor, start_forkserver
+from preblock.service.server.unix_socket import UnixListener, check_unix
 from preblock.service.server.uvicorn_adapter import Config, Server
 
 LOG = logging.getLogger(__name__)
@@ -57,16 +60,14 @@ def serve(settings: Settings, announce: Announce) -> None:
     """
     logging.config.dictConfig(configuration(settings.log_format, settings.log_level))
     load_certificates(settings)
-    listener = bind("port", settings.host, settings.port)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
-        # Drops a client that does not read, and its unsent bytes.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * settings.stream_idle_timeout_seconds)
-    if settings.grpc_port is not None:
-        # Only a check: gRPC itself would share the port of another server without an error.
-        bind("grpc-port", settings.host, settings.grpc_port).close()
-    scheme = "https" if settings.tls_cert_file else "http"
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"{scheme}://{host}:{listener.getsockname()[1]}"
+    _check_grpc_address(settings)
+    with _bind(settings) as bound:
+        _serve_on(bound, settings, announce)
+    LOG.info("stopped")
+
+
+def _serve_on(bound: "_Bound", settings: Settings, announce: Announce) -> None:
+    url = bound.url
 
     def start(models: Models) -> None:
         LOG.info(
@@ -76,23 +77,22 @@ def serve(settings: Settings, announce: Announce) -> None:
         Thread(target=announce, args=(url, models), daemon=True).start()
 
     run = _serve_in_process if settings.workers == 1 else _serve_with_workers
-    run(settings, listener, start)
-    LOG.info("stopped")
+    run(settings, bound, start)
 
 
-def _serve_in_process(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
+def _serve_in_process(settings: Settings, bound: "_Bound", announce: Callable[[Models], None]) -> None:
     engine = create_engine(settings)
     app = create_app(settings, engine)
     models = _log_models(engine)
     # uvicorn raises its stop signal again.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    server = _Server(configure(settings, app), partial(announce, models))
+    server = _Server(configure(settings, app), bound.listen, partial(announce, models))
     _enable_garbage_collection()
-    server.run(sockets=[listener])
+    server.run(sockets=[bound.socket])
 
 
-def _serve_with_workers(settings: Settings, listener: socket.socket, announce: Callable[[Models], None]) -> None:
+def _serve_with_workers(settings: Settings, bound: "_Bound", announce: Callable[[Models], None]) -> None:
     # Open everything here first: a broken artifact is reported once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
@@ -102,11 +102,11 @@ def _serve_with_workers(settings: Settings, listener: socket.socket, announce: C
         counters.mkdir()
         control.mkdir()
         os.environ[metric_files.FOLDER] = str(counters)  # prometheus_client reads it when imported
-        supervisor = Supervisor(settings, partial(serve_as_worker, listener, counters, control))
-        grpc = PRELOADED_GRPC if settings.grpc_port is not None else []
+        supervisor = Supervisor(settings, partial(serve_as_worker, bound.socket, counters, control))
+        grpc = PRELOADED_GRPC if settings.has_grpc else []
         tracing_modules = PRELOADED_TRACING if settings.tracing != "none" else []
         start_forkserver([*grpc, *tracing_modules, *PRELOADED_MODULES])
-        Thread(target=_listen, args=(listener, control / READY_FILE, announce, models), daemon=True).start()
+        Thread(target=_listen, args=(bound.listen, control / READY_FILE, announce, models), daemon=True).start()
         del models  # each worker opens its own; this process would keep replaced versions open
         _enable_garbage_collection()
         supervisor.run()
@@ -145,20 +145,20 @@ def _create_worker_app(counters: Path, control: Path, settings: Settings) -> Dis
     return app
 
 
-def _listen(listener: socket.socket, opened: Path, announce: Callable[[Models], None], models: Models) -> None:
+def _listen(listen: Callable[[], None], opened: Path, announce: Callable[[Models], None], models: Models) -> None:
     """Accept connections when the first worker has opened its models."""
     while not opened.exists():
         time.sleep(POLL_INTERVAL_SECONDS)
-    listener.listen(BACKLOG)
+    listen()
     announce(models)
 
 
 class _Server(Server):
     """Announces when it accepts connections, gRPC included."""
 
-    def __init__(self, config: Config, announce: Callable[[], None]) -> None:
+    def __init__(self, config: Config, listen: Callable[[], None], announce: Callable[[], None]) -> None:
         super().__init__(config)
-        self._announce = announce
+        self._listen, self._announce = listen, announce
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Finish requests in flight; at a second signal, exit at once."""
@@ -168,12 +168,7 @@ class _Server(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        for listener in sockets or ():
-            try:
-                listener.listen(BACKLOG)  # uvloop would not report an address in use
-            except OSError as error:
-                host, port, *_ = listener.getsockname()
-                raise _unusable("port", host, port, error) from error
+        self._listen()  # uvloop would not report an address in use
         await super().startup(sockets)
         self._announce()
 
@@ -181,6 +176,59 @@ class _Server(Server):
         """Finish requests in flight."""
         LOG.info("stopping: requests in flight finish")
         await super().shutdown(sockets)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A bound socket, the function to listen, and the URL."""
+
+    socket: socket.socket
+    listen: Callable[[], None]
+    url: str
+
+
+@contextmanager
+def _bind(settings: Settings) -> Iterator[_Bound]:
+    """Bind the socket of HTTP, and release it when the block ends."""
+    scheme = "https" if settings.tls_cert_file else "http"
+    if settings.uds is not None:
+        path = settings.uds.absolute()
+        with UnixListener("uds", path) as unix:
+            yield _Bound(unix.socket, partial(unix.listen, BACKLOG), f"{scheme}+unix://{quote(str(path), safe='')}")
+        return
+    with bind("port", settings.host, settings.port) as listener:
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
+            # Drops a client that does not read, and its unsent bytes.
+            idle_ms = 1000 * settings.stream_idle_timeout_seconds
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, idle_ms)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        port = listener.getsockname()[1]
+
+        def listen() -> None:
+            try:
+                listener.listen(BACKLOG)
+            except OSError as error:
+                raise _unusable("port", settings.host, port, error) from error
+
+        yield _Bound(listener, listen, f"{scheme}://{host}:{port}")
+
+
+def _check_grpc_address(settings: Settings) -> None:
+    """Raise Invalid if gRPC cannot have its address to itself: gRPC would share or replace it without an error."""
+    if settings.grpc_uds is not None:
+        if settings.workers > 1:
+            message = (
+                f"--grpc-uds works with one worker, and workers is {settings.workers}: gRPC cannot share a Unix socket "
+                "between processes; set --workers 1, or --grpc-port"
+            )
+            raise Invalid("grpc-uds", str(settings.grpc_uds), "one worker", message=message)
+        path = settings.grpc_uds.absolute()
+        if settings.uds is not None and path == settings.uds.absolute():
+            message = f"--uds and --grpc-uds are both {path}; each needs its own socket"
+            raise Invalid("grpc-uds", str(path), "another path than --uds", message=message)
+        check_unix("grpc-uds", path)
+    elif settings.grpc_port is not None:
+        bind("grpc-port", settings.host, settings.grpc_port).close()
 
 
 def bind(field: str, host: str, port: int) -> socket.socket:

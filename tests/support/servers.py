@@ -59,7 +59,7 @@ def read_banner(process: subprocess.Popen[str]) -> tuple[str, str]:
         banner += line
         if line.startswith("  curl"):
             break
-    found = re.search(r"https?://\S+", banner)
+    found = re.search(r"https?(?:\+unix)?://\S+", banner)
     return banner, found[0] if found else ""
 
 

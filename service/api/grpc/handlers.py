@@ -101,7 +101,7 @@ class CallHandlers:
     async def _run(self, answer: Answer, name: str, message: Any, call: grpc.aio.ServicerContext) -> bytes | None:
         """Answer a call of the method `name`, and count it until its status is sent."""
         context = context_of(call)
-        peer = unquote(call.peer())  # ipv4:127.0.0.1:5 or ipv6:[::1]:5
+        peer = unquote(call.peer())  # ipv4:127.0.0.1:5, ipv6:[::1]:5, or unix:
         host = peer.rpartition(":")[0].partition(":")[2].strip("[]")
         context.target = "POST", f"/{SERVICE}/{name}", host
         encoding = dict(call.invocation_metadata() or ()).get(ACCEPT)

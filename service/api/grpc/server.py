@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import quote
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,6 +23,14 @@ from preblock.service.observability.context import Begin
 
 MAX_OPTION = 2**31 - 1
 """Largest integer option of gRPC."""
+
+
+def _address(settings: Settings) -> str:
+    """Return the address to listen on, in the syntax of gRPC."""
+    if settings.grpc_uds is not None:
+        return f"unix:{quote(str(settings.grpc_uds.absolute()))}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{host}:{settings.grpc_port}"
 
 
 def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
@@ -78,8 +87,7 @@ async def running(
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     enable_reflection(server, (SERVICE, health.SERVICE_NAME))
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    _listen(server, f"{host}:{settings.grpc_port}", settings)
+    _listen(server, _address(settings), settings)
     for name in ("", SERVICE):
         await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
     await server.start()

@@ -34,6 +34,8 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("port", "0", 0),
     ("port", "65535", 65535),
     ("grpc_port", "9001", 9001),
+    ("uds", "/run/http.sock", Path("/run/http.sock")),
+    ("grpc_uds", "/run/grpc.sock", Path("/run/grpc.sock")),
     ("provider", "cuda", "cuda"),
     ("aliases", "a=gpt, b.1=bert-2", "a=gpt, b.1=bert-2"),
     ("model_control", "poll", "poll"),

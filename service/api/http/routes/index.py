@@ -28,7 +28,7 @@ def router(version: str, settings: Settings, access: Authenticator) -> APIRouter
         workers=settings.workers,
         machine=describe_machine(),
         inspector=INSPECTOR if settings.has_inspector else None,
-        protocols=ProtocolPaths(grpc_port=settings.grpc_port),
+        protocols=ProtocolPaths(grpc_port=None if settings.grpc_uds else settings.grpc_port),
         health=HealthPaths(),
     )
     redirect: dict[int | str, dict[str, Any]] = {307: {"description": "To the inspector, for a browser."}}

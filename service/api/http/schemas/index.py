@@ -19,7 +19,9 @@ class ProtocolPaths(Documented):
     decode: str = "/models/{name}/decode"
     openai: str = "/v1"
     open_inference: str = "/v2"
-    grpc_port: int | None = Field(None, description="Port of the Open Inference Protocol over gRPC; null if off.")
+    grpc_port: int | None = Field(
+        None, description="Port of the Open Inference Protocol over gRPC; null without a port."
+    )
 
 
 class ServiceIndex(Documented):

@@ -1,0 +1,249 @@
+"""Servers on Unix sockets: the same answers as over TCP, and the files of the sockets."""
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+import preblock
+from preblock.client.errors import ConnectionFailed, RequestError
+from preblock.service.core.errors import Invalid
+from preblock.service.server.unix_socket import MAX_PATH_BYTES, UnixListener
+from tests.support.open_inference import infer_message, open_stub
+from tests.support.paths import PREBLOCK
+from tests.support.processes import workers
+from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
+
+IDS = [[1, 2, 3], [4, 5, 6]]
+EMBED: dict[str, Any] = {"url": "http://localhost/models/gpt/embed", "json": {"input_ids": IDS}}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder with a short path."""
+    with tempfile.TemporaryDirectory(prefix="preblock ") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def unix(folder: Path, tiny_repository: Path) -> Iterator[Server]:
+    """A server on `http.sock` and `grpc%20.sock`; the banner has the syntax of a shell and of gRPC."""
+    paths = "--uds", str(folder / "http.sock"), "--grpc-uds", str(folder / "grpc%20.sock")
+    with serve(tiny_repository, *paths) as server:
+        yield server
+
+
+def open_http(path: Path) -> httpx.Client:
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)))
+
+
+def start(repository: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a server that fails to start."""
+    command = [PREBLOCK, "serve", "--repository", str(repository), "--port", "0", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.usefixtures("unix")
+def test_httpx_gets_the_bits_of_tcp(folder: Path, tiny_server: Server) -> None:
+    with open_http(folder / "http.sock") as http:
+        answer, index = http.post(**EMBED), http.get("http://localhost/")
+    expected = httpx.post(f"{tiny_server.address}/models/gpt/embed", json=EMBED["json"])
+    assert answer.status_code == 200
+    assert answer.content == expected.content
+    assert index.json()["protocols"]["grpc_port"] is None
+
+
+def test_the_command_of_the_banner_works(unix: Server, folder: Path) -> None:
+    command = unix.banner.splitlines()[-1].strip()
+    assert command.startswith(f"curl --unix-socket '{folder / 'http.sock'}' http://localhost/models/")
+    answer = subprocess.run(["sh", "-c", f"{command} --fail --silent"], capture_output=True, text=True, check=True)
+    assert '"shape":[1,3,' in answer.stdout
+    assert f"gRPC on unix:{folder / 'grpc%20.sock'}" in unix.banner
+
+
+@pytest.mark.usefixtures("unix")
+def test_grpc_gets_the_bits_of_tcp(folder: Path, tiny_server: Server) -> None:
+    addresses = f"unix:{quote(str(folder / 'grpc%20.sock'))}", tiny_server.grpc
+    answers = []
+    for address in addresses:
+        with open_stub(address) as stub:
+            answers.append(stub.ModelInfer(infer_message(IDS), timeout=30).raw_output_contents[0])
+    assert answers[0] == answers[1]
+
+
+def test_client_and_its_stream_get_the_bits_of_tcp(unix: Server, tiny_server: Server) -> None:
+    vectors = []
+    for address in (unix.address, tiny_server.address):
+        with preblock.connect(address) as client, client.decode("gpt", rows=2) as stream:
+            vectors.append([client.embed(IDS, model="gpt").vectors, stream.step([[5], [6]])])
+    for ours, expected in zip(*vectors, strict=True):
+        assert np.array_equal(ours, expected)
+
+
+def test_asynchronous_client_and_its_stream_get_the_bits_of_tcp(unix: Server, tiny_server: Server) -> None:
+    async def ask(address: str) -> list[Any]:
+        async with preblock.connect_async(address) as client, client.decode("gpt", rows=2) as stream:
+            return [(await client.embed(IDS, model="gpt")).vectors, await stream.step([[5], [6]])]
+
+    for ours, expected in zip(asyncio.run(ask(unix.address)), asyncio.run(ask(tiny_server.address)), strict=True):
+        assert np.array_equal(ours, expected)
+
+
+@pytest.mark.usefixtures("unix")
+def test_a_live_socket_is_refused_and_goes_on(folder: Path, tiny_repository: Path) -> None:
+    for option, name in (("--uds", "http.sock"), ("--grpc-uds", "grpc%20.sock")):
+        failed = start(tiny_repository, option, str(folder / name))
+        assert failed.returncode == 1
+        assert failed.stderr == f"preblock: the socket {folder / name} is already in use\n"
+    with open_http(folder / "http.sock") as http:
+        assert http.post(**EMBED).status_code == 200
+    assert {path.name for path in folder.iterdir()} == {"http.sock", "grpc%20.sock"}
+
+
+def test_workers_share_a_socket_and_its_file_goes_with_them(tiny_repository: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name, "http.sock")
+        with serve(tiny_repository, "--workers", "2", "--uds", str(path)) as server, open_http(path) as http:
+            assert list(Path(name).iterdir()) == [path]
+            expected = http.post(**EMBED).content
+            wait_until(lambda: len(workers(server.process.pid)) == 2, 30)
+            os.kill(workers(server.process.pid)[0], signal.SIGKILL)
+            with preblock.connect(server.address) as client:
+                assert client.embed(IDS, model="gpt").vectors.shape[:2] == (2, 3)
+            assert http.post(**EMBED).content == expected
+        assert not list(Path(name).iterdir())
+
+
+def test_sockets_of_a_killed_server_are_replaced_and_removed_at_the_end(tiny_repository: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        http_path, grpc_path = Path(name, "http.sock"), Path(name, "grpc.sock")
+        options = "--uds", str(http_path), "--grpc-uds", str(grpc_path)
+        command = [PREBLOCK, "serve", "--repository", str(tiny_repository), *options]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            wait_until(lambda: http_path.exists() and grpc_path.exists(), 60)
+            process.kill()
+        assert http_path.is_socket()
+        assert grpc_path.is_socket()
+        with serve(tiny_repository, *options), open_http(http_path) as http:
+            assert http.post(**EMBED).status_code == 200
+            with open_stub(f"unix:{grpc_path}") as stub:
+                assert stub.ModelInfer(infer_message(IDS), timeout=30).raw_output_contents
+        assert not list(Path(name).iterdir())
+
+
+def test_clients_without_an_address_share_a_rate_limit_and_are_logged(tiny_repository: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        http_path, grpc_path = Path(name, "http.sock"), Path(name, "grpc.sock")
+        options = "--uds", str(http_path), "--grpc-uds", str(grpc_path), "--access-log-sample-rate", "1"
+        with serve(tiny_repository, *options, "--rate-limit-per-second", "0.001"):
+            with open_http(http_path) as first, open_http(http_path) as second:
+                answers = [first.post(**EMBED), second.post(**EMBED)]
+            assert [answer.status_code for answer in answers] == [200, 429]
+            with open_stub(f"unix:{grpc_path}") as stub, pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
+                stub.ModelInfer(infer_message(IDS), timeout=30)
+
+
+@pytest.mark.parametrize("option", ["--uds", "--grpc-uds"])
+def test_paths_that_cannot_be_used_are_refused_by_name(option: str, tiny_repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    long = Path("/tmp") / ("x" * (MAX_PATH_BYTES - 4))
+    for path, message in (
+        (file, f"{file} exists, and is not a socket"),
+        (tmp_path / "none/s", f"{tmp_path / 'none/s'} cannot be used: {tmp_path / 'none'} is not a folder"),
+        (long, f"{option}: the path {long} has 96 bytes; the path of a Unix socket has at most 95 bytes"),
+    ):
+        failed = start(tiny_repository, option, str(path))
+        assert (failed.returncode, failed.stderr) == (1, f"preblock: {message}\n")
+    assert file.read_text() == "mine"
+
+
+def test_grpc_socket_is_refused_for_several_workers_and_for_the_path_of_http(tiny_repository: Path) -> None:
+    failed = start(tiny_repository, "--workers", "2", "--grpc-uds", "/tmp/preblock-grpc.sock")
+    assert failed.returncode == 1
+    assert "--grpc-uds works with one worker, and workers is 2: gRPC cannot share a Unix socket" in failed.stderr
+    failed = start(tiny_repository, "--uds", "/tmp/preblock.sock", "--grpc-uds", "/tmp/preblock.sock")
+    assert failed.returncode == 1
+    assert "--uds and --grpc-uds are both /tmp/preblock.sock; each needs its own socket" in failed.stderr
+
+
+def test_the_mode_of_a_socket_follows_the_umask(folder: Path) -> None:
+    for mask, mode in ((0o077, 0o700), (0o007, 0o770)):
+        path, before = folder / f"mode{mask}", os.umask(mask)
+        try:
+            with UnixListener("uds", path) as listener:
+                assert not path.exists()
+                listener.listen(1)
+                assert stat.S_IMODE(path.stat().st_mode) == mode
+        finally:
+            os.umask(before)
+        assert not path.exists()
+
+
+def test_two_servers_that_start_together_do_not_replace_each_other(folder: Path) -> None:
+    path = folder / "race"
+    with UnixListener("uds", path) as first:
+        with UnixListener("uds", path) as second:
+            first.listen(1)
+            with pytest.raises(Invalid, match=r"is already in use$"):
+                second.listen(1)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_the_end_of_a_server_leaves_the_socket_of_another(folder: Path) -> None:
+    path = folder / "other"
+    with UnixListener("uds", path) as ours:
+        ours.listen(1)
+        path.unlink()
+        with UnixListener("uds", path) as other:
+            other.listen(1)
+            ours.__exit__()
+            assert path.is_socket()
+
+
+def test_a_server_with_a_full_queue_is_live(folder: Path) -> None:
+    path = folder / "full"
+    with UnixListener("uds", path) as listener:
+        listener.listen(0)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            with pytest.raises(Invalid, match=r"is already in use$"):
+                UnixListener("uds", path)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # httpcore does not close a socket without a connection
+def test_client_names_the_path_of_a_missing_socket(folder: Path) -> None:
+    address = f"http+unix://{quote(str(folder / 'none'), safe='')}/prefix"
+    with preblock.connect(address, retries=0) as client:
+        with pytest.raises(ConnectionFailed, match=f"cannot connect to {folder / 'none'} "):
+            client.embed(IDS, model="gpt")
+        with pytest.raises(ConnectionFailed, match=f"no connection to {folder / 'none'} "):
+            client.decode("gpt", rows=1).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "message"),
+    [
+        ("http+unix:///run/a.sock", "an absolute path with %2F for each /"),
+        ("http+unix://a.sock", "an absolute path with %2F for each /"),
+        ("ftp+unix://%2Frun%2Fa.sock", "expected http://… or https://…"),
+        (["http+unix://%2Frun%2Fa.sock", "http://b"], "expected one address, or several of TCP"),
+    ],
+)
+def test_malformed_addresses_of_sockets_are_refused(addresses: str | list[str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        preblock.connect(addresses)
