@@ -28,8 +28,10 @@ def test_discovery_finds_the_row_of_the_table(name: str, tmp_path: Path) -> None
     row = read_frontend(tmp_path, side).eval()
     found = discover(tmp_path, json.loads((tmp_path / "config.json").read_text()), side).frontend
     assert [step.kind for step in found.config.steps] == [step.kind for step in row.config.steps]
-    assert (found.config.counts, found.config.lookup) == (row.config.counts, row.config.lookup)
-    assert found.config.consumer_scales in (None, row.config.consumer_scales)
+    assert found.config.counts == row.config.counts
+    if found.config.consumer_scales is not None:  # None if the library does not run on `inputs_embeds` alone
+        given = found.config.lookup, found.config.consumer_scales
+        assert given == (row.config.lookup, row.config.consumer_scales)
     ids = torch.arange(3, 11).unsqueeze(0)
     with torch.inference_mode():
         assert torch.equal(found(ids), row(ids))
