@@ -29,7 +29,7 @@ class LoadTarget:
         version: version of the model; default the highest.
 
     Raises:
-        RequestError: `url` is not an HTTP URL, or `key` cannot be sent.
+        RequestError: `url` is not an HTTP URL of TCP, or `key` cannot be sent.
 
     """
 
@@ -41,7 +41,8 @@ class LoadTarget:
         grpc_port: int | None = None,
         version: int | None = None,
     ) -> None:
-        read_access(url, 0, key)
+        if read_access(url, 0, key).uds is not None:
+            raise invalid("url", url, "an address of TCP, http://… or https://…")
         self.url, self.model, self.key, self.grpc_port, self.version = url, model, key, grpc_port, version
         self.address = httpx.URL(url)
         secure = self.address.scheme == "https"

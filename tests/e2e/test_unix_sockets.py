@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import preblock
+from preblock.bench.workload import LoadTarget
 from preblock.client.errors import ConnectionFailed, RequestError
 from preblock.service.core.errors import Invalid
 from preblock.service.server.unix_socket import MAX_PATH_BYTES, UnixListener
@@ -247,3 +248,8 @@ def test_client_names_the_path_of_a_missing_socket(folder: Path) -> None:
 def test_malformed_addresses_of_sockets_are_refused(addresses: str | list[str], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         preblock.connect(addresses)
+
+
+def test_bench_refuses_the_address_of_a_socket() -> None:
+    with pytest.raises(RequestError, match="expected an address of TCP"):
+        LoadTarget("http+unix://%2Frun%2Fa.sock", "gpt")
