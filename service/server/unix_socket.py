@@ -15,7 +15,7 @@ MAX_PATH_BYTES = 95
 
 
 def check_unix(field: str, path: Path) -> None:
-    """Check that a server can listen at `path`.
+    """Check a path for a server to listen at.
 
     Raises:
         Invalid: the path is too long, a live server has it, or it cannot be used; `field` names the setting.
@@ -47,9 +47,10 @@ def check_unix(field: str, path: Path) -> None:
 
 
 class UnixListener:
-    """A socket for `path`, to close by `with`. The path appears when the socket listens.
+    """A socket for `path`, to close by `with`.
 
-    So a socket at a path that refuses connections belongs to a dead server, never to one that starts.
+    Its file has a temporary name until the socket listens. A socket at `path` without a listener therefore belongs to a
+    dead server, never to a starting one.
 
     Args:
         field: the setting, for messages.
