@@ -99,6 +99,8 @@ def test_stream_resumes_on_other_servers_at_its_offset(
     [
         ([], "url: got no address, expected one address or more"),
         (["http://a", "https://b"], "url: got addresses with http:// and with https://, expected one of both for all"),
+        (["http+unix://%2Fa", "http://b"], "url: got several addresses, one with http\\+unix://, expected one address"),
+        (["http+unix://a"], "url: got http\\+unix://a, expected an absolute path with %2F for each /"),
         (["http://a", "b"], "url: got b, expected http://… or https://…"),
     ],
 )

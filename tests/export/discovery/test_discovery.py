@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from preblock.export.discovery.discovery import Discovery, discover
+from preblock.export.discovery.discovery import Discovery, discover, files_discovered
 from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.library import library_version
 from preblock.export.errors import ExportError
@@ -225,3 +225,15 @@ def test_transformers_is_needed_for_discovery_only(
         save("helium", folder)
     result = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
     assert expected in result.stdout
+
+
+def test_only_the_shard_of_the_token_table_is_needed(tmp_path: Path) -> None:
+    document = save("helium", tmp_path)
+    head_class("helium").from_pretrained(tmp_path).save_pretrained(tmp_path, max_shard_size="1KB")
+    (tmp_path / "model.safetensors").unlink()
+    files = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    for file in set(files.values()):
+        (tmp_path / file).unlink()  # the files need not be there yet
+    needed = files_discovered(tmp_path, document)
+    assert needed == [files["model.embed_tokens.weight"]]
+    assert len(set(files.values())) > 2

@@ -1,5 +1,8 @@
 """Metrics of processes and of the build, and OpenMetrics. Oracles: prometheus-client's parsers, and proc(5)."""
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -10,6 +13,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from preblock.service.observability.process_metrics import read_usage, version_of
 from tests.support.processes import fork_servers, status_bytes, workers
 from tests.support.scrapes import samples_of
 from tests.support.servers import Server, serve
@@ -71,3 +75,18 @@ def test_openmetrics_has_units_and_no_created_series(running: Server) -> None:
         httpx.get(f"{running.address}/metrics").text + httpx.get(f"{running.address}/metrics", headers=OPENMETRICS).text
     )
     assert "_created" not in text
+
+
+def test_usage_of_an_ended_process_is_unknown() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    assert read_usage(ended.pid) is None
+    usage = read_usage(os.getpid())
+    assert usage is not None
+    assert usage.resident_bytes == pytest.approx(status_bytes(os.getpid(), "VmRSS"), rel=0.1)
+    assert usage.open_fds > 2
+
+
+def test_version_is_that_of_the_first_installed_package() -> None:
+    assert version_of("a-package-that-is-not-installed", "numpy") == version("numpy")
+    assert version_of("a-package-that-is-not-installed") == ""
