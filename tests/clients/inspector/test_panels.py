@@ -11,7 +11,7 @@ import pytest
 
 from preblock.service.core.auth import new_key
 from tests.clients.browser import CHROMIUM, Page, browsing
-from tests.clients.inspector import (
+from tests.clients.inspector.controls import (
     check_accessibility,
     check_events,
     choose,
