@@ -11,6 +11,7 @@ from tests.support.paths import ROOT
 from tests.support.servers import Server
 
 AXE = ROOT / "tests/clients/accessibility/node_modules/axe-core/axe.min.js"
+PANELS = ("identity", "embed", "positions", "decode", "neighbours")
 
 
 def text(page: Page, name: str) -> str:

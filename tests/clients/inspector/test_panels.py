@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -10,15 +9,14 @@ import numpy as np
 import pytest
 
 from preblock.service.core.auth import new_key
-from tests.clients.browser import CHROMIUM, Page, browsing
+from tests.clients.browser import CHROMIUM, Page
 from tests.clients.inspector.controls import (
-    check_accessibility,
+    PANELS,
     check_events,
     choose,
     fill,
     load,
     pixels,
-    press,
     submit,
     text,
     use_stream,
@@ -29,34 +27,7 @@ from tests.support.servers import Server, serve
 
 MAX_LOADED_BYTES = 150_000
 ROTARY = {"rotary_cos", "rotary_sin", "rotary_cos_near", "rotary_sin_near"}
-PANELS = ("identity", "embed", "positions", "decode", "neighbours")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
-
-
-@pytest.fixture(scope="module")
-def inspected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Serve models of every kind: segments and text, learned positions, rotary, biases, images."""
-    root = tmp_path_factory.mktemp("inspected")
-    stored = {"bert": "bert", "gpt": "gpt", "rotary": "rotary", "t5": "t5", "alibi": "alibi", "vit": "vit"}
-    for name, source in stored.items():
-        copy_artifact(source, root, name)
-    copy_artifact("bert-again", root, "bert")
-    with serve(root) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browsing("about:blank", tmp_path_factory.mktemp("profile")) as page:
-        yield page
-
-
-@pytest.fixture
-def page(browser: Page, inspected: Server) -> Page:
-    browser.events.clear()
-    load(browser, inspected)
-    browser.wait_for("document.getElementById('version').value")
-    return browser
 
 
 def test_first_view_is_small_and_needs_no_other_origin(page: Page, inspected: Server) -> None:
@@ -245,44 +216,6 @@ def test_nearest_tokens_are_those_of_the_api(page: Page, inspected: Server) -> N
     page.wait_for("document.getElementById('neighbours-error').innerText")
     assert "id: got 99, expected 0 to 6" in text(page, "neighbours-error")
     assert text(page, "nearest") == ""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 1280])
-def test_every_width_and_colour_is_accessible(width: int, scheme: str, page: Page) -> None:
-    page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
-    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    choose(page, "bert")
-    submit(page, "embed")
-    submit(page, "open")
-    submit(page, "neighbours")
-    page.wait_for("!document.getElementById('embed-result').hidden && !document.getElementById('stream').hidden")
-    page.wait_for("document.getElementById('nearest').children.length")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    check_accessibility(page)
-    page.call("Emulation.clearDeviceMetricsOverride")
-
-
-def test_keyboard_reaches_every_control(page: Page) -> None:
-    choose(page, "gpt")
-    submit(page, "embed")
-    submit(page, "open")
-    page.wait_for("!document.getElementById('stream').hidden && !document.getElementById('embed-result').hidden")
-    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
-    controls = set(
-        page.evaluate("""Array.from(document.querySelectorAll(
-            "select, textarea, button, input:not([type=radio])"), (control) => control)
-            .filter((control) => control.checkVisibility()).map((control, place) => control.dataset.place = place)""")
-    )
-    reached = set()
-    for _ in range(2 * len(controls) + 40):
-        press(page, "Tab", 9)
-        place = page.evaluate("document.activeElement.dataset.place ?? null")
-        if place is not None:
-            reached.add(int(place))
-            visible = "document.activeElement.matches(':focus-visible')"
-            assert page.evaluate(visible)
-    assert reached == controls
 
 
 def test_key_stays_in_memory_and_streams_by_requests(browser: Page, tiny_repository: Path, tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""One server and one browser for all tests of the inspector."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clients.browser import Page, browsing
+from tests.clients.inspector.controls import load
+from tests.support.artifacts import copy_artifact
+from tests.support.servers import Server, serve
+
+
+@pytest.fixture(scope="package")
+def inspected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Serve models of every kind: segments and text, learned positions, rotary, biases, images."""
+    root = tmp_path_factory.mktemp("inspected")
+    stored = {"bert": "bert", "gpt": "gpt", "rotary": "rotary", "t5": "t5", "alibi": "alibi", "vit": "vit"}
+    for name, source in stored.items():
+        copy_artifact(source, root, name)
+    copy_artifact("bert-again", root, "bert")
+    with serve(root) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browsing("about:blank", tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page, inspected: Server) -> Page:
+    browser.events.clear()
+    load(browser, inspected)
+    browser.wait_for("document.getElementById('version').value")
+    return browser

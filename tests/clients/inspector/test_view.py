@@ -1,0 +1,86 @@
+"""The look of the inspector: its width, colours, accessibility and use by keyboard, and what a screenshot shows."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tests.clients.browser import CHROMIUM, Page
+from tests.clients.inspector.controls import PANELS, check_accessibility, choose, press, submit
+from tests.clients.inspector.screenshots import count_colours, find_panels, rectangles, take_screenshot
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_every_width_and_colour_is_accessible(width: int, scheme: str, page: Page) -> None:
+    page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    choose(page, "bert")
+    submit(page, "embed")
+    submit(page, "open")
+    submit(page, "neighbours")
+    page.wait_for("!document.getElementById('embed-result').hidden && !document.getElementById('stream').hidden")
+    page.wait_for("document.getElementById('nearest').children.length")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    check_accessibility(page)
+    page.call("Emulation.clearDeviceMetricsOverride")
+
+
+@pytest.mark.parametrize("width", [320, 1280])
+def test_screenshots_show_every_panel_in_both_colours(width: int, page: Page) -> None:
+    choose(page, "bert")
+    submit(page, "embed")
+    submit(page, "neighbours")
+    for name in ("embed-result", "positions-result"):
+        page.wait_for(f"!document.getElementById('{name}').hidden")
+    for name in ("nearest", "heatmap-words"):
+        page.wait_for(f"document.getElementById('{name}').innerText")
+    page.call("Emulation.setScrollbarsHidden", hidden=True)
+    structures = []
+    for scheme, colour, page_colour in (("light", (245, 247, 248), (255,) * 3), ("dark", (29, 35, 39), (20, 24, 27))):
+        page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        pixels = take_screenshot(page)
+        assert pixels.shape[1] == width
+        panels = find_panels(pixels, colour)
+        assert len(panels) == len(PANELS)
+        for above, below in pairwise(panels):  # panels do not overlap: only the page and borders lie between
+            between = (above[0] + 8, above[3] + 3, above[2] - 8, below[1] - 3)
+            assert count_colours(pixels, between) == 1
+            assert tuple(pixels[between[1], between[0]]) == page_colour
+        expected = rectangles(page, "main > section")
+        assert np.abs(np.array(panels) - np.array(expected)).max() <= 2, (panels, expected)
+        pictures = rectangles(page, "canvas")
+        counts = [count_colours(pixels, picture) for picture in pictures]
+        assert len(counts) == 3
+        assert counts[0] >= 2  # the ruler; the others are heat maps
+        assert min(counts[1:]) >= 4
+        assert all(count_colours(pixels, panel) > 3 for panel in panels)
+        structures.append(panels)
+    assert structures[0] == structures[1]
+    page.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_keyboard_reaches_every_control(page: Page) -> None:
+    choose(page, "gpt")
+    submit(page, "embed")
+    submit(page, "open")
+    page.wait_for("!document.getElementById('stream').hidden && !document.getElementById('embed-result').hidden")
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    controls = set(
+        page.evaluate("""Array.from(document.querySelectorAll(
+            "select, textarea, button, input:not([type=radio])"), (control) => control)
+            .filter((control) => control.checkVisibility()).map((control, place) => control.dataset.place = place)""")
+    )
+    reached = set()
+    for _ in range(2 * len(controls) + 40):
+        press(page, "Tab", 9)
+        place = page.evaluate("document.activeElement.dataset.place ?? null")
+        if place is not None:
+            reached.add(int(place))
+            visible = "document.activeElement.matches(':focus-visible')"
+            assert page.evaluate(visible)
+    assert reached == controls
