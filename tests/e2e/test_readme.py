@@ -1,5 +1,6 @@
 """Every command and snippet of the documents, run; its addresses are those of a real server of the same models."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from preblock.service.core.auth import read_keys
 from preblock.service.core.settings import Settings
@@ -30,6 +33,16 @@ ELSEWHERE = {
     "make serve\n": "test_serve_commands_of_the_documents_start_a_server below",
     "preblock serve": "test_serve_commands_of_the_documents_start_a_server below",
     "make test": "this is one of its runs",
+    "make reliability": "takes hours; its tests run for seconds in tests/reliability",
+    "python -m benchmarks": "measures, and takes minutes",
+    ".venv/bin/python examples/choose_positions.py": "tests/e2e/test_position_examples.py",
+    "preblock inspect gemma": "tests/cli/test_artifacts.py, on an artifact with an embedding scale",
+    "curl http://127.0.0.1:8000/models/mine": "deploy/smoke.sh exports this model",
+    "preblock export trained": "test_trained_module_of_the_documents_is_served below",
+    'echo \'{"data"': "the package of perf_analyzer holds no program",
+    "perf_analyzer": "the package of perf_analyzer holds no program",
+    "genai-perf": "genai-perf runs perf_analyzer",
+    "from langchain_openai": "tests/clients/test_other_clients.py, in an environment of its own",
     "docker compose": "deploy/smoke.sh, which needs a container engine",
     "docker run": "deploy/smoke.sh, which needs a container engine",
     "deploy/roll.sh": "deploy/smoke.sh, which needs a container engine",
@@ -38,9 +51,14 @@ ELSEWHERE = {
     "preblock export gpt2-small\npreblock export ./my-bert": "needs a model hub; tests/export/test_hub.py has one",
 }
 """Begin of a block that this file does not run as it stands, and the test or the reason instead."""
-SHELL = [(name, code) for name, language, code in BLOCKS if language == "sh" and not code.startswith(tuple(ELSEWHERE))]
-PYTHON = [(name, code) for name, language, code in BLOCKS if language == "python"]
-TOML = [code for _, language, code in BLOCKS if language == "toml"]
+HERE = [block for block in BLOCKS if not block[2].startswith(tuple(ELSEWHERE))]
+SHELL = [(name, code) for name, language, code in HERE if language == "sh"]
+PYTHON = [(name, code) for name, language, code in HERE if language == "python"]
+TOML = [(name, code) for name, language, code in BLOCKS if language == "toml"]
+CUSTOM = [code for name, code in TOML if name.startswith("docs/front-ends.md")]
+"""A custom front-end, and a table of rotary outputs to add to it."""
+ROTARY = '[[steps]]\nkind = "tokens"\nweight = "embed.weight"\n[[rotary]]\nlayout = "half"\ndim = 128\n'
+"""The front-end of the snippet on rotary outputs."""
 
 
 def run(arguments: list[str], cwd: Path) -> str:
@@ -54,6 +72,12 @@ def test_every_kind_of_block_is_run() -> None:
     assert {language for _, language, _ in BLOCKS} == {"sh", "python", "toml", "yaml"}
     for beginning in ELSEWHERE:
         assert any(code.startswith(beginning) for _, _, code in BLOCKS), beginning
+
+
+def test_every_snippet_is_fenced() -> None:
+    for page in (*DOCUMENTS, *OTHER_TESTS):
+        text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        assert not re.search(r"\n\n    \S.*", text), page
 
 
 @pytest.fixture
@@ -91,17 +115,47 @@ def test_shell_blocks_run(code: str, server: Server, folder: Path) -> None:
 
 @pytest.mark.parametrize("code", [code for _, code in PYTHON], ids=[name for name, _ in PYTHON])
 def test_python_blocks_run(code: str, server: Server, folder: Path) -> None:
+    if "model_repository/mine" in code:
+        save_custom(folder / "checkpoint", ROTARY)
+        run(["preblock", "export", "checkpoint", "--name", "mine"], folder)
     local = code.replace("127.0.0.1:8000", server.address.removeprefix("http://"))
     local = local.replace("127.0.0.1:8001", server.grpc)
     output = run([sys.executable, "-W", "error", "-c", local], folder)
     if "plots.save" in code:
         assert [*folder.glob("*.svg")]
+    elif "save_frontend" in code:
+        assert (folder / "trained/frontend.toml").is_file()
     else:
         assert output.strip()
 
 
+def test_trained_module_of_the_documents_is_served(folder: Path) -> None:
+    (train,) = (code for name, _, code in BLOCKS if "save_frontend" in code and name.startswith("docs/"))
+    (serve,) = (code for _, _, code in BLOCKS if code.startswith("preblock export trained"))
+    run([sys.executable, "-W", "error", "-c", train], folder)
+    assert "bit for bit" in run(["bash", "-euo", "pipefail", "-c", serve], folder)
+
+
+def save_custom(folder: Path, description: str) -> None:
+    """Write a custom front-end and the tensors of the documents' one into a folder."""
+    folder.mkdir()
+    (folder / "frontend.toml").write_text(description)
+    rows = {"embed": 100, "positions": 512, "sentences": 8, "words": 16}
+    tables = {f"{name}.weight": torch.randn(count, 8) for name, count in rows.items()}
+    save_file(tables | {"norm.weight": torch.ones(8), "norm.bias": torch.zeros(8)}, folder / "model.safetensors")
+
+
+def test_custom_front_end_of_the_documents_is_exported(tmp_path: Path) -> None:
+    save_custom(tmp_path / "checkpoint", "".join(CUSTOM))
+    run(["preblock", "export", "checkpoint", "--name", "mine"], tmp_path)
+    manifest = json.loads((tmp_path / "model_repository/mine/1/manifest.json").read_bytes())
+    steps = ["tokens", "scale", "positions", "levels", "norm"]
+    assert [step["kind"] for step in manifest["front_end"]["steps"]] == steps
+    assert [rotary["name"] for rotary in manifest["front_end"]["rotary"]] == ["local"]
+
+
 def test_toml_blocks_are_valid_settings_and_keys(tmp_path: Path) -> None:
-    settings, keys = TOML
+    settings, keys = (code for _, code in TOML if code not in CUSTOM)
     assert set(tomllib.loads(settings)) <= set(Settings.model_fields)
     (tmp_path / "keys.toml").write_text(keys)
     assert [key.name for key in read_keys(tmp_path / "keys.toml")] == ["alice"]
