@@ -67,7 +67,8 @@ class Front(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.client = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
-        self.scheduler = ReadScheduler(transport, ReadTurns.of(self.app_state, self.loop), self.reader.read)
+        turns, reader = ReadTurns.of(self.app_state, self.loop), self.reader
+        self.scheduler = ReadScheduler(transport, turns, reader.read, lambda: reader.body_bytes)
         self._connections.add(self)
         self.reader.wait_for_head()
 

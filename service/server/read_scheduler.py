@@ -4,7 +4,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
+
+from preblock.service.core.body_memory import LARGE_BODY_BYTES
 
 CHUNK_BYTES = 2**14
 """A chunk holds at most thousands of requests or frames."""
@@ -15,6 +19,9 @@ MAX_ITERATION_SECONDS = 0.001
 class ReadTurns:
     """Lets connections with large input take turns, a chunk each.
 
+    Every second turn belongs to the large message with the most bytes received. So large messages end one after
+    another, instead of all at once, and few of them occupy memory. A slow client delays nobody: it waits for no turn.
+
     Args:
         loop: of the connections.
 
@@ -23,6 +30,9 @@ class ReadTurns:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[ReadScheduler] = deque()
+        self._large: list[tuple[int, int, ReadScheduler]] = []  # heap; the counter keeps equal sizes in order
+        self._counter = count()
+        self._is_large_next = False
         self._is_scheduled = False
         self._deadline: float | None = None
         """Of this iteration of the loop; None if it has read nothing."""
@@ -35,18 +45,29 @@ class ReadTurns:
 
     def add(self, scheduler: "ReadScheduler") -> None:
         """Read the input of a connection in the next iteration of the loop."""
-        self._waiting.append(scheduler)
+        self._add(scheduler)
         self._schedule()
+
+    def _add(self, scheduler: "ReadScheduler") -> None:
+        received = scheduler.message_bytes()
+        if received < LARGE_BODY_BYTES:
+            self._waiting.append(scheduler)
+        else:
+            heappush(self._large, (-received, next(self._counter), scheduler))
+
+    def _next(self) -> "ReadScheduler":
+        self._is_large_next = bool(self._large) and (not self._is_large_next or not self._waiting)
+        return heappop(self._large)[2] if self._is_large_next else self._waiting.popleft()
 
     def read(self) -> None:
         """Read waiting input now, if this iteration of the loop has time left."""
         if self._deadline is None:
             self._deadline = time.perf_counter() + MAX_ITERATION_SECONDS
             self._schedule()
-        while self._waiting and time.perf_counter() < self._deadline:
-            scheduler = self._waiting.popleft()
+        while (self._waiting or self._large) and time.perf_counter() < self._deadline:
+            scheduler = self._next()
             if scheduler.read_chunk():
-                self._waiting.append(scheduler)
+                self._add(scheduler)
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -55,7 +76,7 @@ class ReadTurns:
 
     def _begin(self) -> None:
         self._is_scheduled, self._deadline = False, None
-        if self._waiting:
+        if self._waiting or self._large:
             self.read()
 
 
@@ -66,11 +87,19 @@ class ReadScheduler:
         transport: of the connection.
         turns: of all connections.
         read: receives one chunk.
+        message_bytes: returns the bytes received of an incomplete message.
 
     """
 
-    def __init__(self, transport: asyncio.Transport, turns: ReadTurns, read: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        turns: ReadTurns,
+        read: Callable[[bytes], None],
+        message_bytes: Callable[[], int],
+    ) -> None:
         self._transport, self._turns = transport, turns
+        self.message_bytes = message_bytes
         self._read: Callable[[bytes], None] | None = read
         self.rest = memoryview(b"")
         self.paused = False

@@ -26,6 +26,7 @@ class RequestReader:
     Attributes:
         between_requests: whether no byte of the next request has arrived.
         incomplete_bytes: bytes since the last complete head, body chunk or request.
+        body_bytes: bytes received of an incomplete body.
         ended: whether no request follows: the input is malformed, or belongs to a WebSocket.
 
     """
@@ -33,7 +34,7 @@ class RequestReader:
     def __init__(self, connection: "Front") -> None:
         self._connection = connection
         self.between_requests = True
-        self.incomplete_bytes = 0
+        self.incomplete_bytes = self.body_bytes = 0
         self.ended = False
         self._incoming = IncomingRequest(0.0)
         self._first_input = b""  # first bytes received for the incoming request, if at most CHUNK_BYTES
@@ -114,11 +115,13 @@ class RequestReader:
     def on_body(self, body: bytes) -> None:
         """Read a chunk of the body."""
         self.incomplete_bytes = 0
+        self.body_bytes += len(body)
         self._connection.receive_body(self._incoming, body)
 
     def on_message_complete(self) -> None:
         """Read the end of a request."""
-        self.incomplete_bytes, self.between_requests = 0, True
+        self.incomplete_bytes = self.body_bytes = 0
+        self.between_requests = True
         incoming, first_input, self._first_input = self._incoming, self._first_input, b""
         incoming.complete = True
         self._connection.complete(incoming, first_input)

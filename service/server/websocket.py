@@ -51,9 +51,12 @@ class WebSocket(asyncio.Protocol):
         self._app, self._streams = config.loaded_app, app_state.get("streams")
         self._bodies: BodyMemory | None = app_state.get("bodies")
         self._tasks, self._connections = server_state.tasks, connections_of(server_state)
-        self._scheduler = ReadScheduler(transport, ReadTurns.of(app_state, loop), self._read)
+        self._frames = frames = FrameTracker()
+        turns = ReadTurns.of(app_state, loop)
+        self._scheduler = ReadScheduler(
+            transport, turns, self._read, lambda: 0 if frames.between_messages else frames.received
+        )
         self._steps = StepLane(transport, loop, self._update_reading)
-        self._frames = FrameTracker()
         self._loop = loop
         self._accepted = self._ended = self._closing = False
         self._inner_paused = self._write_paused = False

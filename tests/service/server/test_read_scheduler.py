@@ -1,0 +1,69 @@
+"""Order in which connections with large input are read."""
+
+import asyncio
+
+from preblock.service.core.body_memory import LARGE_BODY_BYTES
+from preblock.service.server.read_scheduler import CHUNK_BYTES, ReadScheduler, ReadTurns
+
+CHUNKS = 64
+LAST = -CHUNKS * CHUNK_BYTES
+"""Size before the input of a message that stays small."""
+
+
+class Connection(asyncio.Transport):
+    """A connection with input; it records its name for each chunk read.
+
+    Args:
+        name: the name.
+        turns: of all connections.
+        received: bytes of its message before the input.
+        chunks: names of all connections, in the order of their chunks.
+
+    """
+
+    def __init__(self, name: str, turns: ReadTurns, received: int, chunks: list[str]) -> None:
+        super().__init__()
+        self._name, self._received, self._chunks = name, received, chunks
+        self.scheduler = ReadScheduler(self, turns, self._read, lambda: self._received)
+        self.scheduler.pause()
+        self.scheduler.feed(bytes(CHUNKS * CHUNK_BYTES))
+
+    def _read(self, data: bytes) -> None:
+        self._received += len(data)
+        self._chunks.append(self._name)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+async def read_all(received: dict[str, int]) -> list[str]:
+    """Return the names of connections in the order of their chunks, by the bytes that each received before."""
+    turns = ReadTurns(asyncio.get_running_loop())
+    chunks: list[str] = []
+    connections = [Connection(name, turns, size, chunks) for name, size in received.items()]
+    for connection in connections:
+        connection.scheduler.resume()
+    while len(chunks) < CHUNKS * len(connections):
+        await asyncio.sleep(0)
+    return chunks
+
+
+def test_largest_message_is_read_to_its_end_first() -> None:
+    chunks = asyncio.run(read_all({"third": LARGE_BODY_BYTES, "first": 2**24, "second": 2**23}))
+    assert chunks == ["first"] * CHUNKS + ["second"] * CHUNKS + ["third"] * CHUNKS
+
+
+def test_small_message_has_every_second_turn() -> None:
+    chunks = asyncio.run(read_all({"large": 2**24, "larger": 2**25, "small": LAST}))
+    assert chunks[: 2 * CHUNKS] == ["larger", "small"] * CHUNKS
+    assert chunks[2 * CHUNKS :] == ["large"] * CHUNKS
+
+
+def test_small_messages_take_turns() -> None:
+    assert asyncio.run(read_all({"a": LAST, "b": LAST, "c": LAST})) == ["a", "b", "c"] * CHUNKS
