@@ -8,6 +8,7 @@ from preblock.service.codecs.arrays import npy_header
 from preblock.service.codecs.chunks import Part, as_bytes
 from preblock.service.codecs.native_json import MAX_HEADER_ROWS
 from preblock.service.codecs.native_json_response import build_document, write_json_parts
+from preblock.service.codecs.output_uses import use_of
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.safetensors import write_result
 from preblock.service.core.results import EmbedResult, Result
@@ -44,6 +45,7 @@ def _headers(model: str, version: int, output: str, shape: tuple[int, ...], dtyp
         b"preblock-model": model,
         b"preblock-version": str(version),
         b"preblock-output": output,
+        b"preblock-use-as": use_of(output),
         b"preblock-shape": ",".join(map(str, shape)),
         b"preblock-dtype": dtype,
     }

@@ -39,8 +39,8 @@ METHODS = ("GET", "HEAD", "POST")
 MODEL_CHANGES = "/v2/repository/"
 """Path prefix of requests that can change the served models."""
 EXPOSED_HEADERS = (
-    *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Shape", "Preblock-Dtype"),
-    *("Preblock-Next-Offset", "Preblock-Lengths", "Preblock-Truncated"),
+    *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Use-As"),
+    *("Preblock-Shape", "Preblock-Dtype", "Preblock-Next-Offset", "Preblock-Lengths", "Preblock-Truncated"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Response headers readable by a web page."""

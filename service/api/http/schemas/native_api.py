@@ -197,6 +197,7 @@ ARRAYS = {BYTES: BINARY, NPY: BINARY, SAFETENSORS: BINARY}
 QUERY_FIELDS = ("offset", "text", "truncate", "pooling", "output", "dtype", "encoding")
 ROW_HEADERS = {
     "Preblock-Output": "Name of the output in a binary body.",
+    "Preblock-Use-As": "Use of the output, such as: input of block 0.",
     "Preblock-Shape": "Sizes of a binary body, separated by commas.",
     "Preblock-Dtype": "Type of the values in a binary body.",
     "Preblock-Model": "Name of the model, with a binary body.",

@@ -33,8 +33,9 @@ def test_one_output_stands_under_its_name(tiny: httpx.Client, tables: Tables, ou
     assert decoded(answer[output], answer["shape"]).tobytes() == expected(tables)[output].tobytes()
     assert "outputs" not in answer
     headers = {"Accept": "application/octet-stream"}
+    use = answer["use_as"]
     answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": output}, headers=headers)
-    assert answer.headers["Preblock-Output"] == output
+    assert (answer.headers["Preblock-Output"], answer.headers["Preblock-Use-As"]) == (output, use)
     assert answer.content == expected(tables)[output].tobytes()
 
 
