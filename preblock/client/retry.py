@@ -9,6 +9,8 @@ from preblock.client.errors import ClientError, ServiceError, of_problem
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 30.0
 BUSY_STATUSES = (429, 503)
+PROXY_STATUSES = (500, 502)
+"""A proxy answers so if its server dies during a request: HAProxy and nginx with 502, Ray Serve with 500."""
 
 
 def pause(error: ClientError, attempt: int) -> float | None:
@@ -22,7 +24,9 @@ def pause(error: ClientError, attempt: int) -> float | None:
 def of_response(status: int, headers: Mapping[str, str], body: bytes | bytearray) -> ServiceError:
     """Return the error of an HTTP response; `headers` ignores the case of names."""
     error = of_problem(status, body)
-    if status in BUSY_STATUSES:
+    # Every error of the service has a `type`, or in the Open Inference Protocol an `error`.
+    from_proxy = error.problem.keys().isdisjoint(("type", "error"))
+    if status in BUSY_STATUSES or (status in PROXY_STATUSES and from_proxy):
         error.retry_after = _read_retry_after(headers.get("Retry-After", "0"))
     return error
 

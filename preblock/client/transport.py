@@ -10,7 +10,7 @@ import httpx
 
 from preblock.client.access import Replicas, ServerAccess
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
-from preblock.client.retry import BUSY_STATUSES, of_response
+from preblock.client.retry import of_response
 
 
 class _Exchange:
@@ -55,12 +55,13 @@ class _Exchange:
         return failure
 
     def _checked(self, server: ServerAccess, response: httpx.Response, content: bytearray) -> bytearray:
-        """Return `content`, or raise the error in it; a busy server is left."""
-        if response.status_code in BUSY_STATUSES:
+        """Return `content`, or raise the error in it; after an error that a retry may mend, leave the server."""
+        if response.status_code == 200:
+            return content
+        error = of_response(response.status_code, response.headers, content)
+        if error.retry_after is not None:
             self._replicas.leave(server)
-        if response.status_code != 200:
-            raise of_response(response.status_code, response.headers, content)
-        return content
+        raise error
 
 
 class AsyncTransport(_Exchange):

@@ -50,7 +50,9 @@ def test_call_goes_to_another_server_if_one_is_down(connect: Connect, tiny_serve
 
 
 @pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("act", [BUSY, canned("429 Too Many Requests")], ids=["503", "429"])
+@pytest.mark.parametrize(
+    "act", [BUSY, canned("429 Too Many Requests"), canned("502 Bad Gateway")], ids=["503", "429", "502"]
+)
 def test_call_goes_to_another_server_if_one_is_busy(
     connect: Connect, tiny_server: Server, flaky: FlakyProxy, act: bytes, order: int
 ) -> None:

@@ -27,8 +27,18 @@ def busy(after: str | None = None) -> ClientError:
 
 @pytest.mark.parametrize(
     "act",
-    [DROP, SWALLOW, CUT, BUSY, canned("503 Service Unavailable"), canned("429 Too Many Requests")],
-    ids=range(6),
+    [
+        DROP,
+        SWALLOW,
+        CUT,
+        BUSY,
+        canned("503 Service Unavailable"),
+        canned("429 Too Many Requests"),
+        canned("502 Bad Gateway", b"<html>"),
+        canned("500 Internal Server Error", b"Internal Server Error"),
+        canned("500 Internal Server Error", b'{"message": "from a gateway"}'),
+    ],
+    ids=range(9),
 )
 def test_a_call_is_sent_again_until_it_is_answered(connect: Connect, flaky: FlakyProxy, act: str | bytes) -> None:
     flaky.script = [act, act]
@@ -45,6 +55,7 @@ def test_a_call_is_sent_again_until_it_is_answered(connect: Connect, flaky: Flak
         (CUT, "ConnectionFailed"),
         (BUSY, "Unavailable"),
         (canned("429 Too Many Requests", b"<html>"), "RateLimited"),
+        (canned("502 Bad Gateway", b"<html>"), "status 502"),
     ],
 )
 def test_retries_stop_at_the_limit(connect: Connect, flaky: FlakyProxy, act: str | bytes, kind: str) -> None:
@@ -59,13 +70,14 @@ def test_retries_stop_at_the_limit(connect: Connect, flaky: FlakyProxy, act: str
     [
         canned("400 Bad Request", b'{"type":"urn:preblock:error:Malformed","detail":"x"}'),
         canned("500 Internal Server Error", b'{"type":"about:blank","detail":"x"}'),
-        canned("502 Bad Gateway", b"<html>"),
+        canned("500 Internal Server Error", b'{"error":"x"}'),
+        canned("504 Gateway Timeout", b"<html>"),
         canned("301 Moved Permanently", b"", "Location: http://127.0.0.1:1/"),
         canned("200 OK", b"<html>hello</html>"),
         canned("200 OK", b"[1]"),
         canned("503 Service Unavailable", b"", "Retry-After: 31"),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_other_responses_are_not_retried(connect: Connect, flaky: FlakyProxy, answer: bytes) -> None:
     flaky.script = [answer] * 2
@@ -120,7 +132,8 @@ def test_cancelled_call_leaves_the_client_usable(flaky: FlakyProxy) -> None:
         (errors.ConnectionFailed("x"), 0, 0.25),
         (errors.TimedOut("x"), None, None),
         (errors.StreamClosed("x", []), None, None),
-        (of_response(500, {"Retry-After": "1"}, b""), None, None),
+        (of_response(500, {"Retry-After": "1"}, b""), 1, 1.25),
+        (of_response(500, {"Retry-After": "1"}, b'{"type": "about:blank"}'), None, None),
     ],
 )
 def test_pause_before_retry_has_jitter_within_limits(
