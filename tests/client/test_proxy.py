@@ -13,8 +13,7 @@ import pytest
 from preblock.client.errors import ServiceError
 from tests.client.conftest import Connect
 from tests.support.haproxy import haproxy, needs_haproxy
-from tests.support.paths import PREBLOCK
-from tests.support.servers import Server, free_port, read_banner
+from tests.support.servers import Server, free_port, serve_replicas
 from tests.support.waiting import wait_until
 
 SETTINGS = """
@@ -75,16 +74,12 @@ class Pair:
 
 @pytest.fixture
 def pair(tiny_repository: Path, tiny_server: Server, tmp_path: Path) -> Iterator[Pair]:
-    command = [PREBLOCK, "serve", "--repository", str(tiny_repository), "--port", "0", "--log-level", "warning"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
-        try:
-            address = read_banner(first)[1]
-            port = free_port()
-            ports = {"first": httpx.URL(address).port, "second": httpx.URL(tiny_server.address).port}
-            with haproxy(SETTINGS.format(port=port, **ports), port, tmp_path) as proxy:
-                yield Pair(proxy, first, address)
-        finally:
-            first.kill()
+    port = free_port()
+    with serve_replicas(tiny_repository, 1) as replicas:
+        ((address, first),) = replicas.items()
+        ports = {"first": httpx.URL(address).port, "second": httpx.URL(tiny_server.address).port}
+        with haproxy(SETTINGS.format(port=port, **ports), port, tmp_path) as proxy:
+            yield Pair(proxy, first, address)
 
 
 def test_call_is_sent_again_after_the_502_of_a_proxy(connect: Connect, pair: Pair, tiny_server: Server) -> None:

@@ -12,8 +12,7 @@ import pytest
 from preblock.client.errors import RequestError
 from tests.client.conftest import Connect, raises_kind
 from tests.client.flaky_proxy import STALL, FlakyProxy, canned
-from tests.support.paths import PREBLOCK
-from tests.support.servers import Server, free_port, read_banner
+from tests.support.servers import Server, free_port, serve_replicas
 
 BUSY = canned("503 Service Unavailable", b"", "Retry-After: 0")
 SEED = 0
@@ -23,14 +22,8 @@ SEED = 0
 @pytest.fixture
 def replicas(tiny_repository: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """Start three servers; a test may kill them."""
-    command = [PREBLOCK, "serve", "--repository", str(tiny_repository), "--port", "0", "--log-level", "warning"]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    try:
-        yield {read_banner(process)[1]: process for process in started}
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+    with serve_replicas(tiny_repository, 3) as started:
+        yield started
 
 
 def serves_a_stream(address: str) -> bool:

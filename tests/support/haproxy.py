@@ -1,14 +1,17 @@
 """HAProxy as a process of a test."""
 
+import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
+from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 needs_haproxy = pytest.mark.skipif(shutil.which("haproxy") is None, reason="there is no haproxy here")
@@ -28,6 +31,24 @@ def haproxy(settings: str, port: int, folder: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
+
+
+def deployed_settings(addresses: Sequence[str], port: int) -> str:
+    """Return the settings of `deploy/` for servers at known addresses, without gRPC."""
+    settings = (ROOT / "deploy/haproxy/haproxy.cfg").read_text()
+    replicas = [f"    server replica{i} {address.removeprefix('http://')}" for i, address in enumerate(addresses)]
+    edits = {
+        r"^frontend grpc\n.*": "",
+        r"^resolvers docker\n(?: .*\n)+": "",
+        r"^    server-template .*$": "\n".join(replicas),
+        r"\b127\.0\.0\.1:9999\b": f"127.0.0.1:{free_port()}",
+        r"^    bind :8080$": f"    bind 127.0.0.1:{port}",
+    }
+    for pattern, replacement in edits.items():
+        flags = re.MULTILINE | re.DOTALL if "grpc" in pattern else re.MULTILINE
+        settings, count = re.subn(pattern, replacement, settings, flags=flags)
+        assert count == 1, pattern
+    return settings
 
 
 def _listens(port: int, process: "subprocess.Popen[bytes]") -> bool:

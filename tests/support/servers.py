@@ -96,6 +96,19 @@ def serve(repository: Path, *options: str, **environment: str) -> Iterator[Serve
 
 
 @contextmanager
+def serve_replicas(repository: Path, count: int) -> Iterator[dict[str, "subprocess.Popen[str]"]]:
+    """Serve `repository` from `count` processes, by address. A test may kill them; their ends are not checked."""
+    command = [PREBLOCK, "serve", "--repository", str(repository), "--port", "0", "--log-level", "warning"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    try:
+        yield {read_banner(process)[1]: process for process in started}
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
 def serve_asgi(name: str, repository: Path, **environment: str) -> Iterator[Server]:
     """Serve `repository` with one of ASGI_SERVERS, without gRPC, and check its log for errors."""
     port = str(free_port())
