@@ -1,4 +1,4 @@
-"""Eight replicas behind the proxy of `deploy/`, one of which is killed under load."""
+"""Eight replicas behind the proxy of `deploy/`; one is killed under load."""
 
 import signal
 import subprocess
@@ -27,7 +27,7 @@ IDS = np.arange(16 * POSITIONS).reshape(16, POSITIONS) % VOCABULARY
 PLAIN, RETRYING, STREAMS = 8, 4, 16
 """Clients without retries, clients with retries, and decode streams."""
 STUCK_SECONDS = 2
-"""A request that takes longer waits for the stopped replica."""
+"""A longer request waits for the stopped replica."""
 PAUSE_SECONDS = 0.03
 """Pause of a client between two requests."""
 pytestmark = needs_haproxy
@@ -51,9 +51,9 @@ class Load:
     """Repeats a call in a thread, and notes the failures.
 
     Attributes:
-        done: number of calls that succeeded.
-        begun: time at which the running call began.
-        failures: time at which each failed call began, with its status.
+        done: number of successful calls.
+        begun: start of the running call.
+        failures: start and status of each failed call.
 
     """
 
@@ -102,7 +102,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def infer(http: httpx.Client, fleet: Fleet) -> int:
-    """Send a request of the Open Inference Protocol, which the proxy never sends again.
+    """Send a request of the Open Inference Protocol. The proxy never sends it again.
 
     Return the status; 0 if the proxy closed the connection. It does so for a request on a connection used before.
     """
