@@ -15,7 +15,19 @@ from fastapi_offline import FastAPIOffline
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.dispatcher import STATIC_DOCUMENTS, Dispatcher
-from preblock.service.api.http.routes import bias, decode, embed, health, index, models, openai, pages, tables, v2
+from preblock.service.api.http.routes import (
+    bias,
+    decode,
+    embed,
+    health,
+    index,
+    models,
+    openai,
+    pages,
+    shared_memory,
+    tables,
+    v2,
+)
 from preblock.service.api.http.schemas.openapi import document
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
@@ -142,6 +154,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.include_router(tables.router(engine))
     app.include_router(decode.router(engine, streams, limit))
     app.include_router(v2.router(engine, inference, VERSION, limit))
+    app.include_router(shared_memory.router(engine))
     app.include_router(openai.router(engine, embeddings))
     app.include_router(health.router(engine))
     app.include_router(index.router(VERSION, settings, engine.repository.access))

@@ -81,7 +81,7 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def server(repository: Path) -> Iterator[Server]:
     """Serve that repository."""
-    with serve(repository) as running:
+    with serve(repository, "--max-shared-memory-bytes", "1048576") as running:
         yield running
 
 

@@ -25,6 +25,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("max_concurrent_streams", "stream_idle_timeout_seconds", "stream_max_lifetime_seconds"),
         *("sequence_idle_timeout_seconds", "max_sequence_rows", "max_stream_sequence_rows"),
     ),
+    "Shared memory": ("max_shared_memory_bytes", "shared_memory_idle_timeout_seconds"),
     "Security": (
         *("api_keys_file", "tls_cert_file", "tls_key", "tls_client_ca"),
         *("cors_origins", "trusted_proxies", "inspector"),

@@ -9,7 +9,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.schema_errors import explain
@@ -21,7 +21,7 @@ RELOADABLE = frozenset(
         *("max_request_tokens", "max_request_rows", "max_buffered_response_bytes", "max_concurrent_requests"),
         *("rate_limit_per_second", "max_queue_size", "queue_timeout_seconds", "max_concurrent_streams"),
         *("stream_idle_timeout_seconds", "stream_max_lifetime_seconds", "sequence_idle_timeout_seconds"),
-        *("max_sequence_rows", "max_stream_sequence_rows"),
+        *("max_sequence_rows", "max_stream_sequence_rows", "shared_memory_idle_timeout_seconds"),
     )
 )
 """Settings that take effect when the file changes; all others need a restart."""
@@ -102,6 +102,10 @@ class Settings(BaseModel):
     sequence_idle_timeout_seconds: int = Field(600, ge=1, description="Maximum time between requests of a sequence.")
     max_sequence_rows: int = Field(65536, ge=1, description="Maximum rows of all sequences of a process.")
     max_stream_sequence_rows: int = Field(4096, ge=1, description="Maximum rows of the sequences of a gRPC stream.")
+    max_shared_memory_bytes: int | None = Field(
+        None, ge=1, description="Maximum bytes of regions in shared memory, with one worker; unset: no shared memory."
+    )
+    shared_memory_idle_timeout_seconds: int = Field(600, ge=1, description="Maximum time between uses of a region.")
 
     def __init__(self, **options: Any) -> None:
         values, origins = _collect(options)
@@ -134,6 +138,14 @@ class Settings(BaseModel):
 
         """
         return Settings(**self._options)
+
+    @field_validator("max_shared_memory_bytes")
+    @classmethod
+    def _check_workers(cls, size: int | None, info: ValidationInfo) -> int | None:
+        workers = info.data.get("workers", 1)
+        if size is not None and workers > 1:  # any of them may get the request that uses a region
+            raise ValueError(f"no shared memory, because workers is {workers}; shared memory works with one worker")
+        return size
 
     @field_validator("aliases")
     @classmethod

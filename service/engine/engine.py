@@ -20,6 +20,7 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.limits import Limits
 from preblock.service.core.results import EmbedResult, Result, Tensor
 from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.shared_memory import SharedMemory
 from preblock.service.core.types import AnyRequest, Int64, PairwiseBiasRequest, StemRequest, TextRequest, TokenRequest
 from preblock.service.engine import chunking, planning
 from preblock.service.engine.admission import Admission
@@ -67,6 +68,7 @@ class Engine:
         metrics.queue_depth = scheduler.queue_depth
         self.settings = settings
         self.limits = Limits(settings)
+        self.shared_memory = SharedMemory(settings)
         self.admission = Admission(self.limits, metrics, AccessLog(settings))
 
     @property

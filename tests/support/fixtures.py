@@ -41,7 +41,7 @@ def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     root = tmp_path_factory.mktemp("examples")
     for name, stored in (("gpt2-small", "gpt"), ("minilm", "bert"), ("t5-small", "t5")):
         copy_artifact(stored, root, name)
-    with serve(root, "--model-control", "explicit") as server:
+    with serve(root, "--model-control", "explicit", "--max-shared-memory-bytes", "1048576") as server:
         yield server
 
 

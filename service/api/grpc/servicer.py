@@ -8,10 +8,12 @@ from typing import Any
 from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, MESSAGE_EXPANSION, Receive, Send
 from preblock.service.api.grpc.request_cache import CallTemplates
 from preblock.service.api.request_cache import TemplateCache
+from preblock.service.api.shared_outputs import write_shared
 from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.v2 import metadata, protobuf
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.infer import InferMessage
+from preblock.service.codecs.v2.shared_memory import region_document
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError
 from preblock.service.core.results import Result
@@ -58,7 +60,8 @@ class InferenceService:
 
     async def ServerMetadata(self, _: pb.ServerMetadataRequest) -> Any:
         """Return name, version and extensions of the server."""
-        return protobuf.write(pb.ServerMetadataResponse, metadata.server_metadata(self._version))
+        document = metadata.server_metadata(self._version, self._engine.shared_memory.allowed)
+        return protobuf.write(pb.ServerMetadataResponse, document)
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest) -> Any:
         """Return inputs and outputs of a model."""
@@ -99,6 +102,27 @@ class InferenceService:
         metadata.check_change("unload", protobuf.read_parameters(request.parameters))
         await self._engine.control.unload(request.model_name, caller())
         return pb.RepositoryModelUnloadResponse()
+
+    async def SystemSharedMemoryStatus(self, request: pb.SystemSharedMemoryStatusRequest) -> Any:
+        """Return a region of the caller, or all of them."""
+        regions = map(region_document, self._engine.shared_memory.status(request.name))
+        return protobuf.write(
+            pb.SystemSharedMemoryStatusResponse, {"regions": {item["name"]: item for item in regions}}
+        )
+
+    async def SystemSharedMemoryRegister(
+        self, request: pb.SystemSharedMemoryRegisterRequest
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Register a region of POSIX shared memory."""
+        self._engine.shared_memory.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Unregister a region of the caller, or all of them."""
+        self._engine.shared_memory.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
 
     async def ModelInfer(self, message: bytes) -> bytes:
         """Return the requested outputs, by default all outputs of tokens."""
@@ -158,18 +182,22 @@ class InferenceService:
             record.model = model.name
             schedule = self._engine.scheduler.run
             most = self._engine.limits.max_parsed_values() if isinstance(model, TokenModel) else None
-            infer = await schedule(len(message), lambda: protobuf.read_infer(parsed, model.manifest, most))
-            request = infer.request
+            shared = self._engine.shared_memory
+            infer = await schedule(len(message), lambda: protobuf.read_infer(parsed, model.manifest, most, shared.read))
+            request, options = infer.request, infer.options
+            ranges = shared.open_outputs(options.regions)
             if isinstance(request, EmbedOptions):  # a narrower dtype would run twice
-                request.in_pieces = infer.options.sequence is None and request.dtype == "float32"
-                request.whole = True
+                request.in_pieces = options.sequence is None and (request.dtype == "float32" or options.all_shared)
+                request.whole = not options.all_shared
             async with store.answer(model, request, record) as answer:
+                await write_shared(answer, infer, ranges)
                 parts = write_answer(answer, infer)
                 if answer.arrays:
                     response = await schedule(answer.size, lambda: protobuf.join_message(parts))
                 else:
                     response = await protobuf.compute_message(parts)
-        if isinstance(request, TokenRequest) and isinstance(model, TokenModel) and not infer.options.row_outputs:
+        plain = not options.row_outputs and not options.regions
+        if plain and isinstance(request, TokenRequest) and isinstance(model, TokenModel):
             self._templates.keep(protocol, message, parsed, request, model, response)
         return response
 

@@ -36,8 +36,8 @@ STATIC_DOCUMENTS = "/docs/static"
 PAGE_FILES = (f"{STATIC_DOCUMENTS}/", "/inspect/")
 """Files of the pages. A browser opens a page without a key, and the page asks for the key."""
 METHODS = ("GET", "HEAD", "POST")
-MODEL_CHANGES = "/v2/repository/"
-"""Path prefix of requests that can change the served models."""
+STATE_CHANGES = ("/v2/repository/", "/v2/systemsharedmemory/")
+"""Path prefixes of requests that can change the served models or the shared memory."""
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Use-As"),
     *("Preblock-Shape", "Preblock-Dtype", "Preblock-Next-Offset", "Preblock-Lengths", "Preblock-Truncated"),
@@ -186,7 +186,7 @@ class Dispatcher:
         """Set the caller of a request. Raise Forbidden or Unauthenticated if access is denied."""
         headers = scope["headers"]
         # Browsers let any page open a WebSocket, and send a POST whose response it cannot read.
-        changes = scope["type"] == "websocket" or scope["path"].startswith(MODEL_CHANGES)
+        changes = scope["type"] == "websocket" or scope["path"].startswith(STATE_CHANGES)
         origin = _header(headers, b"origin") if changes else None
         if origin is not None:
             self._check_origin(origin.decode("latin-1"), headers)

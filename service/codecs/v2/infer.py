@@ -22,6 +22,7 @@ from preblock.service.codecs.v2.infer_tensors import (
     InferHeader,
     InputTensor,
     attach_contents,
+    attach_shared,
     read_inputs,
     read_objects,
     read_parameters,
@@ -31,6 +32,7 @@ from preblock.service.codecs.v2.infer_tensors import (
 from preblock.service.codecs.v2.metadata import DATATYPES, TEXT, Manifests, Shapes, describe_inputs, describe_tensors
 from preblock.service.codecs.v2.parameters import InferOptions, read_options
 from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS, TEXT_OUTPUTS
+from preblock.service.codecs.v2.shared_memory import ReadShared, refuse_shared
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.types import (
     AnyRequest,
@@ -64,12 +66,16 @@ class InferMessage:
 
     @property
     def binary(self) -> Mapping[str, bool]:
-        """For each output in order, whether HTTP sends it as bytes."""
+        """For each output in order, whether it has the form of bytes over HTTP or in shared memory."""
         return self.options.binary
 
 
 def read_infer(
-    body: bytes, header_length: str | None, manifest: Manifests, max_values: int | None = None
+    body: bytes,
+    header_length: str | None,
+    manifest: Manifests,
+    max_values: int | None = None,
+    read_shared: ReadShared = refuse_shared,
 ) -> InferMessage:
     """Read an inference request.
 
@@ -78,6 +84,7 @@ def read_infer(
         header_length: value of the header with the number of bytes of the JSON; None if the body is JSON alone.
         manifest: of the model.
         max_values: maximum values in the JSON; default None: any number.
+        read_shared: reads tensors in shared memory; default: they are refused.
 
     Raises:
         TooLarge: the JSON has too many values.
@@ -96,7 +103,8 @@ def read_infer(
         else:
             header = _read_header(body[:end], manifest, max_values)
         binary = memoryview(body)[end:]
-    request = to_request(attach_contents(header, binary), header.options, manifest)
+    inputs = attach_shared(attach_contents(header, binary), read_shared)
+    request = to_request(inputs, header.options, manifest)
     return InferMessage(request, header.id, header.options)
 
 

@@ -11,6 +11,7 @@ from preblock.service.codecs.native_json_response import write_json, write_json_
 from preblock.service.codecs.v2.infer import InferMessage
 from preblock.service.codecs.v2.metadata import DATATYPES
 from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS, row_output
+from preblock.service.codecs.v2.shared_memory import range_parameters
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
 
@@ -39,7 +40,9 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
     document["outputs"], parts = [], []
     for name, datatype, tensor in list_outputs(answer, infer):
         output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": tensor.shape}
-        if infer.binary[name]:
+        if name in infer.options.regions:
+            output["parameters"] = range_parameters(infer.options.regions[name], tensor.nbytes)
+        elif infer.binary[name]:
             parts.append(as_bytes(tensor))
             output["parameters"] = {"binary_data_size": tensor.nbytes}
         elif isinstance(tensor, ChunkedTensor):

@@ -13,7 +13,9 @@ from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unkn
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.token_rows import read_floats, read_integers
 from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, InferOptions, find_ignored
+from preblock.service.codecs.v2.shared_memory import ReadShared, read_range
 from preblock.service.core.errors import Invalid, Malformed
+from preblock.service.core.shared_memory import RegionRange
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "INT64": np.dtype("<i8"),
@@ -37,6 +39,7 @@ class InputTensor(NamedTuple):
         shape: as the client declares it.
         data: a flat list from JSON, or bytes.
         size: unchecked number of bytes behind the JSON, from which `data` follows; None for other tensors.
+        shared: range in shared memory, from which `data` follows; None for other tensors.
 
     """
 
@@ -45,6 +48,7 @@ class InputTensor(NamedTuple):
     shape: tuple[int, ...]
     data: list[Any] | memoryview
     size: Any = None
+    shared: RegionRange | None = None
 
 
 class InferHeader(NamedTuple):
@@ -68,11 +72,13 @@ def read_inputs(documents: list[dict[str, Any]]) -> tuple[list[InputTensor], lis
             raise Invalid(f"{where}.shape", shape, "a list of sizes")
         parameters = read_parameters(f"{where}.parameters", document)
         ignored += find_ignored(f"{where}.parameters", parameters, INPUT_PARAMETERS)
-        size = parameters.get("binary_data_size")
-        if size is not None and "data" in document:
-            raise Invalid(where, "data and binary_data_size", "one of them")
-        data = _flatten(f"{where}.data", document.get("data")) if size is None else []
-        inputs.append(InputTensor(name, datatype, tuple(shape), data, size))
+        size, shared = parameters.get("binary_data_size"), read_range(f"{where}.parameters", parameters)
+        sources = {"data": document.get("data"), "binary_data_size": size, "shared_memory_region": shared}
+        given = [source for source, value in sources.items() if value is not None]
+        if len(given) > 1:
+            raise Invalid(where, " and ".join(given), "one of them")
+        data = [] if given and given != ["data"] else _flatten(f"{where}.data", document.get("data"))
+        inputs.append(InputTensor(name, datatype, tuple(shape), data, size, shared))
     return inputs, ignored
 
 
@@ -91,6 +97,15 @@ def attach_contents(header: InferHeader, binary: memoryview) -> list[InputTensor
     if position != len(binary):
         raise Malformed("body", f"{len(binary) - position} bytes more", "the bytes that binary_data_size declares")
     return inputs
+
+
+def attach_shared(inputs: list[InputTensor], read: ReadShared) -> list[InputTensor]:
+    """Return the tensors, with copies of their data from shared memory where they name a range."""
+    ranges = [tensor.shared for tensor in inputs if tensor.shared is not None]
+    if not ranges:
+        return inputs
+    contents = iter(read(ranges))
+    return [tensor if tensor.shared is None else tensor._replace(data=memoryview(next(contents))) for tensor in inputs]
 
 
 def to_array(tensor: InputTensor) -> NDArray[Any]:

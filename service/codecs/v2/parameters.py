@@ -10,8 +10,10 @@ from preblock.service.codecs.fields import format_value, read_choice, read_flag
 from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, default_outputs, describe_outputs
 from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS
+from preblock.service.codecs.v2.shared_memory import SHARED_MEMORY, read_range
 from preblock.service.core import types
 from preblock.service.core.errors import Invalid
+from preblock.service.core.shared_memory import RegionRange
 from preblock.service.core.types import Int64, SequenceRef
 
 HINTS = ("priority", "timeout")
@@ -27,12 +29,9 @@ REQUEST_PARAMETERS = (
     *("offset", "truncate", "pooling", "dtype", "binary_data_output", "content_type"),
     *(*SEQUENCE, *HINTS, FINAL),
 )
-INPUT_PARAMETERS = ("binary_data_size", "content_type")
-OUTPUT_PARAMETERS = ("dtype", "binary_data", "content_type")
-SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
-RESERVED = frozenset(
-    (*REQUEST_PARAMETERS, *INPUT_PARAMETERS, *OUTPUT_PARAMETERS, *SHARED_MEMORY, "classification", "headers")
-)
+INPUT_PARAMETERS = ("binary_data_size", "content_type", *SHARED_MEMORY)
+OUTPUT_PARAMETERS = ("dtype", "binary_data", "content_type", *SHARED_MEMORY)
+RESERVED = frozenset((*REQUEST_PARAMETERS, *INPUT_PARAMETERS, *OUTPUT_PARAMETERS, "classification", "headers"))
 """Names with a meaning in this protocol or in Triton. They are never ignored."""
 RESERVED_PREFIX = "triton_"
 DTYPES = {DATATYPES[dtype]: dtype for dtype in types.DTYPES} | {dtype: dtype for dtype in types.DTYPES}
@@ -44,7 +43,8 @@ class InferOptions:
     """The options from parameters and requested outputs.
 
     Args:
-        binary: for each output in order, whether HTTP sends it as bytes.
+        binary: for each output in order, whether it has the form of bytes over HTTP or in shared memory.
+        regions: ranges in shared memory, by output; the response does not hold these outputs.
         dtype: of the vectors of all outputs, a key of `types.DTYPES`.
         offset: int64 (1,); None without the parameter.
         truncate: as in `EmbedOptions`.
@@ -55,6 +55,7 @@ class InferOptions:
     """
 
     binary: Mapping[str, bool]
+    regions: Mapping[str, RegionRange]
     dtype: str
     offset: Int64 | None
     truncate: str | None
@@ -71,6 +72,11 @@ class InferOptions:
     def row_outputs(self) -> tuple[str, ...]:
         """The names of the other outputs."""
         return tuple(name for name in self.binary if name in ROW_OUTPUTS)
+
+    @property
+    def all_shared(self) -> bool:
+        """Whether shared memory receives every output with vectors."""
+        return all(name in self.regions for name in self.outputs)
 
 
 def read_options(
@@ -101,6 +107,7 @@ def read_options(
     dtype = DTYPES[read_choice("parameters.dtype", parameters.get("dtype", "FP32"), DTYPES)]
     known = describe_outputs(manifest)
     binary: dict[str, bool] = {}
+    regions: dict[str, RegionRange] = {}
     dtypes: list[str] = []
     for index, (name, own) in enumerate(requested):
         where = f"outputs[{index}].parameters"
@@ -108,6 +115,10 @@ def read_options(
             raise Invalid(f"outputs[{index}].name", name, f"{', '.join((*known, *ROW_OUTPUTS))}, each once")
         unknown += find_ignored(where, own, OUTPUT_PARAMETERS)
         binary[name] = read_flag(f"{where}.binary_data", own.get("binary_data", default))
+        if (item := read_range(where, own)) is not None:
+            if own.get("binary_data"):
+                raise Invalid(where, "binary_data and shared_memory_region", "one of them")
+            binary[name], regions[name] = True, item
         if name in ROW_OUTPUTS:
             continue
         dtypes.append(DTYPES[read_choice(f"{where}.dtype", own["dtype"], DTYPES)] if "dtype" in own else dtype)
@@ -118,6 +129,7 @@ def read_options(
         raise Invalid("outputs", ", ".join(binary), f"at least one of {', '.join(known)}")
     return InferOptions(
         binary=binary or dict.fromkeys(default_outputs(manifest), default),
+        regions=regions,
         dtype=dtypes[0] if dtypes else dtype,
         offset=np.array([read_integer("parameters.offset", parameters["offset"])]) if "offset" in parameters else None,
         truncate=parameters.get("truncate"),

@@ -14,9 +14,10 @@ from preblock.service.codecs.chunks import as_bytes, raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.infer import InferMessage, to_request
 from preblock.service.codecs.v2.infer_response import IGNORED, list_outputs
-from preblock.service.codecs.v2.infer_tensors import InputTensor
+from preblock.service.codecs.v2.infer_tensors import InputTensor, attach_shared
 from preblock.service.codecs.v2.metadata import Manifests
 from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, find_ignored, read_options
+from preblock.service.codecs.v2.shared_memory import ReadShared, range_parameters, read_range, refuse_shared
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
 from preblock.service.core.results import ChunkedTensor, Result
 from preblock.service.core.types import Int64
@@ -45,13 +46,19 @@ def read(kind: Any, message: bytes) -> Any:
         raise Malformed("message", f"{len(message)} bytes", f"a message {kind.DESCRIPTOR.full_name}") from error
 
 
-def read_infer(message: pb.ModelInferRequest, manifest: Manifests, max_values: int | None = None) -> InferMessage:
-    """Read an inference request, with raw bytes for all inputs or for none.
+def read_infer(
+    message: pb.ModelInferRequest,
+    manifest: Manifests,
+    max_values: int | None = None,
+    read_shared: ReadShared = refuse_shared,
+) -> InferMessage:
+    """Read an inference request, with raw bytes for all inputs or for none, except inputs in shared memory.
 
     Args:
         message: the request.
         manifest: of the model.
         max_values: maximum values of an input that is not raw; default None: any number.
+        read_shared: reads tensors in shared memory; default: they are refused.
 
     Raises:
         TooLarge: an input has more values.
@@ -59,20 +66,26 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests, max_values: i
         Invalid: a name, datatype, shape or value is not allowed.
 
     """
-    raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise Malformed("raw_input_contents", f"{len(raw)} entries", f"{len(message.inputs)}, one for each input")
+    raw, given = message.raw_input_contents, [read_parameters(tensor.parameters) for tensor in message.inputs]
+    ranges = [read_range(f"inputs[{index}].parameters", parameters) for index, parameters in enumerate(given)]
+    sent = ranges.count(None)
+    if raw and len(raw) != sent:
+        raise Malformed("raw_input_contents", f"{len(raw)} entries", f"{sent}, one for each input of the message")
+    entries = iter(raw)
     inputs: list[InputTensor] = []
     ignored: list[str] = []
-    for index, tensor in enumerate(message.inputs):
+    for index, (tensor, parameters, shared) in enumerate(zip(message.inputs, given, ranges, strict=True)):
         where = f"inputs[{index}]"
         if any(size < 0 for size in tensor.shape):
             raise Invalid(f"{where}.shape", list(tensor.shape), "a list of sizes")
-        if raw and tensor.contents.ListFields():  # some clients send empty contents
-            raise Invalid(where, "contents and raw_input_contents", "one of them")
-        parameters = read_parameters(tensor.parameters)
+        if (raw or shared) and tensor.contents.ListFields():  # some clients send empty contents
+            source = "shared_memory_region" if shared else "raw_input_contents"
+            raise Invalid(where, f"contents and {source}", "one of them")
         ignored += find_ignored(f"{where}.parameters", parameters, INPUT_PARAMETERS)
-        data = memoryview(raw[index]) if raw else _read_contents(where, tensor, max_values)
+        if shared is not None:
+            inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), [], shared=shared))
+            continue
+        data = memoryview(next(entries)) if raw else _read_contents(where, tensor, max_values)
         # Some clients send parameters of HTTP over gRPC too.
         size = parameters.get("binary_data_size", len(data))
         if raw and size != len(data):
@@ -80,7 +93,8 @@ def read_infer(message: pb.ModelInferRequest, manifest: Manifests, max_values: i
         inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
     requested = [(output.name, read_parameters(output.parameters)) for output in message.outputs]
     options = read_options(read_parameters(message.parameters), requested, manifest, ignored)
-    return InferMessage(to_request(inputs, options, manifest), message.id, options)
+    request = to_request(attach_shared(inputs, read_shared), options, manifest)
+    return InferMessage(request, message.id, options)
 
 
 def _read_contents(where: str, tensor: Any, max_values: int | None) -> list[Any]:
@@ -122,21 +136,27 @@ def write_infer(answer: Result, infer: InferMessage, **parameters: bool) -> Part
 
     """
     found = list_outputs(answer, infer)
-    size = sum(tensor.nbytes for _, _, tensor in found)
+    regions = infer.options.regions
+    size = sum(tensor.nbytes for name, _, tensor in found if name not in regions)
     if size > MAX_TENSOR_BYTES:
         raise TooLarge("outputs", f"{size} bytes", f"at most {MAX_TENSOR_BYTES} bytes; request fewer tokens")
     describe = pb.ModelInferResponse.InferOutputTensor
     outputs = [describe(name=name, datatype=datatype, shape=tensor.shape) for name, datatype, tensor in found]
     version = str(answer.version)
+    for output, (name, _, tensor) in zip(outputs, found, strict=True):
+        if name in regions:
+            for parameter, value in range_parameters(regions[name], tensor.nbytes).items():
+                kind = "string_param" if isinstance(value, str) else "int64_param"
+                setattr(output.parameters[parameter], kind, value)
     head = pb.ModelInferResponse(model_name=answer.model, model_version=version, id=infer.id, outputs=outputs)
     for name, value in parameters.items():
         head.parameters[name].bool_param = value
     if infer.options.ignored:
         head.parameters[IGNORED].string_param = ", ".join(infer.options.ignored)
     parts: Parts = [head.SerializeToString()]
-    for _, _, tensor in found:
-        field = _field_prefix(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, tensor.nbytes)
-        parts += (field, as_bytes(tensor))
+    for name, _, tensor in found:
+        content = b"" if name in regions else as_bytes(tensor)  # clients count the entries, empty ones too
+        parts += (_field_prefix(pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER, len(content)), content)
     return parts
 
 

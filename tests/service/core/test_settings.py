@@ -72,6 +72,8 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("stream_max_lifetime_seconds", "1", 1),
     ("max_sequence_rows", "1", 1),
     ("max_stream_sequence_rows", "1", 1),
+    ("max_shared_memory_bytes", "1", 1),
+    ("shared_memory_idle_timeout_seconds", "1", 1),
 ]
 """Settings as the environment has them, and what they are then."""
 
@@ -92,6 +94,7 @@ def test_no_setting_is_left_out_of_those() -> None:
     ("name", "text"),
     [
         ("port", "-1"),
+        ("max_shared_memory_bytes", "0"),
         ("port", "65536"),
         ("port", "x"),
         ("grpc_port", "0"),
@@ -215,3 +218,11 @@ def test_settings_are_frozen() -> None:
     settings: Any = Settings()
     with pytest.raises(ValidationError):
         settings.port = 1
+
+
+def test_shared_memory_needs_one_worker() -> None:
+    with pytest.raises(Invalid) as raised:
+        Settings(max_shared_memory_bytes=4096, workers=2)
+    allowed = "no shared memory, because workers is 2; shared memory works with one worker"
+    assert str(raised.value) == f"--max-shared-memory-bytes: got 4096, expected {allowed}"
+    assert Settings(max_shared_memory_bytes=4096).max_shared_memory_bytes == 4096

@@ -15,6 +15,7 @@ from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
+from preblock.service.api.shared_outputs import write_shared
 from preblock.service.codecs.fields import drop_nulls, refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.v2 import metadata
@@ -46,17 +47,20 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
             most = None  # an image or a spectrogram has more values than tokens
             if isinstance(model, TokenModel):
                 most = engine.limits.max_parsed_values(len(model.manifest.indices))
-            read = partial(read_infer, body, header_length, model.manifest, most)
+            read = partial(read_infer, body, header_length, model.manifest, most, engine.shared_memory.read)
             message = await engine.scheduler.run(len(body), read, text=header_length is None)
             inputs = message.request
             options = message.options
+            ranges = engine.shared_memory.open_outputs(options.regions)
             if isinstance(inputs, EmbedOptions):
                 texts = [output for output in options.outputs if not options.binary[output]]
                 # A mixed response is buffered, because its header states the length of the JSON part.
-                inputs.in_pieces = options.sequence is None and not (texts and any(options.binary.values()))
+                mixed = texts and any(options.binary[name] for name in options.binary if name not in options.regions)
+                inputs.in_pieces = options.sequence is None and not mixed
                 if texts and inputs.in_pieces:
                     inputs.check = partial(check_finite, ", ".join(texts))
             async with sequences.answer(model, inputs, record) as answer:
+                await write_shared(answer, message, ranges)
                 as_text = not all(message.binary.values())
                 write = partial(write_infer, answer, message)
                 parts, json_length = await engine.scheduler.run(answer.size, write, as_text)
@@ -87,7 +91,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     @routes.get("", response_model=schemas.ServerMetadata)
     async def metadata_of_server() -> dict[str, Any]:
         """Return the name, version and extensions of the server."""
-        return metadata.server_metadata(version)
+        return metadata.server_metadata(version, engine.shared_memory.allowed)
 
     @routes.get("/health/live", response_model=schemas.Live)
     async def server_live() -> dict[str, bool]:

@@ -200,7 +200,7 @@ def test_reflection_describes_every_method(tiny_server: Server) -> None:
         pool = DescriptorPool(database)
         service = pool.FindServiceByName("inference.GRPCInferenceService")
     assert service.methods_by_name["ModelStreamInfer"].output_type.name == "ModelStreamInferResponse"
-    assert len(service.methods) == 12
+    assert len(service.methods) == 15
 
 
 def test_reflection_answers_version_1_with_the_same_bytes(tiny_server: Server) -> None:

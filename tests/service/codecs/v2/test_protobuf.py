@@ -63,7 +63,7 @@ def theirs() -> Any:
 
 def test_package_and_methods_are_those_of_tritonclient(ours: Any, theirs: Any) -> None:
     assert ours["package"] == theirs["package"] == "inference"
-    assert len(ours["methods"]) == 12
+    assert len(ours["methods"]) == 15
     assert ours["methods"].items() <= theirs["methods"].items()
 
 

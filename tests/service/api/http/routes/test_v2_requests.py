@@ -144,12 +144,25 @@ PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"priority": -1}, f"parameters.priority: got -1, expected {INTEGER}"),
     ({"timeout": "1"}, f"parameters.timeout: got 1, expected {INTEGER}"),
 ]
-OUTPUT = "dtype, binary_data, content_type"
+SHARED = "shared_memory_region, shared_memory_offset, shared_memory_byte_size"
+OUTPUT = f"dtype, binary_data, content_type, {SHARED}"
 OUTPUTS: list[tuple[dict[str, Any], str]] = [
     ({"classification": 3}, f"outputs[0].parameters: got the reserved name classification, expected {OUTPUT}"),
     (
         {"shared_memory_region": "x"},
-        f"outputs[0].parameters: got the reserved name shared_memory_region, expected {OUTPUT}",
+        "outputs[0].parameters.shared_memory_byte_size: got nothing, expected an integer, 1 or more",
+    ),
+    (
+        {"shared_memory_region": 1, "shared_memory_byte_size": 8},
+        "outputs[0].parameters.shared_memory_region: got 1, expected the name of a registered region",
+    ),
+    (
+        {"shared_memory_region": "x", "shared_memory_byte_size": 8, "shared_memory_offset": -1},
+        "outputs[0].parameters.shared_memory_offset: got -1, expected an integer, 0 or more",
+    ),
+    (
+        {"shared_memory_region": "x", "shared_memory_byte_size": 8, "binary_data": True},
+        "outputs[0].parameters: got binary_data and shared_memory_region, expected one of them",
     ),
     ({"dtype": "INT64"}, f"outputs[0].parameters.dtype: got INT64, expected {DTYPES}"),
     ({"binary_data": "yes"}, "outputs[0].parameters.binary_data: got yes, expected true or false"),
@@ -157,7 +170,12 @@ OUTPUTS: list[tuple[dict[str, Any], str]] = [
 INPUTS: list[tuple[dict[str, Any], str]] = [
     (
         {"shared_memory_byte_size": 8},
-        "inputs[0].parameters: got the reserved name shared_memory_byte_size, expected binary_data_size, content_type",
+        "inputs[0].parameters.shared_memory_region: got nothing, expected the name of a registered region",
+    ),
+    (
+        {"classification": 3},
+        "inputs[0].parameters: got the reserved name classification, expected "
+        f"binary_data_size, content_type, {SHARED}",
     ),
     ({"content_type": "base64"}, "inputs[0].parameters.content_type: got base64, expected np, an unchanged tensor"),
 ]

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 import httpx
@@ -43,6 +44,11 @@ ROUTES = {
     "/v2/repository/index": "post",
     "/v2/repository/models/{name}/load": "post",
     "/v2/repository/models/{name}/unload": "post",
+    "/v2/systemsharedmemory/region/{region}/register": "post",
+    "/v2/systemsharedmemory/status": "get",
+    "/v2/systemsharedmemory/region/{region}/status": "get",
+    "/v2/systemsharedmemory/unregister": "post",
+    "/v2/systemsharedmemory/region/{region}/unregister": "post",
     "/v1/embeddings": "post",
     "/v1/models": "get",
     "/v1/models/{model}": "get",
@@ -123,7 +129,16 @@ def test_without_keys_a_key_is_optional(document: Any) -> None:
     assert document["paths"]["/livez"]["get"]["security"] == []
 
 
-def test_every_example_works(example_server: Server) -> None:
+@pytest.fixture
+def shared_key() -> Iterator[str]:
+    """Create shared memory of a mebibyte, and return its name."""
+    memory = SharedMemory(create=True, size=2**20)
+    yield memory.name
+    memory.close()
+    memory.unlink()
+
+
+def test_every_example_works(example_server: Server, shared_key: str) -> None:
     with httpx.Client(base_url=example_server.address, timeout=60) as client:
         operations = sorted(
             operations_of(client.get("/openapi.json").json()),
@@ -145,6 +160,8 @@ def test_every_example_works(example_server: Server) -> None:
                 events = path.endswith("/decode") and media == "application/json"
                 headers = {"Accept": "text/event-stream"} if events else {}
                 content = example if isinstance(example, str) or example is None else json.dumps(example)
+                if path.endswith("/register"):
+                    content = str(content).replace(json.loads(str(content))["key"], shared_key)
                 headers |= {"Content-Type": media} if media else {}
                 response = client.request(method.upper(), path, params=query, headers=headers, content=content)
                 assert response.status_code == 200, (path, response.text)

@@ -1,0 +1,43 @@
+"""Outputs in shared memory, written chunk by chunk before the response that names them."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.codecs.chunks import raw_bytes, split_buffer
+from preblock.service.codecs.v2.infer import InferMessage
+from preblock.service.codecs.v2.infer_response import list_outputs
+from preblock.service.codecs.v2.shared_memory import SIZE
+from preblock.service.core.errors import Invalid
+from preblock.service.core.results import ChunkedTensor, Result
+from preblock.service.core.shared_memory import OpenRange
+
+
+async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str, OpenRange]) -> None:
+    """Write each output of `ranges` into its range. Other requests run between the chunks.
+
+    Raises:
+        Invalid: a range is too small, or its file has become shorter; then the ranges may hold a part of the outputs.
+        Unavailable: the system has no memory for a range.
+
+    """
+    if not ranges:
+        return
+    tensors = {name: tensor for name, _, tensor in list_outputs(answer, infer) if name in ranges}
+    for name, tensor in tensors.items():
+        target = ranges[name]
+        if tensor.nbytes > target.size:
+            expected = f"at least {tensor.nbytes}, the bytes of the output {name}"
+            raise Invalid(f"{target.wanted.field}.{SIZE}", target.size, expected)
+    for name, tensor in tensors.items():
+        position = 0
+        chunks: Iterable[NDArray[np.generic]] = tensor if isinstance(tensor, ChunkedTensor) else (tensor,)
+        for chunk in chunks:
+            for content in split_buffer(raw_bytes(chunk)):
+                ranges[name].write(position, content)
+                position += len(content)
+                del content
+                await asyncio.sleep(0)
+            del chunk  # lets the next chunk reuse this buffer
