@@ -12,7 +12,7 @@ from preblock.service.codecs.v2.infer_response import list_outputs
 from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, Result
-from preblock.service.core.shared_memory import OpenRange
+from preblock.service.core.shared_region import OpenRange
 
 
 async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str, OpenRange]) -> None:

@@ -15,7 +15,7 @@ from preblock.service.codecs.token_rows import read_floats, read_integers
 from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, InferOptions, find_ignored
 from preblock.service.codecs.v2.shared_memory import ReadShared, read_range
 from preblock.service.core.errors import Invalid, Malformed
-from preblock.service.core.shared_memory import RegionRange
+from preblock.service.core.shared_region import RegionRange
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "INT64": np.dtype("<i8"),

@@ -13,7 +13,7 @@ from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS
 from preblock.service.codecs.v2.shared_memory import SHARED_MEMORY, read_range
 from preblock.service.core import types
 from preblock.service.core.errors import Invalid
-from preblock.service.core.shared_memory import RegionRange
+from preblock.service.core.shared_region import RegionRange
 from preblock.service.core.types import Int64, SequenceRef
 
 HINTS = ("priority", "timeout")

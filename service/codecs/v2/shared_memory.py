@@ -8,7 +8,7 @@ from typing import Any
 
 from preblock.service.codecs.fields import format_value
 from preblock.service.core.errors import Forbidden, Invalid
-from preblock.service.core.shared_memory import Region, RegionRange
+from preblock.service.core.shared_region import Region, RegionRange
 
 REGION, OFFSET, SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 SHARED_MEMORY = (REGION, OFFSET, SIZE)

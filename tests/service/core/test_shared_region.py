@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.shared_memory import OpenRange, Region, RegionRange
+from preblock.service.core.shared_region import OpenRange, Region, RegionRange
 
 
 @pytest.fixture
