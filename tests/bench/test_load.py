@@ -18,7 +18,7 @@ from preblock.bench.stats import LoadResult
 from preblock.bench.workload import LoadTarget, random_ids
 from preblock.client import Model, connect
 from preblock.client.errors import RequestError
-from tests.cli.test_cli import failing, run
+from tests.cli.command_line import failing, run
 from tests.support.paths import PREBLOCK
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until

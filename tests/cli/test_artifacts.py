@@ -11,7 +11,7 @@ import pytest
 from preblock.export.progress import in_bytes
 from preblock.models.checkpoints.family_lookup import known
 from preblock.service.artifacts.manifest import Manifest
-from tests.cli.test_cli import failing, run
+from tests.cli.command_line import failing, run
 from tests.support.artifacts import copy_artifact
 
 

@@ -3,42 +3,15 @@
 import json
 import re
 import shutil
-import socket
-import subprocess
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import preblock
 from preblock.service.runtime.providers import cuda_unavailable_reason
-from tests.support import commands
-from tests.support.paths import PREBLOCK
-from tests.support.servers import Server, serve
-
-
-def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `preblock` in a process forked after its heavy imports."""
-    return commands.run(commands.preblock, *arguments, environment=environment)
-
-
-def run_installed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `preblock` as a shell does."""
-    return subprocess.run([PREBLOCK, *map(str, arguments)], capture_output=True, text=True, check=False)
-
-
-def failing(*arguments: str | Path, code: int, **environment: str) -> str:
-    """Run a command, check that it fails with `code`, and return its one line."""
-    done = run(*arguments, **environment)
-    assert (done.returncode, done.stdout) == (code, ""), done
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("preblock: ")
-    return line.removeprefix("preblock: ")
+from tests.cli.command_line import failing, run, run_installed
 
 
 @pytest.fixture
@@ -240,32 +213,6 @@ def test_settings_tells_each_with_its_value_and_origin(tmp_path: Path) -> None:
     assert told["port"] == ["8000", "default"]
 
 
-@pytest.mark.parametrize("command", ["settings", "serve"])
-def test_a_bad_option_is_wrong_use(command: str) -> None:
-    message = failing(command, "--port", "x", code=2)
-    assert message == "--port: got x, expected a whole number"
-
-
-@pytest.mark.parametrize("option", ["--port", "--grpc-port"])
-def test_a_port_in_use_fails(tiny_repository: Path, option: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        message = failing("serve", "--repository", tiny_repository, "--port", "0", option, str(port), code=1)
-    assert message == f"port {port} on 127.0.0.1 is already in use"
-
-
-def test_an_unknown_host_fails(tiny_repository: Path) -> None:
-    message = failing("serve", "--repository", tiny_repository, "--host", "256.0.0.1", "--port", "0", code=1)
-    assert message == "the host 256.0.0.1 is unknown: name or service not known"
-
-
-@pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
-@pytest.mark.parametrize("command", ["check", "serve"])
-def test_cuda_where_there_is_none_fails_and_says_why(tiny_repository: Path, command: str) -> None:
-    message = failing(command, "--repository", tiny_repository, "--provider", "cuda", code=1, PREBLOCK_PORT="0")
-    assert message == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
-
-
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
 def test_nothing_is_proven_on_cuda_where_there_is_none(tiny_repository: Path) -> None:
     done = run("verify", "gpt", "--repository", tiny_repository, "--provider", "cuda")
@@ -278,61 +225,3 @@ def test_debug_shows_the_traceback(empty: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):")
     assert "find_artifacts" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def two_workers(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
-    """A server with two workers, and the folder of its temporary files; it ends well at SIGTERM."""
-    temporary = tmp_path_factory.mktemp("temporary")
-    with serve(tiny_repository, "--workers", "2", TMPDIR=str(temporary)) as server:
-        yield server, temporary
-    assert list(temporary.iterdir()) == []
-
-
-def test_both_workers_answer_and_their_metrics_are_summed(two_workers: tuple[Server, Path]) -> None:
-    server, temporary = two_workers
-
-    # Each request opens a connection, accepted by either worker. The second worker may start later.
-    limits, sent, deadline = httpx.Limits(max_keepalive_connections=0), 0, time.monotonic() + 100
-    with httpx.Client(base_url=server.address, limits=limits, timeout=60) as client, ThreadPoolExecutor(8) as pool:
-
-        def embed(_: int) -> str:
-            answer = client.post("/models/gpt/embed", json={"input_ids": [[1, 2, 3]]}).raise_for_status()
-            return answer.headers["X-Request-Id"].partition("-")[0]  # the prefix names the process
-
-        seen: set[str] = set()
-        while len(seen) < 2:
-            assert time.monotonic() < deadline
-            seen |= set(pool.map(embed, range(40)))
-            sent += 40
-        assert len(list(temporary.glob("*/metrics/counter_*.db"))) == 2
-        told = (
-            f'preblock_requests_total{{model="gpt",outcome="ok",protocol="native"}} {sent}.0',
-            f'preblock_tokens_total{{model="gpt"}} {3 * sent}.0',
-        )
-        while not all(line in client.get("/metrics").text for line in told):  # each worker tells it a moment later
-            assert time.monotonic() < deadline
-
-
-def test_a_server_is_ready_once_it_says_its_address(server: Server, tiny_server: Server) -> None:
-    for running in (server, tiny_server):
-        assert httpx.get(running.address + "/readyz", timeout=60).status_code == 200
-
-
-def test_the_banner_holds_address_and_limits(tiny_server: Server) -> None:
-    lines = tiny_server.banner.splitlines()
-    assert lines[0] == f"Preblock serves on {tiny_server.address} (documentation: {tiny_server.address}/docs)"
-    assert lines[1].startswith("  bert: bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4, ")
-    assert lines[2].startswith("  gpt: gpt2, ids 0 to 6, max_len 6, width 4, ")
-    assert lines[3] == f"gRPC on {tiny_server.grpc}"
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
-def test_the_line_of_the_banner_works_in_a_shell(tiny_server: Server) -> None:
-    line = tiny_server.banner.splitlines()[-1]
-    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
-    expected = httpx.post(
-        tiny_server.address + "/models/bert/embed", json={"input_ids": [[1, 2, 3]], "encoding": "float"}, timeout=60
-    )
-    assert done.stdout == expected.text
-    assert expected.json()["shape"] == [1, 3, 4]

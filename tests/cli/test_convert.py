@@ -7,7 +7,7 @@ import pytest
 
 from preblock.cli.convert import convert
 from preblock.export.layouts.conversion import LAYOUTS
-from tests.cli.test_cli import failing, run
+from tests.cli.command_line import failing, run
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.cli.test_cli import failing, run
+from tests.cli.command_line import failing, run
 
 MODULES = """
 import sys

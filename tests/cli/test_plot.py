@@ -6,7 +6,7 @@ import pytest
 
 from preblock import plots
 from preblock.plots.figures import KINDS
-from tests.cli.test_cli import failing, run
+from tests.cli.command_line import failing, run
 from tests.support.artifacts import make_repository
 
 

@@ -6,7 +6,6 @@ import queue
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +19,16 @@ import tritonclient.http
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from tests.clients.test_tritonclient import TritonClient, client
-from tests.support.open_inference import infer_message
+from tests.clients.test_tritonclient import client
+from tests.clients.triton_client import TritonClient
+from tests.e2e.sequence_calls import STEPS, check, request, sequences_open, wait_for_sequences
+from tests.e2e.triton_stream import streaming
 from tests.support.processes import status_bytes
 from tests.support.protocols import Clients, RequestRefused, call_grpc, connect, native_bytes
-from tests.support.scrapes import read_metrics, wait_for_streams
+from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
-from tests.support.waiting import wait_until
 
 __all__ = ["client"]
-
-STEPS: list[tuple[list[list[int]], dict[str, Any], int | str]] = [
-    ([[1, 2]], {"sequence_start": True}, 0),
-    ([[3]], {}, 2),
-    ([[7]], {}, "input_ids[0][0]: got 7, expected 0 to 6"),
-    ([[4]], {"parameters": {"offset": 2}}, "offset[0]: got 2, expected 3, the offset of this row"),
-    ([[4], [4]], {}, "input_ids: got 2 rows, expected one row, as are running"),
-    ([[4, 5, 6, 1]], {}, "offset[0] + tokens: got 3 + 4 = 7, expected at most 6, the max_len of this model"),
-    ([[4, 5, 6]], {"parameters": {"offset": 3}}, 3),
-    ([[1]], {}, "offset[0] + tokens: got 6 + 1 = 7, expected at most 6, the max_len of this model"),
-    ([[1]], {"sequence_start": True, "parameters": {"offset": 4}}, 4),
-    ([[2]], {"sequence_end": True}, 5),
-    (
-        [[2]],
-        {},
-        "parameters.sequence_id ID does not run on gpt version 1; its first request has ",
-    ),
-]
-"""Ids, parameters of the sequence, and the offset of the row or the error."""
-
-
-def check(answers: list[bytes | str], id_: int | str, clients: Clients) -> None:
-    """Compare the vectors, or the error, of each of STEPS."""
-    for (ids, _, expected), found in zip(STEPS, answers, strict=True):
-        if isinstance(expected, str):
-            assert isinstance(found, str)
-            assert found.startswith(expected.replace("ID", repr(id_)))
-        else:
-            assert found == native_bytes(clients, "gpt", {"input_ids": ids, "offset": expected}).tobytes()
-
-
-def sequences_open(http: httpx.Client) -> float:
-    return read_metrics(http)["preblock_sequences_open",]
-
-
-def wait_for_sequences(http: httpx.Client, count: int) -> None:
-    wait_until(lambda: sequences_open(http) == count)
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
@@ -97,37 +60,6 @@ def test_json_goes_on_with_the_sequence_that_bytes_began(tiny_clients: Clients) 
     found = np.array([infer(tiny_clients.http), infer(tiny_clients.http, sequence_end=True)], np.float32)
     expected = native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 1]], "offset": 2})
     assert found.tobytes() == expected.tobytes()
-
-
-class TritonStream:
-    """A stream of the synchronous client, with its answers."""
-
-    def __init__(self, server: Server) -> None:
-        self._answers: queue.Queue[Any] = queue.Queue()
-        self.client = tritonclient.grpc.InferenceServerClient(server.grpc)
-        self.client.start_stream(lambda result, error: self._answers.put((result, error)))
-
-    def send(self, ids: Any, id_: int | str, model: str = "gpt", **told: Any) -> None:
-        inputs = TritonClient(tritonclient.grpc, "").inputs(input_ids=ids)
-        self.client.async_stream_infer(model, inputs, sequence_id=id_, **told)
-
-    def recv(self) -> bytes | str:
-        result, error = self._answers.get(timeout=30)
-        return str(error.message()) if error else result.as_numpy("embeddings").tobytes()
-
-    def ask(self, *args: Any, **told: Any) -> bytes | str:
-        self.send(*args, **told)
-        return self.recv()
-
-
-@contextmanager
-def streaming(server: Server) -> Iterator[TritonStream]:
-    stream = TritonStream(server)
-    try:
-        yield stream
-    finally:
-        stream.client.stop_stream()
-        stream.client.close()
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
@@ -187,16 +119,6 @@ def test_statistics_count_the_requests_of_sequences(tiny_server: Server, tiny_cl
 
 def test_configuration_has_no_sequence_batching(tiny_clients: Clients) -> None:
     assert "sequence_batching" not in tiny_clients.http.get("/v2/models/gpt/config").json()
-
-
-def request(ids: Any, id_: int, **told: bool) -> Any:
-    """Return a request of a sequence, or of none with the id 0."""
-    message = infer_message(ids)
-    if id_:
-        message.parameters["sequence_id"].int64_param = id_
-    for name, value in told.items():
-        message.parameters[name].bool_param = value
-    return message
 
 
 @pytest.mark.parametrize("leave", ["cancel", "disconnect"])

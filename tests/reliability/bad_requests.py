@@ -14,62 +14,23 @@ import grpc
 import httpx
 from tritonclient.grpc import service_pb2
 
+from tests.reliability.good_requests import BODIES, LISTS, METHODS, MORE, STEPS
 from tests.reliability.parsers import Parser
+from tests.reliability.responses import (
+    ANSWER_SECONDS,
+    NOT_IMPLEMENTED,
+    PATIENCE_SECONDS,
+    WrongAnswer,
+    answer,
+    answer_or_end,
+    everything,
+    is_fault,
+    refusal,
+    worst,
+)
 from tests.reliability.wires import UPGRADE, frame, memory, request
 from tests.support.servers import Server
 
-ANSWER_SECONDS = 60
-PATIENCE_SECONDS = 0.3
-"""Wait of a client before it closes its side: after a changed length, the server may wait for more."""
-BODIES = {
-    "json": ("/models/gpt/embed", "application/json"),
-    "npy": ("/models/gpt/embed", "application/x-npy"),
-    "raw": ("/models/gpt/embed?shape=1,3", "application/octet-stream"),
-    "safetensors": ("/models/bert/embed", "application/x-safetensors"),
-    "v2": ("/v2/models/bert/infer", "application/octet-stream"),
-    "stem": ("/v2/models/vit/infer", "application/octet-stream"),
-}
-MORE: tuple[tuple[str, dict[str, object]], ...] = (
-    ("/v1/embeddings", {"model": "bert", "input": ["a b", "c"], "encoding_format": "float"}),
-    ("/models/bert/embed", {"text": ["a b"], "return_tokens": True, "truncate": "right", "max_length": 3}),
-    ("/models/bert/embed", {"input_ids": [[1, 2], [3]], "token_type_ids": [[0, 1], [0]], "dtype": "bfloat16"}),
-    ("/models/gpt/embed", {"input_ids": [[1], [2]], "offset": [0, 3], "encoding": "float", "dtype": "float16"}),
-    ("/models/spare/embed", {"input_ids": [1, 2, 3]}),
-    ("/models/alibi/bias", {"query_length": 1, "key_length": 2}),
-    ("/v2/models/gpt/infer", {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}]}),
-    ("/v2/repository/index", {"ready": True}),
-    ("/v2/repository/models/spare/load", {"parameters": {}}),
-    ("/v2/repository/models/spare/unload", {"parameters": {"unload_dependents": True}}),
-)
-PATHS = {path.partition("?")[0] for path, _ in (*BODIES.values(), *MORE)}
-STEPS = (
-    b'{"input_ids": [1, 2]}',
-    b'{"input_ids": [[1], [2]], "offset": [1, 2]}',
-    b'{"append": [1]}',
-    b'{"reorder": [0, 0]}',
-    b'{"drop": [1]}',
-    b'{"rewind": 0}',
-    b'{"ping": true}',
-)
-LISTS = (
-    {"input_ids": [1, 2, 3, 4, 5], "chunk": 2},
-    {"input_ids": [[1, 2], [3]], "offset": [0, 3], "encoding": "float", "dtype": "bfloat16"},
-    {"input_ids": [1, 2, 3], "offset": 4},  # one more than there are positions
-)
-"""Lists of ids, answered as events."""
-METHODS = {
-    "ServerLive": service_pb2.ServerLiveRequest(),
-    "ServerReady": service_pb2.ServerReadyRequest(),
-    "ServerMetadata": service_pb2.ServerMetadataRequest(),
-    "ModelReady": service_pb2.ModelReadyRequest(name="bert", version="1"),
-    "ModelMetadata": service_pb2.ModelMetadataRequest(name="vit"),
-    "ModelConfig": service_pb2.ModelConfigRequest(name="gpt", version="1"),
-    "ModelStatistics": service_pb2.ModelStatisticsRequest(name="bert", version="2"),
-    "RepositoryIndex": service_pb2.RepositoryIndexRequest(ready=True),
-    "RepositoryModelLoad": service_pb2.RepositoryModelLoadRequest(model_name="spare"),
-    "RepositoryModelUnload": service_pb2.RepositoryModelUnloadRequest(model_name="spare"),
-}
-"""Methods of gRPC except those for inference, each with a good request."""
 SERVICE = "/inference.GRPCInferenceService"
 WORDS = (b"null", b"-1", b"1e9", b"[[]]", b'"', b"{", b"\xff", b"\0", b"9" * 25, b"true", b"%00", b"\r\n", b": ", b",")
 GRPC_MAY = {
@@ -78,21 +39,12 @@ GRPC_MAY = {
     if code.name in ("OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED")
 }
 HTTP_KINDS = ("body", "body", "body", "more", "more", "more", "head")
-STATUS = re.compile(rb'(?:\AHTTP/1\.1 |"status": ?)(\d{3})')
-"""Of an answer over HTTP, and of a problem document in it."""
 REFUSAL = re.compile(
     r"(message|model|version|inputs|outputs|parameters|raw_input_contents|"
     r"input_ids|token_type_ids|position_ids|attention_mask|offset|pixel_values)(\[\d+\]|\.\w+)*: got "
     r"|parameters\.sequence_id .* does not run on "
 )
 """Begin of an error about the request; within a gRPC stream, an error has no status."""
-
-NOT_IMPLEMENTED = 501
-"""Status of a request with an unknown transfer encoding."""
-
-
-class WrongAnswer(Exception):
-    """An answer forbidden for every request."""
 
 
 @dataclass
@@ -330,72 +282,6 @@ class Bad:
                 await call.done_writing()
                 if await call.code() is not grpc.StatusCode.OK:
                     raise WrongAnswer(f"the end of a stream: {await call.code()}")
-
-
-async def answer_or_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, bool]:
-    """Return the status of the next answer, and whether it is the last: 0 where the server waits for more in vain."""
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            status, length = await head(reader)
-    except TimeoutError:
-        return worst(await everything(reader, writer, 0)), True
-    async with asyncio.timeout(ANSWER_SECONDS):
-        await body(reader, length)
-    return status, False
-
-
-async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Return status and body of the next answer."""
-    status, length = await head(reader)
-    return status, await body(reader, length)
-
-
-async def head(reader: asyncio.StreamReader) -> tuple[int, int | None]:
-    """Return the status of the next answer, and how many bytes its body has; None where it says so in the end."""
-    lines = await reader.readuntil(b"\r\n\r\n")
-    found = re.match(rb"HTTP/1\.1 (\d{3}) ", lines)
-    if not found:
-        raise WrongAnswer(f"no HTTP: {lines!r}")
-    length = re.search(rb"\r\ncontent-length: (\d+)\r\n", lines, re.IGNORECASE)
-    return int(found[1]), None if length is None else int(length[1])
-
-
-async def body(reader: asyncio.StreamReader, length: int | None) -> bytes:
-    """Return the body of an answer."""
-    return await (reader.readuntil(b"\r\n0\r\n\r\n") if length is None else reader.readexactly(length))
-
-
-async def everything(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float) -> bytes:
-    """Return all bytes until the server closes; after `patience` seconds the client closes its side."""
-    parts = []
-
-    async def read() -> None:
-        while part := await reader.read(2**16):
-            parts.append(part)
-
-    try:
-        async with asyncio.timeout(patience):
-            await read()
-    except TimeoutError:
-        writer.write_eof()
-        async with asyncio.timeout(ANSWER_SECONDS):
-            await read()
-    return b"".join(parts)
-
-
-def is_fault(status: int) -> bool:
-    """Return whether a status is the fault of the server."""
-    return status >= 500 and status != NOT_IMPLEMENTED
-
-
-def worst(answer: bytes) -> int:
-    """Return the highest status in an answer or a part of it, including problem documents; 0 for none."""
-    return max(map(int, STATUS.findall(answer)), default=0)
-
-
-def refusal(answer: bytes) -> str:
-    """Return the error of an answer of ModelStreamInfer; "" for vectors."""
-    return str(service_pb2.ModelStreamInferResponse.FromString(answer).error_message)
 
 
 async def message(reader: asyncio.StreamReader) -> int:

@@ -15,8 +15,10 @@ from tritonclient.grpc import service_pb2
 from preblock.service.api.http.errors import STATUS, problem
 from preblock.service.codecs.decode_json import write_error
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, ArtifactError, Invalid, PreblockError, Unavailable
-from tests.reliability.bad_requests import METHODS, PATHS, REFUSAL, Bad, WrongAnswer, message, refusal, worst
+from tests.reliability.bad_requests import REFUSAL, Bad, message
+from tests.reliability.good_requests import METHODS, PATHS
 from tests.reliability.parsers import parsers
+from tests.reliability.responses import WrongAnswer, refusal, worst
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, serve
 

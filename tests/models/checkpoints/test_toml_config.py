@@ -1,12 +1,10 @@
 """A front-end described in TOML: the same as the family it describes, or refused by name."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from preblock.models.checkpoints.toml_config import files_described, read_description
@@ -16,18 +14,8 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.grid import SinusoidalGridEncoding
 from preblock.models.modules.sinusoids import sinusoid
 from preblock.models.steps import from_document, to_document
+from tests.models.checkpoints.toml_files import IDS, TABLES, TOKENS, describe
 
-TABLES = {
-    "embed": torch.randn(11, 4, generator=torch.Generator().manual_seed(1)),
-    "places": torch.randn(9, 4, generator=torch.Generator().manual_seed(2)),
-    "kinds": torch.randn(2, 4, generator=torch.Generator().manual_seed(3)),
-    "gain": torch.randn(4, generator=torch.Generator().manual_seed(4)),
-    "shift": torch.randn(4, generator=torch.Generator().manual_seed(5)),
-    "widen": torch.randn(6, 4, generator=torch.Generator().manual_seed(6)),
-    "corner": torch.randn(3, 4, generator=torch.Generator().manual_seed(7)),
-    "unused": torch.zeros(1),
-}
-TOKENS = '[[steps]]\nkind = "tokens"\nweight = "embed"\n'
 ALL = (
     TOKENS
     + """
@@ -55,13 +43,6 @@ kind = "project"
 weight = "widen"
 """
 )
-IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
-
-
-def describe(folder: Path, text: str) -> Path:
-    (folder / "frontend.toml").write_text(text)
-    save_file(TABLES, folder / "model.safetensors")
-    return folder
 
 
 def test_every_kind_of_step_does_what_it_says(tmp_path: Path) -> None:
@@ -262,75 +243,3 @@ def test_the_files_that_it_needs_are_those_of_its_tensors(tmp_path: Path) -> Non
     (tmp_path / "frontend.toml").write_text("steps = 3")
     with pytest.raises(CheckpointError, match="steps: expected a list"):
         files_described(tmp_path)
-
-
-ROTARY = (
-    TOKENS
-    + """
-[[rotary]]
-name = "near"
-dim = 4
-layout = "interleaved"
-
-[[rotary]]
-dim = 2
-theta = 500
-scaling = "longrope"
-factor = 4
-original_len = 8
-length = 16
-short_factor = [1]
-long_factor = [2.5]
-"""
-)
-
-
-def test_rotary_outputs_can_be_described(tmp_path: Path) -> None:
-    frontend = read_description(describe(tmp_path, ROTARY))
-    assert frontend.signature.rotary == {
-        "rotary_cos_near": 4,
-        "rotary_sin_near": 4,
-        "rotary_cos": 2,
-        "rotary_sin": 2,
-    }
-    assert frontend.signature.rotary_len == 16
-    assert [output.layout for output in frontend.config.rotary] == ["interleaved", "half"]
-    angle = torch.arange(3) / 2.5
-    cos, factor = frontend.rotary_outputs(IDS)["rotary_cos"], (1 + math.log(4) / math.log(8)) ** 0.5
-    torch.testing.assert_close(cos, (angle.cos() * factor).reshape(1, 3, 1).expand(1, 3, 2))
-    document = json.loads(json.dumps(frontend.config.to_document()))
-    assert FrontEndConfig.from_document(document).rotary == frontend.config.rotary
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("dim = 3", "dim: got 3, expected an even width"),
-        ("dim = 4.0", "dim: got 4.0, expected a whole number"),
-        ("theta = 5.0", r"rotary.dim: got none"),
-        ('dim = 4\ntheta = "5"', r"rotary.theta: got '5', expected a number"),
-        ("dim = 4\ntheta = true", r"rotary.theta: got True, expected a number"),
-        ("dim = 4\ntruncate = 1", r"rotary.truncate: got 1, expected true or false"),
-        ('dim = 4\nscaling = "given"\nfrequencies = 1.0', r"rotary.frequencies: got 1.0, expected numbers"),
-        ('dim = 4\nscaling = "given"\nfrequencies = [1, "2"]', r"rotary.frequencies: got .*, expected numbers"),
-        ('dim = 4\nlayout = "pairs"', r"rotary.layout: got 'pairs', expected 'half', 'interleaved'"),
-        ('dim = 4\nangles = "bfloat16"', "angles: got 'bfloat16', expected float32, float64"),
-        ('dim = 4\nname = "a-b"', r"rotary.name: got 'a-b', expected lower-case"),
-        ("dim = 4\nbase = 3", r"rotary.base is not known, expected are name, layout, form, dim, theta"),
-        ("dim = 4\n[[rotary]]\ndim = 4", r"rotary: got the names \['', ''\], expected each once"),
-    ],
-)
-def test_a_rotary_output_that_is_not_understood_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        read_description(describe(tmp_path, f"{TOKENS}\n[[rotary]]\n{text}\n"))
-
-
-def test_rotary_is_a_list_of_tables(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"rotary: expected a list of tables, \[\[rotary\]\]"):
-        read_description(describe(tmp_path, f"{TOKENS}\n[rotary]\ndim = 4\n"))
-
-
-def test_rotary_and_positions_that_skip_do_not_go_together(tmp_path: Path) -> None:
-    positions = '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "mask"\nfirst = 1\n'
-    with pytest.raises(CheckpointError, match="rotary: got positions that count 'mask', expected 'slots'"):
-        read_description(describe(tmp_path, f"{TOKENS}\n{positions}\n[[rotary]]\ndim = 4\n"))

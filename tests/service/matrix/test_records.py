@@ -10,7 +10,7 @@ import pytest
 
 from tests.service.matrix.callers import Caller
 from tests.service.matrix.code_paths import DIRECT, PREBLOCK, CodePath, Servers
-from tests.service.observability.test_tracing import TRACE, Told, attributes, told_by
+from tests.service.observability.collector import TRACE, Told, attributes, told_by
 from tests.support.scrapes import read_metrics
 from tests.support.servers import Server
 from tests.support.waiting import wait_until

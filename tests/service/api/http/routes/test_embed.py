@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +14,10 @@ from transformers import BertModel, GPT2Config, GPT2Model
 
 from preblock.models.frontend import FrontEnd
 from preblock.models.presets import build_preset
+from tests.service.api.http.routes.embed_calls import BYTES, JSON, NPY, ask_for, embed
 from tests.support.protocols import Clients, Protocol, native_bytes, native_float, native_json
 
 TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
-SAFETENSORS = "application/x-safetensors"
-
-
-def embed(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:
-    response = client.post(f"/models/{model}/embed", json=fields)
-    assert response.status_code == 200, response.text
-    assert response.headers["Content-Type"] == JSON
-    document: dict[str, Any] = response.json()
-    return document
-
-
-def ask_for(client: httpx.Client, accept: str, model: str = "gpt", **fields: Any) -> httpx.Response:
-    return client.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
-
-
-def npy(array: NDArray[Any]) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
-def post_npy(client: httpx.Client, array: NDArray[Any], model: str = "gpt", **query: str) -> httpx.Response:
-    headers = {"Content-Type": NPY, "Accept": NPY}
-    return client.post(f"/models/{model}/embed", content=npy(array), params=query, headers=headers)
 
 
 @pytest.fixture(scope="module")
@@ -146,12 +121,6 @@ def test_npy_holds_the_same_bits_as_bytes(clients: Clients, dtype: type[np.gener
     assert array.dtype == dtype
     assert array.shape == (2, 2, 384)
     assert array.tobytes() == ask_for(clients.http, BYTES, "minilm", **fields).content
-
-
-def test_npy_refuses_bfloat16(tiny: httpx.Client) -> None:
-    response = ask_for(tiny, NPY, input_ids=[1], dtype="bfloat16")
-    assert response.status_code == 406
-    assert response.json()["detail"] == f"Accept: got {NPY}, expected {JSON} or {BYTES} or {SAFETENSORS} for bfloat16"
 
 
 @pytest.mark.parametrize("accept", [BYTES, NPY])
@@ -288,119 +257,6 @@ def test_gpt2_small_equals_torch_bit_for_bit(clients: Clients, preset: FrontEnd,
         )
     vectors = protocol(clients, "gpt2-small", {"input_ids": ids.tolist(), "offset": 1000})
     assert vectors.tobytes() == oracle.numpy().tobytes()
-
-
-@pytest.mark.parametrize(
-    "dtype", ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", ">i8", ">i4"]
-)
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_npy_of_any_integer_type_and_order_is_read(tiny_clients: Clients, dtype: str, order: Any) -> None:
-    rows = [[1, 2, 3], [4, 5, 6]]
-    response = post_npy(tiny_clients.http, np.array(rows, dtype, order=order))
-    assert (
-        np.load(io.BytesIO(response.content)).tobytes()
-        == native_bytes(tiny_clients, "gpt", {"input_ids": rows}).tobytes()
-    )
-
-
-def test_npy_of_one_dimension_is_one_row(tiny: httpx.Client) -> None:
-    assert post_npy(tiny, np.array([1, 2, 3])).headers["Preblock-Shape"] == "1,3,4"
-
-
-def test_npy_of_version_2_is_read(tiny: httpx.Client) -> None:
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.array([[1, 2]]), version=(2, 0))
-    response = tiny.post("/models/gpt/embed", content=stream.getvalue(), headers={"Content-Type": NPY})
-    assert response.json() == embed(tiny, "gpt", input_ids=[[1, 2]])
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"offset": 3},
-        {"offset": [1, 2]},
-        {"dtype": "float16"},
-        {"dtype": "bfloat16", "encoding": "float"},
-        {"token_type_ids": [[0, 1], [1, 0]]},
-        {"attention_mask": [[0, 1], [1, 1]]},
-        {"position_ids": [[7, 1], [0, 0]]},
-    ],
-)
-def test_beside_npy_the_other_fields_are_query_parameters(tiny: httpx.Client, fields: dict[str, Any]) -> None:
-    query = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
-    response = tiny.post(
-        "/models/bert/embed", content=npy(np.array([[1, 2], [3, 4]])), params=query, headers={"Content-Type": NPY}
-    )
-    assert response.json() == embed(tiny, "bert", input_ids=[[1, 2], [3, 4]], **fields)
-
-
-def test_json_may_leave_fields_to_the_query(tiny: httpx.Client) -> None:
-    response = tiny.post("/models/gpt/embed?offset=3&encoding=float", json={"input_ids": [1]})
-    assert response.json() == embed(tiny, "gpt", input_ids=[1], offset=3, encoding="float")
-
-
-@pytest.mark.parametrize(
-    ("query", "detail"),
-    [
-        ("offset=1&offset=2", "the query has 2 values of offset; send one"),
-        ("offset=x", "offset: got x, expected JSON"),
-        ("offset=", "offset: got , expected JSON"),
-        ("nope=1", "unknown field nope; expected input_ids, "),
-        ("input_ids=[1]", "input_ids is both in the query and in the body; send it in one of them"),
-    ],
-)
-@pytest.mark.parametrize("kind", [JSON, NPY])
-def test_a_bad_query_is_refused(tiny: httpx.Client, query: str, detail: str, kind: str) -> None:
-    body = npy(np.array([1])) if kind == NPY else b'{"input_ids": [1]}'
-    response = tiny.post(f"/models/gpt/embed?{query}", content=body, headers={"Content-Type": kind})
-    assert response.status_code in (400, 422)
-    assert response.json()["detail"].startswith(detail)
-
-
-@pytest.mark.parametrize(
-    ("accept", "answer"),
-    [
-        ("", JSON),
-        ("*/*", JSON),
-        ("application/*", JSON),
-        (JSON, JSON),
-        (BYTES, BYTES),
-        (NPY, NPY),
-        ("APPLICATION/X-NPY", NPY),
-        (f"text/html, {BYTES}", BYTES),
-        (f"{JSON};q=0.5, {NPY}", NPY),
-        (f"{JSON};q=0.5, {NPY};q=0.4, {BYTES};q=0.6", BYTES),
-        (f"{JSON};q=0, */*", BYTES),
-        (f"{JSON};q=0, {BYTES};q=0, */*;q=0.001", NPY),
-        (f"*/*;q=0.9, {NPY}", NPY),
-        (f"application/*;q=0.1, {NPY};q=0.2", NPY),
-        (f"{JSON}; charset=utf-8", JSON),
-        (f"{BYTES} ; q=1.0 , {NPY}\t;\tq=0.9", BYTES),
-        ("*/*, text/html", JSON),
-        (SAFETENSORS, SAFETENSORS),
-        (f"{JSON};q=0.5, {SAFETENSORS}", SAFETENSORS),
-        (f"{JSON};q=0, {BYTES};q=0, {NPY};q=0, */*", SAFETENSORS),
-    ],
-)
-def test_the_answer_follows_accept(tiny: httpx.Client, accept: str, answer: str) -> None:
-    assert ask_for(tiny, accept, input_ids=[1]).headers["Content-Type"] == answer
-
-
-def test_several_accept_headers_are_one_list(tiny: httpx.Client) -> None:
-    headers = [("Accept", "text/html"), ("Accept", NPY)]
-    response = tiny.post("/models/gpt/embed", json={"input_ids": [1]}, headers=headers)
-    assert response.headers["Content-Type"] == NPY
-
-
-@pytest.mark.parametrize(
-    "accept",
-    ["text/html", f"{JSON};q=0", "*/*;q=0", "image/*", f"{JSON};q=x", f"{JSON};q=nan", f"{JSON};q=2", f"{JSON};q=-1"],
-)
-def test_what_is_not_acceptable_is_406(tiny: httpx.Client, accept: str) -> None:
-    response = ask_for(tiny, accept, input_ids=[1])
-    assert response.status_code == 406
-    assert response.json()["title"] == "NotAcceptable"
-    assert response.json()["got"] == accept
 
 
 @pytest.mark.parametrize("kind", [JSON, "application/json; charset=utf-8", "Application/JSON", None])

@@ -1,79 +1,18 @@
 """The Open Inference Protocol over HTTP. Oracles: tritonclient, and the native API."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
-import orjson
 import pytest
 import tritonclient.http
 
-from tests.support.protocols import Clients, Vectors, native_bytes
+from tests.service.api.http.routes.v2_calls import IDS, MIXED, declared, error_of, infer, tensor, vectors_of
+from tests.support.protocols import Clients, native_bytes
 from tests.support.servers import Server
 
-HEADER_LENGTH = "Inference-Header-Content-Length"
-IDS = [[1, 2, 3], [4, 5, 6]]
 OUTPUTS = "embeddings, token_embeddings, lengths, next_offset, truncated, input_ids, spans, each once"
-
-
-def tensor(name: Any = "input_ids", data: Any = IDS, **more: Any) -> dict[str, Any]:
-    """Return an input with JSON data."""
-    shape = more["shape"] if "shape" in more else np.array(data).shape
-    return {"name": name, "datatype": "INT64", "data": data} | more | {"shape": shape}
-
-
-def declared(array: Any, name: str = "input_ids", **more: Any) -> dict[str, Any]:
-    """Return an input whose data are bytes after the JSON."""
-    size = np.array(array, "<i8").nbytes
-    return {"name": name, "datatype": "INT64", "shape": np.array(array).shape} | {
-        "parameters": {"binary_data_size": size} | more
-    }
-
-
-def raw(array: Any) -> bytes:
-    return np.array(array, "<i8").tobytes()
-
-
-def infer(client: httpx.Client, *inputs: Any, model: str = "gpt", **more: Any) -> httpx.Response:
-    document = {"inputs": inputs, "outputs": [{"name": "embeddings"}]} | more
-    return client.post(f"/v2/models/{model}/infer", json=document)
-
-
-def infer_binary(
-    client: httpx.Client, document: dict[str, Any], data: bytes, length: str | None = None, model: str = "gpt"
-) -> httpx.Response:
-    header = json.dumps({"outputs": [{"name": "embeddings"}]} | document).encode()
-    headers = {
-        HEADER_LENGTH: str(len(header)) if length is None else length,
-        "Content-Type": "application/octet-stream",
-    }
-    return client.post(f"/v2/models/{model}/infer", content=header + data, headers=headers)
-
-
-def vectors_of(response: httpx.Response) -> Vectors:
-    """Return the vectors (T, D) of either form of answer."""
-    assert response.status_code == 200, response.text
-    length = response.headers.get(HEADER_LENGTH)
-    document = json.loads(response.content[: None if length is None else int(length)])
-    output = document["outputs"][0]
-    assert (output["name"], output["datatype"]) == ("embeddings", "FP32")
-    if length is None:
-        assert response.headers["Content-Type"] == "application/json"
-        return np.array(output["data"], np.float32).reshape(-1, output["shape"][-1])
-    assert response.headers["Content-Type"] == "application/octet-stream"
-    assert output["parameters"] == {"binary_data_size": len(response.content) - int(length)}
-    assert "data" not in output
-    return np.frombuffer(response.content[int(length) :], "<f4").reshape(-1, output["shape"][-1])
-
-
-def error_of(response: httpx.Response) -> str:
-    assert 400 <= response.status_code < 500
-    assert response.headers["Content-Type"] == "application/json"
-    document = response.json()
-    assert list(document) == ["error"]
-    return str(document["error"])
 
 
 @pytest.fixture(scope="module")
@@ -192,66 +131,6 @@ def test_the_order_of_the_inputs_does_not_matter(tiny: httpx.Client) -> None:
     assert infer(tiny, one, other).json() == infer(tiny, other, one).json()
 
 
-MIXED = {
-    "input_ids": IDS,
-    "offset": [1, 2],
-    "token_type_ids": [[0, 1, 0], [1, 0, 1]],
-    "attention_mask": [[0, 1, 1], [1, 1, 0]],
-}
-
-
-@pytest.mark.parametrize(
-    "binary", [set[str](), {"input_ids"}, {"offset", "attention_mask"}, {"token_type_ids"}, set(MIXED)]
-)
-@pytest.mark.parametrize("reverse", [False, True])
-def test_json_and_binary_inputs_mix(tiny: httpx.Client, tiny_clients: Clients, binary: set[str], reverse: bool) -> None:
-    items = list(MIXED.items())[:: -1 if reverse else 1]
-    inputs = [declared(data, name) if name in binary else tensor(name, data) for name, data in items]
-    data = b"".join(raw(data) for name, data in items if name in binary)
-    answer = infer_binary(tiny, {"inputs": inputs}, data, model="bert")
-    assert vectors_of(answer).tobytes() == native_bytes(tiny_clients, "bert", MIXED).tobytes()
-
-
-@pytest.mark.parametrize("padding", range(9))
-def test_binary_data_may_begin_at_any_byte(tiny: httpx.Client, tiny_clients: Clients, padding: int) -> None:
-    header = json.dumps({"inputs": [declared(IDS)]}).encode() + b" " * padding
-    response = tiny.post("/v2/models/gpt/infer", content=header + raw(IDS), headers={HEADER_LENGTH: str(len(header))})
-    assert vectors_of(response).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
-
-
-@pytest.mark.parametrize("whole", [None, False, True])
-@pytest.mark.parametrize("one", [None, {}, {"binary_data": False}, {"binary_data": True}])
-def test_binary_data_of_the_output_overrides_binary_data_output(
-    tiny: httpx.Client, tiny_clients: Clients, whole: bool | None, one: dict[str, bool] | None
-) -> None:
-    more: dict[str, Any] = {} if whole is None else {"parameters": {"binary_data_output": whole}}
-    if one is not None:
-        more["outputs"] = [{"name": "embeddings", "parameters": one}]
-    response = infer(tiny, tensor(), **more)
-    assert (HEADER_LENGTH in response.headers) == (one or {}).get("binary_data", bool(whole))
-    assert vectors_of(response).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
-
-
-def test_a_large_answer_may_be_text_and_bytes(server: Server) -> None:
-    """The length of the text is told before it: it is computed whole, in a thread."""
-    ids = np.arange(3000).reshape(100, 30)
-    outputs = [
-        {"name": "token_embeddings", "parameters": {"binary_data": False}},
-        {"name": "embeddings", "parameters": {"binary_data": True}},
-    ]
-    with httpx.Client(base_url=server.address, timeout=60) as client:
-        answers = []
-        for wanted in (outputs, *([output | {"parameters": {"binary_data": True}}] for output in outputs)):
-            asked = {"inputs": [declared(ids)], "outputs": wanted}
-            response = infer_binary(client, asked, raw(ids), model="gpt2-small")
-            length = int(response.headers[HEADER_LENGTH])
-            answers.append((orjson.loads(response.content[:length])["outputs"], response.content[length:]))
-    (documents, data), (_, lookups), (_, vectors) = answers
-    assert [output["shape"] for output in documents] == [[100, 30, 768]] * 2
-    assert np.array(documents[0]["data"], np.float32).tobytes() == lookups
-    assert data == vectors
-
-
 @pytest.mark.parametrize("outputs", [[], None])
 @pytest.mark.parametrize("model", ["bert", "gpt"])
 def test_unnamed_outputs_are_all_of_the_metadata(tiny: httpx.Client, model: str, outputs: Any) -> None:
@@ -260,60 +139,6 @@ def test_unnamed_outputs_are_all_of_the_metadata(tiny: httpx.Client, model: str,
     found = infer(tiny, tensor(), model=model, outputs=outputs).json()
     assert [output["name"] for output in found["outputs"]] == declared == ["embeddings", "token_embeddings"]
     assert found == infer(tiny, tensor(), model=model, outputs=named).json()
-
-
-@pytest.mark.parametrize(
-    "length",
-    ["x", "-1", "1.5", "+5", "1e3", "0x10", "", "99999999", "18446744073709551616", "9" * 5000, "٣", "1 2", "1,2"],
-    ids=range(13),
-)
-def test_invalid_header_length_is_refused(tiny: httpx.Client, length: str) -> None:
-    headers = {HEADER_LENGTH.encode(): length.encode()}
-    content = json.dumps({"inputs": [tensor()]})
-    error = error_of(tiny.post("/v2/models/gpt/infer", content=content, headers=headers))
-    assert error.startswith(f"{HEADER_LENGTH}: got ")
-    assert error.endswith(f", expected 0 to {len(content)}, the length of the body")
-
-
-@pytest.mark.parametrize("length", ["1", "10"])
-def test_a_header_length_that_cuts_the_json_is_refused(tiny: httpx.Client, length: str) -> None:
-    assert error_of(infer_binary(tiny, {"inputs": [tensor()]}, b"", length)).startswith("body: not valid JSON")
-
-
-@pytest.mark.parametrize("size", [-8, -1, 49, 2**31, 2**63, 2**64 - 1, "48", 48.0, True, [48], {}])
-def test_invalid_binary_size_is_refused(tiny: httpx.Client, size: Any) -> None:
-    error = error_of(infer_binary(tiny, {"inputs": [declared(IDS, binary_data_size=size)]}, raw(IDS)))
-    assert error.startswith("inputs[0].binary_data_size: got ")
-    assert error.endswith(", expected 0 to 48, the remaining bytes")
-
-
-def test_binary_sizes_that_do_not_sum_up_are_refused(tiny: httpx.Client) -> None:
-    inputs = [declared(IDS), declared([0], "offset", binary_data_size=16)]
-    error = error_of(infer_binary(tiny, {"inputs": inputs}, raw(IDS) + bytes(8)))
-    assert error == "inputs[1].binary_data_size: got 16, expected 0 to 8, the remaining bytes"
-
-
-@pytest.mark.parametrize("extra", [1, 8])
-def test_bytes_that_no_input_declares_are_refused(tiny: httpx.Client, extra: int) -> None:
-    error = error_of(infer_binary(tiny, {"inputs": [declared(IDS)]}, raw(IDS) + bytes(extra)))
-    assert error == f"body: got {extra} bytes more, expected the bytes that binary_data_size declares"
-
-
-@pytest.mark.parametrize("missing", [1, 8, 48])
-def test_missing_bytes_are_refused(tiny: httpx.Client, missing: int) -> None:
-    error = error_of(infer_binary(tiny, {"inputs": [declared(IDS)]}, raw(IDS)[missing:]))
-    assert error.startswith("inputs[0].binary_data_size: got 48, expected 0 to ")
-
-
-@pytest.mark.parametrize("size", [0, 8, 47])
-def test_bytes_that_do_not_fill_the_shape_are_refused(tiny: httpx.Client, size: int) -> None:
-    error = error_of(infer_binary(tiny, {"inputs": [declared(IDS, binary_data_size=size)]}, bytes(size)))
-    assert error == f"input_ids: got {size} bytes, expected 48 bytes for shape [2, 3]"
-
-
-def test_binary_data_without_the_header_is_refused(tiny: httpx.Client) -> None:
-    body = json.dumps({"inputs": [declared(IDS)]}).encode() + raw(IDS)
-    assert error_of(tiny.post("/v2/models/gpt/infer", content=body)).startswith("body: not valid JSON")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.service.api.http.routes.test_v2 import HEADER_LENGTH, IDS, infer, infer_binary, raw, tensor, vectors_of
+from tests.service.api.http.routes.v2_calls import HEADER_LENGTH, IDS, infer, infer_binary, raw, tensor, vectors_of
 from tests.support.protocols import Clients, call_grpc, native_bytes
 
 

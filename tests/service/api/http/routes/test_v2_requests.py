@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from preblock.service.api.http.errors import STATUS
 from preblock.service.core import errors
-from tests.service.api.http.routes.test_v2 import (
+from tests.service.api.http.routes.v2_calls import (
     HEADER_LENGTH,
     IDS,
     declared,

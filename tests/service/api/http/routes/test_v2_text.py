@@ -11,7 +11,7 @@ import tritonclient.http
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
-from tests.service.api.http.routes.test_v2 import IDS, declared, error_of, infer, infer_binary, raw, tensor
+from tests.service.api.http.routes.v2_calls import IDS, declared, error_of, infer, infer_binary, raw, tensor
 from tests.support.protocols import Clients, RequestRefused, call_grpc
 from tests.support.servers import Server
 

@@ -1,0 +1,145 @@
+"""Frames of a decode stream as the client reads them, from scripted servers."""
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from preblock.client import errors
+from preblock.client.sync_stream import DecodeStream
+from tests.client.conftest import raises_kind
+
+HEADER = struct.Struct("<4sBBHIIIB3s")
+
+
+FIELDS: dict[str, Any] = {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
+OPENED = json.dumps({"version": 1, "next_offset": [5], "indices": ["token_type_ids"]}).encode()
+
+
+class ScriptedSocket:
+    """A socket for a test: `sent` holds the paths and the messages, `answers` the next answers or errors."""
+
+    def __init__(self, *answers: bytes | Exception) -> None:
+        self.answers = list(answers)
+        self.sent: list[str | bytes] = []
+        self.pauses: list[float] = []
+
+    def connect(self, path: str) -> None:
+        self.sent.append(path)
+
+    def exchange(self, message: str | bytes) -> bytes:
+        self.sent.append(message)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    def close(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.sent.append(f"close after {kind}")
+
+
+def opened(*answers: bytes | Exception, resume: bool = False) -> tuple[DecodeStream, ScriptedSocket]:
+    """Return an open stream with one row at offset 5, and its socket."""
+    socket: Any = ScriptedSocket(OPENED, *answers)
+    stream = DecodeStream(socket, "m", None, dict(FIELDS), retries=1, resume=resume)
+    stream.__enter__()
+    assert socket.sent == ["/models/m/decode", json.dumps({"open": FIELDS})]
+    socket.sent.clear()
+    return stream, socket
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b'{"closing":"idle","next_offset":[5]}',
+        HEADER.pack(b"INCQ", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"PRBK", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"PRBK", 2, 4, 0, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"PRBK", 2, 2, 8, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"PRBK", 2, 2, 0, 2, 1, 1, 1, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 6),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 9, b"\1\0\0") + struct.pack("<qIIf", 6, 1, 1, 0.5),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\2\0\0") + struct.pack("<qIIIff", 6, 1, 1, 1, 0.5, 1),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + struct.pack("<qII", 6, 1, 1) + bytes(3),
+        HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0") + struct.pack("<qIIff", 6, 1, 1, 0.5, 1),
+        HEADER.pack(b"PRBK", 2, 11, 0, 0, 1, 0, 0, bytes(3)) + struct.pack("<q", 5) + b"idle",
+    ],
+)
+def test_a_frame_that_answers_nothing_closes_the_stream(frame: bytes) -> None:
+    stream, _ = opened(frame)
+    for _ in range(2):
+        with pytest.raises(errors.StreamClosed) as raised:
+            stream.step([1])
+        assert raised.value.offset == stream.offset == [5]
+
+
+@pytest.mark.parametrize("message", [b"", b"\xff", b"[]", b"{}"])
+def test_opening_without_a_response_is_an_error(message: bytes) -> None:
+    socket: Any = ScriptedSocket(message)
+    with pytest.raises(errors.ConnectionFailed, match="the server opened no decode stream") as raised:
+        DecodeStream(socket, "m", None, FIELDS, retries=0, resume=False).__enter__()
+    assert socket.sent[-1] == f"close after {raised.type}"
+
+
+def test_frames_as_the_document_has_them() -> None:
+    answer = HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 7, 2, 1, 0.5, -2)
+    state = HEADER.pack(b"PRBK", 2, 10, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
+    stream, socket = opened(answer, state)
+    assert stream.step([7, 8], token_type_ids=[0, 1]).tolist() == [[[0.5], [-2]]]
+    header = HEADER.pack(b"PRBK", 2, 1, 256 + 4, 1, 1, 2, 0, bytes(3))
+    assert socket.sent == [header + struct.pack("<qqqqqI", 7, 8, 0, 1, 5, 2)]
+    assert stream.offset == [7]
+    stream.rewind(6)
+    assert socket.sent[1] == HEADER.pack(b"PRBK", 2, 4, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
+    assert stream.offset == [6]
+
+
+def test_refused_input_does_not_count_as_a_message() -> None:
+    state = HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 5)
+    stream, _ = opened(state)
+    with raises_kind("Invalid"):
+        stream.step([1], word=[1])
+    stream.ping()
+
+
+def test_a_stream_that_resumes_connects_where_its_rows_are() -> None:
+    state = HEADER.pack(b"PRBK", 2, 10, 0, 1, 2, 0, 0, bytes(3)) + struct.pack("<qq", 5, 5)
+    stream, socket = opened(errors.ConnectionFailed("broke"), OPENED, state, resume=True)
+    stream.reorder([0, 0])
+    first, path, opening, again = socket.sent
+    assert first == again
+    assert path == "/models/m/versions/1/decode"
+    assert json.loads(opening)["open"] == {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
+    assert len(socket.pauses) == 1
+    assert stream.offset == [5, 5]
+
+
+def test_a_busy_service_is_asked_again_on_the_same_connection() -> None:
+    """`retry_after` of an error in an open stream is its least pause; the message gets a new number."""
+    busy = HEADER.pack(b"PRBK", 2, 3, 0, 1, 0, 0, 0, bytes(3))
+    busy += b'{"type":"urn:preblock:error:Unavailable","status":503,"detail":"full","retry_after":2}'
+    state = HEADER.pack(b"PRBK", 2, 10, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 4)
+    stream, socket = opened(busy, state)
+    stream.rewind(4)
+    assert [HEADER.unpack_from(frame)[4] for frame in socket.sent if isinstance(frame, bytes)] == [1, 2]
+    assert len(socket.sent) == 2
+    assert len(socket.pauses) == 1
+    assert 2 <= socket.pauses[0] <= 2.25
+    assert stream.offset == [4]
+
+
+@pytest.mark.parametrize("stated", [b"", b',"retry_after":null', b',"retry_after":"soon"', b',"retry_after":31'])
+def test_other_errors_of_a_stream_are_final(stated: bytes) -> None:
+    refused = HEADER.pack(b"PRBK", 2, 3, 0, 1, 0, 0, 0, bytes(3))
+    refused += b'{"type":"urn:preblock:error:Unavailable","status":503,"detail":"full"' + stated + b"}"
+    stream, socket = opened(refused)
+    with raises_kind("Unavailable"):
+        stream.ping()
+    assert socket.pauses == []

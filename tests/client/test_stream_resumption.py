@@ -1,0 +1,190 @@
+"""Decode streams that resume after a broken connection, through a proxy that breaks them."""
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from preblock.client import errors
+from tests.client.conftest import Connect as Connecting
+from tests.client.conftest import raises_kind
+from tests.client.flaky_proxy import CUT, DROP, SWALLOW, Act, After, FlakyProxy, canned
+from tests.client.single_call import whole
+from tests.support.servers import Server, serve
+
+BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailable","detail":"full"}')
+
+
+def decode_rows(client: Any) -> bytearray:
+    """Run every operation of a decoder on rows at distinct offsets, and return the bytes of all answers."""
+    found = bytearray()
+    with client.decode("bert", offset=[0, 2], resume=True) as stream:
+        for ids in ([[1], [2]], [[3, 4], []], [[5], [6]]):
+            found += stream.step(ids).tobytes()
+        stream.rewind([1, 3])
+        stream.reorder([1, 0, 1])
+        found += stream.step([[7], [8], [9]], token_type_ids=[[1], [0], [1]]).tobytes()
+        stream.append(5)
+        found += stream.step([[1], [], [], [10]]).tobytes()
+        stream.drop([0])
+        found += stream.step([[1], [2], [3]], position_ids=[[7], [2], [0]]).tobytes()
+        assert stream.offset == [8, 3, 1]
+    return found
+
+
+@pytest.fixture(scope="module")
+def impatient(tiny_repository: Path) -> Iterator[Server]:
+    """A server with an idle timeout of one second for streams."""
+    with serve(tiny_repository, PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS="1") as server:
+        yield server
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_stream_resumes_wherever_its_connections_break(
+    connect: Connecting, flaky: FlakyProxy, tiny: Any, direction: str
+) -> None:
+    """Connections are cut at bytes of the handshake, of the opening and of frames, before and in answers."""
+    # A late cut follows a cut during the opening, so that pauses do not grow.
+    early, late = [1, 150, 260, 300, 330, 345], [440, 461, 497, 540, 593, 660]
+    flaky.script = [After(**{direction: byte}) for pair in zip(early, late, strict=True) for byte in pair]
+    script: list[Act] = list(flaky.script)
+    assert decode_rows(connect(flaky.address)) == decode_rows(tiny)
+    assert flaky.connections > 4, f"{script} broke nothing"
+
+
+def steps_done(server: Server) -> float:
+    text = httpx.get(f"{server.address}/metrics", timeout=60).text
+    (line,) = re.findall(r'^preblock_stream_operations_total\{.*"gpt".*"step".*\} (.*)$', text, re.MULTILINE)
+    return float(line)
+
+
+def test_step_with_a_lost_response_is_repeated(
+    connect: Connecting, flaky: FlakyProxy, tiny: Any, tiny_server: Server
+) -> None:
+    with connect(flaky.address).decode("gpt", resume=True) as stream:
+        stream.step([1])
+        before = steps_done(tiny_server)
+        flaky.hold()
+
+        def lose_the_answer() -> None:
+            while steps_done(tiny_server) == before:
+                time.sleep(0.01)
+            flaky.break_all()
+            flaky.release()
+
+        losing = threading.Thread(target=lose_the_answer)
+        losing.start()
+        assert np.array_equal(stream.step([2, 3]), whole(tiny, [2, 3], model="gpt", offset=1))
+        losing.join()
+        assert stream.offset == [3]
+        assert np.array_equal(stream.step([4]), whole(tiny, [4], model="gpt", offset=3))
+    assert flaky.connections == 2
+
+
+@pytest.mark.parametrize("act", [DROP, SWALLOW, CUT, BUSY])
+def test_resuming_ends_and_may_be_tried_again(connect: Connecting, flaky: FlakyProxy, tiny: Any, act: Act) -> None:
+    with connect(flaky.address, retries=1).decode("gpt", resume=True) as stream:
+        stream.step([1])
+        flaky.script = [act] * 2
+        flaky.break_all()
+        kind = "Unavailable" if act == BUSY else "StreamClosed"
+        with raises_kind(kind):
+            stream.step([2])
+        assert stream.offset == [1]
+        assert np.array_equal(stream.step([2]), whole(tiny, [2], model="gpt", offset=1))
+    assert flaky.connections == 4
+
+
+def test_resuming_stream_is_opened_again_after_a_failure(connect: Connecting, flaky: FlakyProxy) -> None:
+    flaky.script = [DROP, BUSY]
+    with connect(flaky.address, retries=2).decode("gpt", resume=True) as stream:
+        assert stream.offset == [0]
+    with raises_kind("NotFound"), connect(flaky.address).decode("none", resume=True):
+        pass
+    assert flaky.connections == 4
+
+
+def test_a_stream_resumes_in_the_version_that_it_began_with(
+    connect: Connecting, tiny_repository: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bert").mkdir()
+    shutil.copytree(tiny_repository / "bert" / "1", tmp_path / "bert" / "1")
+    with (
+        serve(tmp_path, PREBLOCK_MODEL_CONTROL="poll", PREBLOCK_MODEL_POLL_INTERVAL_SECONDS="0.1") as server,
+        FlakyProxy(server.address) as flaky,
+    ):
+        client = connect(flaky.address)
+        with client.decode("bert", resume=True) as stream:
+            first = stream.step([1])
+            shutil.copytree(tiny_repository / "bert" / "2", tmp_path / "new")
+            (tmp_path / "new").rename(tmp_path / "bert" / "2")
+            while client.model("bert").version != 2:
+                time.sleep(0.05)
+            flaky.break_all()
+            stream.rewind(0)
+            assert stream.version == 1
+            assert np.array_equal(stream.step([1]), first)
+            assert not np.array_equal(client.embed([1], model="bert").vectors, first)
+
+
+def test_a_stream_resumes_at_another_server_when_its_own_stops(
+    connect: Connecting, tiny: Any, tiny_server: Server, tiny_repository: Path
+) -> None:
+    with serve(tiny_repository) as stopping, FlakyProxy(stopping.address) as flaky:
+        parts = []
+        with connect(flaky.address).decode("gpt", resume=True) as stream:
+            parts.append(stream.step([1, 2]))
+            flaky.aim(tiny_server.address)
+            stopping.process.terminate()
+            stopping.process.wait(60)
+            parts.append(stream.step([3, 4]))
+    assert np.array_equal(np.concatenate(parts, 1), whole(tiny, [1, 2, 3, 4], model="gpt"))
+
+
+def test_a_stream_that_idled_says_so_and_resumes(connect: Connecting, impatient: Server) -> None:
+    client = connect(impatient.address)
+    with (
+        client.decode("gpt") as fresh,
+        client.decode("gpt") as begun,
+        client.decode("gpt", resume=True) as resumed,
+    ):
+        begun.step([1])
+        resumed.step([1])
+        time.sleep(1.3)
+        for stream, offset in ((fresh, [0]), (begun, [1])):
+            with pytest.raises(errors.StreamClosed, match="idle") as raised:
+                stream.step([2])
+            assert raised.value.offset == offset
+        assert np.array_equal(resumed.step([2]), whole(client, [2], model="gpt", offset=1))
+
+
+def test_a_step_without_an_answer_ends_the_stream(connect: Connecting, flaky: FlakyProxy) -> None:
+    with connect(flaky.address, timeout=0.5).decode("gpt") as stream:
+        stream.step([1])
+        flaky.hold()
+        start = time.monotonic()
+        with pytest.raises(errors.StreamClosed, match="no answer in time") as raised:
+            stream.step([2])
+        assert raised.value.offset == stream.offset == [1]
+        flaky.release()
+        # Its late answer must not be taken for the answer to the next step.
+        with pytest.raises(errors.StreamClosed, match="no answer in time"):
+            stream.step([3])
+    assert time.monotonic() - start < 5
+
+
+def test_resuming_stream_continues_after_a_lost_answer(connect: Connecting, flaky: FlakyProxy, tiny: Any) -> None:
+    with connect(flaky.address, timeout=0.5).decode("gpt", resume=True) as stream:
+        stream.step([1])
+        flaky.hold()
+        with pytest.raises(errors.StreamClosed, match="no answer in time"):
+            stream.step([2])
+        flaky.release()
+        assert np.array_equal(stream.step([3]), whole(tiny, [3], model="gpt", offset=1))

@@ -1,0 +1,135 @@
+"""Sinusoids of arbitrary precision, by mpmath, and the distance of others from them."""
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import mpmath  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from preblock.models.modules.sinusoids import POSITIONS, Sinusoid
+
+PRECISION = 160
+"""Bits of every calculation in mpmath."""
+
+WIDTHS_AND_BASES = pytest.mark.parametrize(
+    ("d_model", "base"), [(512, 10000.0), (768, 10000.0), (48, 500.0), (10, 1e6), (6, 0.001)]
+)
+"""With a base less than 1, an angle advances by more than one turn per position."""
+
+
+@lru_cache(maxsize=16)
+def wavelengths(d_model: int, base: float) -> list[Any]:
+    with mpmath.workprec(PRECISION):
+        return [mpmath.power(base, mpmath.mpf(2 * pair) / d_model) for pair in range(d_model // 2)]
+
+
+@lru_cache(maxsize=16)
+def turns_per_position(d_model: int, base: float) -> list[int]:
+    """Of every pair of columns, in units of 2^-128."""
+    with mpmath.workprec(PRECISION):
+        return [
+            int(mpmath.nint(mpmath.ldexp(1 / (2 * mpmath.pi * wavelength), 128)))
+            for wavelength in wavelengths(d_model, base)
+        ]
+
+
+def precise(position: int, pair: int, d_model: int, base: float = 10000.0) -> tuple[Any, Any]:
+    """The sine and the cosine of one pair of columns by the formula of the paper."""
+    with mpmath.workprec(PRECISION):
+        angle = position / wavelengths(d_model, base)[pair]
+        return mpmath.sin(angle), mpmath.cos(angle)
+
+
+def units_off(found: float, exact: Any) -> float:
+    """The distance of `found` from `exact`, in units in the last place of a float32 at `exact`."""
+    with mpmath.workprec(PRECISION):
+        if exact == 0:
+            return 0.0 if found == 0 else math.inf
+        return float(mpmath.ldexp(abs(found - exact), 24 - mpmath.frexp(exact)[1]))
+
+
+def worst(places: Iterable[tuple[int, int]], d_model: int, base: float = 10000.0) -> float:
+    """The largest distance from mpmath at the given places: position and pair of columns."""
+    module, largest = Sinusoid(d_model, base), 0.0
+    iterator = iter(places)
+    while part := [place for _, place in zip(range(2048), iterator, strict=False)]:
+        found = module(torch.tensor([position for position, _ in part])).tolist()
+        for row, (position, pair) in zip(found, part, strict=True):
+            for phase, exact in enumerate(precise(position, pair, d_model, base)):
+                largest = max(largest, units_off(row[2 * pair + phase], exact))
+    return largest
+
+
+def reference(
+    positions: NDArray[np.int64], pairs: NDArray[np.int64], d_model: int, base: float = 10000.0
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The same values much faster: reduced to an eighth of a turn exactly in integers, then in long double.
+
+    Where long double is float64, they are still right to 2^-27 units in the last place of a float32.
+    """
+    turns = turns_per_position(d_model, base)
+    digits = np.array([[turn >> 32 * k & 0xFFFFFFFF for k in range(4)] for turn in turns], np.uint64)[pairs]
+    fraction, carry = [], np.zeros(len(pairs), np.uint64)
+    for k in range(4):  # from the lowest; whole turns run out at the top
+        product = positions.astype(np.uint64) * digits[:, k] + carry
+        fraction.append((product & np.uint64(0xFFFFFFFF)).astype(np.int64))
+        carry = product >> np.uint64(32)
+    quarters = fraction[3] + 2**29 >> 30
+    fraction[3] -= quarters << 30
+    negative = fraction[3] < 0
+    angle = np.zeros(len(pairs), np.longdouble)
+    for k, digit in enumerate(fraction):  # of a negative number the complement, so that nothing cancels
+        angle += np.where(negative, ~digit if k == 3 else ~digit & 0xFFFFFFFF, digit) * np.longdouble(2) ** (
+            32 * k - 128
+        )
+    angle *= np.where(negative, -1, 1) * np.longdouble("6.28318530717958647692528676655900577")
+    sine, cosine = np.sin(angle), np.cos(angle)
+    return (
+        np.choose(quarters % 4, (sine, cosine, -sine, -cosine)),
+        np.choose(quarters % 4, (cosine, -sine, -cosine, sine)),
+    )
+
+
+def units_off_reference(
+    vectors: NDArray[np.float32], positions: NDArray[np.int64], pairs: NDArray[np.int64], d_model: int, base: float
+) -> Iterator[NDArray[Any]]:
+    """The distances of the sines, then of the cosines, of one pair of columns per row; the positions are not 0."""
+    for phase, exact in enumerate(reference(positions, pairs, d_model, base)):
+        distance = np.abs(vectors[np.arange(len(positions)), 2 * pairs + phase] - exact)
+        yield np.ldexp(distance, 24 - np.frexp(exact)[1])
+
+
+def bits(values: Tensor | NDArray[np.float32]) -> NDArray[np.int32]:
+    return np.asarray(values).view(np.int32)
+
+
+def powers_of_two_and_neighbours() -> list[int]:
+    positions = {2**k + step for k in range(32) for step in (-1, 0, 1)}
+    return sorted(position for position in positions if position < POSITIONS)
+
+
+def closest_to_quarters(d_model: int, base: float) -> Iterator[tuple[int, int]]:
+    """The places where an angle comes closer to a quarter, half or whole turn than at any position before.
+
+    Continued fractions give them: the denominators of the convergents of quarters per position.
+    """
+    for pair, turns in enumerate(turns_per_position(d_model, base)):
+        numerator, denominator = 4 * turns, 2**128
+        before, position = 0, 1
+        while position < POSITIONS:
+            yield position, pair
+            numerator, denominator = denominator, numerator % denominator
+            before, position = position, before + position * (numerator // denominator)
+
+
+def random_places(d_model: int, count: int) -> Iterator[tuple[int, int]]:
+    random = np.random.default_rng(count)
+    yield from zip(
+        random.integers(0, POSITIONS, count).tolist(), random.integers(0, d_model // 2, count).tolist(), strict=True
+    )

@@ -1,0 +1,113 @@
+"""Tables of sinusoids, bit for bit those of the libraries."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.ctrl.modeling_ctrl import positional_encoding
+from transformers.models.distilbert import modeling_distilbert
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.pegasus.modeling_pegasus import PegasusSinusoidalPositionalEmbedding
+from transformers.models.speech_to_text.modeling_speech_to_text import Speech2TextSinusoidalPositionalEmbedding
+from transformers.models.whisper.modeling_whisper import sinusoids
+from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
+from transformers.models.xlm import modeling_xlm
+
+from preblock.models.modules.sinusoids import RECIPES
+from tests.models.modules.precise_sinusoids import bits
+
+
+def interleaved_by(library: Any) -> Callable[[int, int], Tensor]:
+    def create(rows: int, d_model: int) -> Tensor:
+        table = torch.empty(rows, d_model)
+        library.create_sinusoidal_embeddings(rows, d_model, table)
+        return table
+
+    return create
+
+
+def half_by(library: Any) -> Callable[[int, int], Tensor]:
+    return lambda rows, d_model: library(rows, d_model).create_weight()
+
+
+def all_float32_by(library: Any) -> Callable[[int, int], Tensor]:
+    return lambda rows, d_model: library(rows, d_model, torch.float32)
+
+
+LIBRARY: dict[str, tuple[str, Callable[[int, int], Tensor]]] = {
+    "marian": ("pair_half", half_by(MarianSinusoidalPositionalEmbedding)),
+    "pegasus": ("pair_half", half_by(PegasusSinusoidalPositionalEmbedding)),
+    "xlm": ("pair_interleaved", interleaved_by(modeling_xlm)),
+    "distilbert": ("pair_interleaved", interleaved_by(modeling_distilbert)),
+    "ctrl": ("pair_half_float32", all_float32_by(positional_encoding)),
+    "m2m_100": ("tensor2tensor", M2M100SinusoidalPositionalEmbedding.get_embedding),
+    "xglm": ("tensor2tensor", XGLMSinusoidalPositionalEmbedding.get_embedding),
+    "speech_to_text": ("tensor2tensor", Speech2TextSinusoidalPositionalEmbedding.get_embedding),
+    "whisper": ("tensor2tensor", sinusoids),
+}
+"""Of a family of transformers: the recipe of its table, and what builds it there."""
+
+SHAPES = [(1, 4), (2, 6), (50, 256), (1024, 512), (1500, 384), (514, 768), (200, 1026)]
+ODD_SHAPES = [(3, 5), (300, 63), (70, 511)]
+
+
+@pytest.mark.parametrize(("rows", "d_model"), SHAPES)
+@pytest.mark.parametrize("family", LIBRARY)
+def test_a_table_is_the_librarys_to_the_bit(family: str, rows: int, d_model: int) -> None:
+    recipe, library = LIBRARY[family]
+    found = RECIPES[recipe](rows, d_model)
+    assert found.dtype == torch.float32
+    assert np.array_equal(bits(found), bits(library(rows, d_model)))
+
+
+@pytest.mark.parametrize(("rows", "d_model"), ODD_SHAPES)
+@pytest.mark.parametrize("family", [family for family in LIBRARY if family != "whisper"])
+def test_a_table_of_odd_width_is_the_librarys_to_the_bit(family: str, rows: int, d_model: int) -> None:
+    recipe, library = LIBRARY[family]
+    assert np.array_equal(bits(RECIPES[recipe](rows, d_model)), bits(library(rows, d_model)))
+
+
+@pytest.mark.parametrize("padding_idx", [0, 1, 39])
+@pytest.mark.parametrize(
+    "library",
+    [
+        M2M100SinusoidalPositionalEmbedding,
+        XGLMSinusoidalPositionalEmbedding,
+        Speech2TextSinusoidalPositionalEmbedding,
+    ],
+)
+def test_the_padding_row_is_zero_as_in_the_library(library: Any, padding_idx: int) -> None:
+    found = RECIPES["tensor2tensor"](40, 24, padding_idx)
+    assert np.array_equal(bits(found), bits(library.get_embedding(40, 24, padding_idx)))
+    assert (found[padding_idx] == 0).all()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_only_the_padding_row_is_zeroed(recipe: str) -> None:
+    expected = RECIPES[recipe](9, 8)
+    expected[5] = 0
+    assert torch.equal(RECIPES[recipe](9, 8, 5), expected)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("padding_idx", [-1, 9])
+def test_a_padding_row_outside_the_table_is_refused(recipe: str, padding_idx: int) -> None:
+    with pytest.raises(ValueError, match=f"padding_idx: got {padding_idx}, expected 0 to 8"):
+        RECIPES[recipe](9, 8, padding_idx)
+
+
+@pytest.mark.parametrize("d_model", [2, 3])
+def test_tensor2tensor_refuses_a_width_that_divides_by_zero(d_model: int) -> None:
+    with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected 4 or more"):
+        RECIPES["tensor2tensor"](4, d_model)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_table_is_real_on_the_meta_device(recipe: str) -> None:
+    with torch.device("meta"):
+        found = RECIPES[recipe](9, 8)
+    assert torch.equal(found, RECIPES[recipe](9, 8))

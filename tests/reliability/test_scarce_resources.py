@@ -1,0 +1,132 @@
+"""Full disks, and a lack of descriptors."""
+
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from preblock.service.observability.metric_files import RESERVED_BYTES
+from tests.reliability.load import answers, descriptors, load, ready, wait_for
+from tests.reliability.wires import connection, still_right
+from tests.support.processes import workers
+from tests.support.scrapes import samples_of
+from tests.support.servers import serve
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 8 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], capture_output=True, check=False)
+    if mount.returncode:
+        pytest.skip("this user mounts nothing")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def fill(disk: Path) -> Path:
+    file = disk / "filling"
+    with suppress(OSError), file.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4096))
+    return file
+
+
+def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected: bytes, small_disk: Path) -> None:
+    """A page of a mapped file without room on the disk would end its process."""
+    folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE_DIR": str(small_disk / "cache")}
+    with serve(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
+        wait_for(partial(ready, server))
+        before = workers(server.process.pid)
+        filling = fill(small_disk)
+        with load(server, expected, 4, 0.02) as seen, httpx.Client(base_url=server.address, timeout=60) as client:
+            for rows in range(1, 64):  # each number of rows has counters of its own
+                assert client.post("/models/bert/embed", json={"input_ids": [[1]] * rows}).status_code == 200
+                assert client.post("/models/bert/embed", json={"input_ids": [[11]] * rows}).status_code == 422
+            assert client.get("/metrics").status_code == 200
+            refused = client.post("/v2/repository/models/bert/unload")
+            assert (refused.status_code, refused.json()["error"].partition(":")[0]) == (
+                503,
+                "the change of 'bert' could not be written for the workers",
+            )
+            filling.unlink()
+            assert client.post("/v2/repository/models/bert/unload").status_code == 200
+            assert client.post("/models/bert/embed", json={"input_ids": [1]}).status_code == 404
+        assert not seen.wrong
+        assert not seen.broken
+        assert workers(server.process.pid) == before
+
+
+def test_space_of_metric_files_is_reserved_at_the_start(tiny_repository: Path, tmp_path: Path) -> None:
+    with serve(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
+        wait_for(partial(ready, server))
+        (folder,) = tmp_path.glob("preblock-*/metrics")
+        wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED_BYTES))
+        for file in folder.glob("*.db"):
+            kind, _, pid = file.stem.rpartition("_")
+            assert int(pid) in workers(server.process.pid)
+            assert file.stat().st_blocks * 512 >= RESERVED_BYTES[kind]
+
+
+def test_server_recovers_from_a_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
+    root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
+    (root / "bert/2").rename(later)
+    with (
+        serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
+        httpx.Client(base_url=server.address, timeout=60) as client,
+    ):
+        still_right(client, expected)
+        used = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+        limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 10, limits[1]))
+        with ExitStack() as stack:
+            for _ in range(60):
+                stream = stack.enter_context(connection(server))
+                with suppress(ConnectionError):
+                    stream.sendall(b"GET /livez HTTP/1.1\r\n")
+            time.sleep(1)
+            still_right(client, expected)  # old connections
+            later.rename(root / "bert/2")
+            time.sleep(0.5)
+        wait_for(partial(answers, server))  # new connections
+        still_right(client, expected)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
+        wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
+
+
+def test_metrics_are_true_or_unavailable_without_descriptors(tiny_repository: Path, expected: bytes) -> None:
+    """For some of them files are read."""
+    with serve(tiny_repository) as server, ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=server.address, timeout=60)) for _ in range(8)]
+        for client in clients:
+            still_right(client, expected)
+        pid = server.process.pid
+
+        def told() -> bool:
+            """Return whether all is told, and is true; else it is unavailable."""
+            answer = clients[0].get("/metrics")
+            if answer.status_code == 503:
+                assert answer.headers["Retry-After"] == "1"
+                return False
+            found = samples_of(answer.text)
+            assert found["preblock_requests_total", "gpt", "ok", "native"] == len(clients)
+            assert found["preblock_resident_memory_bytes", "anonymous"] > 2**20
+            return True
+
+        assert told()
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        most = max(int(descriptor.name) for descriptor in descriptors(pid)) + 6
+        with ExitStack() as many:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, limits[1]))
+            for _ in range(40):
+                many.enter_context(connection(server))
+            wait_for(lambda: not told())
+        wait_for(told)

@@ -1,0 +1,79 @@
+"""Bodies of arrays, with their other fields in the query. Oracle: numpy's own .npy files."""
+
+import io
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.service.api.http.routes.embed_calls import JSON, NPY, embed, npy, post_npy
+from tests.support.protocols import Clients, native_bytes
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", ">i8", ">i4"]
+)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_of_any_integer_type_and_order_is_read(tiny_clients: Clients, dtype: str, order: Any) -> None:
+    rows = [[1, 2, 3], [4, 5, 6]]
+    response = post_npy(tiny_clients.http, np.array(rows, dtype, order=order))
+    assert (
+        np.load(io.BytesIO(response.content)).tobytes()
+        == native_bytes(tiny_clients, "gpt", {"input_ids": rows}).tobytes()
+    )
+
+
+def test_npy_of_one_dimension_is_one_row(tiny: httpx.Client) -> None:
+    assert post_npy(tiny, np.array([1, 2, 3])).headers["Preblock-Shape"] == "1,3,4"
+
+
+def test_npy_of_version_2_is_read(tiny: httpx.Client) -> None:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.array([[1, 2]]), version=(2, 0))
+    response = tiny.post("/models/gpt/embed", content=stream.getvalue(), headers={"Content-Type": NPY})
+    assert response.json() == embed(tiny, "gpt", input_ids=[[1, 2]])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"offset": 3},
+        {"offset": [1, 2]},
+        {"dtype": "float16"},
+        {"dtype": "bfloat16", "encoding": "float"},
+        {"token_type_ids": [[0, 1], [1, 0]]},
+        {"attention_mask": [[0, 1], [1, 1]]},
+        {"position_ids": [[7, 1], [0, 0]]},
+    ],
+)
+def test_beside_npy_the_other_fields_are_query_parameters(tiny: httpx.Client, fields: dict[str, Any]) -> None:
+    query = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+    response = tiny.post(
+        "/models/bert/embed", content=npy(np.array([[1, 2], [3, 4]])), params=query, headers={"Content-Type": NPY}
+    )
+    assert response.json() == embed(tiny, "bert", input_ids=[[1, 2], [3, 4]], **fields)
+
+
+def test_json_may_leave_fields_to_the_query(tiny: httpx.Client) -> None:
+    response = tiny.post("/models/gpt/embed?offset=3&encoding=float", json={"input_ids": [1]})
+    assert response.json() == embed(tiny, "gpt", input_ids=[1], offset=3, encoding="float")
+
+
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("offset=1&offset=2", "the query has 2 values of offset; send one"),
+        ("offset=x", "offset: got x, expected JSON"),
+        ("offset=", "offset: got , expected JSON"),
+        ("nope=1", "unknown field nope; expected input_ids, "),
+        ("input_ids=[1]", "input_ids is both in the query and in the body; send it in one of them"),
+    ],
+)
+@pytest.mark.parametrize("kind", [JSON, NPY])
+def test_a_bad_query_is_refused(tiny: httpx.Client, query: str, detail: str, kind: str) -> None:
+    body = npy(np.array([1])) if kind == NPY else b'{"input_ids": [1]}'
+    response = tiny.post(f"/models/gpt/embed?{query}", content=body, headers={"Content-Type": kind})
+    assert response.status_code in (400, 422)
+    assert response.json()["detail"].startswith(detail)
