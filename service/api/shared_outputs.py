@@ -1,6 +1,7 @@
 """Outputs in shared memory, written chunk by chunk before the response that names them."""
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -13,6 +14,7 @@ from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, Result
 from preblock.service.core.shared_region import OpenRange
+from preblock.service.runtime.fused_embedding import guard_writes
 
 
 async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str, OpenRange]) -> None:
@@ -32,12 +34,31 @@ async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str,
             expected = f"at least {tensor.nbytes}, the bytes of the output {name}"
             raise Invalid(f"{target.wanted.field}.{SIZE}", target.size, expected)
     for name, tensor in tensors.items():
-        position = 0
-        chunks: Iterable[NDArray[np.generic]] = tensor if isinstance(tensor, ChunkedTensor) else (tensor,)
-        for chunk in chunks:
-            for content in split_buffer(raw_bytes(chunk)):
-                ranges[name].write(position, content)
-                position += len(content)
-                del content
+        if isinstance(tensor, ChunkedTensor) and _lend(ranges[name], tensor):
+            for _ in tensor:
                 await asyncio.sleep(0)
-            del chunk  # lets the next chunk reuse this buffer
+        else:
+            await _copy(ranges[name], tensor if isinstance(tensor, ChunkedTensor) else (tensor,))
+
+
+def _lend(target: OpenRange, tensor: ChunkedTensor) -> bool:
+    """Make the model write a tensor into its range, which saves a copy; return whether it can."""
+    vectors = None if tensor.memory is None else target.map_floats(math.prod(tensor.shape))
+    if tensor.memory is None or vectors is None:
+        return False
+    guard_writes()
+    tensor.memory.vectors = vectors.reshape(-1, tensor.shape[-1])
+    tensor.memory.lost = target.lost
+    return True
+
+
+async def _copy(target: OpenRange, chunks: Iterable[NDArray[np.generic]]) -> None:
+    """Write the chunks of a tensor into its range."""
+    position = 0
+    for chunk in chunks:
+        for content in split_buffer(raw_bytes(chunk)):
+            target.write(position, content)
+            position += len(content)
+            del content
+            await asyncio.sleep(0)
+        del chunk  # lets the next chunk reuse this buffer

@@ -1,14 +1,29 @@
 """Results of the engine: tensors by name, buffered or chunked."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import DTYPES, Int64, TokenRows
+
+
+@dataclass
+class OutputMemory:
+    """Memory of a client for the vectors of an output, in place of memory of the server.
+
+    Args:
+        vectors: float32 (T, width), set before the first chunk is computed; None leaves the vectors with the server.
+        lost: returns the error for memory that has become shorter.
+
+    """
+
+    vectors: NDArray[np.float32] | None = None
+    lost: Callable[[], PreblockError] | None = None
 
 
 class ChunkedTensor:
@@ -18,14 +33,22 @@ class ChunkedTensor:
         shape: of the tensor.
         dtype: a key of DTYPES.
         chunks: C-contiguous arrays of this dtype, in order.
+        memory: receives the chunks once it is set; None if they are always computed in memory of the server.
 
     """
 
     size: ClassVar[int] = 0
     """Number of values in memory."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: str, chunks: Iterator[NDArray[np.generic]]) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        chunks: Iterator[NDArray[np.generic]],
+        memory: OutputMemory | None = None,
+    ) -> None:
         self.shape = shape
+        self.memory = memory
         self.dtype = DTYPES[dtype]
         self.itemsize = self.dtype.itemsize
         self.nbytes = self.itemsize * math.prod(shape)

@@ -1,19 +1,25 @@
 """Regions of POSIX shared memory, and copies of bytes from and to them.
 
-Bytes are copied with `pread` and `pwrite`. A mapping would be a little faster, but a client can shrink its file at any
-time, and a process that touches the lost pages of a mapping dies (SIGBUS).
+A client can shrink its file at any time, and a process that touches the lost pages of a mapping dies (SIGBUS). So bytes
+are copied with `pread` and `pwrite`. Only code that handles SIGBUS may write to the mapping of a range.
 """
 
+import mmap
 import os
 import time
 import weakref
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from preblock.service.core.errors import Invalid, Unavailable
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.core.errors import Invalid, PreblockError, Unavailable
 
 FOLDER = Path("/dev/shm")
+FLOAT32_BYTES = 4
 MAX_KEY_BYTES = 255
 SEMAPHORE_PREFIX = "sem."
 """Start of the names of POSIX semaphores, which lie in the same folder."""
@@ -60,6 +66,11 @@ class Region:
 
     def __post_init__(self) -> None:
         weakref.finalize(self, os.close, self.file)
+
+    @cached_property
+    def mapping(self) -> mmap.mmap:
+        """The file up to the end of the region, in the address space of this process."""
+        return mmap.mmap(self.file, self.offset + self.size)
 
 
 @dataclass(frozen=True)
@@ -112,8 +123,31 @@ class OpenRange:
                 written = os.pwrite(self.region.file, content, begin)
                 content, begin = content[written:], begin + written
         except OSError as error:
-            message = f"{self.wanted.field}: the region {self.region.name} cannot be written: {error.strerror}"
-            raise Unavailable(self.wanted.field, error.strerror, "memory for the region", message=message) from error
+            raise self._unwritable(str(error.strerror)) from error
+
+    def map_floats(self, count: int) -> NDArray[np.float32] | None:
+        """Return the first values of the range as float32 (count,); None if they are not aligned.
+
+        Raises:
+            Invalid: the file has become shorter.
+
+        """
+        if self.begin % FLOAT32_BYTES:
+            return None
+        self.check()
+        return np.frombuffer(self.region.mapping, np.float32, count, self.begin)
+
+    def lost(self) -> PreblockError:
+        """Return the error for a mapping that cannot be written."""
+        try:
+            self.check()
+        except Invalid as error:
+            return error
+        return self._unwritable("no memory is left")
+
+    def _unwritable(self, reason: str) -> Unavailable:
+        message = f"{self.wanted.field}: the region {self.region.name} cannot be written: {reason}"
+        return Unavailable(self.wanted.field, reason, "memory for the region", message=message)
 
     def check(self) -> None:
         """Raise Invalid if the file has become shorter than the end of the range."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.core.results import ChunkedTensor
+from preblock.service.core.results import ChunkedTensor, OutputMemory
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
@@ -76,9 +76,12 @@ def stream_chunks(
     rows, tensors = request.input_ids, {}
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     for output, name in outputs.items():
-        parts = _stream_output(_vectors(model, name, item), request.dtype, closer)
+        direct = request.dtype == "float32" and model.writes_into(item.feeds, name)
+        memory = OutputMemory() if direct else None
+        chunks = _vectors(model, name, item) if memory is None else _vectors_in(memory, model, name, item)
+        parts = _stream_output(chunks, request.dtype, closer)
         next(parts)  # starts the generator, so that its `except` runs even if the client leaves before the first chunk
-        tensors[output] = ChunkedTensor((*shape, *model.manifest.shapes[output]), request.dtype, parts)
+        tensors[output] = ChunkedTensor((*shape, *model.manifest.shapes[output]), request.dtype, parts, memory)
     return tensors
 
 
@@ -115,6 +118,17 @@ def _stream_output(chunks: Iterator[Float32], dtype: str, closer: _RecordCloser)
 def _vectors(model: TokenModel, name: str, item: BatchItem) -> Iterator[Float32]:
     """Yield the vectors of one output in chunks, float32."""
     return model.run_in_chunks(item.feeds, name, _max_chunk_tokens(model, name))
+
+
+def _vectors_in(memory: OutputMemory, model: TokenModel, name: str, item: BatchItem) -> Iterator[Float32]:
+    """Yield the vectors of one output in chunks, from `memory` if it is set by then."""
+    if memory.vectors is None or memory.lost is None:
+        yield from _vectors(model, name, item)
+        return
+    try:
+        yield from model.run_into_chunks(item.feeds, _max_chunk_tokens(model, name), memory.vectors)
+    except BufferError:
+        raise memory.lost() from None
 
 
 def _max_chunk_tokens(model: TokenModel, name: str) -> int:

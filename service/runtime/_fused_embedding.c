@@ -3,14 +3,49 @@
  * The graph does this with two operators: Gather writes an intermediate tensor, and Add reads it again. Above the size of the
  * L2 cache (786 kB for 256 tokens of width 768) the second pass costs memory bandwidth. Rows are prefetched PREFETCH_ROWS
  * iterations ahead, because hardware prefetchers cannot predict random rows.
+ *
+ * The output may lie in a mapped file of another process. If that process shrinks the file, a write raises SIGBUS. The
+ * handler leaves the loop then, and the call fails like any other.
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdint.h>
 #include <string.h>
 
 enum { PREFETCH_ROWS = 4, CACHE_LINE_BYTES = 64 };
+
+/* The output of the call in this thread, and the place to continue at after a SIGBUS in it. */
+static __thread const char *volatile guarded_begin, *volatile guarded_end;
+static __thread sigjmp_buf after_fault;
+static struct sigaction previous;
+
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    const char *address = info->si_addr;
+    if (address >= guarded_begin && address < guarded_end)
+        siglongjmp(after_fault, 1);
+    sigaction(number, &previous, NULL); /* the same access faults again, now without this handler */
+}
+
+static PyObject *guard_output(PyObject *module, PyObject *nothing)
+{
+    (void)module;
+    (void)nothing;
+    struct sigaction current, ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    sigemptyset(&ours.sa_mask);
+    if (sigaction(SIGBUS, NULL, &current))
+        return PyErr_SetFromErrno(PyExc_OSError);
+    if (!(current.sa_flags & SA_SIGINFO) || current.sa_sigaction != on_bus_error) {
+        previous = current;
+        if (sigaction(SIGBUS, &ours, NULL))
+            return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return Py_NewRef(Py_None);
+}
 
 /* Read id `i`. Ids may be unaligned, because they are read in place from the request body. */
 static int64_t id_at(const void *ids, Py_ssize_t i)
@@ -72,6 +107,21 @@ static int fits(const Py_buffer *ids, const Py_buffer *table, const Py_buffer *p
     return 1;
 }
 
+/* Run `add`. Return 1, or set an exception and return 0 if the output is no longer mapped to a file. */
+static int add_guarded(const Py_buffer *out, const Py_buffer *table, float scale, const Py_buffer *ids,
+                       const Py_buffer *positions, Py_ssize_t width)
+{
+    guarded_end = (const char *)out->buf + out->len;
+    guarded_begin = out->buf;
+    int complete = !sigsetjmp(after_fault, 0); /* SA_NODEFER: the signal is not blocked, so no mask is saved */
+    if (complete)
+        add(out->buf, table->buf, scale, ids->buf, ids->len / 8, positions->buf, positions->len / (4 * width), width);
+    else
+        PyErr_SetString(PyExc_BufferError, "output: got memory that has become shorter, expected memory to write to");
+    guarded_begin = guarded_end = NULL;
+    return complete;
+}
+
 static PyObject *add_rows(PyObject *module, PyObject *arguments)
 {
     (void)module;
@@ -82,7 +132,7 @@ static PyObject *add_rows(PyObject *module, PyObject *arguments)
         return NULL;
     int right = fits(&ids, &table, &positions, &out, width);
     if (right && ids.len)
-        add(out.buf, table.buf, scale, ids.buf, ids.len / 8, positions.buf, positions.len / (4 * width), width);
+        right = add_guarded(&out, &table, scale, &ids, &positions, width);
     PyBuffer_Release(&ids);
     PyBuffer_Release(&table);
     PyBuffer_Release(&positions);
@@ -93,6 +143,8 @@ static PyObject *add_rows(PyObject *module, PyObject *arguments)
 static PyMethodDef methods[] = {
     {"add_rows", add_rows, METH_VARARGS, "add_rows(ids, table, scale, positions, out, width): write to out the rows of "
      "table at ids, times scale, plus positions"},
+    {"guard_output", guard_output, METH_NOARGS, "guard_output(): from now on, add_rows raises BufferError if the file of a "
+     "mapped output becomes shorter"},
     {0},
 };
 

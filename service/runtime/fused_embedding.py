@@ -19,7 +19,7 @@ from preblock.service.runtime.position_table import map_rows
 from preblock.service.runtime.runner import Feeds, Float32, Runner
 
 try:
-    from preblock.service.runtime._fused_embedding import add_rows
+    from preblock.service.runtime._fused_embedding import add_rows, guard_output
 except ImportError:  # installed without a C compiler
     BUILT = False
 else:
@@ -58,8 +58,6 @@ def map_tables(folder: Path, manifest: Manifest, kernel: Kernel) -> KernelTables
 class FusedLookup:
     """Runs `embeddings` in the kernel, and all other calls on another runner.
 
-    It covers one offset for all rows, and rows of one token with an offset each.
-
     Args:
         tables: of the model.
         other: runs large calls without the buffer pool, and all other offsets.
@@ -78,17 +76,36 @@ class FusedLookup:
             IndexError: an id has no row.
 
         """
-        ids, offset = feeds["input_ids"], feeds["offset"]
-        batch, length = ids.shape
-        if not 0 < ids.size <= self._max_tokens or (len(offset) > 1 and length > 1):
+        batch, length = feeds["input_ids"].shape
+        if not 0 < batch * length <= self._max_tokens or not covers(feeds):
             return self._other.run(feeds, outputs)
+        vectors = self._pool.take((batch, length, self._tables.positions.shape[1]))
+        self.run_into(feeds, vectors)
+        return {EMBEDDINGS: vectors}
+
+    def run_into(self, feeds: Feeds, vectors: Float32) -> None:
+        """Write the embeddings of covered feeds into `vectors`, (B, L, P) and contiguous.
+
+        Raises:
+            IndexError: an id has no row.
+            BufferError: `vectors` is a mapped file that has become shorter, after a call of `guard_output`.
+
+        """
+        ids, offset = feeds["input_ids"], feeds["offset"]
         tokens, scale, table = self._tables
         if len(offset) == 1:
             begin = offset.item()
-            positions = table[begin : begin + length]
+            positions = table[begin : begin + ids.shape[1]]
         else:
             positions = table.take(offset, 0)
-        width = table.shape[1]
-        vectors = self._pool.take((batch, length, width))
-        add_rows(np.ascontiguousarray(ids), tokens, scale, positions, vectors, width)
-        return {EMBEDDINGS: vectors}
+        add_rows(np.ascontiguousarray(ids), tokens, scale, positions, vectors, table.shape[1])
+
+
+def covers(feeds: Feeds) -> bool:
+    """Return whether the kernel covers these feeds: one offset for all rows, or rows of one token."""
+    return len(feeds["offset"]) == 1 or feeds["input_ids"].shape[1] == 1
+
+
+def guard_writes() -> None:
+    """Make the kernel raise BufferError, in place of a fatal SIGBUS, if a mapped output becomes shorter."""
+    guard_output()

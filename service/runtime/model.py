@@ -17,7 +17,7 @@ from preblock.service.artifacts.manifest import (
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.types import Int64
 from preblock.service.runtime.chunks import split_feeds
-from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables
+from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables, covers
 from preblock.service.runtime.position_rows import PositionRows
 from preblock.service.runtime.position_table import PositionedRunner
 from preblock.service.runtime.runner import Feeds, FlatRunner, Float32, Runner
@@ -109,6 +109,27 @@ class TokenModel(LoadedModel):
         """Yield one output of tokens in chunks of at most `max_tokens` tokens."""
         # All feeds are cut first, because a run evicts them from the processor's caches.
         return (self.run(chunk, (output,))[output] for chunk in list(split_feeds(feeds, max_tokens)))
+
+    def writes_into(self, feeds: Feeds, output: str) -> bool:
+        """Return whether `run_into_chunks` supports these feeds and this output."""
+        return output == EMBEDDINGS and self.tables is not None and covers(feeds)
+
+    def run_into_chunks(self, feeds: dict[str, Int64], max_tokens: int, vectors: Float32) -> Iterator[Float32]:
+        """Write `embeddings` into `vectors`, (T, width), and yield each chunk of at most `max_tokens` tokens.
+
+        Raises:
+            BufferError: `vectors` is a mapped file that has become shorter.
+
+        """
+        ((lookup, _),) = self._runners.get((EMBEDDINGS,)) or self._choose((EMBEDDINGS,))
+        assert isinstance(lookup, FusedLookup)
+        begin = 0
+        for chunk in list(split_feeds(feeds, max_tokens)):
+            shape = chunk["input_ids"].shape
+            part = vectors[begin : begin + chunk["input_ids"].size]
+            lookup.run_into(chunk, part.reshape(*shape, -1))
+            yield part
+            begin += len(part)
 
     def _choose(self, outputs: tuple[str, ...]) -> list[tuple[Runner, list[str]]]:
         """Choose the runners of `outputs`, and cache them."""
