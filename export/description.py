@@ -8,7 +8,6 @@ import onnx
 import torch
 
 from preblock import __version__
-from preblock.export.graph import describe_graph
 from preblock.export.position_inputs import describe_positions
 from preblock.export.progress import Report, StepProgress
 from preblock.export.source import LoadedSource
@@ -27,6 +26,7 @@ from preblock.service.artifacts.manifest import (
     GRAPH,
     LAYER_INPUTS_GRAPH,
     LAYER_TOKENS_GRAPH,
+    NGRAMS_GRAPH,
     POSITIONED_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
@@ -36,7 +36,7 @@ from preblock.service.artifacts.manifest import (
     Manifest,
     StemManifest,
 )
-from preblock.service.artifacts.records import Consumer, Rotary, Tensor, TokenEmbeddings
+from preblock.service.artifacts.records import Consumer, Graph, History, Rotary, Tensor, TokenEmbeddings
 
 UNCHECKED = "It checks no index and no length: a negative index wraps, and a GPU may answer zeros to one too large."
 GRAPHS = {
@@ -46,6 +46,7 @@ GRAPHS = {
     UNSCALED_GRAPH: f"The rows of a transformer's token table, without its embedding scale. {UNCHECKED}",
     LAYER_TOKENS_GRAPH: f"The token part of the inputs of all layers of a transformer. {UNCHECKED}",
     LAYER_INPUTS_GRAPH: f"The inputs of all layers of a transformer, besides its hidden states. {UNCHECKED}",
+    NGRAMS_GRAPH: f"The n-gram embeddings of some layers of a transformer, from the last ids. {UNCHECKED}",
     POSITIONED_GRAPH: (
         "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their "
         f"positions. {UNCHECKED}"
@@ -98,9 +99,14 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
         positions=positions,
         resized=loaded.resized,
         sentence=loaded.sentence,
+        history=_describe_history(signature),
         **{"token_embeddings": None, "front_end": None, **steps},
         **common,
     )
+
+
+def _describe_history(signature: Signature) -> History | None:
+    return None if signature.reset_id is None else History(tokens=signature.history, reset_id=signature.reset_id)
 
 
 def _describe_steps(frontend: FrontEnd, discovered_with: str | None) -> dict[str, Any]:
@@ -156,3 +162,15 @@ def label_graphs(folder: Path, signature: Signature | StemSignature) -> None:
             model.graph.name = Path(name).stem
             onnx.helper.set_model_props(model, properties)
             onnx.save(model, folder / name)
+
+
+def describe_graph(graph: Path) -> Graph:
+    """Return the inputs and outputs of the ONNX file `graph`."""
+    model = onnx.load(graph, load_external_data=False)
+    return Graph(inputs=tuple(map(_spec, model.graph.input)), outputs=tuple(map(_spec, model.graph.output)))
+
+
+def _spec(node: onnx.ValueInfoProto) -> Tensor:
+    tensor = node.type.tensor_type
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    return Tensor(name=node.name, dtype=dtype, shape=tuple(d.dim_param or d.dim_value for d in tensor.shape.dim))

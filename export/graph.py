@@ -22,6 +22,7 @@ from preblock.export.progress import Report
 from preblock.models.config import FrontEndConfig
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
+from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.signature import Signature
 from preblock.models.steps import Project, names_of
 from preblock.service.artifacts.manifest import (
@@ -29,6 +30,8 @@ from preblock.service.artifacts.manifest import (
     GRAPH,
     LAYER_INPUTS_GRAPH,
     LAYER_TOKENS_GRAPH,
+    NGRAMS,
+    NGRAMS_GRAPH,
     PER_LAYER,
     PER_LAYER_TOKENS,
     TOKEN_EMBEDDINGS,
@@ -36,8 +39,6 @@ from preblock.service.artifacts.manifest import (
     UNSCALED,
     UNSCALED_GRAPH,
 )
-from preblock.service.artifacts.records import Graph
-from preblock.service.artifacts.records import Tensor as TensorSpec
 
 OPSET = 20
 MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"
@@ -60,26 +61,28 @@ class _ExportedModule(nn.Module):
         offset: Tensor,
         indices: dict[str, Tensor] | None = None,
         attention_mask: Tensor | None = None,
+        context: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        further = {"indices": indices, "attention_mask": attention_mask}
-        given = {name: value for name, value in further.items() if value is not None}
+        optional = {"indices": indices, "attention_mask": attention_mask}
+        given = {name: value for name, value in optional.items() if value is not None}
         vectors: Tensor = self.frontend(input_ids, offset, **given)
         if not isinstance(self.frontend, FrontEnd):
             return (vectors,)
-        layers = self.frontend.per_layer_outputs(input_ids)
+        further = self.frontend.per_layer_outputs(input_ids) | self.frontend.ngram_outputs(input_ids, context)
         lookups = [
-            layers[name] if name in layers else self.frontend.look_up(input_ids, name != UNSCALED)
+            further[name] if name in further else self.frontend.look_up(input_ids, name != UNSCALED)
             for name in _lookups(self.frontend.signature)
         ]
         return vectors, *lookups, *self.frontend.rotary_outputs(input_ids, offset).values()
 
 
 def _lookups(signature: Signature) -> dict[str, str]:
-    """Return the outputs that need ids alone and differ from `embeddings`, and the graph of each."""
+    """Return the outputs without positions that differ from `embeddings`, and the graph of each."""
     graphs = {} if signature.lookup_width is None else {TOKEN_EMBEDDINGS: TOKEN_GRAPH}
     graphs |= {} if signature.unscaled_width is None else {UNSCALED: UNSCALED_GRAPH}
     layers = {PER_LAYER_TOKENS: LAYER_TOKENS_GRAPH, PER_LAYER: LAYER_INPUTS_GRAPH}
-    return graphs if signature.per_layer is None else graphs | layers
+    graphs |= {} if signature.per_layer is None else layers
+    return graphs if signature.ngrams is None else graphs | {NGRAMS: NGRAMS_GRAPH}
 
 
 def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report = lambda _: None) -> None:
@@ -92,6 +95,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
       front-end has them.
     - `token.onnx` has input `input_ids` and output `token_embeddings`; it is omitted if that equals `embeddings`.
     - `layer.tokens.onnx` and `layer.inputs.onnx` have the outputs of `FrontEnd.per_layer_outputs`, if there are any.
+    - `ngrams.onnx` has the output of `FrontEnd.ngram_outputs`, and the further input `context` (batch, n - 1).
     - `unscaled.onnx` has output `unscaled_token_embeddings`, if `token_embeddings` include an embedding scale.
     - With rotary attention, `model.onnx` also has the outputs of `FrontEnd.rotary_outputs`, float32 (1 or batch,
       length, R). `embeddings.onnx` omits them, because onnxruntime computes every output of a graph.
@@ -108,13 +112,20 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
         shapes["indices"] = dict.fromkeys(signature.indices, axes)
     if signature.needs_mask:
         samples["attention_mask"], shapes["attention_mask"] = _ones(2, 3), axes
+    if signature.history:
+        samples[CONTEXT], shapes[CONTEXT] = _ones(2, signature.history), {0: axes[0]}
     whole = export_program(
         _ExportedModule(frontend),
         folder,
         report,
         kwargs=samples,
         dynamic_shapes=shapes,
-        input_names=["input_ids", "offset", *signature.indices, *(["attention_mask"] if signature.needs_mask else [])],
+        input_names=[
+            "input_ids",
+            "offset",
+            *signature.indices,
+            *filter(samples.__contains__, ("attention_mask", CONTEXT)),
+        ],
         output_names=["embeddings", *lookups, *signature.rotary],
     )
     del whole.graph.value_info[:]  # shapes inferred for one offset
@@ -123,16 +134,15 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
             node.type.tensor_type.shape.dim[0].dim_param = "offsets"
     if isinstance(frontend, FrontEnd):
         _name_projections(whole, frontend.config)
-    main = _only(whole, "embeddings", *signature.rotary)
+    inputs = [node.name for node in whole.graph.input if node.name != CONTEXT]
+    main = _only(whole, "embeddings", *signature.rotary, inputs=inputs)
     if isinstance(frontend, FrontEnd):
         _restore_merged(main, whole, frontend)
     save_graph(main, folder / GRAPH)
     if signature.rotary:
-        save_graph(_only(whole, "embeddings"), folder / EMBEDDINGS_GRAPH)
+        save_graph(_only(whole, "embeddings", inputs=inputs), folder / EMBEDDINGS_GRAPH)
     for name, graph in lookups.items():
-        lookup = _only(whole, name)
-        del lookup.graph.input[1:]
-        save_graph(lookup, folder / graph)
+        save_graph(_only(whole, name, inputs=["input_ids", *([CONTEXT] if name == NGRAMS else [])]), folder / graph)
 
 
 def export_program(module: nn.Module, folder: Path, report: Report, **options: Any) -> onnx.ModelProto:
@@ -180,7 +190,8 @@ def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
 def _restore_merged(model: onnx.ModelProto, whole: onnx.ModelProto, frontend: FrontEnd) -> None:
     """Add the weights of other graphs, and those merged by the exporter with equal ones: `model` holds every weight."""
     known = {tensor.name for tensor in model.graph.initializer}
-    further = (tensor for tensor in whole.graph.initializer if tensor.name.startswith(f"{MODULE}per_layer."))
+    prefixes = (f"{MODULE}per_layer.", f"{MODULE}ngrams.")
+    further = (tensor for tensor in whole.graph.initializer if tensor.name.startswith(prefixes))
     model.graph.initializer.extend([tensor for tensor in further if tensor.name not in known])
     names = {initializer.name.removesuffix(TRANSPOSED) for initializer in model.graph.initializer}
     for name, weight in frontend.state_dict().items():
@@ -188,13 +199,14 @@ def _restore_merged(model: onnx.ModelProto, whole: onnx.ModelProto, frontend: Fr
             model.graph.initializer.append(onnx.numpy_helper.from_array(weight.numpy(), MODULE + name))
 
 
-def _only(model: onnx.ModelProto, *names: str) -> onnx.ModelProto:
-    """Return the part of `model` for the outputs `names`, with all inputs."""
+def _only(model: onnx.ModelProto, *names: str, inputs: Collection[str]) -> onnx.ModelProto:
+    """Return the part of `model` for the outputs `names`, with the inputs `inputs`."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
     outputs = [value for value in model.graph.output if value.name in names]
     nodes, initializers, _ = cut(model.graph, names)
-    replace_fields(part.graph, node=nodes, initializer=initializers, output=outputs)
+    given = [value for value in model.graph.input if value.name in inputs]
+    replace_fields(part.graph, node=nodes, initializer=initializers, input=given, output=outputs)
     return part
 
 
@@ -240,12 +252,6 @@ def save_graph(model: onnx.ModelProto, file: Path) -> None:
     onnx.checker.check_model(file, full_check=True)
 
 
-def describe_graph(graph: Path) -> Graph:
-    """Return the inputs and outputs of the ONNX file `graph`."""
-    model = onnx.load(graph, load_external_data=False)
-    return Graph(inputs=tuple(map(_spec, model.graph.input)), outputs=tuple(map(_spec, model.graph.output)))
-
-
 def read_initializers(folder: Path) -> dict[str, Tensor]:
     """Return the trained float32 weights of an artifact, under the names of `FrontEnd.state_dict()`.
 
@@ -282,9 +288,3 @@ def _forget_machine(message: Message) -> None:
         elif field.message_type is not None:
             for part in [value] if isinstance(value, Message) else value:
                 _forget_machine(part)
-
-
-def _spec(node: onnx.ValueInfoProto) -> TensorSpec:
-    tensor = node.type.tensor_type
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-    return TensorSpec(name=node.name, dtype=dtype, shape=tuple(d.dim_param or d.dim_value for d in tensor.shape.dim))

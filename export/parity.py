@@ -17,6 +17,7 @@ from preblock.export.errors import ParityError
 from preblock.export.parity_cases import UNLIMITED_LENGTH, arguments_of, feeds_of, grid
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
+from preblock.models.modules.ngram_config import CONTEXT, NGRAMS
 from preblock.models.modules.rotary_config import SCALINGS
 from preblock.models.modules.signature import Signature
 from preblock.service.artifacts.manifest import EMBEDDINGS, PER_LAYER_TOKENS, POSITIONED, TOKEN_EMBEDDINGS
@@ -142,6 +143,22 @@ def prove_per_layer(frontend: FrontEnd, session: Session, output: str) -> Output
     return judge(output, cases, per_layer_ulp(frontend, output))
 
 
+def prove_ngrams(frontend: FrontEnd, session: Session) -> OutputParity:
+    """Compare the n-gram embeddings of `session` with `frontend` over the shapes of the grid, bit for bit.
+
+    Raises:
+        ParityError: a value differs.
+
+    """
+    cases = []
+    for case in (case for case in grid(frontend.signature) if case.offset == (0,)):
+        feeds = feeds_of(frontend.signature, case)
+        with torch.inference_mode():
+            found = frontend.ngram_outputs(*(torch.from_numpy(feeds[name]) for name in ("input_ids", CONTEXT)))
+        cases.append(run_case(session, feeds, found[NGRAMS].numpy(), arguments_of(case), NGRAMS))
+    return judge(NGRAMS, cases, 0.0)
+
+
 def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[str, OutputParity]:
     """Compare the rotary outputs of `session` with those of `frontend` over the legal part of the grid.
 
@@ -200,6 +217,7 @@ def run_module(
     """
     inputs: dict[str, Any] = {name: torch.from_numpy(array) for name, array in feeds.items()}
     given = {name: inputs.pop(name) for name in frontend.signature.indices}
+    inputs.pop(CONTEXT, None)  # no vector depends on it
     if given and indices:
         inputs["indices"] = given
     if not mask:

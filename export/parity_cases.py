@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
+from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.signature import Signature
 
 BATCHES = (1, 2, 5)
@@ -82,6 +83,11 @@ def feeds_of(signature: Signature, case: GridCase) -> dict[str, NDArray[np.int64
         feeds[name] = generator.integers(0, count, shape) if case.segments else np.zeros_like(ids)
     if signature.needs_mask:
         feeds["attention_mask"] = real
+    if signature.history:
+        # A third of the ids ends a sequence, in every place of the n-grams.
+        feeds[CONTEXT] = generator.choice(legal, (case.batch, signature.history))
+        for given in (ids, feeds[CONTEXT]):
+            given[generator.random(given.shape) < 1 / 3] = signature.reset_id
     return feeds
 
 

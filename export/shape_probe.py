@@ -17,9 +17,11 @@ from preblock.export.parity import Arguments, Float32, allowed_ulp, compare, jud
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
+from preblock.models.modules.ngram_config import CONTEXT
 from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     LOOKUPS,
+    NGRAMS,
     PER_LAYER,
     PER_LAYER_TOKENS,
     TOKEN_EMBEDDINGS,
@@ -49,10 +51,10 @@ class ShapeProbe:
         signature = frontend.signature
         widths = {TOKEN_EMBEDDINGS: signature.lookup_width, UNSCALED: signature.unscaled_width}
         layers = signature.per_layer or (0, 0)
-        shapes = {PER_LAYER_TOKENS: layers, PER_LAYER: (math.prod(layers),)}
+        shapes = {PER_LAYER_TOKENS: layers, PER_LAYER: (math.prod(layers),), NGRAMS: signature.ngrams or (0, 0)}
         self._shape: tuple[int | None, ...] = shapes.get(self._output, (widths.get(self._output, signature.width),))
-        self._allowed = 0.0 if self._output in LOOKUPS else allowed_ulp(frontend)
-        if self._output in shapes and isinstance(frontend, FrontEnd):
+        self._allowed = 0.0 if self._output in (*LOOKUPS, NGRAMS) else allowed_ulp(frontend)
+        if self._output in (PER_LAYER_TOKENS, PER_LAYER) and isinstance(frontend, FrontEnd):
             self._allowed = per_layer_ulp(frontend, self._output)
         self._end = frontend.signature.max_len or UNLIMITED_LENGTH
 
@@ -65,7 +67,7 @@ class ShapeProbe:
         """
         self._frontend.eval()
         for tensor in (*self._session.inputs, *self._session.outputs):
-            axes = ("offsets",) if tensor.name == "offset" else ("batch", "length")
+            axes = {"offset": ("offsets",), CONTEXT: ("batch",)}.get(tensor.name, ("batch", "length"))
             for axis, size in zip(axes, tensor.shape, strict=False):  # the width of vectors is fixed
                 if isinstance(size, int):
                     raise self._error(f"axis {axis} of {tensor.name} is frozen at {size}")
@@ -130,7 +132,9 @@ class ShapeProbe:
         """Return inputs with equal ids, so that tokens differ only in position."""
         signature = self._frontend.signature
         token = feeds_of(signature, GridCase(1, 1, (0,), bool(signature.needed), "none"))
-        return {name: np.full((batch, length), value) for name, value in token.items()} | {"offset": np.array(offset)}
+        lengths = {CONTEXT: signature.history}
+        feeds = {name: np.full((batch, lengths.get(name, length)), value) for name, value in token.items()}
+        return feeds | {"offset": np.array(offset)}
 
     def _try(self, batch: int, length: int, offset: tuple[int, ...]) -> Float32 | str:
         """Return the vectors of the graph, or the error message."""
@@ -152,6 +156,10 @@ class ShapeProbe:
         if self._output in (PER_LAYER_TOKENS, PER_LAYER) and isinstance(frontend, FrontEnd):
             with torch.inference_mode():
                 return frontend.per_layer_outputs(torch.from_numpy(feeds["input_ids"]))[self._output].numpy()
+        if self._output == NGRAMS and isinstance(frontend, FrontEnd):
+            with torch.inference_mode():
+                ids, context = (torch.from_numpy(feeds[name]) for name in ("input_ids", CONTEXT))
+                return frontend.ngram_outputs(ids, context)[NGRAMS].numpy()
         return run_module(frontend, feeds, indices=bool(frontend.signature.needed))
 
     def _error(self, reason: str) -> ParityError:

@@ -167,7 +167,10 @@ FORMATS = (
         whole=lambda table: {SCALE: _scale(torch.stack([rows.abs().max() for rows in table]).max(), 127)},
         narrow=lambda rows, whole: {CODES: _round(rows, whole[SCALE], 127).to(torch.int8)},
         widen=_int8_widen,
-        nodes=lambda _: f"{GATHER} vectors = DequantizeLinear (short, scale)",
+        # Without a zero point, onnxruntime repeats the rounding after a reshape, for unsigned numbers.
+        nodes=lambda _: (
+            f"{GATHER} zero = Constant <value = int8 {{0}}> () vectors = DequantizeLinear (short, scale, zero)"
+        ),
     ),
     TableFormat(
         dtype="int4",

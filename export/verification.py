@@ -12,7 +12,7 @@ from preblock.export.bias import prove_bias, read_bias
 from preblock.export.description import describe_artifact
 from preblock.export.errors import ExportError
 from preblock.export.graph import read_initializers
-from preblock.export.parity import prove, prove_lookup, prove_per_layer, prove_positioned, prove_rotary
+from preblock.export.parity import prove, prove_lookup, prove_ngrams, prove_per_layer, prove_positioned, prove_rotary
 from preblock.export.progress import Report, StepProgress
 from preblock.export.publication import replace_file
 from preblock.export.shape_probe import ShapeProbe
@@ -33,6 +33,8 @@ from preblock.service.artifacts.manifest import (
     LAYER_INPUTS_GRAPH,
     LAYER_TOKENS_GRAPH,
     MANIFEST,
+    NGRAMS,
+    NGRAMS_GRAPH,
     PARITY,
     PER_LAYER,
     PER_LAYER_TOKENS,
@@ -160,6 +162,9 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
             report("proving the per-layer inputs equal")
             for name, graph in ((PER_LAYER_TOKENS, LAYER_TOKENS_GRAPH), (PER_LAYER, LAYER_INPUTS_GRAPH)):
                 outputs[name] = prove_per_layer(frontend, session(graph), name)
+        if signature.ngrams is not None:
+            report("proving the n-gram embeddings equal")
+            outputs[NGRAMS] = prove_ngrams(frontend, session(NGRAMS_GRAPH))
         if signature.rotary:
             report("proving the rotary outputs equal")
             outputs |= prove_rotary(frontend, session(), session(EMBEDDINGS_GRAPH))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from preblock.models.modules import bias as biases
 from preblock.models.modules.bias import BiasConfig
+from preblock.models.modules.ngram_config import CONTEXT, NGRAMS, NgramConfig
 from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS, PerLayerConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.signature import Signature
@@ -32,7 +33,7 @@ from preblock.models.steps import (
 
 OWN_NAMES = (
     *("input_ids", "offset", "attention_mask", "position_ids", "embeddings", "token_embeddings"),
-    *("unscaled_token_embeddings", TOKEN_INPUTS, INPUTS),
+    *("unscaled_token_embeddings", TOKEN_INPUTS, INPUTS, CONTEXT, NGRAMS),
     *("output", "dtype", "encoding"),
 )
 """Reserved names: an input of indices cannot have them, since graphs and requests use them for something else."""
@@ -57,6 +58,7 @@ class FrontEndConfig:
         rotary: pairs of cosines and sines for attention, as further outputs; default none.
         no_rotary: the reason why a rotary model has no such outputs; default None.
         per_layer: inputs of all layers, as further outputs; default none.
+        ngrams: n-gram embeddings of some layers, as a further output; default none.
 
     Raises:
         ValueError: the fields do not describe a front-end; the message names the field.
@@ -76,6 +78,7 @@ class FrontEndConfig:
     rotary: tuple[RotaryOutput, ...] = ()
     no_rotary: str | None = None
     per_layer: PerLayerConfig | None = None
+    ngrams: NgramConfig | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -102,6 +105,8 @@ class FrontEndConfig:
             raise ValueError(
                 f"per_layer.rows: got {self.per_layer.rows}, expected {self.tokens.rows}, as the tokens have"
             )
+        if self.ngrams and not 0 <= self.ngrams.reset_id < self.tokens.rows:
+            raise ValueError(f"ngrams.reset_id: got {self.ngrams.reset_id}, expected 0 to {self.tokens.rows - 1}")
         names = [output.name for output in self.rotary]
         if len(set(names)) < len(names):
             raise ValueError(f"rotary: got the names {names}, expected each once")
@@ -137,8 +142,10 @@ class FrontEndConfig:
         values["rotary"] = [output.to_document() for output in self.rotary]
         values["bias"] = None if self.bias is None else biases.to_document(self.bias)
         values["per_layer"] = None if self.per_layer is None else self.per_layer.to_document()
-        if self.per_layer is None:  # as in earlier exports
-            del values["per_layer"]
+        values["ngrams"] = None if self.ngrams is None else self.ngrams.to_document()
+        for name in ("per_layer", "ngrams"):
+            if values[name] is None:  # as in earlier exports
+                del values[name]
         return values
 
     @classmethod
@@ -160,6 +167,9 @@ class FrontEndConfig:
         }
         if document.get("per_layer") is not None:
             further["per_layer"] = PerLayerConfig(**document["per_layer"])
+        if document.get("ngrams") is not None:
+            ngrams = document["ngrams"]
+            further["ngrams"] = NgramConfig(**{**ngrams, "layers": tuple(ngrams["layers"])})
         return cls(**{**document, **further})
 
     @property
@@ -242,6 +252,9 @@ class FrontEndConfig:
             lookup_width=None if same else self.widths[self.lookup - 1],
             unscaled_width=self.tokens.width if self.scaled_lookup else None,
             per_layer=(self.per_layer.layers, self.per_layer.width) if self.per_layer else None,
+            ngrams=(len(self.ngrams.layers), self.ngrams.width) if self.ngrams else None,
+            history=self.ngrams.history if self.ngrams else 0,
+            reset_id=self.ngrams.reset_id if self.ngrams else None,
             rotary={name: output.columns for output in self.rotary for name in output.names},
             rotary_len=min((output.config.length for output in self.rotary if output.config.length), default=None),
         )

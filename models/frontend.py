@@ -15,7 +15,10 @@ from preblock.models.frontend_file import write_frontend
 from preblock.models.modules.bias_modules import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
+from preblock.models.modules.indices import check_indices
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
+from preblock.models.modules.ngram_config import NGRAMS
+from preblock.models.modules.ngrams import NgramEmbeddings
 from preblock.models.modules.per_layer import PerLayerInputs
 from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS
 from preblock.models.modules.positions import (
@@ -78,6 +81,7 @@ class FrontEnd(nn.Module):
     project: nn.Linear
     bias: Bias
     per_layer: PerLayerInputs
+    ngrams: NgramEmbeddings
 
     def __init__(self, config: FrontEndConfig, init: Initialiser = "normal", std: float = DEFAULT_STD) -> None:
         super().__init__()
@@ -90,6 +94,8 @@ class FrontEnd(nn.Module):
             self.bias = build_bias(config.bias)
         if config.per_layer is not None:
             self.per_layer = PerLayerInputs(config.per_layer, config.widths[config.lookup - 1])
+        if config.ngrams is not None:
+            self.ngrams = NgramEmbeddings(config.ngrams, config.tokens.rows)
         for output in config.rotary:
             self.add_module(output.named("rotary"), RotaryEmbedding(output.config))
         self.dropout = nn.Dropout(config.dropout)
@@ -179,6 +185,10 @@ class FrontEnd(nn.Module):
         combined = self.per_layer(input_ids, self.look_up(input_ids))
         return {TOKEN_INPUTS: self.per_layer.look_up(input_ids), INPUTS: combined}
 
+    def ngram_outputs(self, input_ids: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the n-gram embeddings by name, float32 (B, L, layers, width), as `NgramEmbeddings` does; or {}."""
+        return {} if self.config.ngrams is None else {NGRAMS: self.ngrams(input_ids, context)}
+
     def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0) -> dict[str, Tensor]:
         """Return cosines and sines by name, float32 (1 or B, L, R) for `rotate` or of another form; without any, {}.
 
@@ -206,7 +216,7 @@ class FrontEnd(nn.Module):
     ) -> Tensor:
         """Run the first steps only, as `forward` runs all of them; dropout follows the last."""
         given = indices or {}
-        self._check_given(input_ids, given)
+        check_indices(self.config.family, self.config.indices, input_ids, given)
         for part in indexed(steps):
             if part.needed and part.input not in given:
                 raise ValueError(f"{part.input} is missing: expected one for each token")
@@ -241,23 +251,6 @@ class FrontEnd(nn.Module):
 
     def _round(self, x: Tensor) -> Tensor:
         return x if self._arithmetic == torch.float32 else x.to(self._arithmetic).to(torch.float32)
-
-    def _check_given(self, input_ids: Tensor, given: Mapping[str, Tensor]) -> None:
-        """Refuse unknown indices, indices of another shape than (1 or B, L), and indices out of range."""
-        known = self.config.indices
-        batch, length = input_ids.shape
-        for name, index in given.items():
-            if name not in known:
-                allowed = ", ".join(known) or "none"
-                raise ValueError(f"{name}: the front-end {self.config.family!r} has no such index, expected {allowed}")
-            if torch.compiler.is_compiling():  # the exporter cannot follow a check on values
-                continue
-            if index.shape not in ((1, length), (batch, length)):
-                expected = f"(1, {length}) or ({batch}, {length})"
-                raise ValueError(f"{name}: got shape {tuple(index.shape)}, expected {expected}")
-            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < known[name]:
-                got = int(index.min()) if int(index.min()) < 0 else int(index.max())
-                raise ValueError(f"{name}: got {got}, expected 0 to {known[name] - 1}")
 
     def _look_up_index(self, step: Segments, name: str, input_ids: Tensor, given: Mapping[str, Tensor]) -> Tensor:
         """Return the vectors (1 or B, L, width) of the index of `step`; the module `name` is its table."""

@@ -37,6 +37,8 @@ def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str
 
     if config.per_layer is not None:
         raise ValueError(f"per_layer: got per-layer inputs, expected none: {DESCRIPTION} cannot describe them")
+    if config.ngrams is not None:
+        raise ValueError(f"ngrams: got n-gram embeddings, expected none: {DESCRIPTION} cannot describe them")
     if config.bias is not None:
         raise ValueError(f"bias: got {config.bias.kind!r}, expected none: {DESCRIPTION} cannot describe it")
     for name, tensor in tensors.items():
@@ -54,7 +56,7 @@ def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str
 
 def _lines(config: "FrontEndConfig", tensors: "Mapping[str, Tensor]") -> Iterator[str]:
     document = config.to_document()
-    apart = ("steps", "rotary", "bias", "no_rotary", "per_layer")
+    apart = ("steps", "rotary", "bias", "no_rotary", "per_layer", "ngrams")
     yield from _fields({name: value for name, value in document.items() if name not in apart})
     for name, step in zip(names_of(config.steps), config.steps, strict=True):
         yield from ("", "[[steps]]", *_fields(_with_keys(name, step, tensors)))

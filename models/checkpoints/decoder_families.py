@@ -1,6 +1,7 @@
 """Rows of the family table: decoders, with the Hugging Face names of their tensors."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from preblock.models.checkpoints.family import Config, Family
@@ -15,8 +16,12 @@ from preblock.models.checkpoints.family_steps import (
     token_step,
     weight_keys,
 )
+from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.steps import Positions, Scale, Step
+
+MAX_SHARDS = 2**16
+"""Most parts of a table of n-grams in a checkpoint."""
 
 
 def _opt(c: Config) -> list[Step]:
@@ -69,6 +74,47 @@ def _gemma_per_layer(c: Config) -> PerLayerConfig | None:
             weight_keys("per_layer_model_projection"),
             weight_keys("per_layer_projection_norm"),
         ),
+    )
+
+
+def _qwen_ngrams(path: str) -> Callable[[Config], NgramConfig | None]:
+    """Return the n-gram embeddings of a config, for tensors below `path`; none without such layers."""
+
+    def read(c: Config) -> NgramConfig | None:
+        layers = sorted({layer - 1 for layer in c("ple_layer_ids", [])})
+        if not layers:
+            return None
+        end = c("eos_token_id")
+        shards = c("split_ngram_parts", 512)
+        if not 1 <= shards <= MAX_SHARDS:
+            raise ValueError(f"split_ngram_parts: got {shards}, expected 1 to {MAX_SHARDS}")
+        tables = [f"{path}layers.{layer}.ple.ple_embedding.ngram_embedding" for layer in layers]
+        return NgramConfig(
+            layers=tuple(layers),
+            size=c("ngram_size", 3),
+            heads=c("heads_per_ngram", 8),
+            width=c("ple_embed_dim", c("hidden_size", 2048)),
+            base=c("ngram_vocab_size_base", 20_000_000),
+            multiple=c("make_ngram_vocab_size_divisible_by", 128),
+            seed=c("seed", 1234),
+            reset_id=end[0] if isinstance(end, list) else end,
+            # One tensor in a file of a running model, several in a published one.
+            weights=tuple(
+                (weight_keys(table), *(weight_keys(f"{table}.shard_{shard}") for shard in range(shards)))
+                for table in tables
+            ),
+        )
+
+    return read
+
+
+def _qwen4(path: str, *sections: str) -> Family:
+    return Family(
+        steps=lambda _: [token_step(f"{path}embed_tokens")],
+        prefix="model.",
+        limit=("max_position_embeddings", 32768),
+        ngrams=_qwen_ngrams(path),
+        sections=sections,
     )
 
 
@@ -140,5 +186,7 @@ DECODERS: dict[str, Family] = {
     "gemma": _gemma_family(8192),
     "gemma2": _gemma_family(8192),
     "gemma3_text": _gemma_family(131072),
+    "qwen4_exp_text": _qwen4(""),
+    "qwen4_exp/text": _qwen4("language_model.", "text_config"),
     "gemma4_text": replace(_gemma_family(131072), per_layer=_gemma_per_layer),
 }

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.steps import Step
 
@@ -53,6 +54,7 @@ class Family:
         lookup: number of steps of the model's own lookup, given the config, or ALL; default 1.
         consumer_scales: the model scales `inputs_embeds` itself; default False.
         per_layer: inputs of all layers, given the config; default none.
+        ngrams: n-gram embeddings of some layers, given the config; default none.
         segments: its segments are optional and rows of the token table. Default False: it has a table of segments, or
             none.
         sections: keys of the part about this model, in the config of several models; the first one found is used.
@@ -70,5 +72,6 @@ class Family:
     lookup: Callable[[Config], int] = lambda _: 1
     consumer_scales: bool = False
     per_layer: Callable[[Config], PerLayerConfig | None] = lambda _: None
+    ngrams: Callable[[Config], NgramConfig | None] = lambda _: None
     segments: bool = False
     sections: tuple[str, ...] = ()

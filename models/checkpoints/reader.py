@@ -25,6 +25,7 @@ from preblock.models.checkpoints.weight_files import (
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.bias import BiasConfig, T5Config
+from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.steps import Positions, Step, Tokens
 
@@ -37,6 +38,9 @@ SIZES: tuple[tuple[tuple[str, ...], Callable[[FrontEndConfig], set[int]]], ...] 
     (("max_position_embeddings", "n_positions", "max_target_positions"), lambda frontend: _rows(frontend)),
 )
 """Keys of a size in config.json -> the values consistent with the tensors; empty if the tensors do not determine it."""
+
+FurtherOutputs = tuple[BiasConfig | None, PerLayerConfig | None, NgramConfig | None]
+"""The configs of the outputs beside the vectors."""
 
 
 def read_frontend(
@@ -69,10 +73,11 @@ def read_frontend(
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
 
     """
-    name, family, values, template, bias, per_layer = _read_config(folder, side, segments)
-    steps, tensors, stored = read_tensors(folder, template, family.prefix, bias, count_bytes, widen, per_layer)
+    name, family, values, template, bias, per_layer, ngrams = _read_config(folder, side, segments)
+    further = bias, count_bytes, widen, per_layer, ngrams
+    steps, tensors, stored = read_tensors(folder, template, family.prefix, *further)
     try:
-        config = replace(_configure(name, family, values, steps), per_layer=per_layer)
+        config = replace(_configure(name, family, values, steps), per_layer=per_layer, ngrams=ngrams)
         _zero(tensors, family.zeroed(Config(values)))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
@@ -92,24 +97,26 @@ def files_needed(folder: Path, side: str | None = None, segments: bool = False) 
         CheckpointError: as `read_frontend`.
 
     """
-    name, family, values, template, bias, per_layer = _read_config(folder, side, segments)
+    name, family, values, template, bias, per_layer, ngrams = _read_config(folder, side, segments)
     rotary = find_rotary(name, values)
     companions = [bias.weight] if isinstance(bias, T5Config) else []
     companions += [rotary.tensors] if rotary else []
     companions += per_layer.weights if per_layer else []
+    companions += [keys for parts in ngrams.weights for keys in parts] if ngrams else []
     return files_of_steps(folder, template, family.prefix, companions)
 
 
 def _read_config(
     folder: Path, side: str | None, segments: bool
-) -> tuple[str, Family, Mapping[str, Any], Sequence[Step], BiasConfig | None, PerLayerConfig | None]:
+) -> tuple[str, Family, Mapping[str, Any], Sequence[Step], *FurtherOutputs]:
     """Return the family's name and row, its part of `config.json`, its steps without sizes, and further inputs."""
     document = read_json(folder / "config.json")
     name, family = family_of(document, side, segments)
     values = section_of(document, family.sections)
     config = Config(values, segments)
     try:
-        return name, family, values, family.steps(config), bias_of(name, values), family.per_layer(config)
+        further = bias_of(name, values), family.per_layer(config), family.ngrams(config)
+        return name, family, values, family.steps(config), *further
     except TypeError as error:
         if config.missing:
             raise CheckpointError(f"config.json: {config.missing[-1]} is missing; {name!r} needs it") from error

@@ -186,7 +186,7 @@ ROTARY: dict[str, RotaryFamily] = {
 }
 
 
-UNDESCRIBED = {"gemma4_text", "phimoe", "qwen3_5_moe_text", "qwen3_5_text"}
+UNDESCRIBED = {"gemma4_text", "phimoe", "qwen3_5_moe_text", "qwen3_5_text", "qwen4_exp_text", "qwen4_exp/text"}
 """Rotary families without a row here."""
 
 

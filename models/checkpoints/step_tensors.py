@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from preblock.models.checkpoints.ngram_tensors import check_hash, read_ngram_tables
 from preblock.models.checkpoints.weight_files import CheckpointError, files_of_keys, find_key, get_tensor, open_weights
 from preblock.models.frontend_file import INDEX, WEIGHTS
 from preblock.models.modules.bias import BiasConfig, T5Config
+from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.serialization import Keys
 from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, Weights, names_of, parameters
@@ -33,6 +35,7 @@ def read_tensors(
     count_bytes: ByteCount = lambda *_: None,
     widen: bool = True,
     per_layer: PerLayerConfig | None = None,
+    ngrams: NgramConfig | None = None,
 ) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
     """Return `steps` with their sizes, all tensors (bias included), and the stored type of the first tensor.
 
@@ -88,6 +91,9 @@ def read_tensors(
             if weight is None:
                 raise CheckpointError(f"{folder}: no tensor {prefix}{keys[0]}")
             tensors[f"per_layer.{name}.weight"] = weight
+        if ngrams:
+            tensors |= read_ngram_tables(folder, ngrams, lambda keys: read(keys, True))
+            check_hash(files, prefix, ngrams, len(tensors["tokens.weight"]))
     return tuple(sized), tensors, stored[0]
 
 

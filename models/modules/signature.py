@@ -27,6 +27,9 @@ class Signature:
         lookup_width: width of the model's own lookup; None if the lookup is the output.
         unscaled_width: width of the lookup without its embedding scale; None if the lookup includes no scale.
         per_layer: number of layers and width of the inputs of each; None without per-layer inputs.
+        ngrams: number of layers with n-gram embeddings, and width of those of a layer; None without any.
+        history: number of ids before a row for them, an input `context` int64 (batch, history); default 0, no input.
+        reset_id: id in place of each missing one there, and end of a sequence; None without `context`.
         rotary: names of its rotary outputs, cosines and sines -> their width R; default none.
         rotary_len: the largest legal offset + tokens for them; None for `max_len`.
 
@@ -47,6 +50,9 @@ class Signature:
     lookup_width: int | None = None
     unscaled_width: int | None = None
     per_layer: tuple[int, int] | None = None
+    ngrams: tuple[int, int] | None = None
+    history: int = 0
+    reset_id: int | None = None
     rotary: Mapping[str, int] = field(default_factory=dict)
     rotary_len: int | None = None
 

@@ -9,6 +9,7 @@ from preblock.service.artifacts.manifest import (
     DATA,
     EMBEDDINGS,
     MANIFEST,
+    NGRAMS,
     PARITY,
     PER_LAYER,
     PER_LAYER_TOKENS,
@@ -88,9 +89,14 @@ def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
         yield TOKEN_EMBEDDINGS, f"{_shape(shapes[TOKEN_EMBEDDINGS])}: {consumers}{scaled}"
     if UNSCALED in shapes:
         yield UNSCALED, f"{_shape(shapes[UNSCALED])}: the same without the scale"
-    for name, use in ((PER_LAYER_TOKENS, "the token part of the inputs"), (PER_LAYER, "the inputs")):
+    layers = {
+        PER_LAYER_TOKENS: "the token part of the inputs of all layers",
+        PER_LAYER: "the inputs of all layers",
+        NGRAMS: "n-gram embeddings of some layers, with the ids before each row as context",
+    }
+    for name, use in layers.items():
         if name in shapes:
-            yield name, f"{_shape(shapes[name])}: {use} of all layers"
+            yield name, f"{_shape(shapes[name])}: {use}"
     for rotary in manifest.rotary:
         form = "" if rotary.form == "full" else f", form {rotary.form}"
         for name in dict.fromkeys((rotary.cos, rotary.sin)):

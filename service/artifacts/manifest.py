@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, PositiveInt, model_validator
 from preblock.service.artifacts.records import (
     File,
     Graph,
+    History,
     Kernel,
     PositionTable,
     Resized,
@@ -30,7 +31,11 @@ POSITIONED_GRAPH = "positioned.onnx"
 UNSCALED_GRAPH = "unscaled.onnx"
 LAYER_TOKENS_GRAPH = "layer.tokens.onnx"
 LAYER_INPUTS_GRAPH = "layer.inputs.onnx"
-TOKEN_GRAPHS = (GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH, UNSCALED_GRAPH, LAYER_TOKENS_GRAPH, LAYER_INPUTS_GRAPH)
+NGRAMS_GRAPH = "ngrams.onnx"
+TOKEN_GRAPHS = (
+    *(GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH, UNSCALED_GRAPH),
+    *(LAYER_TOKENS_GRAPH, LAYER_INPUTS_GRAPH, NGRAMS_GRAPH),
+)
 BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
@@ -44,6 +49,10 @@ PER_LAYER_TOKENS = "per_layer_token_inputs"
 """Token part of the inputs of all layers, (B, L, layers, width)."""
 PER_LAYER = "per_layer_inputs"
 """Combined inputs of all layers, (B, L, layers * width)."""
+NGRAMS = "ngram_embeddings"
+"""N-gram embeddings of some layers, (B, L, layers, width)."""
+CONTEXT = "context"
+"""The input of `ngrams.onnx` with the ids before each row."""
 LOOKUPS = (TOKEN_EMBEDDINGS, UNSCALED)
 POSITION_EMBEDDINGS = "position_embeddings"
 """The position input of `positioned.onnx`."""
@@ -124,6 +133,7 @@ class Manifest(Artifact):
         positions: rows of the position input of `positioned.onnx`; None without this graph.
         kernel: tables of the fused kernel; None if the vectors are no sum of two rows.
         sentence: pooling of a static embedding model; None for a model without sentence embeddings.
+        history: ids before a row that `ngram_embeddings` depend on; None without this output.
         resized: change of the position limit of the source; None if unchanged.
 
     """
@@ -144,6 +154,7 @@ class Manifest(Artifact):
     positions: PositionTable | None = None
     kernel: Kernel | None = None
     resized: Resized | None
+    history: History | None = Field(default=None, exclude_if=lambda value: value is None)
     sentence: SentencePooling | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @model_validator(mode="before")

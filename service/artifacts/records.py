@@ -108,6 +108,19 @@ class TokenEmbeddings(Schema):
         return tuple(dict.fromkeys(output for output in found if output is not None))
 
 
+class History(Schema):
+    """The ids before a row that an output depends on: the input `context` of its graph.
+
+    Args:
+        tokens: their number for each row.
+        reset_id: id in place of those before the first token of a sequence; the end of an earlier sequence.
+
+    """
+
+    tokens: PositiveInt
+    reset_id: NonNegativeInt
+
+
 class SentencePooling(Schema):
     """The sentence embedding of a static embedding model, as its library computes it.
 

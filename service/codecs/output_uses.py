@@ -3,6 +3,7 @@
 from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     LOOKUPS,
+    NGRAMS,
     PER_LAYER,
     PER_LAYER_TOKENS,
     POSITION_EMBEDDINGS,
@@ -16,6 +17,7 @@ from preblock.service.artifacts.records import TokenEmbeddings
 BLOCK_0 = "input of block 0"
 INPUTS_EMBEDS = "inputs_embeds or prompt_embeds of a model"
 LAYERS = "inputs of all layers"
+SOME_LAYERS = "n-gram embeddings of some layers"
 ATTENTION = "positions in attention"
 POSITIONS = "vectors added to the token vectors"
 
@@ -28,6 +30,8 @@ def use_of(output: str) -> str:
         return POSITIONS
     if output in (PER_LAYER, PER_LAYER_TOKENS):
         return LAYERS
+    if output == NGRAMS:
+        return SOME_LAYERS
     return BLOCK_0 if output == EMBEDDINGS else ATTENTION
 
 
@@ -61,6 +65,11 @@ def describe_uses(manifest: Manifest | StemManifest) -> dict[str, str]:
         )
         uses[PER_LAYER] = (
             "Inputs of all layers, side by side. Feed each layer its own columns, beside its hidden states."
+        )
+    if NGRAMS in manifest.widths:
+        uses[NGRAMS] = (
+            "N-gram embeddings of the layers in front_end.ngrams.layers, rows of their tables side by side. Feed each "
+            "layer its own part. They depend on the ids before a row: send these as context."
         )
     for rotary in manifest.rotary:
         functions = {rotary.cos: "Cosines", rotary.sin: "Sines"}

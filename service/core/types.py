@@ -101,6 +101,7 @@ class EmbedOptions:
 
     Args:
         offset: int64 (1,) or (B,), the number of real tokens already fed; None for 0 or with `position_ids`.
+        context: the last ids before each row, as many as the history of the model has; None for none.
         truncate: side of a long row to remove tokens from, "left" or "right"; None rejects long rows.
         max_length: most real tokens of a row after truncation; None for the limit of the model.
         pooling: "none", or one vector per row: "mean", "first" or "last".
@@ -115,6 +116,7 @@ class EmbedOptions:
     """
 
     offset: Int64 | None = None
+    context: TokenRows | None = None
     truncate: str | None = None
     max_length: int | None = None
     pooling: str = "none"

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import PER_LAYER_TOKENS
+from preblock.service.artifacts.manifest import NGRAMS, PER_LAYER_TOKENS
 from preblock.service.core import decode_ops
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
+from preblock.service.engine.history import needs_history
 from preblock.service.engine.positions import count_real
 from preblock.service.engine.validation import check_choice, check_same_lengths
 from preblock.service.observability.record import RequestRecord
@@ -53,6 +54,8 @@ class DecodeState:
         check_choice("dtype", options.dtype, DTYPES)
         for output in options.outputs:
             check_choice("output", output, model.manifest.widths)
+        if needs_history(options.outputs, model.manifest):
+            raise Invalid("output", NGRAMS, "another output, since a stream keeps no history of its rows")
         self.model = model
         self.options = options
         self._engine = engine

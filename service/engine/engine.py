@@ -25,6 +25,7 @@ from preblock.service.core.types import AnyRequest, Int64, PairwiseBiasRequest, 
 from preblock.service.engine import chunking, planning
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
+from preblock.service.engine.history import needs_history, next_context
 from preblock.service.engine.planning import BatchItem, Outputs
 from preblock.service.engine.pooling import finish, pool
 from preblock.service.engine.positions import pooled_tokens
@@ -136,6 +137,7 @@ class Engine:
             tensors=tensors,
             lengths=request.input_ids.lengths,
             next_offset=next_offset,
+            next_context=next_context(request, model.manifest) if needs_history(names, model.manifest) else None,
             truncated=sent.input_ids.lengths - request.input_ids.lengths if request.truncate else None,
             input_ids=None if request.spans is None else request.input_ids,
             spans=request.spans,

@@ -10,9 +10,11 @@ from functools import lru_cache
 from time import perf_counter
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
+from preblock.service.artifacts.manifest import CONTEXT, EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
 from preblock.service.core.types import Int64, TokenRequest
+from preblock.service.engine.history import context_of, needs_history, token_contexts
 from preblock.service.engine.positions import count_real, graph_counts, position_index, real_tokens
 from preblock.service.engine.validation import ZERO
 from preblock.service.observability.record import RequestRecord
@@ -71,6 +73,9 @@ def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], I
         mask = request.attention_mask
         feeds["attention_mask"] = np.ones_like(rows.values) if mask is None else mask.values
     feeds = {name: values.reshape(shape) for name, values in feeds.items()} | {"offset": positions}
+    if needs_history(request.outputs, manifest):
+        own = shape[0] == len(rows.lengths) and graph_counts(request, manifest)
+        feeds[CONTEXT] = context_of(request, manifest) if own else token_contexts(request, manifest)
     return feeds, next_offset
 
 
@@ -117,4 +122,9 @@ def single_token_feeds(item: BatchItem, manifest: Manifest) -> dict[str, Int64]:
         positions = position_index(item.request, manifest, offset)
     else:
         positions = (offset.reshape(-1, 1) + np.arange(length)).reshape(-1)
-    return {name: values.reshape(-1, 1) for name, values in feeds.items() if name != "offset"} | {"offset": positions}
+    single = {name: values.reshape(-1, 1) for name, values in feeds.items() if name not in ("offset", CONTEXT)}
+    if CONTEXT in feeds:
+        history = feeds[CONTEXT].shape[1]
+        ids = np.concatenate((feeds[CONTEXT], feeds["input_ids"]), axis=1)
+        single[CONTEXT] = sliding_window_view(ids, history, axis=1)[:, :-1].reshape(-1, history)
+    return single | {"offset": positions}

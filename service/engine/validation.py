@@ -12,8 +12,9 @@ from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManife
 from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import DTYPES, Int64, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
+from preblock.service.engine.history import check_context, needs_history
 from preblock.service.engine.pooling import POOLINGS
-from preblock.service.engine.positions import pooled_tokens, position_limit
+from preblock.service.engine.positions import count_real, pooled_tokens, position_limit, real_tokens
 from preblock.service.engine.truncation import SIDES, min_row_tokens
 
 ZERO = np.zeros(1, np.int64)
@@ -68,6 +69,7 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
     limit = position_limit(request, manifest)
     if request.position_ids is None:
         _check_offset(request, manifest, limit)
+        _check_context(request, manifest)
         return
     if request.offset is not None:
         message = "offset and position_ids exclude each other: position_ids give every position"
@@ -77,6 +79,21 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
         raise Invalid("truncate", "truncate and position_ids", "one of them", message=message)
     check_same_lengths("position_ids", request.position_ids, ids)
     _check_range("position_ids", request.position_ids, limit)
+    _check_context(request, manifest)
+
+
+def _check_context(request: TokenRequest, manifest: Manifest) -> None:
+    """Check the ids before each row; a row begins at its offset, or at the least position of its real tokens."""
+    rows, given = request.input_ids, request.position_ids
+    offset = ZERO if request.offset is None else request.offset
+    starts = np.broadcast_to(offset, rows.lengths.shape)
+    if given is not None:
+        real = real_tokens(request, manifest)
+        positions = given.values if real is None else np.where(real, given.values, manifest.limit)
+        starts = np.minimum.reduceat(positions, rows.starts) * (count_real(request, manifest) > 0)
+    check_context(request, manifest, starts)
+    if request.context is not None:
+        _check_range("context", request.context, manifest.vocab_size)
 
 
 def check_pooled(request: TokenRequest, manifest: Manifest) -> None:
@@ -101,6 +118,7 @@ def has_only_ids(request: TokenRequest) -> bool:
     return (
         bool(request.input_ids.length)
         and not request.indices
+        and request.context is None
         and request.attention_mask is None
         and request.position_ids is None
         and request.truncate is None
@@ -134,6 +152,7 @@ def _is_simple_and_valid(request: TokenRequest, manifest: Manifest, max_tokens: 
         or manifest.needed
         or manifest.refused_ids
         or manifest.rotary_of(outputs)
+        or needs_history(outputs, manifest)
         or not manifest.widths.keys() >= set(outputs)
     ):
         return False

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.io import check_files, read, read_with_identity
 from preblock.service.artifacts.manifest import (
+    CONTEXT,
     EMBEDDINGS,
     GRAPH,
     MANIFEST,
+    NGRAMS_GRAPH,
     PARITY,
     POSITION_EMBEDDINGS,
     POSITIONED_GRAPH,
@@ -81,6 +83,7 @@ def load_model(
         _compare(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
     else:
         _check_inputs(manifest)
+        _check_history(manifest)
         for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
             _check_table_rows(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
     positions = tables = None
@@ -142,10 +145,24 @@ def _check_inputs(manifest: Manifest) -> None:
     """Compare the inputs of the token graphs with the manifest."""
     if missing := {"input_ids", *manifest.indices} - {tensor.name for tensor in manifest.graphs[GRAPH].inputs}:
         raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(missing)), f"inputs of {GRAPH}")
-    known = {"input_ids", "offset", "attention_mask", *manifest.indices}
+    known = {"input_ids", "offset", "attention_mask", CONTEXT, *manifest.indices}
     for graph in filter(manifest.graphs.__contains__, TOKEN_GRAPHS):
         if unknown := {tensor.name for tensor in manifest.graphs[graph].inputs} - known:
             raise ArtifactError(f"{graph} inputs", ", ".join(sorted(unknown)), ", ".join(sorted(known)))
+
+
+def _check_history(manifest: Manifest) -> None:
+    """Compare the history with the input `context` of the graphs."""
+    history = manifest.history
+    graphs = {name: graph for name, graph in manifest.graphs.items() if name in TOKEN_GRAPHS}
+    found = {
+        name: tensor.shape[-1] for name, graph in graphs.items() for tensor in graph.inputs if tensor.name == CONTEXT
+    }
+    expected = {} if history is None else {NGRAMS_GRAPH: history.tokens}
+    if found != expected:
+        raise ArtifactError(f"{MANIFEST} history.tokens", expected or "nothing", f"{found or 'nothing'}, by its graphs")
+    if history is not None and history.reset_id >= manifest.vocab_size:
+        raise ArtifactError(f"{MANIFEST} history.reset_id", history.reset_id, f"0 to {manifest.vocab_size - 1}")
 
 
 def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], positions: Float32) -> None:
@@ -195,9 +212,12 @@ def _check_table_rows(graph: str, manifest: Manifest, session: Session) -> None:
     """Look up the last legal index of each input: a table with too few rows fails here."""
     # Padding has no position.
     feeds = dict.fromkeys(manifest.indices, 0) | {"input_ids": int(manifest.padding_id == 0), "attention_mask": 1}
+    feeds |= {CONTEXT: 0}
     last = {"input_ids": manifest.vocab_size, **manifest.indices, "offset": manifest.max_len or 1}
     names = {"input_ids": "vocab_size", "offset": "max_len"}
     shapes = {tensor.name: (1, 1)[-len(tensor.shape) :] for tensor in session.inputs}
+    if manifest.history and CONTEXT in shapes:
+        shapes[CONTEXT] = (1, manifest.history.tokens)
     for name in filter(shapes.__contains__, last):
         values = {"offset": 0, **feeds, name: last[name] - 1}
         given = {input_: np.full(shape, values[input_], np.int64) for input_, shape in shapes.items()}

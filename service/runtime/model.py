@@ -10,6 +10,7 @@ from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     GRAPH,
     LAYER_TOKENS_GRAPH,
+    NGRAMS_GRAPH,
     POSITIONED_GRAPH,
     Manifest,
     StemManifest,
@@ -140,7 +141,7 @@ class TokenModel(LoadedModel):
                 runner = PositionedRunner(self.sessions[POSITIONED_GRAPH], self.positions, runner)
             if outputs == (EMBEDDINGS,) and self.tables is not None:
                 runner = FusedLookup(self.tables, runner)
-            if graph == LAYER_TOKENS_GRAPH:
+            if graph in (LAYER_TOKENS_GRAPH, NGRAMS_GRAPH):
                 runner = FlatRunner(runner)
             runners.append((runner, names))
         self._runners[outputs] = runners

@@ -9,7 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from preblock.export.graph import describe_graph, export_graph, read_initializers
+from preblock.export.description import describe_graph
+from preblock.export.graph import export_graph, read_initializers
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_

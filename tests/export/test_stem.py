@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from preblock.export.description import describe_graph
 from preblock.export.errors import ParityError
-from preblock.export.graph import describe_graph
 from preblock.export.stem import allowed_ulp, export_stem, prove_stem, read_stem_weights
 from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, PatchStem, Stem, from_tensors
 from preblock.service.artifacts.parity import ParityCase

@@ -143,6 +143,9 @@ def _entering_block_0(model: Any, side: str | None, ids: Tensor, mask: Tensor | 
         vectors = keywords["hidden_states"] if "hidden_states" in keywords else arguments[0]
         if vectors.ndim == 4 and bool((vectors == vectors[:, :, :1]).all()):  # equal streams
             vectors = vectors[:, :, 0]
+        streams = getattr(model.config.get_text_config(), "hc_count", 1)
+        if vectors.shape[-1] == streams * getattr(model.config.get_text_config(), "hidden_size", 0):  # side by side
+            vectors = vectors.unflatten(-1, (streams, -1))[:, :, 0]
         raise CapturedInput("", vectors)
 
     blocks: list[Any] = [

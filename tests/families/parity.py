@@ -51,8 +51,12 @@ def check_rows_of_one(artifact: Path, config: FrontEndConfig) -> None:
         ids = random.integers(3, VOCABULARY - 1, (batch, length))
         feeds = {name: random.integers(0, count, ids.shape) for name, count in config.indices.items()}
         calls.append(feeds | {"input_ids": ids, "attention_mask": ids * 0 + 1, "offset": np.array([offset])})
-    names = [name for name in calls[0] if name != "offset"]
+        if config.ngrams is not None:
+            calls[-1]["context"] = random.integers(0, VOCABULARY, (batch, config.ngrams.history))
+    names = [name for name in calls[0] if name not in ("offset", "context")]
     together = {name: np.concatenate([call[name].reshape(-1, 1) for call in calls]) for name in names}
+    if config.ngrams is not None:
+        together["context"] = np.concatenate([_token_contexts(call["context"], call["input_ids"]) for call in calls])
     positions = [call["offset"] + np.indices(call["input_ids"].shape)[1] for call in calls]
     together["offset"] = np.concatenate([rows.ravel() for rows in positions])
     for graph in filter(lambda name: (artifact / name).exists(), TOKEN_GRAPHS):
@@ -60,10 +64,19 @@ def check_rows_of_one(artifact: Path, config: FrontEndConfig) -> None:
         alone = [session.run(call) for call in calls]
         for name, found in session.run(together).items():
             expected = [
-                np.broadcast_to(one[name], (*call["input_ids"].shape, found.shape[-1])).reshape(-1, 1, found.shape[-1])
+                np.broadcast_to(one[name], (*call["input_ids"].shape, *found.shape[2:])).reshape(
+                    -1, 1, *found.shape[2:]
+                )
                 for one, call in zip(alone, calls, strict=True)
             ]
             assert found.tobytes() == np.concatenate(expected).tobytes(), (graph, name)
+
+
+def _token_contexts(context: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the ids before each token of some rows, one row for each."""
+    rows = [[*before, *row] for before, row in zip(context.tolist(), ids.tolist(), strict=True)]
+    history = context.shape[1]
+    return np.array([row[end - history : end] for row in rows for end in range(history, len(row))])
 
 
 def compare_rotary(model: TransformersModel, artifact: Path) -> Iterator[Difference]:

@@ -88,10 +88,18 @@ def token_decoder(name: str) -> Published:
     )
 
 
+def _qwen4() -> Published:
+    config = small_config("qwen4_exp").to_dict()
+    config["text_config"]["use_cache"] = False
+    return Published("Qwen4ExpModel", config, "language_model.layers.0")
+
+
 LAYER, MODULE = "encoder.layer.0", "rotary_emb"
 NO_LOOKUP = {"xlm", "clip_text_model", "clip/text", "speech_to_text/decoder"}
 """Models without `inputs_embeds`."""
-SIDES = {"text": "text_model"}
+STREAMS = {"qwen4_exp_text", "qwen4_exp/text"}
+"""Models with several residual streams, side by side, that all begin with the same vectors."""
+SIDES = {"clip/text": "text_model", "qwen4_exp/text": "language_model"}
 """Sides with a module of another name."""
 PUBLISHED: dict[str, Published] = {
     "bert": Published("BertModel", _ENCODER, LAYER),
@@ -240,7 +248,8 @@ PUBLISHED: dict[str, Published] = {
         "layers.0",
         MODULE,
     ),
-    **{name: token_decoder(name) for name in ("gemma4_text", *TOKEN_DECODERS)},
+    **{name: token_decoder(name) for name in ("gemma4_text", "qwen4_exp_text", *TOKEN_DECODERS)},
+    "qwen4_exp/text": _qwen4(),
     **_sides("bart", "BartModel", _SEQUENCES),
     **_sides("mbart", "MBartModel", _SEQUENCES),
     **_sides("blenderbot", "BlenderbotModel", _SEQUENCES),
@@ -328,7 +337,7 @@ class TransformersModel:
         handle = block.register_forward_pre_hook(hook, with_kwargs=True)
         self._run(input_ids=input_ids, attention_mask=attention_mask, **inputs)
         handle.remove()
-        first = seen[0]
+        first = seen[0][..., :WIDTH] if self.name in STREAMS else seen[0]
         vectors: NDArray[np.float32] = (first.transpose(0, 1) if self.name == "xlnet" else first).float().numpy()
         return vectors
 
@@ -390,4 +399,4 @@ class TransformersModel:
                 len(next(iter(given.values()))), 3, WIDTH, dtype=self.whole.dtype
             )
         with torch.inference_mode():
-            return (self.whole.get_submodule(SIDES.get(side, side)) if side else self.whole)(**given)
+            return (self.whole.get_submodule(SIDES.get(self.name, side)) if side else self.whole)(**given)

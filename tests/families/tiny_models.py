@@ -47,6 +47,15 @@ HALF_ROPE = MULTIMODAL_ROPE | {"mrope_section": [1, 1, 0]}
 STATED: dict[str, dict[str, Any]] = {
     "qwen2_5_omni_thinker": {"vision_start_token_id": 91},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 91},
+    "qwen4_exp_text": {
+        "ple_layer_ids": [1, 2],
+        "ngram_vocab_size_base": 50,
+        "heads_per_ngram": 2,
+        "make_ngram_vocab_size_divisible_by": 8,
+        "split_ngram_parts": 4,
+        "eos_token_id": 2,
+        "hc_lowrank": 8,
+    },
     "step3p7_text": {"sliding_window": 16},
     "xmod": {"default_language": "en_XX"},
 }

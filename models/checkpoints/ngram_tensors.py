@@ -1,0 +1,60 @@
+"""The tables of n-gram embeddings in a checkpoint, and the check of their hash."""
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from preblock.models.checkpoints.weight_files import CheckpointError, find_key, get_tensor, open_weights
+from preblock.models.modules.ngram_config import NgramConfig
+from preblock.models.serialization import Keys
+
+
+def read_ngram_tables(folder: Path, ngrams: NgramConfig, read: Callable[[Keys], Tensor | None]) -> dict[str, Tensor]:
+    """Return the table of each layer, under the names of `FrontEnd.state_dict()`; its parts are concatenated.
+
+    `read` returns a tensor by its names, or None.
+
+    Raises:
+        CheckpointError: a table is missing, or has another number of rows than its hash.
+
+    """
+    tensors: dict[str, Tensor] = {}
+    for place, (parts, rows) in enumerate(zip(ngrams.weights, ngrams.table_rows, strict=True)):
+        found = [part for part in map(read, parts) if part is not None]
+        if not found:
+            raise CheckpointError(f"{folder}: no tensor {parts[0][0]}")
+        table = found[0] if len(found) == 1 else torch.cat(found)
+        if len(table) != rows:
+            raise CheckpointError(
+                f"{folder}: {parts[0][0]} has {len(table)} rows in {len(found)} parts, expected {rows} rows in "
+                f"{len(parts) - 1} parts, as config.json states"
+            )
+        tensors[f"ngrams.tables.{place}.weight"] = table
+    return tensors
+
+
+def check_hash(files: Mapping[str, Path], prefix: str, ngrams: NgramConfig, vocab_size: int) -> None:
+    """Compare the factors and rows of the hash in the files, where they are stored, with those of the seed.
+
+    Raises:
+        CheckpointError: they differ.
+
+    """
+    multipliers = ngrams.multipliers(vocab_size)
+    for parts, rows, factors in zip(ngrams.weights, ngrams.head_rows, multipliers, strict=True):
+        stem = parts[0][0].removesuffix("ngram_embedding.weight")
+        begins = tuple(accumulate(rows, initial=0))[:-1]
+        named = {"layer_multipliers": factors, "ngram_heads_vocab_sizes": rows, "ngram_heads_offsets": begins}
+        for name, expected in named.items():
+            key = find_key(files, prefix, (stem + name,))
+            if key is None:
+                continue
+            with open_weights(files[key]) as weights:
+                found = get_tensor(weights, key, files[key], ("torch.int64",)).tolist()
+            if found != list(expected):
+                raise CheckpointError(
+                    f"{files[key]}: {key} is {found}, expected {list(expected)}, as config.json states"
+                )

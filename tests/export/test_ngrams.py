@@ -1,0 +1,240 @@
+"""N-gram embeddings of Qwen4. Oracle: transformers' own module in the same tiny model."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from transformers import DynamicCache
+
+from preblock.export.errors import ExportError, ParityError
+from preblock.export.exporter import ExportResult, export
+from preblock.export.parity import prove_ngrams
+from preblock.export.verification import verify
+from preblock.models.checkpoints.reader import files_needed, read_frontend
+from preblock.models.frontend_file import write_frontend
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.runtime.session import Session
+from tests.families.tiny_models import small_config
+
+END, LAYERS, WIDTH, VOCABULARY = 2, 2, 32, 99
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+
+
+def save_qwen4(folder: Path, **changed: Any) -> Path:
+    """Save a tiny model with n-grams of up to 3 tokens in both layers."""
+    config = small_config("qwen4_exp_text")
+    for name, value in changed.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    transformers.Qwen4ExpForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen4(tmp_path_factory.mktemp("qwen4"))
+
+
+@pytest.fixture(scope="module")
+def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
+    return export(str(checkpoint), "m", tmp_path_factory.mktemp("repository"))
+
+
+def random_ids(*shape: int, seed: int = 0) -> Int64:
+    """Return ids with an end of sequence in every fifth place or so."""
+    random = np.random.default_rng(seed)
+    ids = random.integers(0, VOCABULARY, shape)
+    ids[random.random(shape) < 0.2] = END
+    return ids
+
+
+def run_transformers(folder: Path, chunks: list[Int64], layers: int = LAYERS) -> tuple[Int64, Float32]:
+    """Return the row ids (B, L, N, H) and the embeddings (B, L, N, E) of ids fed in chunks."""
+    model: Any = transformers.Qwen4ExpForCausalLM.from_pretrained(folder)
+    cache = DynamicCache(config=model.config)
+    rows, vectors = [], []
+    for layer in range(layers):
+        module: Any = model.model.layers[layer].ple.ple_embedding
+        seen: list[torch.Tensor] = []
+        module.ngram_embedding.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
+        with torch.inference_mode():
+            vectors.append(torch.cat([module(torch.from_numpy(chunk), cache) for chunk in chunks], dim=1))
+        rows.append(torch.cat(seen, dim=1))
+    return torch.stack(rows, dim=2).numpy(), torch.stack(vectors, dim=2).numpy()
+
+
+def test_module_has_the_rows_of_transformers(checkpoint: Path) -> None:
+    ids = random_ids(4, 40)
+    rows, vectors = run_transformers(checkpoint, [ids])
+    frontend = read_frontend(checkpoint).eval()
+    assert np.array_equal(frontend.ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
+    assert np.array_equal(frontend.ngram_outputs(torch.from_numpy(ids))["ngram_embeddings"].detach().numpy(), vectors)
+
+
+@pytest.mark.parametrize("changed", [{"ngram_size": 2}, {"ngram_size": 5, "seed": 7}, {"eos_token_id": [98, 3]}])
+def test_other_sizes_and_seeds_agree(changed: dict[str, Any], tmp_path: Path) -> None:
+    folder = save_qwen4(tmp_path, **changed)
+    ids = random_ids(3, 30)
+    ids[ids == END] = 98 if "eos_token_id" in changed else END
+    rows, _ = run_transformers(folder, [ids])
+    assert np.array_equal(read_frontend(folder).ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
+
+
+@pytest.mark.parametrize("lengths", [(1,) * 12, (1, 4, 1, 6), (7, 5)])
+def test_graph_continues_like_the_cache_of_transformers(
+    lengths: tuple[int, ...], checkpoint: Path, exported: ExportResult
+) -> None:
+    ids = random_ids(3, 12, seed=len(lengths))
+    ends = np.cumsum(lengths)
+    chunks = [ids[:, end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    _, expected = run_transformers(checkpoint, chunks)
+    session = Session(exported.folder, graph="ngrams.onnx")
+    context, found = np.full((3, 2), END), []
+    for chunk in chunks:
+        found.append(session.run({"input_ids": chunk, "context": context})["ngram_embeddings"])
+        context = np.concatenate((context, chunk), axis=1)[:, -2:]
+    assert np.array_equal(np.concatenate(found, axis=1), expected)
+    assert expected.shape == (3, 12, LAYERS, WIDTH)
+
+
+def test_manifest_describes_output_and_history(exported: ExportResult) -> None:
+    assert isinstance(exported.manifest, Manifest)
+    assert exported.manifest.shapes["ngram_embeddings"] == (LAYERS, WIDTH)
+    assert exported.manifest.exact_rows
+    assert exported.manifest.history is not None
+    assert exported.manifest.history.model_dump() == {"tokens": 2, "reset_id": END}
+    assert [tensor.name for tensor in exported.manifest.graphs["model.onnx"].inputs] == ["input_ids", "offset"]
+    outputs = verify(exported.folder).providers["CPUExecutionProvider"].outputs
+    assert outputs["ngram_embeddings"].allowed_ulp == 0
+
+
+def test_model_of_images_has_the_same_output(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = transformers.Qwen4ExpForConditionalGeneration(small_config("qwen4_exp"))
+    model.save_pretrained(tmp_path / "both")
+    text = save_qwen4(tmp_path / "text")
+    tensors = load_file(tmp_path / "both/model.safetensors")
+    ours = load_file(text / "model.safetensors")
+    for name in ours.keys() - {"lm_head.weight"}:
+        ours[name] = tensors[name.replace("model.", "model.language_model.", 1)]
+    save_file(ours, text / "model.safetensors", {"format": "pt"})
+    ids = torch.from_numpy(random_ids(2, 9))
+    both, alone = read_frontend(tmp_path / "both", "text"), read_frontend(text)
+    assert torch.equal(both.ngrams(ids), alone.ngrams(ids))
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", None), ("int8", None), ("int8", "tensor"), ("int4", None)])
+def test_stored_type_applies_to_the_tables(dtype: str, scale: str | None, checkpoint: Path, tmp_path: Path) -> None:
+    result = export(str(checkpoint), "m", tmp_path, dtype=dtype, scale=scale)
+    tables = {f"ngrams.tables.{layer}.weight" for layer in range(LAYERS)}
+    assert set(result.parity.storage) == {"tokens.weight", *tables}
+    assert verify(result.folder).providers["CPUExecutionProvider"].outputs["ngram_embeddings"].max_abs == 0
+
+
+def test_proof_finds_another_table(exported: ExportResult, checkpoint: Path) -> None:
+    frontend = read_frontend(checkpoint).eval()
+    with torch.no_grad():
+        for table in frontend.ngrams.tables.parameters():
+            table.add_(1)
+    with pytest.raises(ParityError, match=r"^ngram_embeddings of the graph differs from its PyTorch module"):
+        prove_ngrams(frontend, Session(exported.folder, graph="ngrams.onnx"))
+
+
+def test_a_model_without_such_layers_has_no_such_output(tmp_path: Path) -> None:
+    result = export(str(save_qwen4(tmp_path / "plain", ple_layer_ids=[])), "m", tmp_path)
+    assert isinstance(result.manifest, Manifest)
+    assert "ngram_embeddings" not in result.manifest.shapes
+    assert result.manifest.history is None
+
+
+def test_tokens_alone_need_no_history(checkpoint: Path, tmp_path: Path) -> None:
+    result = export(str(checkpoint), "m", tmp_path, tokens_only=True)
+    assert isinstance(result.manifest, Manifest)
+    assert list(result.manifest.widths) == ["embeddings", "token_embeddings"]
+
+
+def test_description_cannot_hold_ngrams(checkpoint: Path, tmp_path: Path) -> None:
+    frontend = read_frontend(checkpoint)
+    with pytest.raises(ValueError, match=r"^ngrams: got n-gram embeddings, expected none"):
+        write_frontend(tmp_path, frontend.config, frontend.state_dict())
+
+
+def test_hub_downloads_the_files_of_all_parts(checkpoint: Path, tmp_path: Path) -> None:
+    names = ["model.embed_tokens.weight", "model.layers.0.ple.ple_embedding.ngram_embedding.shard_3.weight"]
+    index = {"weight_map": {name: f"{place}.safetensors" for place, name in enumerate([*names, "lm_head.weight"])}}
+    shutil.copy(checkpoint / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert files_needed(tmp_path) == ["0.safetensors", "1.safetensors"]
+
+
+PREFIX = "model.layers.0.ple.ple_embedding."
+
+
+def _without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def remove(tensors: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in tensors if key.startswith(PREFIX + name)]:
+            del tensors[key]
+
+    return remove
+
+
+def _add_one(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[PREFIX + "layer_multipliers"] += 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            _without("ngram_embedding.shard_3"),
+            r"ngram_embedding.weight has \d+ rows in 3 parts, expected \d+ rows in 4",
+        ),
+        (_without("ngram_embedding"), "no tensor .*layers.0.ple.ple_embedding.ngram_embedding.weight"),
+        (_add_one, r"layer_multipliers is \[.*\], expected \[.*\], as config.json states"),
+    ],
+)
+def test_damaged_tables_are_refused(
+    damage: Callable[[dict[str, torch.Tensor]], None], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    tensors = load_file(folder / "model.safetensors")
+    damage(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ExportError, match=message):
+        export(str(folder), "m", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("ngram_size", 1, r"ngrams\.size: got 1, expected 2 to 16"),
+        ("ngram_size", "3", r"ngrams\.size: got '3', expected 2 to 16"),
+        ("heads_per_ngram", 0, r"ngrams\.heads: got 0, expected 1 or more"),
+        ("heads_per_ngram", 2**12, r"ngrams\.heads: got 16384 in all layers, expected at most 4096"),
+        ("heads_per_ngram", 3, r"ngrams\.width: got 32, expected a multiple of 6 heads"),
+        ("ngram_vocab_size_base", 2**40, r"ngrams\.base: got \d+, expected at most \d+"),
+        ("ngram_vocab_size_base", 60, r"rows in 4 parts, expected \d+ rows in 4 parts"),
+        ("make_ngram_vocab_size_divisible_by", 0, r"ngrams\.multiple: got 0, expected 1 or more"),
+        ("split_ngram_parts", 10**9, r"split_ngram_parts: got 1000000000, expected 1 to 65536"),
+        ("seed", 1.5, r"ngrams\.seed: got 1\.5, expected an integer"),
+        ("seed", 99, r"layer_multipliers is"),
+        ("ple_layer_ids", [0], r"ngrams\.layers: got \[-1\], expected ascending numbers from 0 on"),
+        ("eos_token_id", 99, r"ngrams\.reset_id: got 99, expected 0 to 98"),
+        ("eos_token_id", None, r"ngrams\.reset_id: got None, expected an integer"),
+    ],
+)
+def test_bad_configurations_are_refused(key: str, value: Any, message: str, checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(document | {key: value}))
+    with pytest.raises(ExportError, match=message):
+        export(str(folder), "m", tmp_path)

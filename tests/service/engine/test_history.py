@@ -1,0 +1,189 @@
+"""N-gram embeddings: rows of any lengths, padding, positions, chunks and pooling. Oracle: the graph, row by row."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from preblock.service.core.errors import Invalid
+from preblock.service.core.results import ChunkedTensor, EmbedResult
+from preblock.service.core.types import TokenRequest, TokenRows
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.fast_path import fast_path_of
+from tests.support.artifacts import copy_artifact
+from tests.support.engines import ask_engine, open_engine
+
+END, LAYERS, WIDTH = 2, 2, 64
+OUTPUT = ("ngram_embeddings",)
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    root = tmp_path_factory.mktemp("ngrams")
+    copy_artifact("ngrams", root)
+    copy_artifact("gpt", root)
+    with open_engine(root) as engine:
+        yield engine
+
+
+def embed(engine: Engine, request: TokenRequest, model: str = "ngrams") -> EmbedResult:
+    return asyncio.run(ask_engine(engine, engine.repository.get(model), request))
+
+
+def rows_of(*rows: list[int]) -> TokenRows:
+    return TokenRows(np.concatenate([np.array(row, np.int64) for row in rows]), np.array([len(row) for row in rows]))
+
+
+def random_rows(*lengths: int) -> list[list[int]]:
+    """Return rows of ids, about one in five of them the end of a sequence."""
+    random = np.random.default_rng(sum(lengths))
+    return [[END if random.random() < 0.2 else int(id_) for id_ in random.integers(0, 99, n)] for n in lengths]
+
+
+def run(engine: Engine, ids: list[int], context: list[int]) -> Float32:
+    """Return the vectors (L, N, E) of one row."""
+    feeds = {"input_ids": np.array([ids]), "context": np.array([context])}
+    vectors: Float32 = engine.repository.get("ngrams").sessions["ngrams.onnx"].run(feeds)["ngram_embeddings"][0]
+    return vectors
+
+
+def read(result: EmbedResult) -> Float32:
+    """Return the vectors (T, N, E) of a result, buffered or in chunks."""
+    tensor = result.tensors["ngram_embeddings"]
+    whole: Any = np.concatenate([part.reshape(-1) for part in tensor]) if isinstance(tensor, ChunkedTensor) else tensor
+    return np.asarray(whole).reshape(-1, LAYERS, WIDTH)
+
+
+CONTEXTS = [[5, 6], [END, 97], [8, END]]
+
+
+@pytest.mark.parametrize(
+    "lengths", [(4, 4, 4), (1, 1, 1), (3, 1, 7), (100, 900, 2500), (5000, 1, 1), (4000, 4000, 4000)]
+)
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_each_row_has_its_own_history(lengths: tuple[int, ...], in_pieces: bool, engine: Engine) -> None:
+    rows = random_rows(*lengths)
+    offset = np.array([7, 1, 0])
+    request = TokenRequest(
+        input_ids=rows_of(*rows), offset=offset, context=rows_of(*CONTEXTS), outputs=OUTPUT, in_pieces=in_pieces
+    )
+    result = embed(engine, request)
+    expected = [run(engine, row, context) for row, context in zip(rows, CONTEXTS, strict=True)]
+    assert np.array_equal(read(result), np.concatenate(expected))
+    assert result.next_context is not None
+    ends = [(context + row)[-2:] for row, context in zip(rows, CONTEXTS, strict=True)]
+    assert result.next_context.tolist() == ends
+    assert result.next_offset.tolist() == (offset + lengths).tolist()
+
+
+def test_a_new_row_begins_after_an_end_of_sequence(engine: Engine) -> None:
+    result = embed(engine, TokenRequest(input_ids=rows_of([9]), outputs=("embeddings", *OUTPUT)))
+    assert np.array_equal(read(result), run(engine, [9], [END, END]))
+    assert result.next_context is not None
+    assert result.next_context.tolist() == [[END, 9]]
+
+
+def test_chunks_equal_a_single_pass(engine: Engine) -> None:
+    (ids,) = random_rows(40)
+    whole, found = run(engine, ids, [END, END]), []
+    context, offset = None, 0
+    for end in (1, 2, 5, 17, 40):
+        part = rows_of(ids[offset:end])
+        result = embed(engine, TokenRequest(input_ids=part, offset=np.array([offset]), context=context, outputs=OUTPUT))
+        assert result.next_context is not None
+        context, offset = TokenRows.of_array(result.next_context), end
+        found.append(read(result))
+    assert np.array_equal(np.concatenate(found), whole)
+
+
+@pytest.mark.parametrize("mask", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
+def test_padding_is_no_part_of_a_history(mask: list[int], engine: Engine) -> None:
+    ids, real = [11, 12, 13, 14, 15], np.array(mask, bool)
+    request = TokenRequest(
+        input_ids=rows_of(ids, ids),
+        attention_mask=rows_of(mask, [1] * 5),
+        offset=np.array([2]),
+        context=rows_of([30, 31], [40, 41]),
+        outputs=OUTPUT,
+    )
+    result = embed(engine, request)
+    kept = [id_ for id_, one in zip(ids, mask, strict=True) if one]
+    if kept:
+        assert np.array_equal(read(result)[:5][real], run(engine, kept, [30, 31]))
+    assert np.array_equal(read(result)[5:], run(engine, ids, [40, 41]))
+    assert result.next_context is not None
+    assert result.next_context.tolist() == [[30, 31, *kept][-2:], [14, 15]]
+
+
+def test_explicit_positions_need_a_context_beyond_the_first(engine: Engine) -> None:
+    def request(*first: int, **further: Any) -> TokenRequest:
+        positions = rows_of(*([start, start + 1, start + 2] for start in first))
+        rows = rows_of(*([5, 6, 7] for _ in first))
+        return TokenRequest(input_ids=rows, position_ids=positions, outputs=OUTPUT, **further)
+
+    assert np.array_equal(read(embed(engine, request(0))), run(engine, [5, 6, 7], [END, END]))
+    found = read(embed(engine, request(4, 0, context=rows_of([8, 9], [END, END]))))
+    assert np.array_equal(found[:3], run(engine, [5, 6, 7], [8, 9]))
+    with pytest.raises(
+        Invalid, match=r"^context: got nothing, expected the last 2 ids before each row, since row 1 begi"
+    ):
+        embed(engine, request(0, 4))
+    masked = request(4, attention_mask=rows_of([0, 0, 0]))
+    assert embed(engine, masked).next_context is not None
+
+
+def test_pooled_rows_use_their_history(engine: Engine) -> None:
+    rows = random_rows(3, 5, 2)
+    wanted: dict[str, Any] = {"input_ids": rows_of(*rows), "context": rows_of(*CONTEXTS), "outputs": OUTPUT}
+    found = embed(engine, TokenRequest(pooling="last", **wanted)).arrays["ngram_embeddings"]
+    expected = [run(engine, row, context)[-1] for row, context in zip(rows, CONTEXTS, strict=True)]
+    assert np.array_equal(found.reshape(3, LAYERS, WIDTH), np.stack(expected))
+
+
+def test_micro_batch_keeps_each_history(engine: Engine) -> None:
+    rows, model = random_rows(3, 1, 6), engine.repository.get("ngrams")
+
+    async def ask() -> list[EmbedResult]:
+        requests = [
+            TokenRequest(input_ids=rows_of(row), context=rows_of(context), outputs=OUTPUT)
+            for row, context in zip(rows, CONTEXTS, strict=True)
+        ]
+        return await asyncio.gather(*(ask_engine(engine, model, request) for request in requests))
+
+    for result, row, context in zip(asyncio.run(ask()), rows, CONTEXTS, strict=True):
+        assert np.array_equal(read(result), run(engine, row, context))
+
+
+def test_other_outputs_need_no_context(engine: Engine) -> None:
+    result = embed(engine, TokenRequest(input_ids=rows_of([5, 6]), offset=np.array([9])))
+    assert result.next_context is None
+    model = engine.repository.get("ngrams")
+    assert fast_path_of(engine, model, ("embeddings",), "float32") is not None
+    assert fast_path_of(engine, model, OUTPUT, "float32") is None
+
+
+@pytest.mark.parametrize(
+    ("context", "offset", "message"),
+    [
+        (None, [0, 3], "context: got nothing, expected the last 2 ids before each row, since row 1 begins at 3"),
+        (rows_of([1, 2]), [0], "context: got 1 rows, expected 2 rows, as input_ids has"),
+        (rows_of([1, 2], [3]), [0], r"context\[1\]: got 1 ids, expected 2 ids, the last ones before the row"),
+        (rows_of([1, 2, 3], [3, 4]), [0], r"context\[0\]: got 3 ids, expected 2 ids"),
+        (rows_of([1, 2], [3, 99]), [0], r"context\[1\]\[1\]: got 99, expected 0 to 98"),
+        (rows_of([1, -2], [3, 9]), [0], r"context\[0\]\[1\]: got -2, expected 0 to 98"),
+    ],
+)
+def test_bad_contexts_are_refused(context: TokenRows | None, offset: list[int], message: str, engine: Engine) -> None:
+    request = TokenRequest(input_ids=rows_of([5], [6]), offset=np.array(offset), context=context, outputs=OUTPUT)
+    with pytest.raises(Invalid, match=f"^{message}"):
+        embed(engine, request)
+
+
+def test_context_of_another_model_is_refused(engine: Engine) -> None:
+    with pytest.raises(Invalid, match=r"^context is not an input: no output of this model depends on the ids before"):
+        embed(engine, TokenRequest(input_ids=rows_of([5]), context=rows_of([1, 2])), "gpt")
