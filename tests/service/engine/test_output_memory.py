@@ -14,7 +14,7 @@ import pytest
 
 from preblock.service.core.errors import Invalid, Unavailable
 from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.shared_memory import OpenRange, Region, RegionRange
+from preblock.service.core.shared_region import OpenRange, Region, RegionRange
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.fused_embedding import BUILT, guard_writes
