@@ -15,6 +15,8 @@ from preblock.service.core.shared_region import OpenRange, Region, RegionRange, 
 MAX_REGIONS = 256
 """Maximum number of regions; each has an open file."""
 MAX_NAME_BYTES = 128
+RELEASE_SECONDS = 1.0
+"""Time between two searches for idle regions."""
 
 
 class SharedMemory:
@@ -163,12 +165,11 @@ class SharedMemory:
         return most
 
     def _release_idle(self) -> None:
-        """Release regions after their idle timeout, and set the timer for the next one."""
+        """Release regions after their idle timeout, every second while there are any: the timeout may change."""
         now, timeout = time.monotonic(), self._settings.current.shared_memory_idle_timeout_seconds
         self._timer = None
         for key, region in tuple(self._regions.items()):
             if region.used + timeout <= now:
                 del self._regions[key]
         if self._regions:
-            wait = min(region.used for region in self._regions.values()) + timeout - now
-            self._timer = asyncio.get_running_loop().call_later(wait, self._release_idle)
+            self._timer = asyncio.get_running_loop().call_later(RELEASE_SECONDS, self._release_idle)

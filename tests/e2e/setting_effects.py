@@ -14,6 +14,7 @@ import grpc
 import httpx
 import numpy as np
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import shared_memory
 from websockets import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_socket
@@ -172,6 +173,19 @@ def too_many_rows_of_sequences(server: Served) -> bool:
     return "the limit of 1 rows of sequences" in sequence(server, 2)
 
 
+def a_region_expires(server: Served) -> bool:
+    url = f"{server.address}/v2/systemsharedmemory"
+    region = shared_memory.create_shared_memory_region("idle", f"preblock-idle-{server.pid}", 64)
+    try:
+        body = {"key": region._shm_key, "byte_size": 64}
+        httpx.post(f"{url}/region/idle/register", json=body, timeout=SECONDS).raise_for_status()
+        time.sleep(2.5)
+        return not httpx.get(f"{url}/status", timeout=SECONDS).json()
+    finally:
+        httpx.post(f"{url}/unregister", timeout=SECONDS).raise_for_status()
+        shared_memory.destroy_shared_memory_region(region)
+
+
 def a_page_may_ask(server: Served) -> bool:
     origin = {"Origin": "https://pages.example"}
     answer = httpx.get(f"{server.address}/models", headers=origin, timeout=SECONDS)
@@ -205,6 +219,7 @@ SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
     "stream_idle_timeout_seconds": ("1", partial(ends, reason="idle")),
     "stream_max_lifetime_seconds": ("1", partial(ends, reason="time")),
     "sequence_idle_timeout_seconds": ("1", lambda server: "does not run on" in sequence(server, pause=1.5)),
+    "shared_memory_idle_timeout_seconds": ("1", a_region_expires),
     "max_sequence_rows": ("1", too_many_rows_of_sequences),
     "max_stream_sequence_rows": ("1", too_many_rows_of_sequences),
     "cors_origins": ('"https://pages.example"', a_page_may_ask),
@@ -217,7 +232,7 @@ TOGETHER = (
     ("max_request_tokens", "max_request_rows", "max_stream_sequence_rows", "cors_origins"),
     ("access_log_sample_rate", "access_log_max_token_ids"),
     ("max_concurrent_requests", "max_sequence_rows", "max_concurrent_streams", "log_level"),
-    ("queue_timeout_seconds", "stream_max_lifetime_seconds"),
+    ("queue_timeout_seconds", "stream_max_lifetime_seconds", "shared_memory_idle_timeout_seconds"),
     ("max_queue_size", "max_buffered_response_bytes", "stream_idle_timeout_seconds"),
     ("header_timeout_seconds", "sequence_idle_timeout_seconds"),
     ("rate_limit_per_second",),
