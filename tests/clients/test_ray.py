@@ -1,0 +1,222 @@
+"""The application of `deploy/ray` on three nodes of Ray in one machine: `make test-ray` makes the environment."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import preblock
+from preblock.client.errors import StreamClosed
+from preblock.client.sync_client import Client
+from preblock.client.sync_stream import DecodeStream
+from tests.support.artifacts import Floats, make_repository, read_tables
+from tests.support.load import STORED_GPT, Load, expected, infer, step
+from tests.support.paths import ROOT
+from tests.support.servers import Server, free_port, serve
+from tests.support.waiting import wait_until
+
+PYTHON = ROOT / ".venv/ray/bin/python"
+JUDGE = ROOT / "tests/clients/judges/ray_cluster.py"
+IDS = [[1, 2, 3], [4, 5, 6]]
+STREAMS = 9
+RETRIES = 10
+"""Ray's proxy notices a lost node after seconds."""
+NDJSON = "application/x-ndjson"
+VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # The only proxy, on the head, would otherwise send everything to the replica of its own node.
+    "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
+}
+pytestmark = [
+    pytest.mark.skipif(not PYTHON.exists(), reason="there is no environment with Ray; `make test-ray` makes it"),
+    pytest.mark.timeout(600),
+]
+
+
+class RayCluster:
+    """A running judge."""
+
+    def __init__(self, address: str, process: "subprocess.Popen[str]") -> None:
+        self.address, self._process = address, process
+
+    def ask(self, command: str) -> int:
+        """Send a command, and return the number of running replicas."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return self.replicas()
+
+    def replicas(self) -> int:
+        """Return the number in the next line of the judge."""
+        assert self._process.stdout is not None
+        return int(json.loads(self._process.stdout.readline()))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_repository(tmp_path_factory.mktemp("ray"), gpt=STORED_GPT)
+
+
+@pytest.fixture(scope="module")
+def tables(repository: Path) -> dict[str, Floats]:
+    return read_tables(repository / "gpt" / "1")
+
+
+@pytest.fixture(scope="module")
+def bare(repository: Path) -> Iterator[Server]:
+    with serve(repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(repository: Path) -> Iterator[RayCluster]:
+    port = free_port()
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "deploy/ray")))
+    with subprocess.Popen(
+        [PYTHON, JUDGE, str(port), str(repository)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths, **VARIABLES},
+    ) as process:
+        running = RayCluster(f"http://127.0.0.1:{port}", process)
+        assert running.replicas() == 1
+        yield running
+        process.communicate("end\n", 120)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        ("/models/gpt/embed", json.dumps({"input_ids": IDS}).encode(), {"Content-Type": "application/json"}),
+        (
+            "/models/gpt/embed?shape=2,3",
+            np.array(IDS, "<i8").tobytes(),
+            {"Content-Type": "application/octet-stream", "Accept": "application/x-npy"},
+        ),
+        (
+            "/v2/models/gpt/infer",
+            json.dumps({"inputs": [{"name": "input_ids", "shape": [2, 3], "datatype": "INT64", "data": IDS}]}).encode(),
+            {},
+        ),
+        ("/models/gpt/decode", b'{"input_ids": [1, 2]}\n{"input_ids": [3]}\n', {"Content-Type": NDJSON}),
+        (
+            "/models/gpt/decode",
+            json.dumps({"input_ids": [1, 2, 3]}).encode(),
+            {"Content-Type": "application/json", "Accept": "text/event-stream"},
+        ),
+        ("/models/gpt/embed", b'{"input_ids": [[50]]}', {"Content-Type": "application/json"}),
+        ("/models/gpt/embed", b"{", {"Content-Type": "application/json"}),
+    ],
+    ids=["json", "npy", "v2", "ndjson", "events", "invalid", "malformed"],
+)
+def test_answers_equal_those_of_a_bare_server(
+    cluster: RayCluster, bare: Server, path: str, body: bytes, headers: dict[str, str]
+) -> None:
+    through_ray, direct = (
+        httpx.post(address + path, content=body, headers=headers | {"X-Request-Id": "same"}, timeout=60)
+        for address in (cluster.address, bare.address)
+    )
+    assert through_ray.content == direct.content
+    assert through_ray.status_code == direct.status_code
+    assert through_ray.headers["Content-Type"] == direct.headers["Content-Type"]
+
+
+def test_ray_reads_the_configuration() -> None:
+    code = "import sys, yaml; from ray.serve.schema import ServeDeploySchema; "
+    code += "ServeDeploySchema.model_validate(yaml.safe_load(sys.stdin))"
+    text = (ROOT / "deploy/ray/serve.yaml").read_text()
+    for given, status in ((text, 0), (text.replace("shutdown_timeout_s: 25", "shutdown_timeout_s: -1"), 1)):
+        assert subprocess.run([PYTHON, "-c", code], input=given, text=True, capture_output=True).returncode == status
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"workers": 2}, "workers: got 2, expected 1: Ray starts replicas instead"),
+        ({"grpc_port": 8001}, "grpc_port: got 8001, expected none: Ray's proxy serves HTTP"),
+        ({"repositry": "/models"}, "repositry"),
+    ],
+)
+def test_illegal_settings_are_refused_before_replicas_start(argument: dict[str, Any], message: str) -> None:
+    code = "import json, sys, preblock_ray; preblock_ray.build(json.loads(sys.argv[1]))"
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "deploy/ray")))
+    command = [str(PYTHON), "-c", code, json.dumps(argument)]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+def test_websocket_has_the_bits_of_the_tables(cluster: RayCluster, tables: dict[str, Floats]) -> None:
+    with preblock.connect(cluster.address) as client, client.decode("gpt", rows=2) as stream:
+        assert np.array_equal(stream.step([[1, 2], [3, 4]]), expected(tables, [[1, 2], [3, 4]]))
+        stream.reorder([1, 0])
+        assert np.array_equal(stream.step([[5], [6]]), expected(tables, [[5], [6]], 2))
+        stream.rewind(1)
+        assert np.array_equal(stream.step([[7], [8]]), expected(tables, [[7], [8]], 1))
+
+
+def test_no_call_is_lost_while_replicas_come_and_a_node_goes(
+    cluster: RayCluster, tables: dict[str, Floats], record_property: Any
+) -> None:
+    with ExitStack() as stack:
+        client = stack.enter_context(preblock.connect(cluster.address, retries=RETRIES))
+        http = [stack.enter_context(httpx.Client(timeout=60)) for _ in range(2)]
+        calls = [Load(lambda: embed(client, tables)) for _ in range(2)]
+        plain_calls = [Load(lambda http=http: infer(http, cluster.address, tables)) for http in http]  # type: ignore[misc]
+        loads = [*calls, *plain_calls]
+
+        def open_streams(resume: bool) -> list[Load]:
+            streams = [stack.enter_context(client.decode("gpt", resume=resume)) for _ in range(STREAMS)]
+            take = step if resume else step_or_fail
+            opened = [Load(lambda stream=stream: take(stream, tables)) for stream in streams]  # type: ignore[misc]
+            loads.extend(opened)
+            return opened
+
+        try:
+            open_streams(resume=True)
+            wait_until(lambda: cluster.ask("replicas") == 3, 120, 0.5)
+            # Only new streams reach the new replicas.
+            resuming, plain_streams = open_streams(resume=True), open_streams(resume=False)
+            wait_until(lambda: all(load.done > 10 for load in loads), 60)
+            cluster.ask("remove")
+            wait_until(lambda: any(load.failures for load in plain_streams), 120)
+            going_on = [load for load in loads if not load.failures]
+            done = [load.done for load in going_on]
+            wait_until(
+                lambda: all(
+                    load.done > before + 10 or load.failures for load, before in zip(going_on, done, strict=True)
+                ),
+                180,
+            )
+            wait_until(lambda: cluster.ask("replicas") == 2, 60, 0.5)
+        finally:
+            for load in loads:
+                load.end()
+        assert all(not load.failures for load in [*calls, *resuming])
+        record_property(
+            "lost streams without resume", f"{sum(bool(load.failures) for load in plain_streams)} of {STREAMS}"
+        )
+        record_property("failed calls without retries", sum(len(load.failures) for load in plain_calls))
+    wait_until(lambda: cluster.ask("replicas") == 1, 120, 0.5)
+
+
+def embed(client: Client, tables: dict[str, Floats]) -> int:
+    assert np.array_equal(client.embed(IDS, model="gpt").vectors, expected(tables, IDS))
+    return 200
+
+
+def step_or_fail(stream: DecodeStream, tables: dict[str, Floats]) -> int:
+    """Take a step; return 0 if the stream has ended."""
+    try:
+        return step(stream, tables)
+    except StreamClosed:
+        return 0
