@@ -32,7 +32,18 @@ def deployment(settings: Mapping[str, Any]) -> Deployment:
     def create() -> Any:
         from preblock.service.app import create_app
 
-        return create_app(checked)
+        application = create_app(checked)
+
+        async def with_bytes(scope: Any, receive: Any, send: Any) -> None:
+            """Serve a request, and send bytes only: Ray pickles the messages, and a memoryview cannot be pickled."""
+
+            async def send_bytes(message: dict[str, Any]) -> None:
+                copied = {name: bytes(value) for name, value in message.items() if isinstance(value, memoryview)}
+                await send(message | copied)
+
+            await application(scope, receive, send_bytes)
+
+        return with_bytes
 
     @serve.deployment(
         name="preblock",

@@ -103,6 +103,11 @@ def cluster(repository: Path) -> Iterator[RayCluster]:
             {"Content-Type": "application/octet-stream", "Accept": "application/x-npy"},
         ),
         (
+            "/models/gpt/embed?shape=64,600",
+            (np.arange(64 * 600) % 50).astype("<i8").tobytes(),
+            {"Content-Type": "application/octet-stream", "Accept": "application/x-npy"},
+        ),
+        (
             "/v2/models/gpt/infer",
             json.dumps({"inputs": [{"name": "input_ids", "shape": [2, 3], "datatype": "INT64", "data": IDS}]}).encode(),
             {},
@@ -116,7 +121,7 @@ def cluster(repository: Path) -> Iterator[RayCluster]:
         ("/models/gpt/embed", b'{"input_ids": [[50]]}', {"Content-Type": "application/json"}),
         ("/models/gpt/embed", b"{", {"Content-Type": "application/json"}),
     ],
-    ids=["json", "npy", "v2", "ndjson", "events", "invalid", "malformed"],
+    ids=["json", "npy", "large", "v2", "ndjson", "events", "invalid", "malformed"],
 )
 def test_answers_equal_those_of_a_bare_server(
     cluster: RayCluster, bare: Server, path: str, body: bytes, headers: dict[str, str]
@@ -153,6 +158,12 @@ def test_illegal_settings_are_refused_before_replicas_start(argument: dict[str, 
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+def test_long_step_has_the_bits_of_the_tables(cluster: RayCluster, tables: dict[str, Floats]) -> None:
+    ids = np.arange(4 * 500).reshape(4, 500) % 50
+    with preblock.connect(cluster.address) as client, client.decode("gpt", rows=4) as stream:
+        assert np.array_equal(stream.step(ids), expected(tables, ids))
 
 
 def test_websocket_has_the_bits_of_the_tables(cluster: RayCluster, tables: dict[str, Floats]) -> None:

@@ -1,1 +1,1 @@
-"""Clients that need an environment of their own; each prints as JSON what it found."""
+"""Clients for environments of their own; each prints its findings as JSON."""

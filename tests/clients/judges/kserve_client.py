@@ -47,4 +47,4 @@ async def ask(http: str, grpc: str, model: str) -> dict[str, Any]:
     return found
 
 
-print(json.dumps(asyncio.run(ask(*sys.argv[1:]))))  # noqa: T201 - what a script says
+print(json.dumps(asyncio.run(ask(*sys.argv[1:]))))  # noqa: T201 - the output of a script

@@ -35,4 +35,4 @@ def judge(file: str) -> dict[str, Any]:
     return {"group": group, "kind": type(found).__name__, "unknown": unknown}
 
 
-print(json.dumps([judge(file) for file in sys.argv[1:]]))  # noqa: T201 - what a script says
+print(json.dumps([judge(file) for file in sys.argv[1:]]))  # noqa: T201 - the output of a script

@@ -30,7 +30,7 @@ def vectors(answer: types.InferenceResponse) -> str:
 
 
 def ask_grpc(stub: Any) -> dict[str, Any]:
-    """Return what the same types say over gRPC, of ids in the message and as bytes; its streams are not Triton's."""
+    """Return the answers to the same types over gRPC, for ids in the message and as bytes."""
     sent = [
         converters.ModelInferRequestConverter.from_types(asked, model_name="gpt", use_raw=raw) for raw in (False, True)
     ]
@@ -66,4 +66,4 @@ found: dict[str, Any] = {
 }
 with grpc.insecure_channel(GRPC) as channel:
     found["grpc"] = ask_grpc(GRPCInferenceServiceStub(channel))
-print(json.dumps(found))  # noqa: T201 - what a script says
+print(json.dumps(found))  # noqa: T201 - the output of a script

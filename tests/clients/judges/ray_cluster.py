@@ -34,7 +34,7 @@ def running() -> int:
     return int(status.replica_states.get("RUNNING", 0))
 
 
-# Ray writes to the standard output too: send that to the standard error.
+# Ray writes to the standard output too: redirect it to the standard error.
 REPORTS = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
