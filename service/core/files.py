@@ -20,7 +20,7 @@ def open_file(file: Path) -> BufferedReader:
     """Open `file` to read.
 
     Raises:
-        ArtifactError: it is a symbolic link, has several hard links, is no regular file, or cannot be opened.
+        ArtifactError: it is a symbolic link, is no regular file, or cannot be opened.
 
     """
     try:
@@ -64,5 +64,3 @@ def _check(name: str, status: os.stat_result) -> None:
         raise ArtifactError(name, "a symbolic link", "a regular file")
     if not stat.S_ISREG(status.st_mode):
         raise ArtifactError(name, "a folder or device", "a regular file")
-    if status.st_nlink > 1:
-        raise ArtifactError(name, f"{status.st_nlink} hard links", "a file with this one name")
