@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.codecs.fields import format_value, read_choice, refuse_unknown, unique_names
 from preblock.service.codecs.json_size import count_separators
+from preblock.service.codecs.parts import read_parts, read_placeholder
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
     read_array_rows,
@@ -24,10 +25,13 @@ from preblock.service.codecs.token_rows import (
     token_inputs,
 )
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
-from preblock.service.core.types import PairwiseBiasRequest, TextRequest, TokenRequest
+from preblock.service.core.types import PairwiseBiasRequest, PartsRequest, RowsRequest, TextRequest, TokenRequest
 
 ENCODINGS = ("base64", "float")
-OPTIONS = ("text", "offset", "truncate", "pooling", "output", "dtype", "encoding", "return_tokens", "special_tokens")
+OPTIONS = (
+    *("text", "offset", "truncate", "pooling", "output", "dtype", "encoding", "return_tokens", "special_tokens"),
+    *("parts", "placeholder"),
+)
 ARRAY_FIELDS = ("offset", "lengths")
 """Fields other than token inputs in a body of arrays; `lengths` separates the rows of (T,) arrays."""
 TEXT_PARAMETERS = ("truncate", "pooling", "output", "dtype", "encoding", "shape")
@@ -42,20 +46,22 @@ MAX_HEADER_ROWS = 512
 class EmbedMessage:
     """A request, and the encoding of its vectors in a JSON response."""
 
-    request: TokenRequest | TextRequest
+    request: RowsRequest
     encoding: str
 
     @property
     def fields_reason(self) -> str:
         """Why the response needs fields, such as the outputs by name; "" if one tensor and headers suffice."""
         request = self.request
-        texts = request.text if isinstance(request, TextRequest) else ()
         if isinstance(request, TextRequest) and request.spans:
             return "with return_tokens"
         if len(request.outputs) > 1:
             return "for several outputs"
-        rows = len(texts) if isinstance(request, TextRequest) else len(request.input_ids.lengths)
-        if rows > MAX_HEADER_ROWS and (texts or request.truncate is not None):
+        if isinstance(request, TokenRequest):
+            rows = len(request.input_ids.lengths)
+        else:
+            rows = len(request.text if isinstance(request, TextRequest) else request.rows)
+        if rows > MAX_HEADER_ROWS and (not isinstance(request, TokenRequest) or request.truncate is not None):
             return f"for text or truncate with more than {MAX_HEADER_ROWS} rows, to state their lengths"
         return ""
 
@@ -140,7 +146,7 @@ def read_array_options(query: Mapping[str, str], indices: Collection[str] = ()) 
     fields = read_query(query)
     fields.pop("shape", None)
     in_rows = row_fields(tuple(indices))
-    if not fields.keys().isdisjoint((*in_rows, "text", "return_tokens", "special_tokens", "lengths")):
+    if not fields.keys().isdisjoint((*in_rows, "text", "return_tokens", "special_tokens", "parts", "lengths")):
         return None
     refuse_unknown(fields, (*in_rows, *OPTIONS))
     return _read_options(fields)
@@ -166,6 +172,8 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         if name in in_rows and value is not None
     }
     text, spans = fields.get("text"), fields.get("return_tokens", False)
+    if fields.get("parts") is not None or fields.get("placeholder") is not None:
+        return _read_parts(fields)
     if text is None and "input_ids" not in rows:
         message = "input_ids or text is required: rows of token ids, or a text for each row"
         raise Invalid("input_ids", "nothing", "rows of token ids, or text", message=message)
@@ -183,6 +191,18 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         return EmbedMessage(TokenRequest(**wanted, **token_inputs(rows)), encoding)
     request = TextRequest(text=read_text("text", text), spans=spans, special_tokens=special, **wanted)
     return EmbedMessage(request, encoding)
+
+
+def _read_parts(fields: Mapping[str, Any]) -> EmbedMessage:
+    """Read a request with rows made of parts."""
+    allowed = ("parts", "placeholder", "offset", "output", "dtype", "encoding")
+    for name, value in fields.items():
+        if value is not None and name not in allowed:
+            message = f"{name} cannot be used with parts; allowed are {', '.join(allowed)}"
+            raise Invalid(name, "a value", "nothing beside parts", message=message)
+    wanted, encoding = _read_options(fields)
+    placeholder = None if fields.get("placeholder") is None else read_placeholder(fields["placeholder"])
+    return EmbedMessage(PartsRequest(rows=read_parts(fields.get("parts")), placeholder=placeholder, **wanted), encoding)
 
 
 def _read_options(fields: Mapping[str, Any]) -> RequestOptions:

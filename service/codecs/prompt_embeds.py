@@ -19,7 +19,7 @@ from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import Base64Chunks, Buffer, LazyBytes, raw_bytes, split_buffer
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, Tensor
-from preblock.service.core.types import Int64, TextRequest, TokenRequest
+from preblock.service.core.types import Int64, RowsRequest, TokenRequest
 
 PROMPT_EMBEDS = "prompt_embeds"
 STORAGES = {"float32": b"FloatStorage", "float16": b"HalfStorage", "bfloat16": b"BFloat16Storage"}
@@ -32,7 +32,7 @@ PICKLE = (
 """Template of a tensor's pickle, in opcodes of protocol 2: a call of `torch._utils._rebuild_tensor_v2`."""
 
 
-def check_prompt_embeds(request: TokenRequest | TextRequest, manifest: Manifest) -> None:
+def check_prompt_embeds(request: RowsRequest, manifest: Manifest) -> None:
     """Check that vLLM can use the requested vectors.
 
     Raises:

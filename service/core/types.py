@@ -6,6 +6,7 @@ Letters: B batch, T tokens of all rows, D output width.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -144,6 +145,19 @@ class SequenceRef:
     end: bool = False
 
 
+class GivenVectors(NamedTuple):
+    """Vectors in place of those of some tokens.
+
+    Args:
+        tokens: int64 (N,), number of each token among the T tokens of the request, ascending.
+        values: float32 (N, width of a token vector).
+
+    """
+
+    tokens: Int64
+    values: NDArray[np.float32]
+
+
 @dataclass(eq=False, kw_only=True)
 class TokenRequest(EmbedOptions):
     """Token ids and their other inputs, from any protocol.
@@ -156,6 +170,7 @@ class TokenRequest(EmbedOptions):
         special: bool (T,), special tokens of the tokenizer, kept by truncation; None without a text.
         spans: int64 (T, 2), as in `Encoding`; None unless requested.
         sequence: sequence of the request; None without one.
+        given: vectors in place of those of some tokens; None without any.
 
     """
 
@@ -166,6 +181,7 @@ class TokenRequest(EmbedOptions):
     special: Bools | None = None
     spans: Int64 | None = None
     sequence: SequenceRef | None = None
+    given: GivenVectors | None = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -183,6 +199,44 @@ class TextRequest(EmbedOptions):
     text: tuple[str, ...]
     spans: bool = False
     special_tokens: bool | None = None
+
+
+class RowPart(NamedTuple):
+    """A part of a row: ids, or a text, or vectors.
+
+    Args:
+        field: place in the request, for error messages.
+        ids: int64 (N,).
+        text: without the special tokens of the tokenizer.
+        vectors: float32, all values one after another.
+
+    """
+
+    field: str
+    ids: Int64 | None = None
+    text: str | None = None
+    vectors: NDArray[np.float32] | None = None
+
+
+class VectorPlaceholder(NamedTuple):
+    """A token id, and the vectors in place of its tokens, in order."""
+
+    token: int
+    part: RowPart
+
+
+@dataclass(eq=False, kw_only=True)
+class PartsRequest(EmbedOptions):
+    """Rows made of parts.
+
+    Args:
+        rows: at least one part for each row.
+        placeholder: token that stands for vectors in ids and texts; None without one.
+
+    """
+
+    rows: tuple[tuple[RowPart, ...], ...]
+    placeholder: VectorPlaceholder | None = None
 
 
 @dataclass(frozen=True)
@@ -238,4 +292,5 @@ class StemRequest:
     dtype: str = "float32"
 
 
-AnyRequest = TokenRequest | TextRequest | PairwiseBiasRequest | StemRequest
+RowsRequest = TokenRequest | TextRequest | PartsRequest
+AnyRequest = RowsRequest | PairwiseBiasRequest | StemRequest

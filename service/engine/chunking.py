@@ -15,6 +15,7 @@ from preblock.service.core.results import ChunkedTensor, OutputMemory
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
+from preblock.service.engine.parts import place_vectors
 from preblock.service.engine.planning import BatchItem, Outputs, run_batch, single_token_feeds
 from preblock.service.engine.pooling import end_tokens, finish, mean
 from preblock.service.engine.positions import pooled_tokens
@@ -76,7 +77,7 @@ def stream_chunks(
     rows, tensors = request.input_ids, {}
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     for output, name in outputs.items():
-        direct = request.dtype == "float32" and model.writes_into(item.feeds, name)
+        direct = request.dtype == "float32" and not item.given and model.writes_into(item.feeds, name)
         memory = OutputMemory() if direct else None
         chunks = _vectors(model, name, item) if memory is None else _vectors_in(memory, model, name, item)
         parts = _stream_output(chunks, request.dtype, closer)
@@ -117,7 +118,21 @@ def _stream_output(chunks: Iterator[Float32], dtype: str, closer: _RecordCloser)
 
 def _vectors(model: TokenModel, name: str, item: BatchItem) -> Iterator[Float32]:
     """Yield the vectors of one output in chunks, float32."""
-    return model.run_in_chunks(item.feeds, name, _max_chunk_tokens(model, name))
+    chunks = model.run_in_chunks(item.feeds, name, _max_chunk_tokens(model, name))
+    return _with_given(chunks, name, item) if name in item.given else chunks
+
+
+def _with_given(chunks: Iterator[Float32], name: str, item: BatchItem) -> Iterator[Float32]:
+    """Yield the chunks with the given vectors of the request in their places."""
+    assert item.request is not None
+    assert item.request.given is not None
+    begin = 0
+    for chunk in chunks:
+        vectors = chunk.reshape(-1, chunk.shape[-1])
+        del chunk
+        yield place_vectors(vectors, begin, item.request.given.tokens, item.given[name])
+        begin += len(vectors)
+        del vectors  # lets the next chunk reuse this buffer
 
 
 def _vectors_in(memory: OutputMemory, model: TokenModel, name: str, item: BatchItem) -> Iterator[Float32]:

@@ -8,7 +8,7 @@ Letters: B batch, L length, T tokens of all rows, D output width.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
 
@@ -21,11 +21,21 @@ from preblock.service.core.limits import Limits
 from preblock.service.core.results import EmbedResult, Result, Tensor
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.shared_memory import SharedMemory
-from preblock.service.core.types import AnyRequest, Int64, PairwiseBiasRequest, StemRequest, TextRequest, TokenRequest
+from preblock.service.core.types import (
+    AnyRequest,
+    Int64,
+    PairwiseBiasRequest,
+    PartsRequest,
+    RowsRequest,
+    StemRequest,
+    TextRequest,
+    TokenRequest,
+)
 from preblock.service.engine import chunking, planning
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.history import needs_history, next_context
+from preblock.service.engine.parts import assemble, place_vectors, vectors_of_outputs
 from preblock.service.engine.planning import BatchItem, Outputs
 from preblock.service.engine.pooling import finish, pool
 from preblock.service.engine.positions import pooled_tokens
@@ -80,7 +90,7 @@ class Engine:
     async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord) -> Result:
         """Return the result of `embed`, `bias` or `stem`, by the kind of request."""
         match model, request:
-            case TokenModel(), TokenRequest() | TextRequest():
+            case TokenModel(), TokenRequest() | TextRequest() | PartsRequest():
                 return await self.embed(model, request, record)
             case TokenModel(), PairwiseBiasRequest():
                 return await self.bias(model, request, record)
@@ -88,8 +98,8 @@ class Engine:
                 return await self.stem(model, request, record)
         raise TypeError(f"{type(model).__name__} takes no {type(request).__name__}")
 
-    async def embed(self, model: TokenModel, wanted: TokenRequest | TextRequest, record: RequestRecord) -> EmbedResult:
-        """Return the vectors of token ids, or of text.
+    async def embed(self, model: TokenModel, wanted: RowsRequest, record: RequestRecord) -> EmbedResult:
+        """Return the vectors of token ids, of text, or of rows made of parts.
 
         A large response is computed while it is sent. Its record is deferred, and ends after the last chunk.
 
@@ -100,7 +110,7 @@ class Engine:
 
         """
         record.select(model.name, model.version)
-        sent = await self._tokenize(model, wanted) if isinstance(wanted, TextRequest) else wanted
+        sent = wanted if isinstance(wanted, TokenRequest) else await self._to_tokens(model, wanted)
         self.admission.log.note_ids(record, sent.input_ids)
         cost = TOKEN_COST * len(sent.input_ids.values)
         request, feeds, next_offset = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
@@ -113,6 +123,8 @@ class Engine:
             self.limits.check_buffered("input_ids", record.rows * width if pooled else size)
         record.checked = perf_counter()
         item = BatchItem(feeds, record, request)
+        if request.given is not None:
+            item.given = await self.scheduler.run(size, lambda: vectors_of_outputs(request, model, names))
         finish = partial(_finish, request, item, model.manifest, outputs)
         tensors: Mapping[str, Tensor]
         if size <= planning.max_batched_values(model):
@@ -152,13 +164,23 @@ class Engine:
             check_pooled(request, manifest)
         return request, *planning.plan(request, manifest)
 
+    async def _to_tokens(self, model: TokenModel, request: TextRequest | PartsRequest) -> TokenRequest:
+        """Return the tokens of text, or of parts."""
+        if isinstance(request, TextRequest):
+            return await self._tokenize(model, request)
+        self.limits.check_rows("parts", len(request.rows))
+        texts = [part.text for row in request.rows for part in row if part.text is not None]
+        return await self.scheduler.run(
+            _tokenizer_cost(model, texts), lambda: assemble(request, model, self.max_tokens)
+        )
+
     async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
         """Tokenize a text request."""
         tokenizer, text = model.tokenizer, request.text
         if tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
         self.limits.check_rows("text", len(text))
-        size = TOKENIZER_COST * (sum(map(len, text)) + len(text)) if tokenizer.opened else INLINE_MAX_VALUES + 1
+        size = _tokenizer_cost(model, text)
         special, spans = request.special_tokens, request.spans
         if special is None:
             special = model.manifest.sentence is None
@@ -221,6 +243,13 @@ class Engine:
         return Result(model=model.name, version=model.version, dtype=dtype, tensors=tensors)
 
 
+def _tokenizer_cost(model: TokenModel, texts: Sequence[str]) -> int:
+    """Return the cost of tokenizing texts, in values. The first texts also open the tokenizer."""
+    if texts and model.tokenizer is not None and not model.tokenizer.opened:
+        return INLINE_MAX_VALUES + 1
+    return TOKENIZER_COST * (sum(map(len, texts)) + len(texts))
+
+
 def _finish(
     request: TokenRequest, item: BatchItem, manifest: Manifest, outputs: Mapping[str, str], found: Outputs
 ) -> dict[str, NDArray[np.generic]]:
@@ -231,6 +260,9 @@ def _finish(
     for output, name in outputs.items():
         vectors = found[name]
         width = vectors.shape[-1]
+        if name in item.given and request.given is not None:
+            vectors = place_vectors(vectors.reshape(-1, width), 0, request.given.tokens, item.given[name])
+            vectors = vectors.reshape(*called, width)
         if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows with one offset
             vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, width)))
         if request.pooling == "none":

@@ -5,7 +5,7 @@ Letters: B batch, L length, T tokens of all rows.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from time import perf_counter
 
@@ -34,12 +34,14 @@ Outputs = dict[str, Float32]
 class BatchItem:
     """One request in a run.
 
-    `request` is None if all tokens are real and have consecutive positions.
+    `request` is None if all tokens are real and have consecutive positions. `given` holds vectors (N, width), by
+    output of the graph, in place of those of the given tokens of the request.
     """
 
     feeds: dict[str, Int64]
     record: RequestRecord
     request: TokenRequest | None = None
+    given: Mapping[str, Float32] = field(default_factory=dict)
 
 
 def max_batched_values(model: TokenModel) -> int:

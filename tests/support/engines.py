@@ -8,7 +8,7 @@ from typing import Any
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.types import TextRequest, TokenRequest
+from preblock.service.core.types import RowsRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics
@@ -42,7 +42,7 @@ def open_engine(source: Path | Repository, scheduler: Scheduler | None = None, *
             own.close()
 
 
-async def ask_engine(engine: Engine, model: TokenModel, request: TokenRequest | TextRequest) -> EmbedResult:
+async def ask_engine(engine: Engine, model: TokenModel, request: RowsRequest) -> EmbedResult:
     """Return the vectors of an admitted request."""
     with engine.admission.request("native") as record:
         return await engine.embed(model, request, record)

@@ -18,6 +18,7 @@ from preblock.service.api.http.schemas.common import (
     RequestBody,
     Row,
     Rows,
+    Text,
     Texts,
     Truncate,
     describe_body,
@@ -45,6 +46,21 @@ class TokenFields(Documented):
     dtype: Dtype = "float32"
 
 
+class PartObject(RequestBody):
+    """A part of a row: token ids, a text, or vectors."""
+
+    input_ids: Row | None = None
+    text: Text | None = Field(None, description="Without special tokens.")
+    vectors: str | None = Field(None, description="Base64 of float32 values, in place of token vectors.")
+
+
+class PlaceholderObject(RequestBody):
+    """A token of the parts, and the vectors in its places, in order."""
+
+    token_id: int
+    vectors: str = Field(description="Base64 of float32 values.")
+
+
 class EmbedRequest(TokenFields):
     """Token ids, or texts, and their options."""
 
@@ -54,6 +70,10 @@ class EmbedRequest(TokenFields):
     text: Texts | None = Field(
         None, description="Instead of input_ids, for a model with a tokenizer: a text for each row."
     )
+    parts: list[list[PartObject]] | list[PartObject] | None = Field(
+        None, description="Instead of input_ids: a list of parts for each row; a flat list is one row."
+    )
+    placeholder: PlaceholderObject | None = Field(None, description="With parts: a token that stands for vectors.")
     truncate: Truncate | None = Field(None, description="Side on which a too long row is cut; default is an error.")
     pooling: Pooling = Field("none", description="One vector for each row, of its real tokens; none: for each token.")
     encoding: Literal["base64", "float", "prompt_embeds"] = Field(

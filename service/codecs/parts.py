@@ -1,0 +1,84 @@
+"""Rows made of parts: the fields `parts` and `placeholder` of the native API."""
+
+import binascii
+from typing import Any
+
+import numpy as np
+import pybase64
+from numpy.typing import NDArray
+
+from preblock.service.codecs.fields import format_value, refuse_unknown
+from preblock.service.codecs.token_rows import read_integer, read_integer_list
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import RowPart, VectorPlaceholder
+
+PART_FIELDS = ("input_ids", "text", "vectors")
+FLOAT32 = np.dtype("<f4")
+
+
+def read_parts(value: Any) -> tuple[tuple[RowPart, ...], ...]:
+    """Read rows of parts; a flat list of parts is one row.
+
+    Raises:
+        Invalid: a row or part is empty or has another type, or vectors are no base64 of finite float32 values.
+
+    """
+    if not isinstance(value, list) or not value:
+        raise Invalid("parts", format_value(value), "a list of parts for each row")
+    flat = isinstance(value[0], dict)
+    found = []
+    for number, row in enumerate([value] if flat else value):
+        place = "parts" if flat else f"parts[{number}]"
+        if not isinstance(row, list) or not row:
+            raise Invalid(place, format_value(row), "a list of at least one part")
+        found.append(tuple(_read_part(f"{place}[{index}]", part) for index, part in enumerate(row)))
+    return tuple(found)
+
+
+def _read_part(field: str, part: Any) -> RowPart:
+    if not isinstance(part, dict):
+        raise Invalid(field, format_value(part), f"an object with one of {', '.join(PART_FIELDS)}")
+    refuse_unknown(part, PART_FIELDS, field)
+    given = {name: value for name, value in part.items() if value is not None}
+    if len(given) != 1:
+        raise Invalid(field, " and ".join(given) or "nothing", f"one of {', '.join(PART_FIELDS)}")
+    ((name, value),) = given.items()
+    field = f"{field}.{name}"
+    if name == "input_ids":
+        return RowPart(field, ids=read_integer_list(field, value))
+    if name == "text":
+        if not isinstance(value, str) or not value:
+            raise Invalid(field, format_value(value), "a text of at least one character")
+        return RowPart(field, text=value)
+    return RowPart(field, vectors=_read_vectors(field, value))
+
+
+def read_placeholder(value: Any) -> VectorPlaceholder:
+    """Read the placeholder of given vectors.
+
+    Raises:
+        Invalid: a field is missing, unknown, or of the wrong type.
+
+    """
+    if not isinstance(value, dict):
+        raise Invalid("placeholder", format_value(value), "an object with token_id and vectors")
+    refuse_unknown(value, ("token_id", "vectors"), "placeholder")
+    token = read_integer("placeholder.token_id", value.get("token_id"))
+    field = "placeholder.vectors"
+    return VectorPlaceholder(token, RowPart(field, vectors=_read_vectors(field, value.get("vectors"))))
+
+
+def _read_vectors(field: str, value: Any) -> NDArray[np.float32]:
+    """Return the values of base64 of little-endian float32."""
+    if not isinstance(value, str) or not value:
+        raise Invalid(field, "nothing" if value is None else format_value(value), "base64 of float32 values")
+    try:
+        content = pybase64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Invalid(field, format_value(value), "base64 of float32 values") from error
+    if len(content) % FLOAT32.itemsize:
+        raise Invalid(field, f"{len(content)} bytes", "float32 values of 4 bytes each")
+    values = np.frombuffer(content, FLOAT32)
+    if not np.isfinite(values).all():
+        raise Invalid(field, float(values[~np.isfinite(values)][0]), "finite values")
+    return values

@@ -1,0 +1,183 @@
+"""Rows made of parts: token ids, texts, and vectors in place of token vectors.
+
+Letters: N given vectors, T tokens of all rows, D width of a token vector, P width of a row of positions.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, Manifest
+from preblock.service.core.decode_ops import per_row
+from preblock.service.core.errors import Invalid
+from preblock.service.core.types import GivenVectors, Int64, PartsRequest, RowPart, TokenRequest, TokenRows
+from preblock.service.engine.validation import ZERO
+from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.runner import Float32
+
+POSITION_BLOCK = 256
+"""Positions computed at once for given vectors."""
+
+
+def assemble(request: PartsRequest, model: TokenModel, max_tokens: int) -> TokenRequest:
+    """Return the tokens of all parts, and their given vectors; a given vector has the token 0 in the request.
+
+    Raises:
+        Invalid: a value is not allowed, or the model cannot take vectors.
+        TooLarge: the texts have too many tokens.
+
+    """
+    ids = _tokens_of(request, model, max_tokens)
+    values = [np.zeros(len(found), np.int64) if part.vectors is not None else found for part, found in ids]
+    flags = [np.full(len(found), part.vectors is not None) for part, found in ids]
+    lengths = iter(map(len, values))
+    rows = TokenRows(
+        np.concatenate(values), np.array([sum(next(lengths) for _ in row) for row in request.rows], np.int64)
+    )
+    given = np.concatenate(flags)
+    vectors = [_shape(part, model.manifest) for row in request.rows for part in row if part.vectors is not None]
+    index: Int64 = np.flatnonzero(given)
+    if request.placeholder is not None:
+        token, part = request.placeholder
+        places = np.flatnonzero((rows.values == token) & ~given)
+        vectors.append(_shape(part, model.manifest))
+        if len(places) != len(vectors[-1]):
+            got, expected = f"{len(vectors[-1])} vectors", f"{len(places)}, one for each token {token} of the parts"
+            raise Invalid(part.field, got, expected)
+        rows.values[places] = 0
+        index = np.concatenate((index, places))
+    options = {name: value for name, value in vars(request).items() if name not in ("rows", "placeholder")}
+    if not len(index):
+        return TokenRequest(input_ids=rows, **options)
+    order = np.argsort(index)
+    found = GivenVectors(index[order], np.concatenate(vectors)[order])
+    _check_model(request, model.manifest)
+    return TokenRequest(input_ids=rows, given=found, **options)
+
+
+def _tokens_of(request: PartsRequest, model: TokenModel, max_tokens: int) -> list[tuple[RowPart, Int64]]:
+    """Return the tokens of each part; for vectors, an array of their number."""
+    parts = [part for row in request.rows for part in row]
+    texts = [part for part in parts if part.text is not None]
+    encoded: Iterable[Int64] = ()
+    if texts:
+        if model.tokenizer is None:
+            raise Invalid(texts[0].field, repr(texts[0].text), "token ids, since this model has no tokenizer")
+        tokens = model.tokenizer.encode([str(part.text) for part in texts], max_tokens, False, False).input_ids
+        encoded = np.split(tokens.values, tokens.starts[1:])
+    remaining, found = iter(encoded), []
+    for part in parts:
+        if part.vectors is not None:
+            found.append((part, np.zeros(len(_shape(part, model.manifest)), np.int64)))
+        else:
+            found.append((part, next(remaining) if part.ids is None else part.ids))
+    return found
+
+
+def _shape(part: RowPart, manifest: Manifest) -> Float32:
+    """Return the vectors of a part, (N, D)."""
+    if manifest.token_embeddings is None:
+        raise Invalid(part.field, "vectors", "token ids, since the token vectors of this model are unknown")
+    width, values = manifest.token_embeddings.width, part.vectors
+    assert values is not None
+    if len(values) % width:
+        raise Invalid(part.field, f"{len(values)} values", f"a multiple of {width}, the width of a token vector")
+    return values.reshape(-1, width)
+
+
+def _check_model(request: PartsRequest, manifest: Manifest) -> None:
+    """Check that the requested outputs can be computed from given vectors.
+
+    Raises:
+        Invalid: an output needs the ids, or the model changes token vectors beyond a scale and positions.
+
+    """
+    allowed = [TOKEN_EMBEDDINGS, *(name for rotary in manifest.rotary for name in (rotary.cos, rotary.sin) if name)]
+    if _enters_unchanged(manifest) or _factor_before_positions(manifest) is not None:
+        allowed.append(EMBEDDINGS)
+    for output in request.outputs:
+        if output not in allowed and output in manifest.widths:
+            message = (
+                f"output {output} of this model cannot be computed from given vectors; request {', '.join(allowed)}"
+            )
+            raise Invalid("output", output, ", ".join(allowed), message=message)
+
+
+def _enters_unchanged(manifest: Manifest) -> bool:
+    return manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
+
+
+def _factor_before_positions(manifest: Manifest) -> float | None:
+    """Return the factor of a token vector, if positions are then added, and nothing else follows; else None."""
+    front_end = manifest.front_end or {}
+    steps, lookup = front_end.get("steps"), front_end.get("lookup")
+    if not isinstance(steps, list) or not isinstance(lookup, int) or front_end.get("arithmetic") != "float32":
+        return None
+    rest: list[Any] = steps[lookup:]
+    *scales, last = rest or [{}]
+    if last.get("kind") != "positions" or manifest.counts != "slots" or len(scales) > 1:
+        return None
+    if not scales:
+        return 1.0
+    return float(scales[0]["by"]) if scales[0].get("kind") == "scale" and not scales[0].get("cast") else None
+
+
+def vectors_of_outputs(
+    request: TokenRequest, model: TokenModel, names: Iterable[str]
+) -> Mapping[str, NDArray[np.float32]]:
+    """Return the vectors (N, width) in place of those of the given tokens, by output of the graph.
+
+    Args:
+        request: validated, with given vectors.
+        model: of the request.
+        names: outputs of the graph.
+
+    """
+    given, manifest = request.given, model.manifest
+    if given is None:
+        return {}
+    found: dict[str, NDArray[np.float32]] = {}
+    for name in names:
+        if name == TOKEN_EMBEDDINGS or (name == EMBEDDINGS and _enters_unchanged(manifest)):
+            found[name] = given.values
+        elif name == EMBEDDINGS:
+            factor = _factor_before_positions(manifest)
+            assert factor is not None
+            found[name] = given.values * np.float32(factor) + _positions_of(request, given, model)
+    return found
+
+
+def _positions_of(request: TokenRequest, given: GivenVectors, model: TokenModel) -> Float32:
+    """Return the row of positions of each given vector, (N, P)."""
+    rows, table = request.input_ids, model.position_rows
+    assert table is not None
+    offset = per_row("offset", ZERO if request.offset is None else request.offset, len(rows.lengths))
+    positions = (rows.spread(offset - rows.starts) + np.arange(len(rows.values)))[given.tokens]
+    found = np.empty((len(positions), table.width), np.float32)
+    for block in np.unique(positions // POSITION_BLOCK).tolist():
+        first = block * POSITION_BLOCK
+        inside = positions // POSITION_BLOCK == block
+        computed = table.compute(first, min(POSITION_BLOCK, model.manifest.limit - first))
+        found[inside] = computed[positions[inside] - first]
+    return found
+
+
+def place_vectors(vectors: Float32, begin: int, index: Int64, values: NDArray[np.float32]) -> Float32:
+    """Return the vectors (t, width) of the tokens from `begin` on, with given vectors in their places.
+
+    Args:
+        vectors: of t tokens; changed in place if possible.
+        begin: number of the first token.
+        index: int64 (N,), numbers of the given tokens, ascending.
+        values: float32 (N, width).
+
+    """
+    first, last = np.searchsorted(index, (begin, begin + len(vectors)))
+    if first == last:
+        return vectors
+    if not vectors.flags.writeable:
+        vectors = vectors.copy()
+    vectors[index[first:last] - begin] = values[first:last]
+    return vectors
