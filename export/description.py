@@ -28,6 +28,7 @@ from preblock.service.artifacts.manifest import (
     LAYER_TOKENS_GRAPH,
     NGRAMS_GRAPH,
     POSITIONED_GRAPH,
+    SOFT_PROMPTS,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
     TOKENIZER,
@@ -60,7 +61,7 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
     """Return the manifest of the graphs and files in `folder`, hashes included."""
     frontend = loaded.frontend
     graphs = [name for name in GRAPHS if (folder / name).is_file()]
-    files = [name for name in (*graphs, DATA, TOKENIZER) if (folder / name).is_file()]
+    files = [name for name in (*graphs, DATA, TOKENIZER, SOFT_PROMPTS) if (folder / name).is_file()]
     hashing = StepProgress(report, "hashing", sum((folder / name).stat().st_size for name in files))
     common: dict[str, Any] = {
         "family": frontend.signature.family,
@@ -100,6 +101,7 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
         resized=loaded.resized,
         sentence=loaded.sentence,
         history=_describe_history(signature),
+        soft_prompts=dict(loaded.soft_prompts),
         **{"token_embeddings": None, "front_end": None, **steps},
         **common,
     )

@@ -1,8 +1,10 @@
 """Exports a front-end: source, graphs, proof, published artifact."""
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, Unpack
 
 from torch import nn
@@ -16,6 +18,7 @@ from preblock.export.position_inputs import write_positioned
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
 from preblock.export.quantization import compare_tables, shrink_tables, write_tables
+from preblock.export.soft_prompts import parse_soft_prompts, write_soft_prompts
 from preblock.export.source import AnyFrontEnd, LoadedSource, load_source
 from preblock.export.stem import export_stem
 from preblock.export.stored_tables import build_quantized
@@ -52,6 +55,7 @@ def export(
     dtype: str = "float32",
     scale: str | None = None,
     rotary_layout: Literal["full", "half", "fused"] = "full",
+    soft_prompts: Sequence[str] = (),
     **choices: Unpack[SourceOptions],
 ) -> ExportResult:
     """Export the front-end of `source` as the next version of `name` in `repository`.
@@ -68,6 +72,7 @@ def export(
         dtype: stored type of the tables.
         scale: unit with one scale in int8, as in `find_format`.
         rotary_layout: columns of the rotary outputs, the `form` of `RotaryOutput`.
+        soft_prompts: `NAME=FOLDER` of each soft prompt, saved by PEFT.
         choices: arguments of `read_frontend`.
 
     Raises:
@@ -75,7 +80,7 @@ def export(
 
     """
     check_arguments(source, name, max_len, resizing, dtype, scale, choices)
-    format_ = find_format(dtype, scale)
+    format_, prompts = find_format(dtype, scale), parse_soft_prompts(soft_prompts)
 
     def load() -> LoadedSource:
         loaded = load_source(source, report, widen=format_ is None, **choices)
@@ -86,7 +91,7 @@ def export(
         return loaded if max_len is None else _resize(loaded, max_len, resizing)
 
     # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
-    return export_loaded(load(), name, repository, report, format_)
+    return export_loaded(load(), name, repository, report, format_, prompts)
 
 
 def export_loaded(
@@ -95,10 +100,11 @@ def export_loaded(
     repository: Path,
     report: Report = lambda _: None,
     format_: TableFormat | None = None,
+    soft_prompts: Mapping[str, Path] = MappingProxyType({}),
 ) -> ExportResult:
     """Export a loaded front-end, as `export` does. Its training mode is restored.
 
-    Tables are stored in `format_`; default float32.
+    Tables are stored in `format_`; default float32. `soft_prompts` are folders by name.
     """
     source = loaded.frontend
     training = source.training
@@ -125,6 +131,7 @@ def export_loaded(
                     export_graph(source, folder, report)
                 write_positioned(folder)
             label_graphs(folder, source.signature)
+            loaded = write_soft_prompts(loaded, soft_prompts, folder)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
             manifest = describe_artifact(loaded, folder, report)

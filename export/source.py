@@ -2,7 +2,8 @@
 
 import glob
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
@@ -24,7 +25,7 @@ from preblock.models.presets import build_preset
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import TOKENIZER
 from preblock.service.artifacts.parity import OutputParity
-from preblock.service.artifacts.records import Resized, SentencePooling, Source
+from preblock.service.artifacts.records import Resized, SentencePooling, SoftPrompt, Source
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime.tokenizer import find_largest_id
 
@@ -36,7 +37,7 @@ AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
 
 @dataclass(frozen=True)
 class LoadedSource:
-    """A front-end, its record for the manifest, and its tokenizer file if the source has one.
+    """A front-end, its record for the manifest, its tokenizer file if the source has one, and its soft prompts.
 
     `discovery` compares a discovered front-end with the library's model. `sentence` is the pooling of a static model.
     """
@@ -47,6 +48,7 @@ class LoadedSource:
     resized: Resized | None = None
     discovery: OutputParity | None = None
     sentence: SentencePooling | None = None
+    soft_prompts: Mapping[str, SoftPrompt] = field(default_factory=dict)
 
 
 def load_source(

@@ -93,6 +93,7 @@ def verify(
         loaded = LoadedSource(frontend, manifest.source)
         if isinstance(manifest, Manifest):
             loaded = replace(loaded, resized=manifest.resized, sentence=manifest.sentence)
+            loaded = replace(loaded, soft_prompts=manifest.soft_prompts)
         again = describe_artifact(loaded, folder, report)
         for name in type(manifest).model_fields:
             stated, true = getattr(manifest, name), getattr(again, name)

@@ -56,6 +56,13 @@ def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> l
     default="full",
     help="Columns of the rotary outputs: each value twice, once, or cosines and sines in one output.",
 )
+@click.option(
+    "--soft-prompt",
+    "soft_prompts",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="Soft prompt for parts of rows: a name, and the folder of PEFT's prompt tuning; once for each.",
+)
 @click.option("--tokens-only", is_flag=True, help="Export the token table alone: the model's own lookup.")
 @click.option("--max-len", type=click.IntRange(1), help="Limit of offset + tokens; default the source's.")
 @click.option(
@@ -83,6 +90,7 @@ def export(
     dtype: str,
     scale: str | None,
     rotary_layout: Literal["full", "half", "fused"],
+    soft_prompts: tuple[str, ...],
     **choices: Any,
 ) -> None:
     """Export a front-end as the next version of a model.
@@ -107,7 +115,8 @@ def export(
     # An exception, unlike the default action of SIGTERM, lets the export remove its draft.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ProgressLine(name) as progress:
-        exported = run(source, name, settings.repository, progress, rotary_layout=rotary_layout, **options, **choices)
+        options |= {"rotary_layout": rotary_layout, "soft_prompts": soft_prompts}
+        exported = run(source, name, settings.repository, progress, **options, **choices)
     _summarize(exported, name, settings)
 
 

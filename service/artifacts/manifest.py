@@ -17,6 +17,7 @@ from preblock.service.artifacts.records import (
     Rotary,
     Schema,
     SentencePooling,
+    SoftPrompt,
     Source,
     Tensor,
     TokenEmbeddings,
@@ -39,6 +40,8 @@ TOKEN_GRAPHS = (
 BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
+SOFT_PROMPTS = "soft.prompts"
+"""Vectors of all soft prompts, little-endian float32."""
 MANIFEST = "manifest.json"
 PARITY = "parity.json"
 EMBEDDINGS = "embeddings"
@@ -135,6 +138,7 @@ class Manifest(Artifact):
         sentence: pooling of a static embedding model; None for a model without sentence embeddings.
         history: ids before a row that `ngram_embeddings` depend on; None without this output.
         resized: change of the position limit of the source; None if unchanged.
+        soft_prompts: by name, for parts of rows.
 
     """
 
@@ -156,6 +160,7 @@ class Manifest(Artifact):
     resized: Resized | None
     history: History | None = Field(default=None, exclude_if=lambda value: value is None)
     sentence: SentencePooling | None = Field(default=None, exclude_if=lambda value: value is None)
+    soft_prompts: dict[str, SoftPrompt] = Field(default={}, exclude_if=lambda prompts: not prompts)
 
     @model_validator(mode="before")
     @classmethod

@@ -121,6 +121,13 @@ class History(Schema):
     reset_id: NonNegativeInt
 
 
+class SoftPrompt(Schema):
+    """Rows of a soft prompt in the table of all soft prompts: the number of the first one, and their count."""
+
+    first: NonNegativeInt
+    rows: PositiveInt
+
+
 class SentencePooling(Schema):
     """The sentence embedding of a static embedding model, as its library computes it.
 

@@ -12,7 +12,7 @@ from preblock.service.codecs.token_rows import read_integer, read_integer_list
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import RowPart, VectorPlaceholder
 
-PART_FIELDS = ("input_ids", "text", "vectors")
+PART_FIELDS = ("input_ids", "text", "vectors", "soft_prompt")
 FLOAT32 = np.dtype("<f4")
 
 
@@ -50,6 +50,10 @@ def _read_part(field: str, part: Any) -> RowPart:
         if not isinstance(value, str) or not value:
             raise Invalid(field, format_value(value), "a text of at least one character")
         return RowPart(field, text=value)
+    if name == "soft_prompt":
+        if not isinstance(value, str):
+            raise Invalid(field, value, "the name of a soft prompt")
+        return RowPart(field, prompt=value)
     return RowPart(field, vectors=_read_vectors(field, value))
 
 

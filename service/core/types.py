@@ -202,13 +202,14 @@ class TextRequest(EmbedOptions):
 
 
 class RowPart(NamedTuple):
-    """A part of a row: ids, or a text, or vectors.
+    """A part of a row: ids, or a text, or vectors, or a soft prompt.
 
     Args:
         field: place in the request, for error messages.
         ids: int64 (N,).
         text: without the special tokens of the tokenizer.
         vectors: float32, all values one after another.
+        prompt: name of a soft prompt.
 
     """
 
@@ -216,6 +217,7 @@ class RowPart(NamedTuple):
     ids: Int64 | None = None
     text: str | None = None
     vectors: NDArray[np.float32] | None = None
+    prompt: str | None = None
 
 
 class VectorPlaceholder(NamedTuple):

@@ -29,7 +29,8 @@ def assemble(request: PartsRequest, model: TokenModel, max_tokens: int) -> Token
         TooLarge: the texts have too many tokens.
 
     """
-    ids = _tokens_of(request, model, max_tokens)
+    parts = [_resolve(part, model) for row in request.rows for part in row]
+    ids = _tokens_of(parts, model, max_tokens)
     values = [np.zeros(len(found), np.int64) if part.vectors is not None else found for part, found in ids]
     flags = [np.full(len(found), part.vectors is not None) for part, found in ids]
     lengths = iter(map(len, values))
@@ -37,7 +38,7 @@ def assemble(request: PartsRequest, model: TokenModel, max_tokens: int) -> Token
         np.concatenate(values), np.array([sum(next(lengths) for _ in row) for row in request.rows], np.int64)
     )
     given = np.concatenate(flags)
-    vectors = [_shape(part, model.manifest) for row in request.rows for part in row if part.vectors is not None]
+    vectors = [_shape(part, model.manifest) for part in parts if part.vectors is not None]
     index: Int64 = np.flatnonzero(given)
     if request.placeholder is not None:
         token, part = request.placeholder
@@ -57,9 +58,17 @@ def assemble(request: PartsRequest, model: TokenModel, max_tokens: int) -> Token
     return TokenRequest(input_ids=rows, given=found, **options)
 
 
-def _tokens_of(request: PartsRequest, model: TokenModel, max_tokens: int) -> list[tuple[RowPart, Int64]]:
+def _resolve(part: RowPart, model: TokenModel) -> RowPart:
+    """Return a soft prompt as vectors, and another part unchanged."""
+    if part.prompt is None:
+        return part
+    if part.prompt not in model.soft_prompts:
+        raise Invalid(part.field, part.prompt, ", ".join(model.soft_prompts) or "none, since this model has none")
+    return part._replace(vectors=model.soft_prompts[part.prompt].reshape(-1))
+
+
+def _tokens_of(parts: list[RowPart], model: TokenModel, max_tokens: int) -> list[tuple[RowPart, Int64]]:
     """Return the tokens of each part; for vectors, an array of their number."""
-    parts = [part for row in request.rows for part in row]
     texts = [part for part in parts if part.text is not None]
     encoded: Iterable[Int64] = ()
     if texts:

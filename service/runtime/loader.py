@@ -38,6 +38,7 @@ from preblock.service.runtime.position_table import PositionedRunner, map_positi
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Float32, Runner
 from preblock.service.runtime.session import Session, open_session
+from preblock.service.runtime.soft_prompts import map_soft_prompts
 from preblock.service.runtime.tokenizer import Tokenizer
 
 
@@ -114,7 +115,13 @@ def load_model(
     tables = tables if BUILT else None
     open_rows = partial(open_position_rows, folder, manifest)
     return TokenModel(
-        manifest=manifest, tokenizer=tokenizer, positions=positions, tables=tables, open_rows=open_rows, **served
+        manifest=manifest,
+        tokenizer=tokenizer,
+        positions=positions,
+        tables=tables,
+        soft_prompts=map_soft_prompts(folder, manifest),
+        open_rows=open_rows,
+        **served,
     )
 
 

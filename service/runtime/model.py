@@ -1,6 +1,6 @@
 """Loaded models: their manifests and their runners."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -70,6 +70,8 @@ class TokenModel(LoadedModel):
     """Vectors of all positions (1, max_len, P) for `positioned.onnx`; None without that graph."""
     tables: KernelTables | None = field(repr=False, compare=False)
     """Tables of the fused kernel; None if onnxruntime runs all calls."""
+    soft_prompts: Mapping[str, Float32] = field(repr=False, compare=False)
+    """Vectors (N, width of a token vector) of each soft prompt by name."""
     open_rows: Callable[[], PositionRows | None] = field(repr=False, compare=False)
     """Opens `position_rows`."""
     _runners: dict[tuple[str, ...], list[tuple[Runner, list[str]]]] = field(

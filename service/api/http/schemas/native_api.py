@@ -47,11 +47,12 @@ class TokenFields(Documented):
 
 
 class PartObject(RequestBody):
-    """A part of a row: token ids, a text, or vectors."""
+    """A part of a row: token ids, a text, vectors, or a soft prompt."""
 
     input_ids: Row | None = None
     text: Text | None = Field(None, description="Without special tokens.")
     vectors: str | None = Field(None, description="Base64 of float32 values, in place of token vectors.")
+    soft_prompt: str | None = Field(None, description="Name of a soft prompt of the model.")
 
 
 class PlaceholderObject(RequestBody):

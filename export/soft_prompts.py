@@ -1,0 +1,54 @@
+"""Soft prompts of an export: one more table of the artifact."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from preblock.export.errors import ExportError
+from preblock.export.source import LoadedSource
+from preblock.models.checkpoints.soft_prompt_reader import read_soft_prompt
+from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.frontend import FrontEnd
+from preblock.service.artifacts.manifest import NAME, SOFT_PROMPTS
+from preblock.service.artifacts.records import SoftPrompt
+
+OPTION = "--soft-prompt"
+
+
+def parse_soft_prompts(items: Sequence[str]) -> dict[str, Path]:
+    """Return the folder of each `NAME=FOLDER`; raise ExportError for a bad or repeated name."""
+    found: dict[str, Path] = {}
+    for item in items:
+        name, _, folder = item.partition("=")
+        if not re.fullmatch(NAME, name) or not folder or name in found:
+            raise ExportError(f"{OPTION}: got {item!r}, expected NAME=FOLDER, each NAME once")
+        found[name] = Path(folder)
+    return found
+
+
+def write_soft_prompts(loaded: LoadedSource, folders: Mapping[str, Path], folder: Path) -> LoadedSource:
+    """Write the table of all soft prompts into the artifact in `folder`, and return the source with their records.
+
+    Raises:
+        ExportError: the model has no known token vectors, or a folder holds no soft prompt for them.
+
+    """
+    if not folders:
+        return loaded
+    source = loaded.frontend
+    if not isinstance(source, FrontEnd):
+        raise ExportError(f"{OPTION}: got a soft prompt, but the token vectors of this model are unknown")
+    width, records, tables, first = source.signature.lookup_width or source.signature.width, {}, [], 0
+    for name, origin in folders.items():
+        try:
+            table = read_soft_prompt(origin, width).numpy()
+        except CheckpointError as error:
+            raise ExportError(f"{OPTION} {name}: {error}") from error
+        records[name] = SoftPrompt(first=first, rows=len(table))
+        tables.append(table)
+        first += len(table)
+    (folder / SOFT_PROMPTS).write_bytes(np.concatenate(tables).astype("<f4").tobytes())
+    return replace(loaded, soft_prompts=records)

@@ -1,0 +1,172 @@
+"""Soft prompts: a folder saved by peft 0.21.2, exported, served and verified.
+
+Oracle: `inputs_embeds` that this version of PEFT passes to its model, which are the vectors before those of the tokens.
+"""
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export
+from preblock.export.verification import verify
+from preblock.service.artifacts.manifest import MANIFEST, SOFT_PROMPTS
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from tests.support import commands
+from tests.support.paths import ROOT
+from tests.support.servers import serve
+
+PEFT = ROOT / "tests" / "data" / "peft"
+WIDTH = 32
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"n_embd": WIDTH, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    model: Any = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=97, bos_token_id=1, eos_token_id=1, **sizes)
+    )
+    folder = tmp_path_factory.mktemp("gpt2")
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def repository(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    options = [
+        "--name",
+        "gpt2",
+        "--repository",
+        root,
+        "--soft-prompt",
+        f"polite={PEFT}",
+        "--soft-prompt",
+        f"again={PEFT}",
+    ]
+    commands.run(commands.preblock, "export", checkpoint, *options)
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a copy of the folder of PEFT, to change."""
+    return shutil.copytree(PEFT, tmp_path / "prompt")
+
+
+def change(folder: Path, **fields: Any) -> Path:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return folder
+
+
+def test_soft_prompts_are_served_before_the_tokens(checkpoint: Path, repository: Path) -> None:
+    prompt = load_file(PEFT / "adapter_model.safetensors")["prompt_embeddings"]
+    model: Any = transformers.GPT2LMHeadModel.from_pretrained(checkpoint)
+    ids = [15, 11, 9]
+    expected = torch.cat([prompt, model.transformer.wte(torch.tensor(ids))]).detach().numpy()
+    parts = [{"soft_prompt": "polite"}, {"input_ids": ids}]
+    with serve(repository) as server:
+        url = f"{server.address}/models/gpt2/embed"
+        answer = httpx.post(url, json={"parts": parts, "output": "token_embeddings"}).json()
+        found = np.frombuffer(base64.b64decode(answer["token_embeddings"]), np.float32).reshape(answer["shape"])[0]
+        assert found.tobytes() == expected.tobytes()
+        assert answer["next_offset"] == [6]
+        vectors = {"vectors": base64.b64encode(prompt.numpy().tobytes()).decode()}
+        pair = [httpx.post(url, json={"parts": [part, {"input_ids": ids}]}).json() for part in (parts[0], vectors)]
+        assert pair[0] == pair[1]
+        for name, expected_error in (("rude", "polite, again"), (5, "the name of a soft prompt")):
+            refused = httpx.post(url, json={"parts": [{"soft_prompt": name}]})
+            detail = f"parts[0].soft_prompt: got {name}, expected {expected_error}"
+            assert (refused.status_code, refused.json()["detail"]) == (422, detail)
+
+
+def test_soft_prompts_are_part_of_the_artifact(repository: Path) -> None:
+    folder = repository / "gpt2" / "1"
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest["soft_prompts"] == {"polite": {"first": 0, "rows": 3}, "again": {"first": 3, "rows": 3}}
+    assert manifest["files"][SOFT_PROMPTS]["bytes"] == 2 * 3 * WIDTH * 4
+    verify(folder, provider="cpu")
+
+
+def test_a_table_of_another_size_is_refused(repository: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(repository / "gpt2" / "1", tmp_path / "gpt2" / "1")
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["soft_prompts"]["again"]["first"] = 4
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=r"soft_prompts: got 6 rows up to row 7, expected the rows of soft.prompts"):
+        Repository(tmp_path, CPU, 1)
+    del manifest["files"][SOFT_PROMPTS]
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=r"soft_prompts: got polite, again, expected token_embeddings and soft"):
+        Repository(tmp_path, CPU, 1)
+
+
+def refusal(checkpoint: Path, root: Path, *prompts: str, **options: Any) -> str:
+    with pytest.raises(ExportError) as raised:
+        export(str(checkpoint), "gpt2", root, soft_prompts=prompts, **options)
+    assert not [*root.glob("gpt2/*")]
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("item", ["polite", "=x", "polite=", "a b=x"])
+def test_a_bad_option_is_refused(checkpoint: Path, tmp_path: Path, item: str) -> None:
+    assert refusal(checkpoint, tmp_path, item) == f"--soft-prompt: got {item!r}, expected NAME=FOLDER, each NAME once"
+    assert "each NAME once" in refusal(checkpoint, tmp_path, f"a={PEFT}", f"a={PEFT}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"peft_type": "LORA"}, "adapter_config.json: peft_type is 'LORA', expected PROMPT_TUNING"),
+        ({"num_transformer_submodules": 2}, "num_transformer_submodules is 2, expected 1, a prompt for one model"),
+        ({"num_virtual_tokens": 4}, "prompt_embeddings has shape [3, 32], expected [4, 32]"),
+    ],
+)
+def test_another_adapter_is_refused(
+    checkpoint: Path, folder: Path, tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    found = refusal(checkpoint, tmp_path / "made", f"polite={change(folder, **fields)}")
+    assert found.startswith("--soft-prompt polite: ")
+    assert found.endswith(message)
+
+
+def test_bad_weights_are_refused(checkpoint: Path, folder: Path, tmp_path: Path) -> None:
+    weights, root = folder / "adapter_model.safetensors", tmp_path / "made"
+    save_file({"prompt_embeddings": torch.full((3, WIDTH), torch.nan)}, weights)
+    assert refusal(checkpoint, root, f"polite={folder}").endswith("prompt_embeddings holds infinite values or NaN")
+    save_file({"prompt_embeddings": torch.zeros(3, 8)}, weights)
+    assert refusal(checkpoint, root, f"polite={folder}").endswith("has shape [3, 8], expected [3, 32]")
+    save_file({"other": torch.zeros(3, WIDTH)}, weights)
+    assert "prompt_embeddings" in refusal(checkpoint, root, f"polite={folder}")
+    weights.rename(folder / "adapter_model.bin")
+    assert "only adapter_model.bin, a pickle" in refusal(checkpoint, root, f"polite={folder}")
+    assert refusal(checkpoint, root, f"polite={tmp_path / 'nowhere'}").endswith("no adapter_config.json")
+
+
+def test_half_precision_is_widened(checkpoint: Path, folder: Path, tmp_path: Path) -> None:
+    prompt = load_file(folder / "adapter_model.safetensors")["prompt_embeddings"].bfloat16()
+    save_file({"prompt_embeddings": prompt}, folder / "adapter_model.safetensors")
+    result = export(str(checkpoint), "gpt2", tmp_path / "made", soft_prompts=[f"polite={folder}"])
+    assert (result.folder / SOFT_PROMPTS).read_bytes() == prompt.float().numpy().tobytes()
+
+
+def test_a_model_without_token_vectors_takes_none(tmp_path: Path) -> None:
+    vit = transformers.ViTModel(
+        transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+    )
+    vit.save_pretrained(tmp_path / "vit")
+    with pytest.raises(ExportError, match="the token vectors of this model are unknown"):
+        export(str(tmp_path / "vit"), "vit", tmp_path / "made", soft_prompts=[f"polite={PEFT}"])
