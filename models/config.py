@@ -105,6 +105,8 @@ class FrontEndConfig:
             raise ValueError(
                 f"per_layer.rows: got {self.per_layer.rows}, expected {self.tokens.rows}, as the tokens have"
             )
+        if self.ngrams and self.counts != "slots":
+            raise ValueError(f"ngrams: got positions that count {self.counts!r}, expected 'slots'")
         if self.ngrams and not 0 <= self.ngrams.reset_id < self.tokens.rows:
             raise ValueError(f"ngrams.reset_id: got {self.ngrams.reset_id}, expected 0 to {self.tokens.rows - 1}")
         names = [output.name for output in self.rotary]

@@ -59,6 +59,7 @@ class AsyncDecodeStream:
         self._number = 0
         self._indices: list[str] = []
         self._offset: list[int] = list(fields["offset"] or [])
+        self._context: list[list[int]] | None = fields.get("context")
         self.companions = {}
         self._opened = self._closed = False
         self._unusable: str | None = "it was not opened"
@@ -69,6 +70,11 @@ class AsyncDecodeStream:
         if not self._opened and len(self._offset) == 1:
             return self._offset * int(self._fields["rows"])
         return list(self._offset)
+
+    @property
+    def context(self) -> list[list[int]] | None:
+        """The ids before the next token of each row, to resume with; None if no output depends on them."""
+        return None if self._context is None else [list(row) for row in self._context]
 
     @property
     def version(self) -> int | None:
@@ -127,9 +133,12 @@ class AsyncDecodeStream:
         """Let row i continue from the offset of row `rows[i]`, as in beam search. Rows may be omitted or repeated."""
         await self._move(frames.REORDER, "reorder", rows)
 
-    async def append(self, offset: int | Row) -> None:
-        """Add a row after the others for each of the offsets."""
-        await self._move(frames.APPEND, "append", offset)
+    async def append(self, offset: int | Row, context: Rows | None = None) -> None:
+        """Add a row after the others for each of the offsets.
+
+        `context` has the last ids before each, as for `embed`.
+        """
+        await self._move(frames.APPEND, "append", offset, context)
 
     async def drop(self, rows: int | Row) -> None:
         """End rows; the rows after them move up."""
@@ -152,8 +161,9 @@ class AsyncDecodeStream:
         self._closed = True
         await self._socket.close(*error)
 
-    async def _move(self, kind: int, name: str, integers: int | Row) -> None:
-        await self._ask(partial(write_move, kind, read_integers(name, integers)), frames.STATE)
+    async def _move(self, kind: int, name: str, integers: int | Row, context: Rows | None = None) -> None:
+        ids = None if context is None else read_rows("context", context)[0]
+        await self._ask(partial(write_move, kind, read_integers(name, integers), context=ids), frames.STATE)
 
     async def _ask(self, write: Callable[[int], bytes], kind: int) -> AnswerFrame:
         """Send the frame `write(number)` until it is answered or the retries are used up."""
@@ -188,6 +198,8 @@ class AsyncDecodeStream:
         if self._opened:
             # The service rejects an empty list of offsets.
             self._fields |= {"offset": self._offset or 0, "rows": len(self._offset)}
+            if self._context is not None:
+                self._fields["context"] = self._context or None
         received = await self._socket.exchange(json.dumps({"open": self._fields}))
         try:
             document = json.loads(received)
@@ -197,6 +209,7 @@ class AsyncDecodeStream:
         except (KeyError, TypeError, ValueError) as error:
             raise ConnectionFailed(f"the server opened no decode stream: it sent {received[:200]!r}") from error
         self._version, self._offset, self._indices = version, offset, indices
+        self._context = document.get("next_context")
         self._opened, self._unusable, self._number = True, None, 0
 
     async def _exchange(self, write: Callable[[int], bytes], kind: int) -> AnswerFrame:
@@ -216,7 +229,7 @@ class AsyncDecodeStream:
         self._unusable = None
         if answer.kind == frames.ERROR:
             raise of_stream(answer.text)
-        self._offset = answer.offset
+        self._offset, self._context = answer.offset, answer.context
         return answer
 
     def _read(self, received: bytes, kind: int) -> AnswerFrame:

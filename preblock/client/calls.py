@@ -136,6 +136,7 @@ def _read_embeddings(output: str, pooled: bool, body: bytearray) -> Embeddings:
         use_as=metadata.get(f"use_as.{output}", ""),
         lengths=lengths,
         next_offset=tensors["next_offset"],
+        next_context=tensors.get("next_context"),
         truncated=tensors.get("truncated"),
         input_ids=input_ids,
         spans=spans,

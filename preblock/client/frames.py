@@ -12,7 +12,7 @@ from preblock.client.results import Int64, Vectors, array_of
 MAGIC, VERSION = b"PRBK", 2
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, _, STATE, CLOSING = range(1, 12)
-POSITIONS, MASK, OFFSETS, FURTHER = 1, 2, 4, 256
+POSITIONS, MASK, OFFSETS, CONTEXT, FURTHER = 1, 2, 4, 8, 256
 DTYPES = {1: "float32", 2: "float16", 3: "bfloat16"}
 
 
@@ -26,6 +26,7 @@ class AnswerFrame:
         offset: offset of each row.
         tensors: each output, (R, L, D) if all rows have one length, else (T, D).
         text: the problem document of an error, or the reason for closing.
+        context: the ids before the next token of each row; None if no output depends on them.
 
     """
 
@@ -34,6 +35,7 @@ class AnswerFrame:
     offset: list[int]
     tensors: list[Vectors]
     text: bytes
+    context: list[list[int]] | None = None
 
 
 def write_step(
@@ -64,9 +66,14 @@ def write_step(
     return b"".join((head, *(part.astype("<i8").tobytes() for part in parts), lengths.astype("<u4").tobytes()))
 
 
-def write_move(kind: int, integers: Int64, number: int) -> bytes:
-    """Return an operation on rows other than a step as a frame: REWIND, REORDER, APPEND, DROP or PING."""
-    return _header(kind, 0, number, len(integers), 0) + integers.astype("<i8").tobytes()
+def write_move(kind: int, integers: Int64, number: int, context: Int64 | None = None) -> bytes:
+    """Return an operation on rows other than a step as a frame: REWIND, REORDER, APPEND, DROP or PING.
+
+    `context` holds the ids before appended rows, one row after another; None for none.
+    """
+    parts = [integers] if context is None else [integers, context]
+    header = _header(kind, 0 if context is None else CONTEXT, number, len(integers), 0)
+    return b"".join((header, *(part.astype("<i8").tobytes() for part in parts)))
 
 
 def _header(kind: int, flags: int, number: int, rows: int, tokens: int) -> bytes:
@@ -83,14 +90,17 @@ def read_frame(frame: bytes) -> AnswerFrame:
     if len(frame) < HEADER.size:
         raise ValueError(f"a frame of {len(frame)} bytes")
     magic, version, kind, flags, number, rows, tokens, dtype, last = HEADER.unpack_from(frame)
-    if (magic, version, flags) != (MAGIC, VERSION, 0) or kind not in (VECTORS, ERROR, STATE, CLOSING):
+    if (magic, version, flags & ~CONTEXT) != (MAGIC, VERSION, 0) or kind not in (VECTORS, ERROR, STATE, CLOSING):
         raise ValueError(repr(frame[:80]))
     if kind == ERROR:
         return AnswerFrame(kind, number, [], [], frame[HEADER.size :])
     at = HEADER.size + 8 * rows
-    offset = np.frombuffer(frame, "<i8", rows, HEADER.size).tolist()
+    offset, context = np.frombuffer(frame, "<i8", rows, HEADER.size).tolist(), None
+    if flags:
+        context = np.frombuffer(frame, "<i8", rows * last[1], at).reshape(rows, last[1]).tolist()
+        at += 8 * rows * last[1]
     if kind != VECTORS:
-        return AnswerFrame(kind, number, offset, [], frame[at:])
+        return AnswerFrame(kind, number, offset, [], frame[at:], context)
     lengths = np.frombuffer(frame, "<u4", rows, at)
     widths = np.frombuffer(frame, "<u4", last[0], at + 4 * rows).tolist()
     at += 4 * rows + 4 * len(widths)
@@ -105,4 +115,4 @@ def read_frame(frame: bytes) -> AnswerFrame:
     ends = np.cumsum([tokens * width for width in widths])[:-1]
     parts = np.split(values, ends)
     tensors = [part.reshape(*leading, width) for part, width in zip(parts, widths, strict=True)]
-    return AnswerFrame(kind, number, offset, tensors, b"")
+    return AnswerFrame(kind, number, offset, tensors, b"", context)

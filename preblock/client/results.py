@@ -27,6 +27,8 @@ class Embeddings:
         vectors: (B, L, D) if all rows have one length, else (T, D), the rows one after another; (B, D) if pooled.
         lengths: int64 (B,), tokens of each row.
         next_offset: int64 (B,), the offset to continue each row with.
+        next_context: int64 (B, H), the ids before the next token of each row, to continue with; None if the output
+            depends on none.
         truncated: int64 (B,), tokens cut of each row; None without `truncate`.
         input_ids: the ids of each row of text, with `return_tokens`.
         spans: for each row of text int64 (L, 2), the first character of each token and the one after its last, with
@@ -41,6 +43,7 @@ class Embeddings:
     vectors: Vectors
     lengths: Int64
     next_offset: Int64
+    next_context: Int64 | None = None
     truncated: Int64 | None = None
     input_ids: list[Int64] | None = None
     spans: list[Int64] | None = None
@@ -135,6 +138,11 @@ class Model:
     def needed(self) -> tuple[str, ...]:
         """The required inputs of `indices`; a missing value of the others is 0."""
         return tuple(self.manifest.get("needed", ()))
+
+    @property
+    def history(self) -> int:
+        """Number of ids before a row that `ngram_embeddings` depend on, the length of a context; 0 without them."""
+        return int((self.manifest.get("history") or {}).get("tokens", 0))
 
     @property
     def padding_id(self) -> int | None:

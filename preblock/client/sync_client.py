@@ -13,7 +13,7 @@ from preblock.client.keywords import checks_keywords
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.sync_retry import retry
 from preblock.client.sync_stream import DecodeStream
-from preblock.client.token_ids import Row, Rows, read_integers
+from preblock.client.token_ids import Row, Rows, list_rows, read_integers
 from preblock.client.transport import SyncTransport, model_path
 
 T = TypeVar("T")
@@ -69,6 +69,7 @@ class Client:
         model: str,
         version: int | None = None,
         offset: int | Row | None = None,
+        context: Rows | None = None,
         position_ids: Rows | None = None,
         attention_mask: Rows | None = None,
         token_type_ids: Rows | None = None,
@@ -86,6 +87,8 @@ class Client:
             model: name of the model.
             version: version of the model; default the highest.
             offset: real tokens fed before, one number or one for each row; default 0.
+            context: the last ids before each row, `next_context` of the answer before; needed for "ngram_embeddings" at
+                an offset above 0.
             position_ids: position index of each token, like `ids`; excludes `offset`.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             token_type_ids: segment of each token, like `ids`; default 0.
@@ -98,6 +101,7 @@ class Client:
 
         """
         inputs = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        inputs |= {"context": context}
         call = calls.embed(model, version, ids, offset, inputs | indices, truncate, pooling, output, dtype)
         return self._send(call)
 
@@ -109,6 +113,7 @@ class Client:
         model: str,
         version: int | None = None,
         offset: int | Row | None = None,
+        context: Rows | None = None,
         truncate: Side | None = None,
         pooling: Pooling | None = None,
         output: str = "embeddings",
@@ -123,6 +128,7 @@ class Client:
             model: name of the model.
             version: version of the model; default the highest.
             offset: real tokens fed before, one number or one for each row; default 0.
+            context: the last ids before each row, as for `embed`.
             truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
             pooling: "mean", "first" or "last", for one vector (D,) of each row; default one of each token.
             output: name of the output, as for `embed`.
@@ -132,7 +138,7 @@ class Client:
 
         """
         options: dict[str, Any] = {"offset": offset, "truncate": truncate, "pooling": pooling, "dtype": dtype}
-        options |= {"return_tokens": return_tokens, "special_tokens": special_tokens}
+        options |= {"context": context, "return_tokens": return_tokens, "special_tokens": special_tokens}
         return self._send(calls.text(model, version, output, text=text, **options))
 
     @checks_keywords
@@ -230,6 +236,7 @@ class Client:
         *,
         version: int | None = None,
         offset: int | Row = 0,
+        context: Rows | None = None,
         rows: int | None = None,
         output: str = "embeddings",
         companions: Sequence[str] = (),
@@ -242,6 +249,7 @@ class Client:
             model: name of the model.
             version: version of the model; default the highest at the first opening.
             offset: real tokens fed before, one number or one for each row.
+            context: the last ids before each row, as for `embed`; `stream.context` of an earlier stream.
             rows: number of rows, if `offset` is one number; default 1. May be 0.
             output: name of the output of a step, as for `embed`.
             companions: further outputs, such as "rotary_cos" and "rotary_sin", found in `stream.companions` after a
@@ -257,6 +265,8 @@ class Client:
         count = len(given) if rows is None else rows
         # The service rejects an empty list of offsets.
         opening = {"offset": given if count else 0, "rows": count, "output": [output, *companions], "dtype": dtype}
+        if context is not None:
+            opening["context"] = list_rows("context", context)
         return DecodeStream(SyncSocket(self._replicas), model, version, opening, self._retries, resume)
 
     def close(self) -> None:

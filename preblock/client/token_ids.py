@@ -42,6 +42,12 @@ def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
     return array.ravel(), np.full(len(array), array.shape[1])
 
 
+def list_rows(name: str, rows: Rows) -> list[list[int]]:
+    """Return the rows of an argument as lists; raises as `read_rows`."""
+    values, lengths = read_rows(name, rows)
+    return [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
+
+
 def read_integers(field: str, values: int | Row) -> Int64:
     """Return an integer or a list of integers as int64 (N,).
 

@@ -235,6 +235,10 @@ class Manifest(Artifact):
         """Return the rotary entries with an output in `outputs`."""
         return [rotary for rotary in self.rotary if rotary.cos in outputs or rotary.sin in outputs]
 
+    def needs_history(self, outputs: Collection[str]) -> bool:
+        """Return whether one of `outputs` depends on the ids before a token."""
+        return self.history is not None and NGRAMS in outputs
+
     def graphs_for(self, outputs: tuple[str, ...]) -> dict[str, list[str]]:
         """Return graphs and the outputs to take from each: one graph for all `outputs`, else the smallest for each.
 

@@ -6,13 +6,14 @@ Every frame begins with 24 bytes:
     0-3     magic      "PRBK"
     4       version    2                                                        1
     5       kind       see below                                                1 step, 2 vectors, 3 error
-    6-7     flags      of a step: its optional parts; else 0                    0
+    6-7     flags      of a step: its optional parts; 8: contexts; else 0       0
     8-11    step       0, or an ascending number of the client; the answer      any number; the answer
                        repeats it                                               repeats it
     12-15   rows       R, number of rows, or of integers
     16-19   tokens     T, number of tokens of all rows
     20      dtype      of vectors: 1 float32, 2 float16, 3 bfloat16; 0 in other frames
-    21-23              of vectors: N, the number of outputs, then 0; else 0     width D of vectors; else 0
+    21-23              of vectors: N, the number of outputs; else 0. From the   width D of vectors; else 0
+                       server with flag 8: H, ids of a context; else 0. Then 0
 
 Version 2, from the client:
 
@@ -21,7 +22,7 @@ Version 2, from the client:
                    the offsets of the rows as the client knows them, int64 (R); lengths of the rows uint32 (R)
     4   rewind     offsets int64 (R), one or one for each row
     5   reorder    for each new row, the number of the old row, int64 (R)
-    6   append     offsets of the new rows int64 (R)
+    6   append     offsets of the new rows int64 (R); with flag 8 the H ids before each, int64 (R, H)
     7   drop       rows int64 (R)
     8   ping
     9   close
@@ -32,6 +33,8 @@ and from the server:
     3   error      the problem as UTF-8 JSON
     10  state      next offsets int64 (R): the answer to kinds 4 to 8
     11  closing    next offsets int64 (R), then the reason as UTF-8: the last frame
+
+With flag 8, the next contexts int64 (R, H) follow the next offsets: an output of the stream depends on earlier ids.
 
 Version 1 has one output. Its step holds ids int64 (T), lengths uint32 (R); its vectors next offsets int64 (R), lengths
 uint32 (R), vectors (T, D) in `dtype`. A reader rejects unknown kinds and flags, to leave them free for later versions.
@@ -47,7 +50,7 @@ import numpy as np
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.decode_json import digest
 from preblock.service.codecs.token_rows import token_inputs
-from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, DecodeMessage, Operation, StepOp
+from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, DecodeMessage, Operation, RunningRows, StepOp
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import Int64, TokenRows
@@ -55,7 +58,7 @@ from preblock.service.core.types import Int64, TokenRows
 MAGIC = b"PRBK"
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
-POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, INDICES_FLAG = 1, 2, 4, 256
+POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, CONTEXT_FLAG, INDICES_FLAG = 1, 2, 4, 8, 256
 INT64 = np.dtype("<i8")
 NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
@@ -66,8 +69,10 @@ KINDS = {1: (STEP,), 2: tuple(NAMES)}
 """Kinds of a client's frames, by version."""
 
 
-def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
+def read_frame(frame: bytes, indices: Iterable[str] = (), history: int = 0) -> DecodeMessage:
     """Read a client's frame; `indices` names the further inputs of the model, in the order of its manifest.
+
+    `history` is the number of ids of a context; 0 for a stream without contexts.
 
     Raises:
         Malformed: an unknown magic or version, or another size than declared.
@@ -82,6 +87,8 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
     if kind not in KINDS[version]:
         raise Invalid("kind", kind, ", ".join(f"{code} ({NAMES[code]})" for code in KINDS[version]))
     parts = _step_flags(tuple(indices)) if version == 2 and kind == STEP else {}
+    if history and kind == APPEND:
+        parts = {"context": CONTEXT_FLAG}
     known_flags = sum(parts.values())
     if flags & ~known_flags or dtype or width != NO_WIDTH:
         known = f"flags {known_flags} and 0" if parts else "0"
@@ -89,7 +96,7 @@ def read_frame(frame: bytes, indices: Iterable[str] = ()) -> DecodeMessage:
     if kind == STEP:
         operation: Operation = _read_step(frame, rows, tokens, [name for name, flag in parts.items() if flags & flag])
     else:
-        operation = _read_operation(frame, NAMES[kind], rows, tokens)
+        operation = _read_operation(frame, NAMES[kind], rows, tokens, history if flags else 0)
     # The number of version 1 is an echo and does not mark repetitions.
     return DecodeMessage(operation) if version == 1 or not number else DecodeMessage(operation, number, digest(frame))
 
@@ -163,7 +170,8 @@ def _simple_step_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape 
 def _header(
     version: int, kind: int, number: int, rows: int = 0, tokens: int = 0, dtype: int = 0, last: bytes = NO_WIDTH
 ) -> bytes:
-    return HEADER.pack(MAGIC, version, kind, 0, number, rows, tokens, dtype, last)
+    flags = CONTEXT_FLAG if version == 2 and last[1] else 0
+    return HEADER.pack(MAGIC, version, kind, flags, number, rows, tokens, dtype, last)
 
 
 def write_simple_step_header(step: SimpleStep, after: Int64, width: int) -> bytes:
@@ -206,14 +214,16 @@ def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp
     return StepOp(offset=offset, **token_inputs(values))
 
 
-def _read_operation(frame: bytes, name: str, rows: int, tokens: int) -> Operation:
-    _check_size(frame, HEADER.size + 8 * rows, rows, 0)
+def _read_operation(frame: bytes, name: str, rows: int, tokens: int, history: int) -> Operation:
+    _check_size(frame, HEADER.size + 8 * rows * (1 + history), rows, 0)
     if tokens or (rows and name in OF_NOTHING):
         nothing = "rows and tokens" if name in OF_NOTHING else "tokens"
         raise Malformed("frame", f"{rows} rows and {tokens} tokens", f"no {nothing} in a {name}")
     if name in OF_NOTHING:
         return OF_NOTHING[name]()
-    return OF_INTEGERS[name](np.frombuffer(frame, "<i8", rows, HEADER.size).astype(np.int64))
+    values = np.frombuffer(frame, "<i8", rows * (1 + history), HEADER.size).astype(np.int64)
+    context = TokenRows.of_array(values[rows:].reshape(rows, history)) if history else None
+    return OF_INTEGERS[name](values[:rows], context)
 
 
 def _check_size(frame: bytes, declared: int, rows: int, tokens: int) -> None:
@@ -233,19 +243,22 @@ def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
     """Write the vectors of a step.
 
     Raises:
-        Invalid: several outputs in version 1.
+        Invalid: several outputs, or contexts, in version 1.
 
     """
     tensors = list(answer.arrays.values())
     if version == 1 and len(tensors) > 1:
         raise Invalid("output", list(answer.arrays), "one output, or frames of version 2")
     widths = [tensor.shape[-1] for tensor in tensors]
-    last = widths[0].to_bytes(3, "little") if version == 1 else bytes((len(tensors), 0, 0))
+    history = 0 if answer.next_context is None else answer.next_context.shape[1]
+    if version == 1 and history:
+        raise Invalid("version", 1, f"2, since {', '.join(answer.arrays)} depend on earlier ids")
+    last = widths[0].to_bytes(3, "little") if version == 1 else bytes((len(tensors), history, 0))
     rows, tokens = len(answer.lengths), int(answer.lengths.sum())
     return b"".join(
         (
             _header(version, VECTORS, number, rows, tokens, DTYPE_CODES[answer.dtype], last),
-            answer.next_offset.astype("<i8").tobytes(),
+            _write_rows(RunningRows(answer.next_offset, answer.next_context)),
             answer.lengths.astype("<u4").tobytes(),
             b"" if version == 1 else struct.pack(f"<{len(widths)}I", *widths),
             *map(raw_bytes, tensors),
@@ -253,14 +266,24 @@ def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
     )
 
 
-def write_state(offset: Int64, number: int = 0) -> bytes:
-    """Write the offsets of the rows."""
-    return _header(2, STATE, number, len(offset)) + offset.astype("<i8").tobytes()
+def write_state(running: RunningRows, number: int = 0) -> bytes:
+    """Write the offsets and contexts of the rows."""
+    return _state_header(STATE, number, running) + _write_rows(running)
 
 
-def write_closing(offset: Int64, reason: str) -> bytes:
-    """Write the last frame of a stream: the offsets of the rows, and the reason."""
-    return _header(2, CLOSING, 0, len(offset)) + offset.astype("<i8").tobytes() + reason.encode()
+def write_closing(running: RunningRows, reason: str) -> bytes:
+    """Write the last frame of a stream: the offsets and contexts of the rows, and the reason."""
+    return _state_header(CLOSING, 0, running) + _write_rows(running) + reason.encode()
+
+
+def _state_header(kind: int, number: int, running: RunningRows) -> bytes:
+    history = 0 if running.context is None else running.context.shape[1]
+    return _header(2, kind, number, len(running.offset), last=bytes((0, history, 0)))
+
+
+def _write_rows(running: RunningRows) -> bytes:
+    context = b"" if running.context is None else running.context.astype("<i8").tobytes()
+    return running.offset.astype("<i8").tobytes() + context
 
 
 def write_error(problem: bytes, number: int, version: int = 2) -> bytes:

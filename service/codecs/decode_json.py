@@ -16,18 +16,19 @@ from preblock.service.codecs.token_rows import read_integers, read_json_rows, re
 from preblock.service.core.decode_ops import (
     OF_INTEGERS,
     OF_NOTHING,
+    AppendOp,
     DecodeMessage,
     DecodeOptions,
     Operation,
     RewindOp,
+    RunningRows,
     StepOp,
 )
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import Int64
 
 OPEN = "open"
-OPTIONS = ("offset", "rows", "output", "dtype", "encoding")
+OPTIONS = ("offset", "context", "rows", "output", "dtype", "encoding")
 OPERATIONS = (*OF_INTEGERS, *OF_NOTHING)
 
 
@@ -48,8 +49,10 @@ def read_options(fields: Mapping[str, Any]) -> tuple[DecodeOptions, str]:
     rows = fields.get("rows", len(offset))
     if type(rows) is not int or rows < 0:
         raise Invalid("rows", format_value(rows), "a number of rows")
+    context = None if fields.get("context") is None else read_json_rows("context", fields["context"])
     outputs = read_outputs(fields.get("output", EMBEDDINGS))
-    return DecodeOptions(offset=offset, rows=rows, outputs=outputs, dtype=read_dtype(fields)), read_encoding(fields)
+    options = DecodeOptions(offset=offset, rows=rows, context=context, outputs=outputs, dtype=read_dtype(fields))
+    return options, read_encoding(fields)
 
 
 def read_open(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,8 +99,9 @@ def read_message(document: Mapping[str, Any], number: int, text: bytes, indices:
     if not named:
         operation: Operation = read_step(document, indices, ("step",))
     else:
-        refuse_unknown(document, (named[0], "step"))
-        operation = _read_operation(named[0], document[named[0]])
+        further = ("context",) if named[0] == AppendOp.name else ()
+        refuse_unknown(document, (named[0], "step", *further))
+        operation = _read_operation(named[0], document[named[0]], document.get("context"))
     return DecodeMessage(operation, number, digest(text) if number else b"")
 
 
@@ -144,7 +148,7 @@ def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
     return Feed(*read_options(options), step, chunk)
 
 
-def _read_operation(name: str, value: Any) -> Operation:
+def _read_operation(name: str, value: Any, context: Any) -> Operation:
     if name in OF_NOTHING:
         if value is not True:
             raise Invalid(name, format_value(value), "true")
@@ -153,7 +157,8 @@ def _read_operation(name: str, value: Any) -> Operation:
         value = [value]
     if not isinstance(value, list):
         raise Invalid(name, format_value(value), "a list of integers")
-    return OF_INTEGERS[name](read_integers(name, value))
+    rows = None if context is None else read_json_rows("context", context)
+    return OF_INTEGERS[name](read_integers(name, value), rows)
 
 
 def write_answer(answer: EmbedResult, encoding: str, number: int) -> bytes:
@@ -162,7 +167,7 @@ def write_answer(answer: EmbedResult, encoding: str, number: int) -> bytes:
     return write_json(document | {"step": number} if number else document)
 
 
-def write_opened(name: str, version: int, manifest: Manifest, offset: Int64, outputs: tuple[str, ...]) -> bytes:
+def write_opened(name: str, version: int, manifest: Manifest, running: RunningRows, outputs: tuple[str, ...]) -> bytes:
     """Write the answer to an opening message."""
     return write_json(
         {
@@ -171,15 +176,20 @@ def write_opened(name: str, version: int, manifest: Manifest, offset: Int64, out
             "max_len": manifest.max_len,
             "outputs": {output: manifest.widths[output] for output in outputs},
             "indices": list(manifest.indices),
-            "next_offset": offset,
+            **_write_rows(running),
         }
     )
 
 
-def write_state(offset: Int64, number: int = 0, closing: str | None = None) -> bytes:
-    """Write the offsets of the rows, in answer to another operation than a step; or a close message with its reason."""
+def _write_rows(running: RunningRows) -> dict[str, Any]:
+    context = {} if running.context is None else {"next_context": running.context}
+    return {"next_offset": np.ascontiguousarray(running.offset), **context}
+
+
+def write_state(running: RunningRows, number: int = 0, closing: str | None = None) -> bytes:
+    """Write the rows, in answer to another operation than a step; or a close message with its reason."""
     document: dict[str, Any] = {} if closing is None else {"closing": closing}
-    document["next_offset"] = np.ascontiguousarray(offset)
+    document |= _write_rows(running)
     return write_json(document | {"step": number} if number else document)
 
 

@@ -21,6 +21,7 @@ from preblock.service.codecs.token_rows import (
     read_integer_list,
     read_json_rows,
     read_offset,
+    read_rows,
     row_fields,
     token_inputs,
 )
@@ -29,10 +30,10 @@ from preblock.service.core.types import PairwiseBiasRequest, PartsRequest, RowsR
 
 ENCODINGS = ("base64", "float")
 OPTIONS = (
-    *("text", "offset", "truncate", "pooling", "output", "dtype", "encoding", "return_tokens", "special_tokens"),
-    *("parts", "placeholder"),
+    *("text", "offset", "context", "truncate", "pooling", "output", "dtype", "encoding"),
+    *("return_tokens", "special_tokens", "parts", "placeholder"),
 )
-ARRAY_FIELDS = ("offset", "lengths")
+ARRAY_FIELDS = ("offset", "context", "lengths")
 """Fields other than token inputs in a body of arrays; `lengths` separates the rows of (T,) arrays."""
 TEXT_PARAMETERS = ("truncate", "pooling", "output", "dtype", "encoding", "shape")
 """Query parameters with plain text as value; the values of others are JSON."""
@@ -161,7 +162,7 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
     """
     in_rows = row_fields(tuple(indices))
     arrays = [name for name, value in fields.items() if isinstance(value, np.ndarray)]
-    refuse_unknown(fields, (*in_rows, *OPTIONS, *ARRAY_FIELDS[1:]) if arrays else (*in_rows, *OPTIONS))
+    refuse_unknown(fields, (*in_rows, *OPTIONS, "lengths") if arrays else (*in_rows, *OPTIONS))
     for name in arrays:
         if name not in in_rows and name not in ARRAY_FIELDS:
             raise Invalid(name, "a tensor", "a query parameter")
@@ -209,6 +210,7 @@ def _read_options(fields: Mapping[str, Any]) -> RequestOptions:
     encoding = read_encoding(fields, (*ENCODINGS, PROMPT_EMBEDS))
     wanted = {
         "offset": None if fields.get("offset") is None else read_offset(fields["offset"]),
+        "context": None if fields.get("context") is None else read_rows("context", fields["context"]),
         "truncate": fields.get("truncate"),
         "pooling": "none" if fields.get("pooling") is None else fields["pooling"],
         "outputs": read_outputs(fields.get("output", TOKEN_EMBEDDINGS if encoding == PROMPT_EMBEDS else EMBEDDINGS)),

@@ -35,6 +35,8 @@ def build_document(answer: Result, encoding: str) -> dict[str, Any]:
         }
     if isinstance(answer, EmbedResult):
         document["next_offset"] = answer.next_offset
+        if answer.next_context is not None:
+            document["next_context"] = answer.next_context
         if answer.ragged:
             document["lengths"] = answer.lengths
         if answer.truncated is not None:

@@ -106,10 +106,12 @@ def write_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def write_result(answer: Result) -> list[Part]:
-    """Write the outputs of a result; for tokens also the lengths and the next offsets of the rows."""
+    """Write the outputs of a result; for tokens also the lengths, next offsets and next contexts of the rows."""
     tensors: dict[str, Tensor] = dict(answer.tensors)
     if isinstance(answer, EmbedResult):
         tensors |= {"next_offset": answer.next_offset, "lengths": answer.lengths}
+        if answer.next_context is not None:
+            tensors["next_context"] = answer.next_context
         if answer.truncated is not None:
             tensors["truncated"] = answer.truncated
         if answer.input_ids is not None and answer.spans is not None:

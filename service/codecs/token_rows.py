@@ -55,6 +55,11 @@ def read_json_rows(field: str, value: Any, empty: bool = False) -> TokenRows:
     )
 
 
+def read_rows(field: str, value: Any) -> TokenRows:
+    """Read rows from JSON or from an array; raises as `read_json_rows` and `read_array_rows`."""
+    return read_array_rows(field, value) if isinstance(value, np.ndarray) else read_json_rows(field, value)
+
+
 def read_integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:
     """Return a list of Python integers as int64; `place` formats the index of a bad value for the message."""
     if set(map(type, values)) <= {int}:

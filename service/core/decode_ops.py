@@ -5,7 +5,7 @@ Letters: R rows of the stream, T tokens of a step.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ class DecodeOptions:
     Args:
         offset: int64 (1,) or (R,), number of real tokens already fed of each row. At most max_len: such a row is full.
         rows: R.
+        context: the last ids before each row, R rows of them; None without earlier tokens.
         outputs: names of the tensors in the response to a step.
         dtype: a key of DTYPES.
 
@@ -27,6 +28,7 @@ class DecodeOptions:
 
     offset: Int64
     rows: int = 1
+    context: TokenRows | None = None
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
 
@@ -68,11 +70,13 @@ class RowsOp:
 
     Args:
         values: int64, the integers of the operation; empty if it has none.
+        context: the last ids before each appended row; None without earlier tokens, and for other operations.
 
     """
 
     name: ClassVar[str]
     values: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    context: TokenRows | None = None
 
 
 class RewindOp(RowsOp):
@@ -117,6 +121,19 @@ OF_NOTHING: dict[str, type[RowsOp]] = {kind.name: kind for kind in (PingOp, Clos
 """Operations without arguments, by name."""
 
 Operation = StepOp | RowsOp
+
+
+class RunningRows(NamedTuple):
+    """The state of all rows, to resume a stream.
+
+    Args:
+        offset: int64 (R,).
+        context: int64 (R, H), the ids before the next token of each row; None if no output depends on them.
+
+    """
+
+    offset: Int64
+    context: Int64 | None = None
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from preblock.service.core.errors import Conflict, Invalid, PreblockError
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.history import needs_history
+from preblock.service.engine.history import RowHistories, check_context
 from preblock.service.engine.positions import count_real
 from preblock.service.engine.validation import check_choice, check_same_lengths
 from preblock.service.observability.record import RequestRecord
@@ -24,12 +24,16 @@ from preblock.service.runtime.model import TokenModel
 
 @dataclass(frozen=True)
 class _LastMessage:
-    """The last numbered message, and the offsets before and after it. A repeated step is computed again from them."""
+    """The last numbered message, the offsets before and after it, and the histories before it.
+
+    A repeated step is computed again from them.
+    """
 
     number: int
     digest: bytes
     before: Int64
     after: Int64
+    histories: RowHistories | None
 
 
 class DecodeState:
@@ -54,8 +58,9 @@ class DecodeState:
         check_choice("dtype", options.dtype, DTYPES)
         for output in options.outputs:
             check_choice("output", output, model.manifest.widths)
-        if needs_history(options.outputs, model.manifest):
-            raise Invalid("output", NGRAMS, "another output, since a stream keeps no history of its rows")
+        history, needed = model.manifest.history, model.manifest.needs_history(options.outputs)
+        check_context(options.context, self.offset, model.manifest, needed)
+        self.histories = RowHistories.start(history, options.rows, options.context) if history and needed else None
         self.model = model
         self.options = options
         self._engine = engine
@@ -64,12 +69,22 @@ class DecodeState:
     @contextmanager
     def attempt(self) -> Iterator[None]:
         """Restore the state if the block raises a PreblockError: a step without a response does not count."""
-        before = self.offset, self._last
+        before = self.offset, self.histories, self._last
         try:
             yield
         except PreblockError:
-            self.offset, self._last = before
+            self.offset, self.histories, self._last = before
             raise
+
+    @property
+    def history(self) -> int:
+        """Number of ids before a token in the context of a row; 0 if no output depends on them."""
+        return 0 if self.histories is None else self.histories.history.tokens
+
+    @property
+    def running(self) -> decode_ops.RunningRows:
+        """The state of all rows."""
+        return decode_ops.RunningRows(self.offset, None if self.histories is None else self.histories.context)
 
     async def do(self, message: decode_ops.DecodeMessage, record: RequestRecord) -> EmbedResult | None:
         """Execute a message, and return the vectors of a step, or None for another operation.
@@ -82,7 +97,9 @@ class DecodeState:
 
         """
         operation, repeated = message.operation, self._repeats(message)
-        before = self.offset if repeated is None else repeated.before
+        before, histories = self.offset, self.histories
+        if repeated is not None:
+            before, histories = repeated.before, repeated.histories
         answer: EmbedResult | None = None
         if isinstance(operation, decode_ops.StepOp):
             request = TokenRequest(
@@ -90,25 +107,31 @@ class DecodeState:
                 position_ids=operation.position_ids,
                 attention_mask=operation.attention_mask,
                 indices=operation.indices,
+                context=None if histories is None else TokenRows.of_array(histories.context),
                 outputs=self.options.outputs,
                 dtype=self.options.dtype,
             )
             answer = await run_step(self._engine, self.model, request, record, before, operation.offset)
             after = answer.next_offset
+            histories = None if histories is None else histories.fed(operation)
         elif isinstance(operation, decode_ops.CloseOp):
             after = before
         else:
             after = decode_ops.offsets_after(operation, before, self.model.manifest.limit, self._engine.max_tokens)
             self._engine.limits.check_rows("rows", len(after))
+            if isinstance(operation, decode_ops.AppendOp):
+                manifest, needed = self.model.manifest, histories is not None
+                check_context(operation.context, operation.values, manifest, needed)
+            histories = None if histories is None else histories.moved(operation, before, after)
         if repeated is None:
-            self.advance(after, message.number, message.digest)
+            self.advance(after, message.number, message.digest, histories)
         return answer
 
-    def advance(self, after: Int64, number: int, digest: bytes) -> None:
-        """Set the offsets after a new message, and remember the message if it has a number."""
+    def advance(self, after: Int64, number: int, digest: bytes, histories: RowHistories | None = None) -> None:
+        """Set the offsets and histories after a new message, and remember the message if it has a number."""
         if number:
-            self._last = _LastMessage(number, digest, self.offset, after)
-        self.offset = after
+            self._last = _LastMessage(number, digest, self.offset, after, self.histories)
+        self.offset, self.histories = after, histories
 
     def is_new(self, number: int) -> bool:
         """Return whether a number is higher than all earlier numbers, or 0, for no number."""
@@ -152,12 +175,12 @@ async def run_step(
         decode_ops.check_stated(stated, offset)
     if request.position_ids is None:
         request.offset = offset
-    fed = np.flatnonzero(ids.lengths)
+    fed, context = np.flatnonzero(ids.lengths), request.context
     some = 0 < len(fed) < len(offset)
     if some:
         request = _without_empty(request, fed)
     answer = await engine.embed(model, request, record)
-    if PER_LAYER_TOKENS in answer.tensors:  # a frame has one width for each output
+    if not answer.tensors.keys().isdisjoint((PER_LAYER_TOKENS, NGRAMS)):  # a frame has one width for each output
         answer.tensors = {
             name: tensor.reshape(*tensor.shape[: -len(model.manifest.shapes[name])], -1)
             for name, tensor in answer.arrays.items()
@@ -167,6 +190,10 @@ async def run_step(
     if some:
         after = offset.copy()
         after[fed] = answer.next_offset
+        if answer.next_context is not None and context is not None:
+            contexts = context.values.reshape(len(offset), -1).copy()
+            contexts[fed] = answer.next_context
+            answer.next_context = contexts
         flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.arrays.items()}
         answer.tensors, answer.lengths, answer.next_offset = flat, ids.lengths, after
     return answer
@@ -190,7 +217,7 @@ def split_step(step: decode_ops.StepOp, size: int) -> Iterator[decode_ops.StepOp
 
 def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
     """Return the request with only the rows `kept`, which errors name by their numbers in the stream."""
-    ids = request.input_ids
+    ids, context = request.input_ids, request.context
 
     def compact(field: str, rows: TokenRows) -> TokenRows:
         check_same_lengths(field, rows, ids)
@@ -199,6 +226,7 @@ def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
     return replace(
         request,
         input_ids=compact("input_ids", ids),
+        context=None if context is None else TokenRows.of_array(context.values.reshape(len(ids.lengths), -1)[kept]),
         offset=None if request.offset is None else request.offset[kept],
         position_ids=None if request.position_ids is None else compact("position_ids", request.position_ids),
         attention_mask=None if request.attention_mask is None else compact("attention_mask", request.attention_mask),

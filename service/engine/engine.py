@@ -34,7 +34,7 @@ from preblock.service.core.types import (
 from preblock.service.engine import chunking, planning
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
-from preblock.service.engine.history import needs_history, next_context
+from preblock.service.engine.history import next_context
 from preblock.service.engine.parts import assemble, place_vectors, vectors_of_outputs
 from preblock.service.engine.planning import BatchItem, Outputs
 from preblock.service.engine.pooling import finish, pool
@@ -149,7 +149,7 @@ class Engine:
             tensors=tensors,
             lengths=request.input_ids.lengths,
             next_offset=next_offset,
-            next_context=next_context(request, model.manifest) if needs_history(names, model.manifest) else None,
+            next_context=next_context(request, model.manifest),
             truncated=sent.input_ids.lengths - request.input_ids.lengths if request.truncate else None,
             input_ids=None if request.spans is None else request.input_ids,
             spans=request.spans,

@@ -15,7 +15,6 @@ import numpy as np
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.history import needs_history
 from preblock.service.engine.planning import BatchItem, Outputs, max_batched_values, resolve_outputs, run_batch
 from preblock.service.engine.scheduler import MicroBatch
 from preblock.service.engine.validation import has_only_ids, is_in_range
@@ -41,7 +40,7 @@ def fast_path_of(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dt
         or manifest.needs_mask
         or manifest.refused_ids
         or manifest.rotary_of(outputs)
-        or needs_history(outputs, manifest)
+        or manifest.needs_history(outputs)
     ):
         return None
     return FastPath(engine, model, outputs[0])

@@ -6,50 +6,59 @@ Padding is never part of it.
 Letters: B batch, T tokens of all rows, H ids of a history.
 """
 
-from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import NGRAMS, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.records import History
+from preblock.service.core.decode_ops import AppendOp, DropOp, ReorderOp, RewindOp, RowsOp, StepOp
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Int64, TokenRequest
+from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.positions import count_real, real_tokens
 
-
-def needs_history(outputs: Collection[str], manifest: Manifest) -> bool:
-    """Return whether one of `outputs` depends on the ids before a token."""
-    return manifest.history is not None and NGRAMS in outputs
+KEPT_IDS = 2**12
+"""Most tokens of a row in a decode stream that a rewind may go back: 32 kB."""
 
 
-def check_context(request: TokenRequest, manifest: Manifest, starts: Int64) -> None:
-    """Check the shape of `context`, and its presence; the caller checks its ids.
+def check_context(
+    context: TokenRows | None, starts: Int64, manifest: Manifest, needed: bool, numbers: Int64 | None = None
+) -> None:
+    """Check the ids before each row.
 
     Args:
-        request: the request.
-        manifest: of its model.
-        starts: int64 (B,), position of the first real token of each row.
+        context: of the request; None without one.
+        starts: int64 (B,), number of tokens before each row.
+        manifest: of the model.
+        needed: whether an output depends on the context.
+        numbers: int64 (B,), numbers of the rows in messages; None for 0, 1, …
 
     Raises:
-        Invalid: the model takes no context, a row has another number of ids, or a context is missing.
+        Invalid: the model takes no context, a context is missing, has another number of ids, or an id is not legal.
 
     """
-    history, context, rows = manifest.history, request.context, len(request.input_ids.lengths)
-    if context is not None:
-        if history is None:
-            message = "context is not an input: no output of this model depends on the ids before a row"
-            raise Invalid("context", "a value", "nothing", message=message)
-        if len(context.lengths) != rows:
-            raise Invalid("context", f"{len(context.lengths)} rows", f"{rows} rows, as input_ids has")
-        differs = context.lengths != history.tokens
-        if differs.any():
-            row = int(np.argmax(differs))
-            name = "context" if context.flat else f"context[{context.number(row)}]"
-            allowed = f"{history.tokens} ids, the last ones before the row"
-            raise Invalid(name, f"{int(context.lengths[row])} ids", allowed)
-    elif history is not None and needs_history(request.outputs, manifest) and starts.any():
-        row = int(np.argmax(starts > 0))
-        allowed = f"the last {history.tokens} ids before each row, since row {request.input_ids.number(row)} begins at "
-        raise Invalid("context", "nothing", f"{allowed}{int(starts[row])}; a response has them as next_context")
+    history, rows = manifest.history, len(starts)
+    if context is None:
+        if history is not None and needed and starts.any():
+            row = int(np.argmax(starts > 0))
+            number = row if numbers is None else int(numbers[row])
+            allowed = f"the last {history.tokens} ids before each row, since row {number} begins at {int(starts[row])}"
+            raise Invalid("context", "nothing", f"{allowed}; an answer has them as next_context")
+        return
+    if history is None:
+        message = "context is not an input: no output of this model depends on the ids before a row"
+        raise Invalid("context", "a value", "nothing", message=message)
+    if len(context.lengths) != rows:
+        raise Invalid("context", f"{len(context.lengths)} rows", f"{rows} rows, as many as the tokens have")
+    differs = context.lengths != history.tokens
+    if differs.any():
+        row = int(np.argmax(differs))
+        name = "context" if context.flat else f"context[{row}]"
+        raise Invalid(name, f"{int(context.lengths[row])} ids", f"{history.tokens} ids, the last ones before the row")
+    outside = context.values.view(np.uint64) >= manifest.vocab_size  # as unsigned numbers, negative ones are large
+    if outside.any():
+        index = int(np.argmax(outside))
+        raise Invalid("context" + context.place(index), int(context.values[index]), f"0 to {manifest.vocab_size - 1}")
 
 
 def context_of(request: TokenRequest, manifest: Manifest) -> Int64:
@@ -74,9 +83,10 @@ def token_contexts(request: TokenRequest, manifest: Manifest) -> Int64:
     return contexts
 
 
-def next_context(request: TokenRequest, manifest: Manifest) -> Int64:
-    """Return the ids before the next tokens of each row, int64 (B, H)."""
-    assert manifest.history is not None
+def next_context(request: TokenRequest, manifest: Manifest) -> Int64 | None:
+    """Return the ids before the next tokens of each row, int64 (B, H); None for a request without use for them."""
+    if manifest.history is None or (request.context is None and not manifest.needs_history(request.outputs)):
+        return None
     ids, _, ends = _joined(request, manifest)
     found: Int64 = ids[ends[:, None] + np.arange(-manifest.history.tokens, 0)]
     return found
@@ -94,3 +104,74 @@ def _joined(request: TokenRequest, manifest: Manifest) -> tuple[Int64, Int64, In
     ids[index] = values
     ids[(ends - counts)[:, None] + np.arange(-width, 0)] = context
     return ids, index, ends
+
+
+@dataclass(frozen=True)
+class RowHistories:
+    """The last ids of each row of a decode stream, for outputs that depend on them. It never changes.
+
+    Args:
+        history: their number for a token, and the id before the first token.
+        tails: the last ids of each row, at least as many as a token needs; the others allow a rewind.
+
+    """
+
+    history: History
+    tails: tuple[Int64, ...]
+
+    @classmethod
+    def start(cls, history: History, rows: int, context: TokenRows | None) -> "RowHistories":
+        """Return the histories of new rows after a validated `context`; None for rows without earlier tokens."""
+        if context is None:
+            return cls(history, (np.full(history.tokens, history.reset_id),) * rows)
+        return cls(history, tuple(context.values.reshape(rows, history.tokens)))
+
+    @property
+    def context(self) -> Int64:
+        """The ids before the next token of each row, int64 (R, H)."""
+        if not self.tails:
+            return np.empty((0, self.history.tokens), np.int64)
+        return np.stack([tail[-self.history.tokens :] for tail in self.tails])
+
+    def fed(self, step: StepOp) -> "RowHistories":
+        """Return the histories after the tokens of a valid step. Explicit positions allow no rewind into the past."""
+        kept = self.history.tokens + (KEPT_IDS if step.position_ids is None else 0)
+        tails = []
+        for tail, start, length in zip(self.tails, step.input_ids.starts, step.input_ids.lengths, strict=True):
+            ids = step.input_ids.values[start : start + length]
+            if step.attention_mask is not None:
+                ids = ids[step.attention_mask.values[start : start + length] != 0]
+            tails.append(np.concatenate((tail, ids))[-kept:])
+        return replace(self, tails=tuple(tails))
+
+    def moved(self, operation: RowsOp, before: Int64, after: Int64) -> "RowHistories":
+        """Return the histories after a valid operation that took the offsets of the rows from `before` to `after`.
+
+        Raises:
+            Invalid: a rewind goes back to unknown ids, or `append` has no context.
+
+        """
+        values = operation.values
+        match operation:
+            case RewindOp():
+                return replace(self, tails=tuple(map(self._rewound, range(len(after)), before, after)))
+            case ReorderOp():
+                return replace(self, tails=tuple(self.tails[row] for row in values))
+            case AppendOp():
+                new = RowHistories.start(self.history, len(values), operation.context)
+                return replace(self, tails=self.tails + new.tails)
+            case DropOp():
+                dropped = set(values.tolist())
+                return replace(self, tails=tuple(tail for row, tail in enumerate(self.tails) if row not in dropped))
+        return self
+
+    def _rewound(self, row: int, before: int, after: int) -> Int64:
+        tail, history = self.tails[row], self.history
+        back = int(before - after)
+        if after == 0 and back:
+            return np.full(history.tokens, history.reset_id)
+        known = len(tail) - history.tokens
+        if back > known:
+            allowed = f"{before - known} to {before}, or 0: the ids before are unknown; open a stream with context"
+            raise Invalid(f"rewind[{row}]", int(after), allowed)
+        return tail[: len(tail) - back]

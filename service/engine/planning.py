@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from preblock.service.artifacts.manifest import CONTEXT, EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
 from preblock.service.core.types import Int64, TokenRequest
-from preblock.service.engine.history import context_of, needs_history, token_contexts
+from preblock.service.engine.history import context_of, token_contexts
 from preblock.service.engine.positions import count_real, graph_counts, position_index, real_tokens
 from preblock.service.engine.validation import ZERO
 from preblock.service.observability.record import RequestRecord
@@ -75,7 +75,7 @@ def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], I
         mask = request.attention_mask
         feeds["attention_mask"] = np.ones_like(rows.values) if mask is None else mask.values
     feeds = {name: values.reshape(shape) for name, values in feeds.items()} | {"offset": positions}
-    if needs_history(request.outputs, manifest):
+    if manifest.needs_history(request.outputs):
         own = shape[0] == len(rows.lengths) and graph_counts(request, manifest)
         feeds[CONTEXT] = context_of(request, manifest) if own else token_contexts(request, manifest)
     return feeds, next_offset

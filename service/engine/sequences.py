@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from preblock.service.core.decode_ops import check_each, per_row
+from preblock.service.core.decode_ops import RunningRows, check_each, per_row
 from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailable, shorten
 from preblock.service.core.results import Result
-from preblock.service.core.types import AnyRequest, Int64, TokenRequest
+from preblock.service.core.types import AnyRequest, TokenRequest, TokenRows
 from preblock.service.engine.decode_stream import run_step
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.validation import ZERO
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import EncoderStem, TokenModel
 
-NO_ROWS = np.empty(0, np.int64)
+NO_ROWS = RunningRows(np.empty(0, np.int64))
 ID = "parameters.sequence_id"
 
 
@@ -36,9 +36,9 @@ class SequenceKey(NamedTuple):
 
 @dataclass(frozen=True)
 class _Slot:
-    """Offsets int64 (R,) of an idle sequence, and the time of its last request, in seconds of the event loop."""
+    """The rows of an idle sequence, and the time of its last request, in seconds of the event loop."""
 
-    offset: Int64
+    running: RunningRows
     since: float
 
 
@@ -88,9 +88,9 @@ class SequenceStore:
     async def answer(
         self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord
     ) -> AsyncIterator[Result]:
-        """Yield the result of a request, at the offsets of its sequence if it names one.
+        """Yield the result of a request, at the offsets and contexts of its sequence if it names one.
 
-        The offsets advance at the end of the block. If the block raises, the sequence is unchanged.
+        They advance at the end of the block. If the block raises, the sequence is unchanged.
 
         Raises:
             Invalid: no such sequence runs, or a value is not allowed.
@@ -103,32 +103,36 @@ class SequenceStore:
             yield await self._all.engine.answer(model, request, record)
             return
         reference, key = request.sequence, SequenceKey(model.name, model.version, model.identity, request.sequence.id)
-        before = self._find(key, reference.start)
-        offset, stated = before, request.offset
-        if reference.start or not len(before):
+        running = kept = self._find(key, reference.start)
+        before, stated = len(running.offset), request.offset
+        if reference.start or not before:
             rows = len(request.input_ids.lengths)
-            offset = per_row("offset", ZERO if stated is None else stated, rows)
-            check_each("offset", offset, np.full(rows, model.manifest.limit))
+            running = RunningRows(per_row("offset", ZERO if stated is None else stated, rows))
+            check_each("offset", running.offset, np.full(rows, model.manifest.limit))
             stated = None
-        held = max(len(before), len(offset))
-        self._hold(held - len(before))
+        elif request.context is not None and running.context is not None:
+            raise Invalid("context", "a value", "nothing, since the sequence keeps it")
+        held = max(before, len(running.offset))
+        self._hold(held - before)
         self._slots.pop(key, None)
         self._busy.add(key)
-        after = before
+        after = kept
+        context = request.context if running.context is None else TokenRows.of_array(running.context)
+        step = replace(request, offset=None, context=context)
         try:
-            answer = await run_step(self._all.engine, model, replace(request, offset=None), record, offset, stated)
+            answer = await run_step(self._all.engine, model, step, record, running.offset, stated)
             yield answer
-            after = NO_ROWS if reference.end else answer.next_offset
+            after = NO_ROWS if reference.end else RunningRows(answer.next_offset, answer.next_context)
         finally:
             self._busy.remove(key)
-            self._hold(len(after) - held)
-            self._all.engine.metrics.sequences(bool(len(after)) - bool(len(before)))
-            if len(after):
+            self._hold(len(after.offset) - held)
+            self._all.engine.metrics.sequences(bool(len(after.offset)) - bool(before))
+            if len(after.offset):
                 self._keep(key, after)
 
-    def offsets(self) -> dict[SequenceKey, Int64]:
-        """Return the offsets int64 (R,) of every idle sequence."""
-        return {key: slot.offset for key, slot in self._slots.items()}
+    def running(self) -> dict[SequenceKey, RunningRows]:
+        """Return the rows of every idle sequence."""
+        return {key: slot.running for key, slot in self._slots.items()}
 
     def clear(self) -> None:
         """Release every idle sequence."""
@@ -137,8 +141,8 @@ class SequenceStore:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _find(self, key: SequenceKey, start: bool) -> Int64:
-        """Return the offsets of a sequence, int64 (R,), or an empty array for a new sequence."""
+    def _find(self, key: SequenceKey, start: bool) -> RunningRows:
+        """Return the rows of a sequence; none for a new sequence."""
         name = repr(key.id)
         if self._workers > 1:
             message = (
@@ -154,7 +158,7 @@ class SequenceStore:
             model = f"{key.model} version {key.version}"
             message = f"{ID} {shorten(name)} does not run on {model}; its first request has sequence_start"
             raise Invalid(ID, name, "a running sequence", message=message)
-        return NO_ROWS if slot is None else slot.offset
+        return NO_ROWS if slot is None else slot.running
 
     def _hold(self, rows: int) -> None:
         """Add `rows` to the counts of rows, within their limits; negative `rows` release some."""
@@ -169,8 +173,8 @@ class SequenceStore:
         self._rows += rows
         self._all.rows += rows
 
-    def _keep(self, key: SequenceKey, offset: Int64) -> None:
-        self._slots[key] = _Slot(offset, asyncio.get_running_loop().time())
+    def _keep(self, key: SequenceKey, running: RunningRows) -> None:
+        self._slots[key] = _Slot(running, asyncio.get_running_loop().time())
         if self._timer is None:
             self._release_idle()
 
@@ -185,5 +189,5 @@ class SequenceStore:
             self._release(key)
 
     def _release(self, key: SequenceKey) -> None:
-        self._hold(-len(self._slots.pop(key).offset))
+        self._hold(-len(self._slots.pop(key).running.offset))
         self._all.engine.metrics.sequences(-1)

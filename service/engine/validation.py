@@ -12,7 +12,7 @@ from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManife
 from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import DTYPES, Int64, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
-from preblock.service.engine.history import check_context, needs_history
+from preblock.service.engine.history import check_context
 from preblock.service.engine.pooling import POOLINGS
 from preblock.service.engine.positions import count_real, pooled_tokens, position_limit, real_tokens
 from preblock.service.engine.truncation import SIDES, min_row_tokens
@@ -91,9 +91,7 @@ def _check_context(request: TokenRequest, manifest: Manifest) -> None:
         real = real_tokens(request, manifest)
         positions = given.values if real is None else np.where(real, given.values, manifest.limit)
         starts = np.minimum.reduceat(positions, rows.starts) * (count_real(request, manifest) > 0)
-    check_context(request, manifest, starts)
-    if request.context is not None:
-        _check_range("context", request.context, manifest.vocab_size)
+    check_context(request.context, starts, manifest, manifest.needs_history(request.outputs), rows.numbers)
 
 
 def check_pooled(request: TokenRequest, manifest: Manifest) -> None:
@@ -152,7 +150,7 @@ def _is_simple_and_valid(request: TokenRequest, manifest: Manifest, max_tokens: 
         or manifest.needed
         or manifest.refused_ids
         or manifest.rotary_of(outputs)
-        or needs_history(outputs, manifest)
+        or manifest.needs_history(outputs)
         or not manifest.widths.keys() >= set(outputs)
     ):
         return False

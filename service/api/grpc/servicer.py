@@ -144,9 +144,9 @@ class InferenceService:
                     # Without a time limit: gRPC ends no stream before the client has received the messages.
                     await send(await self._answer(message, store))
             except StreamEnd as end:
-                offsets = [(key.model, key.version, key.id, offset) for key, offset in store.offsets().items()]
-                if offsets:
-                    await send(protobuf.write_closing(end.reason, offsets).SerializeToString())
+                rows = [(key.model, key.version, key.id, running) for key, running in store.running().items()]
+                if rows:
+                    await send(protobuf.write_closing(end.reason, rows).SerializeToString())
                 raise
 
     async def _answer(self, message: bytes, store: SequenceStore) -> bytes:

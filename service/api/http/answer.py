@@ -53,7 +53,10 @@ def _headers(model: str, version: int, output: str, shape: tuple[int, ...], dtyp
 
 
 def _row_headers(answer: Result) -> Headers:
-    """Return headers with a number for each row; one number stands for all rows, as in the request field `offset`."""
+    """Return headers with a number for each row; one number stands for all rows, as in the request field `offset`.
+
+    The next context has all ids of all rows.
+    """
     if not isinstance(answer, EmbedResult):
         return []
     rows = {b"preblock-next-offset": answer.next_offset}
@@ -62,6 +65,9 @@ def _row_headers(answer: Result) -> Headers:
     if answer.truncated is not None:
         rows[b"preblock-truncated"] = answer.truncated
     headers: list[tuple[bytes, bytes]] = []
+    context = answer.next_context
+    if context is not None and context.size <= MAX_HEADER_ROWS:
+        headers.append((b"preblock-next-context", ",".join(map(str, context.ravel().tolist())).encode()))
     for name, values in rows.items():
         numbers = values[:1] if (values == values[0]).all() else values
         if len(numbers) <= MAX_HEADER_ROWS:

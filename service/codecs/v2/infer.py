@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
+from preblock.service.artifacts.manifest import BIAS_GRAPH, CONTEXT, NGRAMS, Manifest, StemManifest
 from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import INPUTS, row_fields, token_inputs
@@ -48,6 +48,7 @@ FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
 OUTPUT_FIELDS = ("name", "parameters")
 SHAPE_TEXTS = {
     "offset": "[1] or [batch]",
+    CONTEXT: "[batch, the history of the model]",
     TEXT: "[batch]",
     **dict.fromkeys((*INPUTS, "token_type_ids"), "[batch, length]"),
 }
@@ -190,13 +191,18 @@ def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manif
         if offset is not None:
             raise Invalid("parameters.offset", "an offset and an input offset", "one of them")
         offset = options.offset
+    context = tensors.pop(CONTEXT, None)
     wanted: dict[str, Any] = {
         "offset": offset,
+        "context": None if context is None else TokenRows.of_array(context),
         "truncate": options.truncate,
         "pooling": options.pooling,
         "outputs": options.outputs,
         "dtype": options.dtype,
     }
+    if "next_context" in options.binary and not manifest.needs_history(options.outputs):
+        message = f"outputs: next_context needs the output {NGRAMS}, because no other one depends on earlier ids"
+        raise Invalid("outputs", "next_context", f"{NGRAMS} beside it", message=message)
     if text:
         _check_text(tensors, options)
         return TextRequest(text=text, spans=any(name in options.binary for name in TEXT_OUTPUTS), **wanted)

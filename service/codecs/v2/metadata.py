@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, TOKENIZER, Manifest, StemManifest
+from preblock.service.artifacts.manifest import BIAS_GRAPH, CONTEXT, GRAPH, TOKENIZER, Manifest, StemManifest
 from preblock.service.artifacts.records import Tensor
 from preblock.service.codecs.fields import read_flag
 from preblock.service.core.errors import Invalid
@@ -45,7 +45,8 @@ def describe_inputs(manifest: Manifests) -> Shapes:
     rows = dict.fromkeys(("input_ids", *manifest.indices, "attention_mask", "position_ids"), ("INT64", [-1, -1]))
     text = {TEXT: ("BYTES", [-1])} if TOKENIZER in manifest.files else {}
     bias = manifest.graphs[BIAS_GRAPH].inputs if manifest.bias else ()
-    return rows | {"offset": ("INT64", [-1])} | text | describe_tensors(bias)
+    history = {CONTEXT: ("INT64", [-1, manifest.history.tokens])} if manifest.history else {}
+    return rows | {"offset": ("INT64", [-1])} | history | text | describe_tensors(bias)
 
 
 def declared_inputs(manifest: Manifests) -> Shapes:

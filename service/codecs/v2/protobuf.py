@@ -18,9 +18,9 @@ from preblock.service.codecs.v2.infer_tensors import InputTensor, attach_shared
 from preblock.service.codecs.v2.metadata import Manifests
 from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, find_ignored, read_options
 from preblock.service.codecs.v2.shared_memory import ReadShared, range_parameters, read_range, refuse_shared
+from preblock.service.core.decode_ops import RunningRows
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
 from preblock.service.core.results import ChunkedTensor, Result
-from preblock.service.core.types import Int64
 
 CONTENTS = {
     "INT64": "int64_contents",
@@ -210,12 +210,15 @@ def write_stream_error(message: str, id_: str) -> pb.ModelStreamInferResponse:
     return pb.ModelStreamInferResponse(error_message=message, infer_response=pb.ModelInferResponse(id=id_))
 
 
-def write_closing(reason: str, sequences: Iterable[tuple[str, int, int | str, Int64]]) -> pb.ModelStreamInferResponse:
-    """Write a close message: the reason, and model, version, id and offsets of each sequence."""
-    positions = [
-        {"model_name": model, "model_version": str(version), "sequence_id": id_, "next_offset": offset.tolist()}
-        for model, version, id_, offset in sequences
-    ]
+def write_closing(
+    reason: str, sequences: Iterable[tuple[str, int, int | str, RunningRows]]
+) -> pb.ModelStreamInferResponse:
+    """Write a close message: the reason, and model, version, id, offsets and contexts of each sequence."""
+    positions: list[dict[str, Any]] = []
+    for model, version, id_, running in sequences:
+        of = {"model_name": model, "model_version": str(version), "sequence_id": id_}
+        context = {} if running.context is None else {"next_context": running.context.tolist()}
+        positions.append({**of, "next_offset": running.offset.tolist(), **context})
     return write_stream_error(orjson.dumps({"closing": reason, "sequences": positions}).decode(), "")
 
 

@@ -23,9 +23,11 @@ from preblock.service.core.decode_ops import (
     PingOp,
     ReorderOp,
     RewindOp,
+    RowsOp,
+    RunningRows,
     StepOp,
 )
-from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.errors import Invalid, Malformed, PreblockError
 from preblock.service.core.results import EmbedResult
 
 INDICES = ("token_type_ids", "word")
@@ -98,8 +100,10 @@ def test_every_operation_has_a_kind(kind: int, values: list[int] | None, operati
     assert type(message.operation) is operation
     assert message.number == 3
     if values is not None:
-        (read,) = vars(message.operation).values()
+        assert isinstance(message.operation, RowsOp)
+        read: Any = message.operation.values
         assert (read.tolist(), read.dtype) == (values, np.int64)
+        assert message.operation.context is None
     with pytest.raises(PreblockError):
         read_frame(frame_of(kind, 0, 3, count, 0, bytes(8 * count + 1)))
     with pytest.raises(PreblockError):
@@ -203,12 +207,28 @@ def test_version_2_of_vectors_has_each_output_with_its_width() -> None:
 
 
 def test_states_and_last_words_hold_offsets() -> None:
-    offset = np.array([3, 2**40])
+    running = RunningRows(np.array([3, 2**40]))
     body = struct.pack("<qq", 3, 2**40)
-    assert write_state(offset, 7) == b"PRBK\x02\x0a\x00\x00" + struct.pack("<II", 7, 2) + bytes(8) + body
-    assert (
-        write_closing(offset, "idle") == b"PRBK\x02\x0b\x00\x00" + struct.pack("<II", 0, 2) + bytes(8) + body + b"idle"
-    )
+    assert write_state(running, 7) == b"PRBK\x02\x0a\x00\x00" + struct.pack("<II", 7, 2) + bytes(8) + body
+    last = b"PRBK\x02\x0b\x00\x00" + struct.pack("<II", 0, 2) + bytes(8) + body + b"idle"
+    assert write_closing(running, "idle") == last
+
+
+def test_contexts_follow_the_offsets() -> None:
+    running = RunningRows(np.array([3]), np.array([[7, 2**40]]))
+    body = struct.pack("<qqq", 3, 7, 2**40)
+    state = b"PRBK\x02\x0a\x08\x00" + struct.pack("<II", 0, 1) + bytes(4) + b"\x00\x00\x02\x00" + body
+    assert write_state(running) == state
+    assert write_closing(running, "idle") == state.replace(b"\x0a\x08", b"\x0b\x08", 1) + b"idle"
+    append = b"PRBK\x02\x06\x08\x00" + struct.pack("<II", 0, 1) + bytes(8) + body
+    operation = read_frame(append, history=2).operation
+    assert isinstance(operation, AppendOp)
+    assert operation.values.tolist() == [3]
+    assert operation.context is not None
+    assert operation.context.values.tolist() == [7, 2**40]
+    for frame, history in ((append, 0), (append, 3), (append[:-8], 2)):
+        with pytest.raises((Invalid, Malformed)):
+            read_frame(frame, history=history)
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -171,7 +171,7 @@ def test_other_outputs_need_no_context(engine: Engine) -> None:
     ("context", "offset", "message"),
     [
         (None, [0, 3], "context: got nothing, expected the last 2 ids before each row, since row 1 begins at 3"),
-        (rows_of([1, 2]), [0], "context: got 1 rows, expected 2 rows, as input_ids has"),
+        (rows_of([1, 2]), [0], "context: got 1 rows, expected 2 rows, as many as the tokens have"),
         (rows_of([1, 2], [3]), [0], r"context\[1\]: got 1 ids, expected 2 ids, the last ones before the row"),
         (rows_of([1, 2, 3], [3, 4]), [0], r"context\[0\]: got 3 ids, expected 2 ids"),
         (rows_of([1, 2], [3, 99]), [0], r"context\[1\]\[1\]: got 99, expected 0 to 98"),

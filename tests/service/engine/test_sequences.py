@@ -57,7 +57,7 @@ async def stateless(engine: Engine, model: TokenModel, ids: Any, offset: Any, **
 
 
 def where(room: SequenceStore) -> dict[Any, list[int]]:
-    return {(key.model, key.version, key.id): offset.tolist() for key, offset in room.offsets().items()}
+    return {(key.model, key.version, key.id): running.offset.tolist() for key, running in room.running().items()}
 
 
 def run(engine: Engine, test: Callable[[Sequences, SequenceStore], Awaitable[None]], **changes: Any) -> None:

@@ -102,7 +102,7 @@ async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: S
                 session.message_format = "text"
                 answer = await session.answer_text(message["text"].encode())
                 await lifetime.wait(partial(socket.send_text, answer.decode()))
-            session.sent_offset = session.stream.offset
+            session.sent = session.stream.running
             # Lets other tasks run: neither reading nor writing yields while messages wait.
             await asyncio.sleep(0)
     except StreamEnd as closing:
@@ -111,14 +111,14 @@ async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: S
 
 async def send_close_message(socket: WebSocket, session: DecodeSession, closing: StreamEnd) -> None:
     """Send the offsets after the last answer, in the format of the client's last message, and close."""
-    offset = session.sent_offset
-    reason = orjson.dumps({"closing": closing.reason, "next_offset": offset.tolist()}).decode()
+    sent = session.sent
+    reason = orjson.dumps({"closing": closing.reason, "next_offset": sent.offset.tolist()}).decode()
     if len(reason) > MAX_CLOSE_REASON_BYTES:
         reason = closing.reason
     with suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
             if session.message_format == "text":
-                await socket.send_text(decode_json.write_state(offset, closing=closing.reason).decode())
+                await socket.send_text(decode_json.write_state(sent, closing=closing.reason).decode())
             elif session.message_format == 2:
-                await socket.send_bytes(decode_frames.write_closing(offset, closing.reason))
+                await socket.send_bytes(decode_frames.write_closing(sent, closing.reason))
             await socket.close(CLOSE_CODES[closing.reason], reason)

@@ -37,6 +37,9 @@ class TokenFields(Documented):
     """Inputs of each token, and options of the answer."""
 
     offset: Natural | Row = Field(0, description="Real tokens already fed: one number, or one for each row.")
+    context: Rows | None = Field(
+        None, description="The last ids before each row, for ngram_embeddings; required at an offset above 0."
+    )
     position_ids: Rows | None = Field(None, description="Position index of each token; in embed it excludes offset.")
     token_type_ids: Rows | None = Field(
         None, description="Segment of each token; default 0. Further inputs of a model are fields beside it."
@@ -117,6 +120,9 @@ class EmbedAnswer(Answer):
     )
     outputs: dict[str, OutputDescription] | None = Field(None, description="Several requested outputs, by name.")
     next_offset: list[int] = Field(description="Offset of the next token, for each row.")
+    next_context: list[list[int]] | None = Field(
+        None, description="The ids before the next token of each row, with ngram_embeddings."
+    )
     lengths: list[int] | None = Field(None, description="Tokens of each row, if they differ.")
     truncated: list[int] | None = Field(None, description="Tokens cut from each row, with truncate.")
     input_ids: list[list[int]] | None = Field(None, description="With return_tokens: the tokens of each text.")
@@ -215,7 +221,7 @@ PROBLEMS = describe_errors(Problem, MEDIA_TYPE, 400, 401, 403, 404, 406, 413, 41
 NOT_FOUND = describe_errors(Problem, MEDIA_TYPE, 401, 403, 404)
 UNAVAILABLE = describe_errors(Problem, MEDIA_TYPE, 401, 503)
 ARRAYS = {BYTES: BINARY, NPY: BINARY, SAFETENSORS: BINARY}
-QUERY_FIELDS = ("offset", "text", "truncate", "pooling", "output", "dtype", "encoding")
+QUERY_FIELDS = ("offset", "context", "text", "truncate", "pooling", "output", "dtype", "encoding")
 ROW_HEADERS = {
     "Preblock-Output": "Name of the output in a binary body.",
     "Preblock-Use-As": "Use of the output, such as: input of block 0.",
@@ -224,6 +230,7 @@ ROW_HEADERS = {
     "Preblock-Model": "Name of the model, with a binary body.",
     "Preblock-Version": "Version of the model, with a binary body.",
     "Preblock-Next-Offset": "next_offset of each row, or one number for all, with a binary body of up to 512 rows.",
+    "Preblock-Next-Context": "next_context, row after row, with a binary body of up to 512 such ids.",
     "Preblock-Lengths": "lengths, like Preblock-Next-Offset; where rows differ in length.",
     "Preblock-Truncated": "truncated, like Preblock-Next-Offset; with truncate.",
 }

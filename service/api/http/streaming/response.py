@@ -19,9 +19,8 @@ from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.streams import LIFETIME, StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_json
 from preblock.service.codecs.native_json import read_json
-from preblock.service.core.decode_ops import DecodeMessage
+from preblock.service.core.decode_ops import DecodeMessage, RunningRows
 from preblock.service.core.errors import PreblockError, TooLarge
-from preblock.service.core.types import Int64
 from preblock.service.engine.decode_stream import DecodeState, split_step
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import TokenModel
@@ -30,8 +29,8 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """A buffering proxy would hold each answer back until the next one."""
 CLOSE_TIMEOUT_SECONDS = 2.0
 """Time for the client to read the close message of a stream."""
-Answers = AsyncGenerator[tuple[bytes, Int64], None]
-"""Encoded answers, each with the offsets of the rows after it, int64 (R,)."""
+Answers = AsyncGenerator[tuple[bytes, RunningRows], None]
+"""Encoded answers, each with the rows after it."""
 Source = Callable[[StreamLifetime, Receive], Answers]
 """Returns the answers, given the limits of the stream and the `receive` of ASGI."""
 EventWriter = Callable[[str, bytes], bytes]
@@ -39,23 +38,23 @@ EventWriter = Callable[[str, bytes], bytes]
 
 
 class StreamResponse(Response):
-    """Sends answers as soon as they are ready, then a close message with the last offsets sent to the client.
+    """Sends answers as soon as they are ready, then a close message with the rows after the last answer sent.
 
     Args:
         streams: registry of the open streams.
         media: content type.
-        offset: offsets of the rows before the first answer, int64 (R,).
+        running: rows before the first answer.
         answers: source of the answers.
         write_event: writes the close message, an `error` or `closing` event.
 
     """
 
     def __init__(
-        self, streams: StreamRegistry, media: str, offset: Int64, answers: Source, write_event: EventWriter
+        self, streams: StreamRegistry, media: str, running: RunningRows, answers: Source, write_event: EventWriter
     ) -> None:
         super().__init__(media_type=media, headers=HEADERS)
         del self.headers["Content-Length"]
-        self._streams, self._offset = streams, offset
+        self._streams, self._running = streams, running
         self._answers, self._write_event = answers, write_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,22 +66,22 @@ class StreamResponse(Response):
         """
         last = b""
         # The client's view: an answer without delivery has changed nothing.
-        sent_offset = self._offset
+        sent = self._running
         with self._streams.open() as lifetime:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             # Lets the connection end the stream as soon as the client disconnects.
             scope.setdefault("state", {})[LIFETIME] = lifetime
             try:
                 async with aclosing(self._answers(lifetime, receive)) as answers:
-                    async for answer, offset in answers:
+                    async for answer, running in answers:
                         await lifetime.wait(partial(send, _body(answer)))
-                        sent_offset = offset
+                        sent = running
                         # Lets other tasks run: neither reading nor writing yields while messages wait.
                         await asyncio.sleep(0)
             except PreblockError as error:
                 last = self._write_event("error", decode_json.write_error(errors.problem(error)))
             except StreamEnd as end:
-                last = self._write_event("closing", decode_json.write_state(sent_offset, closing=end.reason))
+                last = self._write_event("closing", decode_json.write_state(sent, closing=end.reason))
         with suppress(TimeoutError):  # the client does not read
             async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                 await send(_body(last, more=False))
@@ -98,11 +97,11 @@ def answer_lines(streams: StreamRegistry, session: DecodeSession, max_line_bytes
     async def answers(lifetime: StreamLifetime, receive: Receive) -> Answers:
         reader = LineReader(receive, max_line_bytes)
         # An empty chunk tells the client that it may write.
-        yield b"", session.stream.offset
+        yield b"", session.stream.running
         while (line := await lifetime.wait(reader.line)) is not None:
-            yield await session.answer_text(line) + b"\n", session.stream.offset
+            yield await session.answer_text(line) + b"\n", session.stream.running
 
-    return StreamResponse(streams, NDJSON, session.stream.offset, answers, lambda _, document: document + b"\n")
+    return StreamResponse(streams, NDJSON, session.stream.running, answers, lambda _, document: document + b"\n")
 
 
 class LineReader:
@@ -168,11 +167,11 @@ async def answer_events(
 
     feed = await engine.scheduler.run(len(body), read, text=True)
     stream = DecodeState(engine, model, feed.options)
-    offset, events = stream.offset, _write_events(engine, stream, feed)
+    running, events = stream.running, _write_events(engine, stream, feed)
     first = await anext(events)
 
     async def answers(_: StreamLifetime, receive: Receive) -> Answers:
-        event: tuple[bytes, Int64] | None = first
+        event: tuple[bytes, RunningRows] | None = first
         left = asyncio.ensure_future(receive())
         try:
             while event is not None and not left.done():
@@ -182,7 +181,7 @@ async def answer_events(
             left.cancel()
             await events.aclose()
 
-    return StreamResponse(streams, EVENTS, offset, answers, _write_event)
+    return StreamResponse(streams, EVENTS, running, answers, _write_event)
 
 
 async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.Feed) -> Answers:
@@ -200,8 +199,8 @@ async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.F
             write = partial(decode_json.write_answer, answer, feed.encoding, 0)
             written = await engine.scheduler.run(answer.size, write, text=feed.encoding == "float")
         fed += int(answer.lengths.max())
-        yield b"id: %d\ndata: %b\n\n" % (fed, written), stream.offset
-    yield _write_event("end", decode_json.write_state(stream.offset)), stream.offset
+        yield b"id: %d\ndata: %b\n\n" % (fed, written), stream.running
+    yield _write_event("end", decode_json.write_state(stream.running)), stream.running
 
 
 def _write_event(event: str, document: bytes) -> bytes:

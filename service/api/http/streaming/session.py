@@ -30,8 +30,7 @@ class DecodeSession:
         fields: options of the stream, from the query or from a JSON message.
 
     Attributes:
-        sent_offset: offsets of the rows after the last answer sent, int64 (R,). An answer without delivery has fed
-            nothing.
+        sent: rows after the last answer sent. An answer without delivery has fed nothing.
         message_format: format of the client's last message, `text` or a frame version; None before the first message.
 
     Raises:
@@ -44,7 +43,7 @@ class DecodeSession:
         self.context = CURRENT_REQUEST.get()
         self.opened = False
         self._open(model, fields)
-        self.sent_offset = self.stream.offset
+        self.sent = self.stream.running
         self.message_format: Literal["text", 1, 2] | None = None
 
     def _open(self, model: TokenModel, fields: dict[str, Any]) -> None:
@@ -77,7 +76,7 @@ class DecodeSession:
                 record.operation = message.operation.name
                 answer = await stream.do(message, record)
                 if answer is None:
-                    written = decode_json.write_state(stream.offset, number)
+                    written = decode_json.write_state(stream.running, number)
                 else:
                     write = partial(decode_json.write_answer, answer, self._encoding, number)
                     written = await engine.scheduler.run(answer.size, write, text=self._encoding == "float")
@@ -99,12 +98,13 @@ class DecodeSession:
             with engine.admission.request("decode") as record, stream.attempt():
                 record.model = stream.model.name
                 await engine.admission.reserve(record, len(frame))
-                indices = stream.model.manifest.indices
-                message = await engine.scheduler.run(len(frame), lambda: decode_frames.read_frame(frame, indices))
+                indices, history = stream.model.manifest.indices, stream.history
+                read = partial(decode_frames.read_frame, frame, indices, history)
+                message = await engine.scheduler.run(len(frame), read)
                 record.operation = message.operation.name
                 answer = await stream.do(message, record)
                 if answer is None:
-                    written = decode_frames.write_state(stream.offset, number)
+                    written = decode_frames.write_state(stream.running, number)
                 else:
                     write = partial(decode_frames.write_vectors, answer, number, version)
                     written = await engine.scheduler.run(answer.size, write)
@@ -154,7 +154,7 @@ class DecodeSession:
         """Record the started step, with the bytes and seconds of its answer; `size` is 0 if it was not sent."""
         frame, step = self._begun
         if size:
-            self.sent_offset, self.message_format = self.stream.offset, step.shape.version
+            self.sent, self.message_format = self.stream.running, step.shape.version
         run.end()
         self.engine.metrics.count_bytes("decode", len(frame), size, 0, send)
 
@@ -168,7 +168,7 @@ class DecodeSession:
         self._open(model, fields)
         self.opened = True
         manifest, outputs = model.manifest, self.stream.options.outputs
-        return decode_json.write_opened(model.name, model.version, manifest, self.stream.offset, outputs)
+        return decode_json.write_opened(model.name, model.version, manifest, self.stream.running, outputs)
 
     def _done(self, message: DecodeMessage) -> None:
         self.opened = True

@@ -185,7 +185,7 @@ def test_a_frame_without_a_whole_header_is_answered_with_step_0(tiny_clients: Cl
         ("gpt/decode?offset=1&offset=2", 422, "the query has 2 values of offset; send one"),
         ("gpt/decode?dtype=int8", 422, "dtype: got int8, expected float32, float16, bfloat16"),
         ("gpt/decode?encoding=hex", 422, "encoding: got hex, expected base64, float"),
-        ("gpt/decode?nope=1", 422, "unknown field nope; expected offset, rows, output, dtype, encoding"),
+        ("gpt/decode?nope=1", 422, "unknown field nope; expected offset, context, rows, output, dtype, encoding"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_in_the_handshake(

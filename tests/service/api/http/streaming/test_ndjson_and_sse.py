@@ -128,7 +128,12 @@ def test_a_line_that_is_too_long_ends_the_answer(tiny_clients: Clients) -> None:
     [
         ("nope/decode", NDJSON, 404, "model: got nope, expected bert, gpt"),
         ("gpt/decode?offset=7", NDJSON, 422, "offset: got 7, expected 0 to 6"),
-        ("gpt/decode?nope=7", NDJSON, 422, "unknown field nope; expected offset, rows, output, dtype, encoding"),
+        (
+            "gpt/decode?nope=7",
+            NDJSON,
+            422,
+            "unknown field nope; expected offset, context, rows, output, dtype, encoding",
+        ),
         ("gpt/decode", {"Content-Type": "text/plain"}, 415, "Content-Type: got text/plain, expected application/x-ndj"),
         ("gpt/decode", JSON, 406, "Accept: got */*, expected text/event-stream for a JSON body; a body of lines needs"),
         ("gpt/decode", CURL, 406, "Accept: got */*, expected text/event-stream for a JSON body; a body of lines needs"),

@@ -234,7 +234,7 @@ def test_a_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
     ("fields", "detail"),
     [
         ({"open": {"offset": 7}}, "offset: got 7, expected 0 to 6"),
-        ({"open": {"nope": 1}}, "unknown field nope; expected offset, rows, output, dtype, encoding"),
+        ({"open": {"nope": 1}}, "unknown field nope; expected offset, context, rows, output, dtype, encoding"),
         ({"open": []}, "open: got [], expected a JSON object"),
         ({"open": {}, "step": 1}, "unknown field step; expected open"),
     ],
