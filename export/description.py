@@ -136,6 +136,7 @@ def _describe_steps(frontend: FrontEnd, discovered_with: str | None) -> dict[str
                 form=output.form,
                 width=output.config.dim,
                 layout=output.layout,
+                axes=output.axes,
                 max_len=output.config.length or None,
             )
             for output in config.rotary

@@ -59,6 +59,8 @@ class FrontEndConfig:
         no_rotary: the reason why a rotary model has no such outputs; default None.
         per_layer: inputs of all layers, as further outputs; default none.
         ngrams: n-gram embeddings of some layers, as a further output; default none.
+        streams: streams of vectors that block 0 takes. The model projects all others from the first, the front-end's.
+            Default 1.
 
     Raises:
         ValueError: the fields do not describe a front-end; the message names the field.
@@ -79,6 +81,7 @@ class FrontEndConfig:
     no_rotary: str | None = None
     per_layer: PerLayerConfig | None = None
     ngrams: NgramConfig | None = None
+    streams: int = 1
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -101,10 +104,10 @@ class FrontEndConfig:
             raise ValueError("padding_idx: got none, expected an id, since positions skip it")
         if self.rotary and self.counts != "slots":
             raise ValueError(f"rotary: got positions that count {self.counts!r}, expected 'slots'")
-        if self.per_layer and self.per_layer.rows != self.tokens.rows:
-            raise ValueError(
-                f"per_layer.rows: got {self.per_layer.rows}, expected {self.tokens.rows}, as the tokens have"
-            )
+        if self.per_layer and self.per_layer.rows > self.tokens.rows:
+            raise ValueError(f"per_layer.rows: got {self.per_layer.rows}, expected 1 to {self.tokens.rows}")
+        if type(self.streams) is not int or self.streams < 1:
+            raise ValueError(f"streams: got {self.streams!r}, expected 1 or more")
         if self.ngrams and self.counts != "slots":
             raise ValueError(f"ngrams: got positions that count {self.counts!r}, expected 'slots'")
         if self.ngrams and not 0 <= self.ngrams.reset_id < self.tokens.rows:
@@ -148,6 +151,8 @@ class FrontEndConfig:
         for name in ("per_layer", "ngrams"):
             if values[name] is None:  # as in earlier exports
                 del values[name]
+        if self.streams == 1:
+            del values["streams"]
         return values
 
     @classmethod

@@ -93,7 +93,7 @@ class FrontEnd(nn.Module):
         if config.bias is not None:
             self.bias = build_bias(config.bias)
         if config.per_layer is not None:
-            self.per_layer = PerLayerInputs(config.per_layer, config.widths[config.lookup - 1])
+            self.per_layer = PerLayerInputs(config.per_layer, config.widths[config.lookup - 1], config.tokens.rows)
         if config.ngrams is not None:
             self.ngrams = NgramEmbeddings(config.ngrams, config.tokens.rows)
         for output in config.rotary:

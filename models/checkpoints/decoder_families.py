@@ -55,25 +55,12 @@ def _gpt(tokens: str, positions: str) -> Family:
     )
 
 
-def _gemma(c: Config) -> list[Step]:
-    return [token_step("embed_tokens"), Scale(by=math.sqrt(c("hidden_size")), cast=True)]
-
-
-def _gemma_per_layer(c: Config) -> PerLayerConfig | None:
-    """Return the per-layer inputs; none with a width of 0."""
-    width = c("hidden_size_per_layer_input", 256)
-    if width == 0:
-        return None
-    return PerLayerConfig(
-        layers=c("num_hidden_layers", 30),
-        width=width,
-        rows=c("vocab_size_per_layer_input", 262144),
-        eps=c("rms_norm_eps", 1e-6),
-        weights=(
-            weight_keys("embed_tokens_per_layer"),
-            weight_keys("per_layer_model_projection"),
-            weight_keys("per_layer_projection_norm"),
-        ),
+def _gemma_family(limit: int, part: str = "") -> Family:
+    return Family(
+        steps=lambda c: [token_step(f"{part}embed_tokens"), Scale(by=math.sqrt(c("hidden_size")), cast=True)],
+        prefix="model.",
+        limit=("max_position_embeddings", limit),
+        lookup=lambda _: 2,
     )
 
 
@@ -118,8 +105,63 @@ def _qwen4(path: str, *sections: str) -> Family:
     )
 
 
-def _gemma_family(limit: int) -> Family:
-    return Family(steps=_gemma, prefix="model.", limit=("max_position_embeddings", limit), lookup=lambda _: 2)
+def _per_layer(c: Config, layers: int, part: str) -> PerLayerConfig:
+    names = ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")
+    tokens, project, norm = (weight_keys(f"{part}{name}") for name in names)
+    return PerLayerConfig(
+        layers=c("num_hidden_layers", layers),
+        width=c("hidden_size_per_layer_input", 256),
+        rows=c("vocab_size_per_layer_input", 262144),
+        eps=c("rms_norm_eps", 1e-6),
+        weights=(tokens, project, norm),
+    )
+
+
+def _gemma4(part: str = "") -> Family:
+    def per_layer(c: Config) -> PerLayerConfig | None:
+        if c("hidden_size_per_layer_input", 256) == 0:
+            return None
+        config = _per_layer(c, 30, part)
+        tokens = c("vocab_size", 262144)
+        if config.rows != tokens:  # the library reads beyond a smaller table
+            raise ValueError(f"vocab_size_per_layer_input: got {config.rows}, expected {tokens}, as vocab_size says")
+        return config
+
+    return replace(_gemma_family(131072, part), per_layer=per_layer)
+
+
+def _gemma3n(part: str = "") -> Family:
+    return replace(
+        _gemma_family(32768, part),
+        per_layer=lambda c: _per_layer(c, 35, part),
+        streams=lambda c: c("altup_num_inputs", 4),
+    )
+
+
+def _ids_of_other_inputs(c: Config) -> list[int]:
+    """Return the ids that Gemma 4 replaces before its text part."""
+    defaults = {"image_token_id": 258880, "video_token_id": 258884, "audio_token_id": 258881}
+    found = (c.nullable(key, default) for key, default in defaults.items())
+    return sorted({token for token in found if type(token) is int and 0 <= token < _vocabulary(c)})
+
+
+def _ids_of_other_tables(c: Config) -> list[int]:
+    """Return the ids that Gemma 3n looks up in the tables of its image and audio parts."""
+    parts = {"vision_config": 262144, "audio_config": 262272}
+    first = min(_part(c, key)("vocab_offset", default) for key, default in parts.items())
+    return list(range(max(first, 0), _vocabulary(c)))
+
+
+def _vocabulary(c: Config) -> int:
+    size: int = _part(c, "text_config")("vocab_size", 262144)
+    return size
+
+
+def _part(c: Config, key: str) -> Config:
+    values = c(key, {})
+    if not isinstance(values, dict):
+        raise ValueError(f"{key}: got {values!r}, expected an object")
+    return Config(values)
 
 
 DECODERS: dict[str, Family] = {
@@ -188,5 +230,8 @@ DECODERS: dict[str, Family] = {
     "gemma3_text": _gemma_family(131072),
     "qwen4_exp_text": _qwen4(""),
     "qwen4_exp/text": _qwen4("language_model.", "text_config"),
-    "gemma4_text": replace(_gemma_family(131072), per_layer=_gemma_per_layer),
+    "gemma3n_text": _gemma3n(),
+    "gemma3n/text": replace(_gemma3n("language_model."), sections=("text_config",), refused=_ids_of_other_tables),
+    "gemma4_text": _gemma4(),
+    "gemma4/text": replace(_gemma4("language_model."), sections=("text_config",), refused=_ids_of_other_inputs),
 }

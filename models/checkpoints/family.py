@@ -10,6 +10,8 @@ from preblock.models.steps import Step
 
 ALL = -1
 """Wildcard of a lookup: every step."""
+WHOLE = ""
+"""The whole config, among sections."""
 
 
 class Config:
@@ -49,16 +51,18 @@ class Family:
             None for no limit.
         padding: default padding id; None for none.
         only: keys with an effect on the front-end -> their supported values.
-        refused: unsupported ids, given the config: their vectors depend on other tokens.
+        refused: unsupported ids, given the whole config, other models' parts included: their vectors depend on other
+            tokens or on another table.
         zeroed: id whose row of the token table the library replaces by zeros, given the config; None for none.
         lookup: number of steps of the model's own lookup, given the config, or ALL; default 1.
         consumer_scales: the model scales `inputs_embeds` itself; default False.
         per_layer: inputs of all layers, given the config; default none.
         ngrams: n-gram embeddings of some layers, given the config; default none.
+        streams: streams of vectors that block 0 takes, given the config; default 1.
         segments: its segments are optional and rows of the token table. Default False: it has a table of segments, or
             none.
         sections: keys of the part about this model, in the config of several models; the first one found is used.
-            Default none, for the whole config.
+            `WHOLE` is always found. Default none, for the whole config.
 
     """
 
@@ -73,5 +77,6 @@ class Family:
     consumer_scales: bool = False
     per_layer: Callable[[Config], PerLayerConfig | None] = lambda _: None
     ngrams: Callable[[Config], NgramConfig | None] = lambda _: None
+    streams: Callable[[Config], int] = lambda _: 1
     segments: bool = False
     sections: tuple[str, ...] = ()

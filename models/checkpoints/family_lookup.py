@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from preblock.models.checkpoints.families import FAMILIES
-from preblock.models.checkpoints.family import Config, Family
+from preblock.models.checkpoints.family import WHOLE, Config, Family
 from preblock.models.checkpoints.static_families import STATICS
 from preblock.models.checkpoints.stem_families import STEMS
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
@@ -92,7 +92,9 @@ def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[
     """Return the first of `sections` found in `config.json`; all of the file without sections."""
     if not sections:
         return document
-    key = next((key for key in sections if document.get(key) is not None), None)
+    key = next((key for key in sections if key == WHOLE or document.get(key) is not None), None)
+    if key == WHOLE:
+        return document
     if key is None or not isinstance(document[key], dict):
         got = "is missing" if key is None else f"is {document[key]!r}"
         raise CheckpointError(f"config.json: {key or sections[-1]} {got}, expected an object")

@@ -73,11 +73,14 @@ def read_frontend(
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
 
     """
-    name, family, values, template, bias, per_layer, ngrams = _read_config(folder, side, segments)
+    name, family, document, template, bias, per_layer, ngrams = _read_config(folder, side, segments)
+    values = section_of(document, family.sections)
     further = bias, count_bytes, widen, per_layer, ngrams
     steps, tensors, stored = read_tensors(folder, template, family.prefix, *further)
     try:
-        config = replace(_configure(name, family, values, steps), per_layer=per_layer, ngrams=ngrams)
+        refused = tuple(family.refused(Config(document)))
+        config = _configure(name, family, values, steps, refused)
+        config = replace(config, per_layer=per_layer, ngrams=ngrams)
         _zero(tensors, family.zeroed(Config(values)))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
@@ -97,8 +100,8 @@ def files_needed(folder: Path, side: str | None = None, segments: bool = False) 
         CheckpointError: as `read_frontend`.
 
     """
-    name, family, values, template, bias, per_layer, ngrams = _read_config(folder, side, segments)
-    rotary = find_rotary(name, values)
+    name, family, document, template, bias, per_layer, ngrams = _read_config(folder, side, segments)
+    rotary = find_rotary(name, section_of(document, family.sections))
     companions = [bias.weight] if isinstance(bias, T5Config) else []
     companions += [rotary.tensors] if rotary else []
     companions += per_layer.weights if per_layer else []
@@ -109,14 +112,14 @@ def files_needed(folder: Path, side: str | None = None, segments: bool = False) 
 def _read_config(
     folder: Path, side: str | None, segments: bool
 ) -> tuple[str, Family, Mapping[str, Any], Sequence[Step], *FurtherOutputs]:
-    """Return the family's name and row, its part of `config.json`, its steps without sizes, and further inputs."""
+    """Return the family's name and row, `config.json`, its steps without sizes, and further inputs."""
     document = read_json(folder / "config.json")
     name, family = family_of(document, side, segments)
     values = section_of(document, family.sections)
     config = Config(values, segments)
     try:
         further = bias_of(name, values), family.per_layer(config), family.ngrams(config)
-        return name, family, values, family.steps(config), *further
+        return name, family, document, family.steps(config), *further
     except TypeError as error:
         if config.missing:
             raise CheckpointError(f"config.json: {config.missing[-1]} is missing; {name!r} needs it") from error
@@ -170,7 +173,9 @@ def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | N
     return tensor.to(torch.float32)
 
 
-def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tuple[Step, ...]) -> FrontEndConfig:
+def _configure(
+    name: str, family: Family, values: Mapping[str, Any], steps: tuple[Step, ...], refused: tuple[int, ...]
+) -> FrontEndConfig:
     config = Config(values)
     positions = next((step for step in steps if isinstance(step, Positions)), None)
     max_len = limit_of(positions) if positions else config(*family.limit) if family.limit else None
@@ -179,9 +184,10 @@ def _configure(name: str, family: Family, values: Mapping[str, Any], steps: tupl
         steps=steps,
         max_len=max_len,
         padding_idx=_padding(config("pad_token_id", family.padding), steps),
-        refused_ids=tuple(family.refused(config)),
+        refused_ids=refused,
         lookup=len(steps) if family.lookup(config) == ALL else family.lookup(config),
         consumer_scales=family.consumer_scales,
+        streams=family.streams(config),
     )
     _check_sizes(values, frontend)
     return frontend

@@ -36,6 +36,9 @@ class RotaryFamily:
         original_len: default length of pretraining; None for the longest input.
         layout: layout of the pairs of columns, as in `rotate`.
         interleaved: key that is false for the layout "half" in place of `layout`; default none.
+        sections: default of `mrope_section`, pairs for each of the three axes of positions; default none, one axis.
+        mixed: the axes of the pairs alternate; by default, each section is contiguous.
+        mscales: the type "longrope" has factors on cos and sin of its own, and no long factors for frequencies.
         ntk_alpha: the type "dynamic" with `alpha` stretches theta by a fixed factor; default False.
         angles: type of angles in the library, as in `RotaryConfig`.
         tensors: keys of a tensor with the R/2 frequencies, or of a table (M, R) of sines and then cosines. If the
@@ -58,6 +61,9 @@ class RotaryFamily:
     original_len: int | None = None
     layout: Literal["half", "interleaved"] = "half"
     interleaved: str | None = None
+    sections: tuple[int, ...] = ()
+    mixed: bool = False
+    mscales: bool = False
     ntk_alpha: bool = False
     angles: Literal["float32", "float64"] = "float32"
     tensors: tuple[str, ...] = ()
@@ -83,6 +89,19 @@ _HALF = ("partial_rotary_factor", 0.5)
 _DEEPSEEK = RotaryFamily(dim=("qk_rope_head_dim", 64), layout="interleaved")
 _HUNYUAN = RotaryFamily(heads=32, ntk_alpha=True)
 _GPTJ = RotaryFamily(dim=("rotary_dim", 64), thetas={"": (None, 10000.0)}, types=(), layout="interleaved")
+_GEMMA3N = RotaryFamily(
+    heads=8,
+    head_dim=256,
+    thetas=_per_layer(full=("rope_theta", 1_000_000.0), sliding=("rope_local_base_freq", 10000.0)),
+    scaled=(FULL,),
+    layers=alternating_kinds(35, None, 5, lambda distance: distance - 1),
+)
+_QWEN2_VL = RotaryFamily(
+    heads=64, thetas={"": ("rope_theta", 1_000_000.0)}, sections=(16, 24, 24), aliases={"mrope": "default"}
+)
+_QWEN3_5 = RotaryFamily(
+    heads=16, head_dim=256, share=("partial_rotary_factor", 0.25), sections=(11, 11, 10), mixed=True
+)
 
 ROTARY: dict[str, RotaryFamily] = {
     "llama": RotaryFamily(heads=32),
@@ -147,6 +166,17 @@ ROTARY: dict[str, RotaryFamily] = {
         layers=alternating_kinds(32, None, 4, lambda distance: distance - 1),
     ),
     "qwen3_next": RotaryFamily(heads=16, head_dim=256, share=("partial_rotary_factor", 0.25)),
+    "qwen2_vl/text": _QWEN2_VL,
+    "qwen2_5_vl/text": _QWEN2_VL,
+    "qwen3_vl/text": RotaryFamily(
+        heads=32, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, sections=(24, 20, 20), mixed=True
+    ),
+    "qwen3_5/text": _QWEN3_5,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5,
+    "phimoe": RotaryFamily(
+        heads=32, thetas={"": ("rope_theta", 1_000_000.0)}, types=("default", "longrope"), mscales=True
+    ),
     "bamba": RotaryFamily(heads=32, share=(None, 0.5)),
     "granitemoehybrid": RotaryFamily(heads=32, when=lambda c: c.nullable("position_embedding_type", None) == "rope"),
     "gemma": RotaryFamily(heads=16, head_dim=256),
@@ -158,6 +188,8 @@ ROTARY: dict[str, RotaryFamily] = {
         scaled=(FULL,),
         layers=alternating_kinds(26, "sliding_window_pattern", 6, lambda distance: distance - 1),
     ),
+    "gemma3n_text": _GEMMA3N,
+    "gemma3n/text": _GEMMA3N,
     "falcon": RotaryFamily(heads=71, when=lambda c: not c("alibi", False)),
     "gptj": _GPTJ,
     "codegen": _GPTJ,
@@ -186,7 +218,7 @@ ROTARY: dict[str, RotaryFamily] = {
 }
 
 
-UNDESCRIBED = {"gemma4_text", "phimoe", "qwen3_5_moe_text", "qwen3_5_text", "qwen4_exp_text", "qwen4_exp/text"}
+UNDESCRIBED = {"gemma4/text", "gemma4_text", "qwen4_exp/text", "qwen4_exp_text"}
 """Rotary families without a row here."""
 
 

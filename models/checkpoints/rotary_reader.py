@@ -43,11 +43,44 @@ def read_rotary(
     used = row.layers(config) if row.layers else row.thetas
     interleaved = row.interleaved is None or config.nullable(row.interleaved, True)
     layout = row.layout if interleaved else "half"
-    return tuple(
-        RotaryOutput(name=name, layout=layout, config=_read_one(row, name, rope, values, width, longest, length))
-        for name, rope in _rope_parameters(row, values).items()
-        if name in used
-    )
+    outputs = []
+    for name, rope in _rope_parameters(row, values).items():
+        if name in used:
+            sections = _sections(row, rope)
+            angles = _read_one(row, name, rope, values, width, longest, length)
+            axes = _axes(sections, row.mixed, angles.dim // 2)
+            outputs.append(RotaryOutput(name=name, layout=layout, axes=axes, config=angles))
+    return tuple(outputs)
+
+
+def _sections(row: RotaryFamily, rope: dict[str, Any]) -> tuple[int, ...]:
+    """Take the pairs of each axis out of `rope`; () for one axis."""
+    if not row.sections:
+        return ()
+    if row.mixed:
+        rope.pop("mrope_interleaved", None)  # the library does not read it
+    stated = rope.pop("mrope_section", row.sections)
+    if not isinstance(stated, list | tuple) or not all(type(pairs) is int and pairs >= 0 for pairs in stated):
+        raise ValueError(f"mrope_section: got {stated!r}, expected a list of three numbers")
+    return tuple(stated)
+
+
+def _axes(sections: tuple[int, ...], mixed: bool, pairs: int) -> tuple[int, ...]:
+    """Return the axis of positions of each pair of columns: 0 to 2; () for one axis."""
+    if not sections:
+        return ()
+    if not mixed:
+        axes = [place % 3 for place, size in enumerate(sections) for _ in range(size)]
+        if len(axes) != pairs:
+            raise ValueError(f"mrope_section: got {list(sections)}, expected numbers with the sum {pairs}")
+        return tuple(axes)
+    if len(sections) < 3:
+        raise ValueError(f"mrope_section: got {list(sections)}, expected three numbers")
+    axes = [0] * pairs
+    for axis in (1, 2):
+        for pair in range(axis, min(3 * sections[axis], pairs), 3):
+            axes[pair] = axis
+    return tuple(axes)
 
 
 class MissingLengthError(ValueError):
@@ -115,6 +148,10 @@ def _read_one(
             numbers["original_len"] = stated
         if scaling in ("yarn", "longrope"):
             numbers.setdefault("factor", longest / numbers["original_len"])
+    if row.mscales and scaling == "longrope":
+        scales = [_number(key, rope.pop(key, None)) for key in ("short_mscale", "long_mscale")]
+        numbers["attention_factor"] = scales[length is not None and length > numbers["original_len"]]
+        numbers["long_factor"] = numbers["short_factor"]
     if scaling == "yarn":
         weights = [_number(key, rope.pop(key, 0)) for key in ("mscale", "mscale_all_dim")]
         if all(weights):

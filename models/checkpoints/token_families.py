@@ -5,7 +5,7 @@ State-space models are among them. Letters: M maximum length.
 
 from collections.abc import Mapping
 
-from preblock.models.checkpoints.family import Family
+from preblock.models.checkpoints.family import WHOLE, Family
 from preblock.models.checkpoints.family_steps import token_step
 from preblock.models.steps import Scale
 
@@ -60,6 +60,16 @@ def _multiplied(limit: int, lookup: int) -> Family:
     )
 
 
+def _language_part(limit: int, *sections: str) -> Family:
+    """Return the text side of a model of texts and images."""
+    return Family(
+        steps=lambda _: [token_step("language_model.embed_tokens", "embed_tokens")],
+        prefix="model.",
+        limit=("max_position_embeddings", limit),
+        sections=("text_config", *sections),
+    )
+
+
 _MAMBA = Family(steps=lambda _: [token_step("embeddings", "embedding")], prefix="backbone.")
 
 TOKEN_DECODERS: dict[str, Family] = {
@@ -71,6 +81,11 @@ TOKEN_DECODERS: dict[str, Family] = {
     },
     **{name: _multiplied(2048, 1) for name in ("granitemoe", "granitemoehybrid", "granitemoeshared")},
     "falcon_h1": _multiplied(8192, 2),
+    # Older files have no object `text_config`, and its values beside the others.
+    "qwen2_vl/text": _language_part(32768, WHOLE),
+    "qwen2_5_vl/text": _language_part(32768, WHOLE),
+    "qwen3_vl/text": _language_part(128000),
+    "qwen3_5/text": _language_part(32768),
     "mamba": _MAMBA,
     "mamba2": _MAMBA,
     "falcon_mamba": _MAMBA,

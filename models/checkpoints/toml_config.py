@@ -38,7 +38,7 @@ from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.steps import Positions, Step, from_document
 
-FURTHER = ("steps", "rotary", "no_rotary", "bias")
+FURTHER = ("steps", "rotary", "no_rotary", "bias", "per_layer", "streams")
 """Fields of `FrontEndConfig` read apart from the plain values."""
 
 

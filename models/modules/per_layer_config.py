@@ -1,6 +1,6 @@
 """The sizes of per-layer inputs. Imports no torch.
 
-Letters: D model width, N layers, P width of an input of a layer.
+Letters: D model width, V vocabulary, N layers, P width of an input of a layer.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class PerLayerConfig:
     Args:
         layers: N.
         width: P.
-        rows: V, rows of the table.
+        rows: rows of the table, V at most; ids beyond it take row 0.
         eps: of the norm.
-        weights: names of the tensors in a checkpoint: the table (V, N * P), the projection (N * P, D), the norm (P,).
+        weights: names of the tensors in a checkpoint: table (rows, N * P), projection (N * P, D), norm (P,).
 
     """
 

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from preblock.models.modules.rotary_config import RotaryConfig
 
+AXES = 3
+"""Axes of three-dimensional positions."""
 FORMS = ("full", "half", "fused")
+
+
+OWN = ("name", "layout", "form", "axes")
+"""Fields of `RotaryOutput` beside those of `RotaryConfig`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +27,14 @@ class RotaryOutput:
         name: ending of the names of the two outputs, after "_": the type of layer if layers differ; default "",
             for `rotary_cos` and `rotary_sin`.
         layout: layout of the pairs of columns, as in `rotate`; default "half".
+        axes: axis of each of the R/2 pairs, for three-dimensional positions: 0 for time, 1 for height, 2 for width.
+            The module itself has one position for all axes. Default (), one axis.
         form: columns of the outputs: "full" for each of the R/2 values twice, "half" for each value once, "fused" for
             one output with R/2 cosines and then R/2 sines; default "full".
         config: configuration of the angles.
 
     Raises:
-        ValueError: the name, the layout or the form is not allowed.
+        ValueError: the name, the layout, the form or the axes are not allowed.
 
     """
 
@@ -34,6 +42,7 @@ class RotaryOutput:
     name: str = ""
     layout: Literal["half", "interleaved"] = "half"
     form: Literal["full", "half", "fused"] = "full"
+    axes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[a-z][a-z0-9_]*|", str(self.name)):
@@ -42,6 +51,10 @@ class RotaryOutput:
             raise ValueError(f"rotary.layout: got {self.layout!r}, expected 'half', 'interleaved'")
         if self.form not in FORMS:
             raise ValueError(f"rotary.form: got {self.form!r}, expected {', '.join(map(repr, FORMS))}")
+        pairs = self.config.dim // 2
+        given: Any = self.axes
+        if given and (not isinstance(given, tuple) or len(given) != pairs or not {*given} <= set(range(AXES))):
+            raise ValueError(f"rotary.axes: got {given!r}, expected {pairs} numbers from 0 to {AXES - 1}, or none")
 
     def named(self, part: str) -> str:
         """Return `part` with the ending: rotary_cos, rotary_cos_full_attention."""
@@ -73,8 +86,9 @@ class RotaryOutput:
             for field in fields(self.config)
             if (value := getattr(self.config, field.name)) != field.default or field.name in ("theta", "scaling")
         }
-        form = {} if self.form == "full" else {"form": self.form}
-        return {"name": self.name, "layout": self.layout, **form, **numbers}
+        further = {} if self.form == "full" else {"form": self.form}
+        axes = {"axes": list(self.axes)} if self.axes else {}
+        return {"name": self.name, "layout": self.layout, **further, **axes, **numbers}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "RotaryOutput":
@@ -87,13 +101,11 @@ class RotaryOutput:
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
         }
-        own = {name: values.pop(name) for name in ("name", "layout", "form") if name in values}
+        own = {name: values.pop(name) for name in OWN if name in values}
         known = {field.name: field.type for field in fields(RotaryConfig)}
         for name, value in values.items():
             if name not in known:
-                raise ValueError(
-                    f"rotary.{name} is not known, expected are {', '.join(['name', 'layout', 'form', *known])}"
-                )
+                raise ValueError(f"rotary.{name} is not known, expected are {', '.join([*OWN, *known])}")
             if known[name] in (float, float | None, bool, tuple[float, ...]):  # the others have checks of their own
                 _check_number(f"rotary.{name}", value, known[name])
         if "dim" not in values:

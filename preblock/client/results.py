@@ -29,6 +29,7 @@ class Embeddings:
         next_offset: int64 (B,), the offset to continue each row with.
         next_context: int64 (B, H), the ids before the next token of each row, to continue with; None if the output
             depends on none.
+        position_delta: int64 (B,), next position - `next_offset`; None without positions of three axes.
         truncated: int64 (B,), tokens cut of each row; None without `truncate`.
         input_ids: the ids of each row of text, with `return_tokens`.
         spans: for each row of text int64 (L, 2), the first character of each token and the one after its last, with
@@ -44,6 +45,7 @@ class Embeddings:
     lengths: Int64
     next_offset: Int64
     next_context: Int64 | None = None
+    position_delta: Int64 | None = None
     truncated: Int64 | None = None
     input_ids: list[Int64] | None = None
     spans: list[Int64] | None = None

@@ -70,7 +70,7 @@ class Client:
         version: int | None = None,
         offset: int | Row | None = None,
         context: Rows | None = None,
-        position_ids: Rows | None = None,
+        position_ids: Rows | Sequence[Rows] | None = None,
         attention_mask: Rows | None = None,
         token_type_ids: Rows | None = None,
         truncate: Side | None = None,
@@ -89,7 +89,8 @@ class Client:
             offset: real tokens fed before, one number or one for each row; default 0.
             context: the last ids before each row, `next_context` of the answer before; needed for "ngram_embeddings" at
                 an offset above 0.
-            position_ids: position index of each token, like `ids`; excludes `offset`.
+            position_ids: position index of each token, like `ids`; excludes `offset`. Positions of three axes,
+                (3, B, L), stand beside it.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             token_type_ids: segment of each token, like `ids`; default 0.
             truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
@@ -101,8 +102,8 @@ class Client:
 
         """
         inputs = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        inputs |= {"context": context}
-        call = calls.embed(model, version, ids, offset, inputs | indices, truncate, pooling, output, dtype)
+        given = {"context": context, **inputs, **indices}
+        call = calls.embed(model, version, ids, offset, given, truncate, pooling, output, dtype)
         return self._send(call)
 
     @checks_keywords

@@ -153,6 +153,8 @@ class Rotary(Schema):
             R/2 cosines and then R/2 sines in one output.
         width: R, the rotated part of a head.
         layout: the pairs of columns of a head: "half" column j and j + R/2, "interleaved" 2j and 2j + 1.
+        axes: axis of each of the R/2 pairs, for positions of three axes: 0 for time, 1 for height, 2 for width. Empty
+            for one axis. The graph has one position for all axes.
         max_len: the largest legal offset + real tokens; None if only the limit of the model applies.
 
     """
@@ -162,6 +164,7 @@ class Rotary(Schema):
     form: Literal["full", "half", "fused"] = Field(default="full", exclude_if=lambda form: form == "full")
     width: PositiveInt
     layout: Literal["half", "interleaved"]
+    axes: tuple[Literal[0, 1, 2], ...] = Field(default=(), exclude_if=lambda axes: not axes)
     max_len: PositiveInt | None
 
 

@@ -16,9 +16,12 @@ from preblock.service.codecs.json_size import count_separators
 from preblock.service.codecs.parts import read_parts, read_placeholder
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
+    POSITIONS,
+    read_array_positions,
     read_array_rows,
     read_integer,
     read_integer_list,
+    read_json_positions,
     read_json_rows,
     read_offset,
     read_rows,
@@ -26,7 +29,14 @@ from preblock.service.codecs.token_rows import (
     token_inputs,
 )
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
-from preblock.service.core.types import PairwiseBiasRequest, PartsRequest, RowsRequest, TextRequest, TokenRequest
+from preblock.service.core.types import (
+    PairwiseBiasRequest,
+    PartsRequest,
+    RowsRequest,
+    TextRequest,
+    TokenRequest,
+    TokenRows,
+)
 
 ENCODINGS = ("base64", "float")
 OPTIONS = (
@@ -167,11 +177,16 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         if name not in in_rows and name not in ARRAY_FIELDS:
             raise Invalid(name, "a tensor", "a query parameter")
     lengths = None if fields.get("lengths") is None else read_integer_list("lengths", fields["lengths"])
-    rows = {
-        name: read_array_rows(name, value, lengths) if name in arrays else read_json_rows(name, value)
-        for name, value in fields.items()
-        if name in in_rows and value is not None
-    }
+    rows: dict[str, TokenRows] = {}
+    further: tuple[TokenRows, ...] = ()
+    for name, value in fields.items():
+        if name not in in_rows or value is None:
+            continue
+        if name == POSITIONS:
+            rows[name], *others = read_array_positions(value, lengths) if name in arrays else read_json_positions(value)
+            further = tuple(others)
+        else:
+            rows[name] = read_array_rows(name, value, lengths) if name in arrays else read_json_rows(name, value)
     text, spans = fields.get("text"), fields.get("return_tokens", False)
     if fields.get("parts") is not None or fields.get("placeholder") is not None:
         return _read_parts(fields)
@@ -189,7 +204,7 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         raise Invalid("special_tokens", special, "true or false, and only with text")
     wanted, encoding = _read_options(fields)
     if text is None:
-        return EmbedMessage(TokenRequest(**wanted, **token_inputs(rows)), encoding)
+        return EmbedMessage(TokenRequest(**wanted, **token_inputs(rows), further_positions=further), encoding)
     request = TextRequest(text=read_text("text", text), spans=spans, special_tokens=special, **wanted)
     return EmbedMessage(request, encoding)
 

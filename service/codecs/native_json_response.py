@@ -37,6 +37,8 @@ def build_document(answer: Result, encoding: str) -> dict[str, Any]:
         document["next_offset"] = answer.next_offset
         if answer.next_context is not None:
             document["next_context"] = answer.next_context
+        if answer.position_delta is not None:
+            document["position_delta"] = answer.position_delta
         if answer.ragged:
             document["lengths"] = answer.lengths
         if answer.truncated is not None:

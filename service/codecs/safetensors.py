@@ -112,6 +112,8 @@ def write_result(answer: Result) -> list[Part]:
         tensors |= {"next_offset": answer.next_offset, "lengths": answer.lengths}
         if answer.next_context is not None:
             tensors["next_context"] = answer.next_context
+        if answer.position_delta is not None:
+            tensors["position_delta"] = answer.position_delta
         if answer.truncated is not None:
             tensors["truncated"] = answer.truncated
         if answer.input_ids is not None and answer.spans is not None:

@@ -16,6 +16,8 @@ MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER = "a 64-bit integer"
 INPUTS = ("input_ids", "position_ids", "attention_mask")
 """Inputs with an argument of their own in `TokenRequest` and `StepOp`; the others are `indices`."""
+POSITIONS, AXES = "position_ids", 3
+"""The input with one position for each token, or with one on each axis: time, height and width."""
 LISTS = "a list of integers, or a list of such rows"
 
 
@@ -58,6 +60,32 @@ def read_json_rows(field: str, value: Any, empty: bool = False) -> TokenRows:
 def read_rows(field: str, value: Any) -> TokenRows:
     """Read rows from JSON or from an array; raises as `read_json_rows` and `read_array_rows`."""
     return read_array_rows(field, value) if isinstance(value, np.ndarray) else read_json_rows(field, value)
+
+
+def read_json_positions(value: Any) -> tuple[TokenRows, ...]:
+    """Read `position_ids`: rows as in `read_json_rows`, or three lists of rows for time, height and width.
+
+    Raises:
+        Invalid: as `read_json_rows`, or another number of lists.
+
+    """
+    if not (isinstance(value, list) and value and isinstance(value[0], list) and isinstance([*value[0], 0][0], list)):
+        return (read_json_rows(POSITIONS, value),)
+    if len(value) != AXES:
+        raise Invalid(POSITIONS, f"{len(value)} lists of rows", f"{AXES}, for time, height and width")
+    return tuple(read_json_rows(f"{POSITIONS}[{axis}]", rows) for axis, rows in enumerate(value))
+
+
+def read_array_positions(array: NDArray[Any], lengths: Int64 | None = None) -> tuple[TokenRows, ...]:
+    """Read `position_ids`: an array as in `read_array_rows`, or one more dimension of 3 for time, height and width.
+
+    Raises:
+        Invalid: as `read_array_rows`.
+
+    """
+    if array.ndim != (3 if lengths is None else 2) or len(array) != AXES:
+        return (read_array_rows(POSITIONS, array, lengths),)
+    return tuple(read_array_rows(f"{POSITIONS}[{axis}]", part, lengths) for axis, part in enumerate(array))
 
 
 def read_integers(field: str, values: list[Any], place: Callable[[int], str] = lambda index: f"[{index}]") -> Int64:

@@ -104,6 +104,7 @@ class EmbedResult(Result):
         lengths: int64 (B,), tokens of each row.
         next_offset: int64 (B,), the offset for the next tokens of each row.
         next_context: int64 (B, H), the ids before the next tokens of each row; None if no output depends on them.
+        position_delta: int64 (B,), next position - `next_offset`; None without positions of three axes.
         truncated: int64 (B,), number of removed tokens of each row; None without `truncate`.
         input_ids: embedded ids; None unless requested.
         spans: int64 (T, 2), characters of each token, as in `Encoding`; None unless requested.
@@ -113,6 +114,7 @@ class EmbedResult(Result):
     lengths: Int64
     next_offset: Int64
     next_context: Int64 | None = None
+    position_delta: Int64 | None = None
     truncated: Int64 | None = None
     input_ids: TokenRows | None = None
     spans: Int64 | None = None

@@ -164,7 +164,8 @@ class TokenRequest(EmbedOptions):
 
     Args:
         input_ids: T ids in B rows.
-        position_ids: position index of each token; excludes `offset`.
+        position_ids: position index of each token; excludes `offset`. With `further_positions`, on the axis of time.
+        further_positions: positions on the axes of height and of width, beside `offset`; empty for one axis.
         attention_mask: 1 for a real token, 0 for padding; None if all are real.
         indices: extra integers per token, by input, such as the segments `token_type_ids`; default 0.
         special: bool (T,), special tokens of the tokenizer, kept by truncation; None without a text.
@@ -176,6 +177,7 @@ class TokenRequest(EmbedOptions):
 
     input_ids: TokenRows
     position_ids: TokenRows | None = None
+    further_positions: tuple[TokenRows, ...] = ()
     attention_mask: TokenRows | None = None
     indices: Mapping[str, TokenRows] = field(default_factory=dict)
     special: Bools | None = None

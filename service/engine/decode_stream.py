@@ -173,7 +173,7 @@ async def run_step(
         raise Invalid("input_ids", f"{len(ids.lengths)} rows", f"{allowed}, as are running")
     if stated is not None:
         decode_ops.check_stated(stated, offset)
-    if request.position_ids is None:
+    if request.position_ids is None or request.further_positions:
         request.offset = offset
     fed, context = np.flatnonzero(ids.lengths), request.context
     some = 0 < len(fed) < len(offset)
@@ -229,6 +229,7 @@ def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
         context=None if context is None else TokenRows.of_array(context.values.reshape(len(ids.lengths), -1)[kept]),
         offset=None if request.offset is None else request.offset[kept],
         position_ids=None if request.position_ids is None else compact("position_ids", request.position_ids),
+        further_positions=tuple(compact("position_ids", rows) for rows in request.further_positions),
         attention_mask=None if request.attention_mask is None else compact("attention_mask", request.attention_mask),
         indices={name: compact(name, rows) for name, rows in request.indices.items()},
     )

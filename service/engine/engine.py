@@ -38,7 +38,7 @@ from preblock.service.engine.history import next_context
 from preblock.service.engine.parts import assemble, place_vectors, vectors_of_outputs
 from preblock.service.engine.planning import BatchItem, Outputs
 from preblock.service.engine.pooling import finish, pool
-from preblock.service.engine.positions import pooled_tokens
+from preblock.service.engine.positions import next_positions, pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
 from preblock.service.engine.validation import check, check_bias, check_pooled, check_stem
@@ -116,7 +116,7 @@ class Engine:
         request, feeds, next_offset = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
         outputs, names, width = planning.resolve_outputs(request.outputs, model.manifest)
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
-        size = record.tokens * width
+        size = feeds["input_ids"].size * width
         streamed = chunking.is_streamed(request, model.manifest, size)
         pooled = streamed and request.pooling != "none"
         if request.whole or pooled or not streamed:
@@ -150,6 +150,7 @@ class Engine:
             lengths=request.input_ids.lengths,
             next_offset=next_offset,
             next_context=next_context(request, model.manifest),
+            position_delta=next_positions(request, model.manifest) - next_offset if request.further_positions else None,
             truncated=sent.input_ids.lengths - request.input_ids.lengths if request.truncate else None,
             input_ids=None if request.spans is None else request.input_ids,
             spans=request.spans,
@@ -265,6 +266,8 @@ def _finish(
             vectors = vectors.reshape(*called, width)
         if vectors.shape[0] != called[0]:  # rotary angles, computed once for rows with one offset
             vectors = np.ascontiguousarray(np.broadcast_to(vectors, (*called, width)))
+        if called[0] > len(rows.values):
+            vectors = planning.join_axes(vectors, output, manifest)
         if request.pooling == "none":
             vectors = vectors.reshape(*shape, *manifest.shapes[output])
         else:

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from preblock.service.artifacts.manifest import CONTEXT, EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.history import context_of, token_contexts
-from preblock.service.engine.positions import count_real, graph_counts, position_index, real_tokens
+from preblock.service.engine.positions import count_real, graph_counts, next_positions, position_index
 from preblock.service.engine.validation import ZERO
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
@@ -66,8 +66,8 @@ def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], I
         positions = position_index(request, manifest, offset)
     else:
         positions = request.position_ids.values
-        real = real_tokens(request, manifest)
-        next_offset = np.maximum.reduceat((positions + 1) * (1 if real is None else real), rows.starts)
+        if not request.further_positions:
+            next_offset = next_positions(request, manifest)
     feeds = {"input_ids": rows.values}
     for name in manifest.indices:
         feeds[name] = request.indices[name].values if name in request.indices else np.zeros_like(rows.values)
@@ -78,7 +78,26 @@ def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], I
     if manifest.needs_history(request.outputs):
         own = shape[0] == len(rows.lengths) and graph_counts(request, manifest)
         feeds[CONTEXT] = context_of(request, manifest) if own else token_contexts(request, manifest)
+    if request.further_positions and manifest.rotary_of(request.outputs):  # the tokens once for each axis
+        axes = [positions, *(rows.values for rows in request.further_positions)]
+        feeds = {name: np.concatenate([values] * len(axes)) for name, values in feeds.items()}
+        feeds["offset"] = np.concatenate(axes)
     return feeds, next_offset
+
+
+def join_axes(vectors: Float32, output: str, manifest: Manifest) -> Float32:
+    """Return the vectors (T, 1, width) of tokens from a run for each axis of positions, (3 * T, 1, width).
+
+    Each column of a rotary output is of its own axis; other outputs do not depend on the further axes.
+    """
+    width = vectors.shape[-1]
+    each = vectors.reshape(3, -1, 1, width)
+    axes = next((rotary.axes for rotary in manifest.rotary_of((output,))), ())
+    joined: Float32 = each[0]
+    if axes:
+        columns = np.resize(np.array(axes), width)  # the pairs of a full or fused form repeat
+        joined = np.ascontiguousarray(np.moveaxis(each[columns, :, :, np.arange(width)], 0, -1))
+    return joined
 
 
 @lru_cache

@@ -63,6 +63,15 @@ def position_index(request: TokenRequest, manifest: Manifest, offset: Int64) -> 
     return index
 
 
+def next_positions(request: TokenRequest, manifest: Manifest) -> Int64:
+    """Return the position after the largest of the real tokens of each row: int64 (B,); 0 without a real token."""
+    assert request.position_ids is not None
+    largest = np.maximum.reduce([rows.values for rows in (request.position_ids, *request.further_positions)])
+    real = real_tokens(request, manifest)
+    ends: Int64 = np.maximum.reduceat((largest + 1) * (1 if real is None else real), request.input_ids.starts)
+    return ends
+
+
 def graph_counts(request: TokenRequest, manifest: Manifest) -> bool:
     """Return whether the graph counts the positions of this request itself, with the result of `position_index`."""
     if request.position_ids is not None or request.input_ids.length is None:

@@ -67,24 +67,39 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
     if request.max_length is not None and (least := int(min_row_tokens(request, manifest).max())) > request.max_length:
         raise Invalid("max_length", request.max_length, f"{least} or more, to keep the special tokens and one other")
     limit = position_limit(request, manifest)
-    if request.position_ids is None:
+    if request.position_ids is None or request.further_positions:
         _check_offset(request, manifest, limit)
-        _check_context(request, manifest)
+    if request.position_ids is not None:
+        _check_positions(request, manifest, limit)
+    _check_context(request, manifest)
+
+
+def _check_positions(request: TokenRequest, manifest: Manifest, limit: int) -> None:
+    """Check `position_ids` of one axis or of three."""
+    ids = request.input_ids
+    if request.position_ids is None:
         return
-    if request.offset is not None:
+    if request.offset is not None and not request.further_positions:
         message = "offset and position_ids exclude each other: position_ids give every position"
         raise Invalid("offset", "offset and position_ids", "one of them", message=message)
     if request.truncate is not None:
         message = "truncate and position_ids exclude each other: position_ids have no length limit"
         raise Invalid("truncate", "truncate and position_ids", "one of them", message=message)
-    check_same_lengths("position_ids", request.position_ids, ids)
-    _check_range("position_ids", request.position_ids, limit)
-    _check_context(request, manifest)
+    if not request.further_positions:
+        check_same_lengths("position_ids", request.position_ids, ids)
+        _check_range("position_ids", request.position_ids, limit)
+        return
+    if not any(rotary.axes for rotary in manifest.rotary):
+        message = "position_ids: got three axes, expected one position for each token: this model has one axis"
+        raise Invalid("position_ids", "three axes", "one position for each token", message=message)
+    for axis, rows in enumerate((request.position_ids, *request.further_positions)):
+        check_same_lengths(f"position_ids[{axis}]", rows, ids)
+        _check_range(f"position_ids[{axis}]", rows, limit)
 
 
 def _check_context(request: TokenRequest, manifest: Manifest) -> None:
     """Check the ids before each row; a row begins at its offset, or at the least position of its real tokens."""
-    rows, given = request.input_ids, request.position_ids
+    rows, given = request.input_ids, None if request.further_positions else request.position_ids
     offset = ZERO if request.offset is None else request.offset
     starts = np.broadcast_to(offset, rows.lengths.shape)
     if given is not None:

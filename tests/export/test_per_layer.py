@@ -1,7 +1,9 @@
-"""Per-layer inputs of Gemma 4. Oracle: transformers' own functions on the same tiny model."""
+"""Per-layer inputs of Gemma 3n and Gemma 4. Oracle: transformers' own functions on the same tiny model."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,11 @@ from preblock.export.exporter import ExportResult, export
 from preblock.export.parity import prove_per_layer
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.service.artifacts.manifest import Manifest
+from preblock.service.codecs.output_uses import describe_uses
 from preblock.service.runtime.session import Session
+from tests.families.published_models import TransformersModel, save
 from tests.families.tiny_models import small_config
 from tests.support.servers import serve
 
@@ -108,6 +113,49 @@ def test_service_returns_both_outputs(exported: ExportResult, expected: dict[str
                 assert ulp(step, wanted) <= ALLOWED
 
 
+@pytest.mark.parametrize(
+    ("name", "refused", "streams"), [("gemma3n_text", 0, 4), ("gemma3n/text", 8, 4), ("gemma4/text", 2, 1)]
+)
+def test_other_families_equal_transformers(name: str, refused: int, streams: int, tmp_path: Path) -> None:
+    save(name, tmp_path / "checkpoint")
+    result = export(str(tmp_path / "checkpoint"), "m", tmp_path, side=name.partition("/")[2] or None)
+    manifest = result.manifest
+    assert isinstance(manifest, Manifest)
+    assert len(manifest.refused_ids) == refused
+    assert manifest.front_end is not None
+    assert manifest.front_end.get("streams", 1) == streams
+    assert ("streams that enter block 0" in describe_uses(manifest)["embeddings"]) == (streams > 1)
+    whole = TransformersModel.load(name, tmp_path / "checkpoint").whole
+    text = whole.language_model if "/" in name else whole
+    ids = np.array([[3, 89, 90, 40], [7, 7, 12, 0]])  # Gemma 3n's table has 90 rows
+    given = torch.from_numpy(ids)
+    with torch.inference_mode():
+        tokens = text.get_per_layer_inputs(given)
+        combined = text.project_per_layer_inputs(text.embed_tokens(given), tokens)
+    expected = {"per_layer_token_inputs": tokens.numpy(), "per_layer_inputs": combined.flatten(-2).numpy()}
+    for output, graph in NAMES.items():
+        found = Session(result.folder, graph=graph).run({"input_ids": ids})[output]
+        assert ulp(found, expected[output]) <= (0 if output == "per_layer_token_inputs" else ALLOWED)
+    outputs = verify(result.folder).providers["CPUExecutionProvider"].outputs
+    assert outputs["per_layer_token_inputs"].max_abs == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vision_config": 3}, "vision_config: got 3, expected an object"),
+        ({"text_config": 3}, "text_config is 3, expected an object"),
+        ({"text_config": None}, "text_config is missing, expected an object"),
+    ],
+)
+def test_a_damaged_part_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save("gemma3n/text", tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | changes))
+    with pytest.raises(CheckpointError, match=message):
+        read_frontend(tmp_path, "text")
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_stored_type_applies_to_the_table(dtype: str, checkpoint: str, tmp_path: Path) -> None:
     result = export(checkpoint, "m", tmp_path, dtype=dtype)
@@ -140,5 +188,5 @@ def test_a_smaller_table_is_refused(checkpoint: str, tmp_path: Path) -> None:
     (folder / "config.json").write_text(
         text.replace('"vocab_size_per_layer_input": 99', '"vocab_size_per_layer_input": 98')
     )
-    with pytest.raises(ExportError, match=r"per_layer\.rows: got 98, expected 99"):
+    with pytest.raises(ExportError, match="vocab_size_per_layer_input: got 98, expected 99"):
         export(str(folder), "m", tmp_path)

@@ -58,7 +58,7 @@ def cover(model_type: str) -> Iterator[Coverage]:
                 if name not in found or (found[name].result in failed and one.result not in failed):
                     found[name] = one
         # Small sizes may not fit together: other sizes tell.
-        if not any("fails before" in one.detail for one in found.values()):
+        if not any(part in one.detail for one in found.values() for part in ("fails before", "mrope_section")):
             break
     yield from found.values() or [Coverage(model_type, "not built", reasons[0][:160])]
 
@@ -141,8 +141,8 @@ def _entering_block_0(model: Any, side: str | None, ids: Tensor, mask: Tensor | 
 
     def stop(*arguments: Any, **keywords: Any) -> None:
         vectors = keywords["hidden_states"] if "hidden_states" in keywords else arguments[0]
-        if vectors.ndim == 4 and bool((vectors == vectors[:, :, :1]).all()):  # equal streams
-            vectors = vectors[:, :, 0]
+        if vectors.ndim == 4:  # several streams, equal ones beside each other
+            vectors = vectors[:, :, 0] if bool((vectors == vectors[:, :, :1]).all()) else vectors[0]
         streams = getattr(model.config.get_text_config(), "hc_count", 1)
         if vectors.shape[-1] == streams * getattr(model.config.get_text_config(), "hidden_size", 0):  # side by side
             vectors = vectors.unflatten(-1, (streams, -1))[:, :, 0]

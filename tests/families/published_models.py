@@ -13,7 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from preblock.models.checkpoints.rotary_families import ROTARY
 from preblock.models.checkpoints.token_families import TOKEN_DECODERS
-from tests.families.tiny_models import EQUAL_HEADS, SMALL_SIZES, small_config
+from tests.families import gemma3n
+from tests.families.tiny_models import EQUAL_HEADS, MULTIMODAL_ROPE, SMALL_SIZES, small_config
 
 VOCABULARY, WIDTH, LONGEST = 99, 32, 64
 
@@ -94,13 +95,33 @@ def _qwen4() -> Published:
     return Published("Qwen4ExpModel", config, "language_model.layers.0")
 
 
+def _qwen_vl(name: str) -> Published:
+    """Return a tiny model of texts and images, with positions of three axes."""
+    config = small_config(name, rope=MULTIMODAL_ROPE).to_dict()
+    config["text_config"]["use_cache"] = False
+    if name == "qwen3_5":
+        config["text_config"]["head_dim"] = 32  # of which a quarter turns
+    return Published(str(MODEL_MAPPING_NAMES[name]), config, "language_model.layers.0", f"language_model.{MODULE}")
+
+
 LAYER, MODULE = "encoder.layer.0", "rotary_emb"
-NO_LOOKUP = {"xlm", "clip_text_model", "clip/text", "speech_to_text/decoder"}
-"""Models without `inputs_embeds`."""
+NO_LOOKUP = {
+    "xlm",
+    "clip_text_model",
+    "clip/text",
+    "speech_to_text/decoder",
+    "gemma3n_text",
+    "gemma3n/text",
+    "gemma4/text",
+}
+"""Models without `inputs_embeds`, or with further inputs beside them."""
 STREAMS = {"qwen4_exp_text", "qwen4_exp/text"}
 """Models with several residual streams, side by side, that all begin with the same vectors."""
 SIDES = {"clip/text": "text_model", "qwen4_exp/text": "language_model"}
 """Sides with a module of another name."""
+QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+WHOLE = {"gemma3n/text", "gemma4/text", *(f"{name}/text" for name in QWEN_VL)}
+"""Models of several inputs that run on token ids alone."""
 PUBLISHED: dict[str, Published] = {
     "bert": Published("BertModel", _ENCODER, LAYER),
     "roberta": Published("RobertaModel", _ENCODER, LAYER),
@@ -248,7 +269,11 @@ PUBLISHED: dict[str, Published] = {
         "layers.0",
         MODULE,
     ),
-    **{name: token_decoder(name) for name in ("gemma4_text", "qwen4_exp_text", *TOKEN_DECODERS)},
+    "gemma3n_text": Published("Gemma3nTextModel", gemma3n.SIZES, "layers.0", MODULE),
+    "gemma3n/text": Published("Gemma3nModel", gemma3n.WHOLE, "language_model.layers.0", f"language_model.{MODULE}"),
+    **{f"{name}/text": _qwen_vl(name) for name in QWEN_VL},
+    "gemma4/text": Published("Gemma4Model", small_config("gemma4").to_dict(), "language_model.layers.0"),
+    **{name: token_decoder(name) for name in ("gemma4_text", "qwen4_exp_text", *TOKEN_DECODERS) if "/" not in name},
     "qwen4_exp/text": _qwen4(),
     **_sides("bart", "BartModel", _SEQUENCES),
     **_sides("mbart", "MBartModel", _SEQUENCES),
@@ -277,13 +302,18 @@ PUBLISHED: dict[str, Published] = {
 }
 
 
+def model_class(name: str) -> Any:
+    """Return the class of a family's tiny model."""
+    return gemma3n.Gemma3nModel if name == "gemma3n/text" else getattr(transformers, PUBLISHED[name].model)
+
+
 def save(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Save a tiny model of the family with random weights: zeros would hide omissions.
 
     Tables of sines and cosines stay unchanged.
     """
     published = PUBLISHED[name]
-    kind = getattr(transformers, published.model)
+    kind = model_class(name)
     torch.manual_seed(0)
     model = kind(kind.config_class(**published.config))
     with torch.no_grad():
@@ -319,7 +349,7 @@ class TransformersModel:
     @classmethod
     def load(cls, name: str, folder: Path) -> "TransformersModel":
         """Load a model written by `save`."""
-        return cls(name, getattr(transformers, PUBLISHED[name].model).from_pretrained(folder).eval())
+        return cls(name, model_class(name).from_pretrained(folder).eval())
 
     def first_block_input(
         self,
@@ -337,7 +367,8 @@ class TransformersModel:
         handle = block.register_forward_pre_hook(hook, with_kwargs=True)
         self._run(input_ids=input_ids, attention_mask=attention_mask, **inputs)
         handle.remove()
-        first = seen[0][..., :WIDTH] if self.name in STREAMS else seen[0]
+        first = seen[0][0] if seen[0].ndim == 4 else seen[0]  # the first of several streams
+        first = first[..., :WIDTH] if self.name in STREAMS else first
         vectors: NDArray[np.float32] = (first.transpose(0, 1) if self.name == "xlnet" else first).float().numpy()
         return vectors
 
@@ -393,7 +424,7 @@ class TransformersModel:
 
     def _run(self, **inputs: NDArray[Any] | None) -> Any:
         given = {name: torch.from_numpy(array) for name, array in inputs.items() if array is not None}
-        side = self.name.partition("/")[2]
+        side = "" if self.name in WHOLE else self.name.partition("/")[2]
         if side == "decoder":
             given["encoder_hidden_states"] = torch.zeros(
                 len(next(iter(given.values()))), 3, WIDTH, dtype=self.whole.dtype

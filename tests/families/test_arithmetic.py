@@ -6,7 +6,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-import transformers
 from numpy.typing import NDArray
 
 from preblock.export.graph import export_graph
@@ -14,7 +13,7 @@ from preblock.export.parity import difference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
 from tests.clients.client_matrix import check_standard
-from tests.families.published_models import PUBLISHED, TransformersModel, save
+from tests.families.published_models import TransformersModel, model_class, save
 
 # One family for each way of composing: norms, scales cast and not cast, tables derived and stored, projections.
 FAMILIES = (
@@ -37,7 +36,7 @@ IDS = np.random.default_rng(0).integers(3, 90, (2, 7))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_narrow_checkpoint_equals_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     save(name, tmp_path, dtype)
-    kind = getattr(transformers, PUBLISHED[name].model)
+    kind = model_class(name)
     for arithmetic, loaded in (("float32", torch.float32), ("source", dtype)):
         frontend = read_frontend(tmp_path, name.partition("/")[2] or None, arithmetic).eval()  # type: ignore[arg-type]
         expected = TransformersModel(name, kind.from_pretrained(tmp_path, dtype=loaded).eval()).first_block_input(IDS)

@@ -8,7 +8,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-import transformers
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
@@ -19,7 +18,7 @@ from preblock.export.parity import difference
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
-from tests.families.published_models import PUBLISHED, VOCABULARY, WIDTH, TransformersModel, save
+from tests.families.published_models import PUBLISHED, VOCABULARY, WIDTH, TransformersModel, model_class, save
 
 CACHED = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "ctrl")
 FED, LENGTH = 9, 14
@@ -74,7 +73,7 @@ def test_segments_are_rows_of_the_token_table(name: str, tmp_path: Path) -> None
 def test_segment_scale_is_rounded_like_a_token_in_a_narrow_type(name: str, tmp_path: Path) -> None:
     save(name, tmp_path / "checkpoint", torch.bfloat16)
     session = session_of(tmp_path / "checkpoint", tmp_path / "artifact", arithmetic="source")
-    kind = getattr(transformers, PUBLISHED[name].model)
+    kind = model_class(name)
     model = TransformersModel(name, kind.from_pretrained(tmp_path / "checkpoint", dtype=torch.bfloat16).eval())
     expected = model.first_block_input(IDS, token_type_ids=TYPES)
     assert np.array_equal(run(session, 0, LENGTH, token_type_ids=TYPES), expected)

@@ -45,6 +45,7 @@ MULTIMODAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section
 HALF_ROPE = MULTIMODAL_ROPE | {"mrope_section": [1, 1, 0]}
 """For models with a rotary half of a head."""
 STATED: dict[str, dict[str, Any]] = {
+    "gemma3n_text": {"num_kv_shared_layers": 0, "laurel_rank": 4},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 91},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 91},
     "qwen4_exp_text": {

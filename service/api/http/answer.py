@@ -60,6 +60,8 @@ def _row_headers(answer: Result) -> Headers:
     if not isinstance(answer, EmbedResult):
         return []
     rows = {b"preblock-next-offset": answer.next_offset}
+    if answer.position_delta is not None:
+        rows[b"preblock-position-delta"] = answer.position_delta
     if answer.ragged:
         rows[b"preblock-lengths"] = answer.lengths
     if answer.truncated is not None:

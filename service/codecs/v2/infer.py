@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import BIAS_GRAPH, CONTEXT, NGRAMS, Manifest, StemManifest
 from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.token_rows import INPUTS, row_fields, token_inputs
+from preblock.service.codecs.token_rows import AXES, INPUTS, POSITIONS, row_fields, token_inputs
 from preblock.service.codecs.v2.infer_tensors import (
     ACCEPTED,
     INPUT_FIELDS,
@@ -51,6 +51,7 @@ SHAPE_TEXTS = {
     CONTEXT: "[batch, the history of the model]",
     TEXT: "[batch]",
     **dict.fromkeys((*INPUTS, "token_type_ids"), "[batch, length]"),
+    POSITIONS: f"[batch, length], or [{AXES}, batch, length]",
 }
 MAX_CACHED_HEADER_BYTES = 2048
 """A header with all inputs of a model is shorter."""
@@ -210,8 +211,12 @@ def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manif
         if name in options.binary:
             message = f"outputs: {name} needs the input text, because it describes the tokens of a text"
             raise Invalid("outputs", name, "an output of token ids", message=message)
+    further: tuple[TokenRows, ...] = ()
+    if POSITIONS in tensors and tensors[POSITIONS].ndim == 3:
+        tensors[POSITIONS], *others = tensors[POSITIONS]
+        further = tuple(map(TokenRows.of_array, others))
     rows = {name: TokenRows.of_array(tensor) for name, tensor in tensors.items()}
-    return TokenRequest(sequence=options.sequence, **wanted, **token_inputs(rows))
+    return TokenRequest(sequence=options.sequence, **wanted, **token_inputs(rows), further_positions=further)
 
 
 @lru_cache
@@ -275,6 +280,8 @@ def _check_tensors(inputs: list[InputTensor], known: Shapes) -> None:
         datatype, shape = known[tensor.name]
         if tensor.datatype not in ACCEPTED[datatype]:
             raise Invalid(f"{tensor.name}.datatype", tensor.datatype, " or ".join(ACCEPTED[datatype]))
+        if tensor.name == POSITIONS and len(tensor.shape) == 3:
+            shape = [AXES, *shape]
         if len(tensor.shape) != len(shape) or any(
             size not in (-1, got) for size, got in zip(shape, tensor.shape, strict=True)
         ):

@@ -33,7 +33,7 @@ EXAMPLES = {
     "plbart/decoder": ["tokens", "scale", "positions", "norm"],
     "git": ["tokens", "positions", "norm"],
     "helium": ["tokens"],
-    "gemma4/text": ["tokens", "scale"],
+    "gemma4_unified/text": ["tokens", "scale"],
     "inkling_text": ["tokens", "rms_norm"],
     "muse_spark_text": ["tokens", "rms_norm"],
     "ibert": ["tokens", "segments", "positions", "norm"],

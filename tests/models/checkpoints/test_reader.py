@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -23,7 +22,7 @@ from transformers import (
 
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
-from tests.families.published_models import PUBLISHED, save
+from tests.families.published_models import model_class, save
 
 BERT = BertConfig(
     vocab_size=30,
@@ -239,7 +238,7 @@ def sharded(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "ctrl", "clip/text", "t5/encoder"])
 def test_the_files_that_are_needed_are_enough(name: str, tmp_path: Path) -> None:
     save(name, tmp_path / "whole")
-    kind, side = getattr(transformers, PUBLISHED[name].model), name.partition("/")[2] or None
+    kind, side = model_class(name), name.partition("/")[2] or None
     kind.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "shards", max_shard_size="1KB")
     needed, removed = files_needed(tmp_path / "shards", side), 0
     for file in set((tmp_path / "shards").glob("model-*.safetensors")):

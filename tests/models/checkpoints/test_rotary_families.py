@@ -22,6 +22,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
+from preblock.models.modules.rotary_output import RotaryOutput
 from tests.families.published_models import _ENCODER, VOCABULARY, in_our_form, save
 
 POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)
@@ -30,6 +31,12 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 LLAMA3 |= {"original_max_position_embeddings": 8192}
 PER_LAYER = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e3}, "full_attention": LINEAR}
 LONG = {"short_factor": [1.0 + i / 50 for i in range(48)], "long_factor": [1.0 + i for i in range(48)]}
+PHIMOE: dict[str, Any] = {
+    "type": "longrope",
+    "short_factor": [1.0 + i / 50 for i in range(64)],
+    "long_factor": [2.0] * 64,
+}
+PHIMOE |= {"short_mscale": 1.1, "long_mscale": 1.3}
 DEEPSEEK = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.6, "beta_fast": 32, "beta_slow": 1}
 DEEPSEEK |= {"original_max_position_embeddings": 1024}
 GPT_OSS = {"rope_type": "yarn", "factor": 16.0, "truncate": False, "original_max_position_embeddings": 4096}
@@ -52,6 +59,11 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("phi3", {"rope_scaling": {"type": "su", **LONG, "original_max_position_embeddings": 9}}),
     ("phi3", {"rope_scaling": {"type": "yarn", **LONG}, "original_max_position_embeddings": 1000}),
     ("phi3", {"rope_scaling": {"type": "longrope", **LONG, "original_max_position_embeddings": 99}}),
+    ("phimoe", {"rope_scaling": PHIMOE | {"original_max_position_embeddings": 99}}),
+    ("phimoe", {"rope_scaling": PHIMOE | {"original_max_position_embeddings": 2000}}),
+    ("qwen2_vl/text", {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_theta": 1e5}),
+    ("qwen3_vl/text", {"rope_scaling": {"rope_type": "default", "mrope_interleaved": True}, "rope_theta": 5e6}),
+    ("qwen3_5_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [9, 9, 9]}}),
     ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 25000, "rope_theta": 7.0, "partial_rotary_factor": 0.7}),
     ("gpt_neox", {"rope_scaling": LINEAR}),
     ("granite", {"rope_theta": 1e7}),
@@ -101,10 +113,15 @@ FILES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def config_of(family: str, values: dict[str, Any]) -> Any:
+    # A copy, because transformers writes into the dictionaries it is given.
+    return CONFIG_MAPPING[family.replace("/", "_")](**copy.deepcopy(values))
+
+
 def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the cosines and sines of attention in transformers, in the form of our outputs."""
-    config = CONFIG_MAPPING[family](**copy.deepcopy(values))  # transformers writes into the dictionaries it is given
-    package = family.removesuffix("_text")
+    config = config_of(family, values)
+    package = family.removesuffix("_text").removesuffix("/text")
     modeling = importlib.import_module(f"transformers.models.{package}.modeling_{package}")
     if family in ("gptj", "codegen"):
         tables = modeling.create_sinusoidal_positions(config.n_positions, config.rotary_dim)
@@ -123,7 +140,7 @@ def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tens
 
 @pytest.mark.parametrize(("family", "values"), FILES, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_file_means_what_it_means_to_transformers(family: str, values: dict[str, Any]) -> None:
-    config = CONFIG_MAPPING[family](**copy.deepcopy(values))
+    config = config_of(family, values)
     saved = json.loads(config.to_json_string())  # of transformers 5
     for stated in (values, saved):
         row = find_rotary(family, stated)
@@ -145,6 +162,12 @@ def test_a_file_means_what_it_means_to_transformers(family: str, values: dict[st
         ("phi3", {"rope_scaling": LINEAR}, "rope_type: got 'linear', expected default, longrope"),
         ("gptj", {"rope_scaling": LINEAR}, "rope_parameters: got .*, expected none"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1"),
+        ("qwen2_vl/text", {"rope_scaling": {"type": "mrope", "mrope_section": [9]}, "head_dim": 16}, "with the sum 8"),
+        ("qwen2_vl/text", {"rope_parameters": {"mrope_section": 4}}, "mrope_section: got 4, expected a list of"),
+        ("qwen3_vl/text", {"rope_parameters": {"mrope_section": [4, -1, 4]}}, "mrope_section: got .*-1"),
+        ("qwen3_5_text", {"rope_parameters": {"mrope_section": [4]}}, r"mrope_section: got \[4\], expected three"),
+        ("phimoe", {"rope_scaling": LINEAR}, "rope_type: got 'linear', expected default, longrope"),
+        ("phimoe", {"rope_scaling": {"type": "longrope", **LONG}}, "short_mscale: got None, expected a number"),
         ("minimax_m2", {"rotary_dim": 300}, "rotary_dim: got 300, expected 1 to head_dim, 128"),
         ("minimax", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1"),
         (
@@ -163,6 +186,29 @@ def test_a_file_means_what_it_means_to_transformers(family: str, values: dict[st
 def test_what_the_library_would_not_do_is_refused(family: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_rotary(ROTARY[family], values, 64, 2048, 100)
+
+
+@pytest.mark.parametrize(
+    ("family", "sections"),
+    [("qwen2_vl/text", [16, 40, 8]), ("qwen3_vl/text", [24, 20, 20]), ("qwen3_5_text", [11, 30, 0])],
+)
+def test_axes_are_those_of_transformers(family: str, sections: list[int]) -> None:
+    values = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}}
+    config = config_of(family, values)
+    package = family.removesuffix("_text").removesuffix("/text")
+    modeling = importlib.import_module(f"transformers.models.{package}.modeling_{package}")
+    (name,) = (name for name in dir(modeling) if re.fullmatch("(?!.*Vision).*RotaryEmbedding", name))
+    positions = torch.randint(2000, (3, 2, 7), generator=torch.Generator().manual_seed(0))
+    expected = getattr(modeling, name)(config)(torch.zeros(1), positions)
+    row = find_rotary(family, values)
+    assert row is not None
+    (output,) = read_rotary(row, values, config.hidden_size, config.max_position_embeddings)
+    module, axes = RotaryEmbedding(output.config), torch.tensor(output.axes * 2)
+    for part, wanted in enumerate(expected):
+        each = torch.stack([module(ids, position_ids=ids)[part] for ids in positions])
+        assert torch.equal(each.gather(0, axes.expand(1, 2, 7, -1))[0], wanted)
+    again = RotaryOutput.from_document(json.loads(json.dumps(output.to_document())))
+    assert again == output
 
 
 @pytest.mark.parametrize("family", ["phi", "stablelm", "glm4", "qwen3_next"])

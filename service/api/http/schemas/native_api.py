@@ -40,7 +40,11 @@ class TokenFields(Documented):
     context: Rows | None = Field(
         None, description="The last ids before each row, for ngram_embeddings; required at an offset above 0."
     )
-    position_ids: Rows | None = Field(None, description="Position index of each token; in embed it excludes offset.")
+    position_ids: Rows | list[Rows] | None = Field(
+        None,
+        description="Position index of each token; in embed it excludes offset, unless it has three lists of rows: for "
+        "time, height and width.",
+    )
     token_type_ids: Rows | None = Field(
         None, description="Segment of each token; default 0. Further inputs of a model are fields beside it."
     )
@@ -122,6 +126,9 @@ class EmbedAnswer(Answer):
     next_offset: list[int] = Field(description="Offset of the next token, for each row.")
     next_context: list[list[int]] | None = Field(
         None, description="The ids before the next token of each row, with ngram_embeddings."
+    )
+    position_delta: list[int] | None = Field(
+        None, description="Next position - next_offset of each row, for positions of three axes."
     )
     lengths: list[int] | None = Field(None, description="Tokens of each row, if they differ.")
     truncated: list[int] | None = Field(None, description="Tokens cut from each row, with truncate.")
@@ -231,6 +238,7 @@ ROW_HEADERS = {
     "Preblock-Version": "Version of the model, with a binary body.",
     "Preblock-Next-Offset": "next_offset of each row, or one number for all, with a binary body of up to 512 rows.",
     "Preblock-Next-Context": "next_context, row after row, with a binary body of up to 512 such ids.",
+    "Preblock-Position-Delta": "position_delta, like Preblock-Next-Offset; for positions of three axes.",
     "Preblock-Lengths": "lengths, like Preblock-Next-Offset; where rows differ in length.",
     "Preblock-Truncated": "truncated, like Preblock-Next-Offset; with truncate.",
 }
