@@ -167,4 +167,5 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         templates,
         engine.metrics.count_bytes,
         trace,
+        engine.metrics.load,
     )

@@ -10,16 +10,17 @@ from functools import lru_cache
 from itertools import count
 from time import perf_counter
 
+from preblock.service.observability.load_report import LOAD, LOAD_FORMAT, LoadReport
 from preblock.service.observability.record import OK, OPENING_SUFFIX, RequestRecord
 
 ID, TIMING = b"x-request-id", b"server-timing"
 PER_REQUEST_HEADERS = frozenset(
     (
-        *(ID, b"traceparent", b"tracestate", b"baggage"),
+        *(ID, LOAD_FORMAT, b"traceparent", b"tracestate", b"baggage"),
         *(b"forwarded", b"x-forwarded-for", b"x-forwarded-proto", b"x-real-ip"),
     )
 )
-"""Headers that identify a request or its client. They do not change the response."""
+"""Headers that identify a request or its client, or request a header. They do not change the rest of the response."""
 _ALLOWED = re.compile(rb"[!-~]{1,128}")
 """Visible ASCII: such an id cannot forge a header or a log line."""
 
@@ -106,6 +107,7 @@ class RequestContext:
         target: method, path and client; None outside of a server.
         status: of the response, or a name of gRPC; None before it is known.
         on_status: called once the status is known; None for no call.
+        load_report: writes the load of the process for a response header; None for no header.
 
     Args:
         request_id: id from the client. An id other than 1 to 128 visible ASCII characters is replaced.
@@ -113,7 +115,7 @@ class RequestContext:
 
     """
 
-    __slots__ = ("began", "id", "on_status", "read", "received", "record", "status", "target", "trace")
+    __slots__ = ("began", "id", "load_report", "on_status", "read", "received", "record", "status", "target", "trace")
 
     def __init__(self, request_id: bytes | None = None, began: float | None = None) -> None:
         if request_id is None or not _ALLOWED.fullmatch(request_id):
@@ -126,6 +128,7 @@ class RequestContext:
         self.target: Target | None = None
         self.status: int | str | None = None
         self.on_status: Callable[[], None] | None = None
+        self.load_report: LoadReport | None = None
 
     def set_status(self, status: int | str) -> None:
         """Set the status of the response."""
@@ -164,7 +167,10 @@ class RequestContext:
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response headers of this request, for HTTP and for gRPC."""
         timing = self._timing()
-        return [(ID, self.id), (TIMING, timing)] if timing else [(ID, self.id)]
+        headers = [(ID, self.id), (TIMING, timing)] if timing else [(ID, self.id)]
+        if self.load_report is not None:
+            headers.append((LOAD, self.load_report()))
+        return headers
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the headers as metadata of gRPC."""

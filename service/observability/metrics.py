@@ -67,6 +67,10 @@ class Metrics:
         """Number of requests and steps that this process has not yet answered."""
         return self._running.total()
 
+    def load(self) -> dict[str, int]:
+        """Return the load of this process by the names in load reports."""
+        return {"requests_running": self.requests_running, "queue_depth": self.queue_depth()}
+
     def start(self, record: RequestRecord) -> None:
         """Count a request as running until `record` is called."""
         self._flush_soon()

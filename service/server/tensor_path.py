@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.request import RawRequest
 from preblock.service.observability.context import RequestContext, find_request_id
+from preblock.service.observability.load_report import requested_report
 from preblock.service.server.incoming_request import IncomingRequest
 from preblock.service.server.tensor_responder import TensorResponder
 from preblock.service.server.uvicorn_adapter import ProxyHeadersMiddleware
@@ -105,6 +106,7 @@ class TensorPath:
             return False
         body = data[len(known.data) :]
         context = RequestContext(request.request_id, began)
+        context.load_report = request.load_report
         context.received, context.read = len(body), perf_counter() - began
         context.target = request.target
         connection.active = request
@@ -146,7 +148,9 @@ class TensorPath:
         body = b"".join(request.chunks)
         request.chunks = []
         request.request_id = find_request_id(request.identifying)
+        request.load_report = requested_report(request.identifying, self._dispatcher.load)
         context = RequestContext(request.request_id, request.began)
+        context.load_report = request.load_report
         context.received, context.read = len(body), perf_counter() - request.began
         context.target = request.target
         template, request.template = request.template, None  # a kept template would keep a replaced model open

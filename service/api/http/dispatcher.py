@@ -24,6 +24,7 @@ from preblock.service.core.errors import Forbidden, PreblockError
 from preblock.service.core.settings import split_list
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
+from preblock.service.observability.load_report import requested_report
 
 LOG = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Dispatcher:
         templates: cache of request templates; default: no cache.
         count_bytes: counts bytes and seconds; default: no counting.
         trace: starts the span of a request; default: no tracing.
+        load: returns the load of the process by name, for load reports; default: empty.
 
     """
 
@@ -79,10 +81,12 @@ class Dispatcher:
         templates: TemplateCache | None = None,
         count_bytes: CountBytes = lambda *_: None,
         trace: Begin | None = None,
+        load: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self.app = app
         self.count_bytes = count_bytes
         self.trace = trace
+        self.load = load
         self._access = access
         self.templates = templates
         self._settings = settings
@@ -106,6 +110,7 @@ class Dispatcher:
             return
         channel = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
         client = scope.get("client")
+        channel.context.load_report = requested_report(scope["headers"], self.load)
         channel.context.target = scope.get("method", "GET"), scope["path"], client[0] if client else ""
         CURRENT_REQUEST.set(channel.context)
         if self.trace is None or scope["path"] in HEALTH_PATHS:

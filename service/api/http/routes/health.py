@@ -20,8 +20,7 @@ def router(engine: Engine) -> APIRouter:
     @routes.get("/readyz")
     async def ready() -> schemas.Readiness:
         """Answer 200 and the load: every model is open. Before that the server refuses connections."""
-        metrics = engine.metrics
-        return schemas.Readiness(requests_running=metrics.requests_running, queue_depth=metrics.queue_depth())
+        return schemas.Readiness(**engine.metrics.load())
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}, **schemas.UNAVAILABLE})
     async def metrics(request: Request) -> Response:
