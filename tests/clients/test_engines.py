@@ -4,6 +4,8 @@ Neither engine runs here. `tests/data/engines` holds the code, with its sources.
 """
 
 import base64
+import ctypes
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,8 +17,9 @@ import torch
 
 import preblock
 from tests.clients.test_vllm import StandIn, run, stand_in
+from tests.support.artifacts import copy_artifact
 from tests.support.paths import ROOT
-from tests.support.servers import Server
+from tests.support.servers import Server, serve
 
 __all__ = ["stand_in"]
 ENGINES = ROOT / "tests/data/engines"
@@ -96,6 +99,7 @@ def test_an_error_of_the_service_is_one_line(tiny_server: Server, stand_in: tupl
         ("vllm_chat.py", ("gpt", address, "Hello")),
         ("sglang_input_embeds.py", ("nope", address, "1")),
         ("tensorrt_llm_prompt_table.py", ("gpt", "7", "+1")),
+        ("llama_cpp_rows.py", ("nope", "1")),
     ):
         done = run(tiny_server.address, *arguments, example=example)
         assert done.returncode == 1
@@ -107,3 +111,56 @@ def test_a_misspelt_part_is_wrong_use(tiny_server: Server) -> None:
     done = run(tiny_server.address, "gpt", "3,x", example="tensorrt_llm_prompt_table.py")
     assert done.returncode == 2
     assert "argument parts: invalid read_part value: '3,x'" in done.stderr
+
+
+def batch_type() -> type[ctypes.Structure]:
+    """Return `llama_batch` as its header declares it."""
+    text = (ENGINES / "llama_batch.txt").read_text()
+    kinds: dict[str, Any] = {"int32_t": ctypes.c_int32, "int8_t": ctypes.c_int8, "float": ctypes.c_float}
+    for known, name in re.findall(r"typedef (\w+) (\w+);", text):
+        kinds[name] = kinds[known]
+    fields = []
+    for kind, stars, name in re.findall(r"^ {8}(\w+)\s*(\**)\s+(\w+);", text, re.MULTILINE):
+        field = kinds[kind]
+        for _ in stars:
+            field = ctypes.POINTER(field)
+        fields.append((name, field))
+    return type("llama_batch", (ctypes.Structure,), {"_fields_": fields})
+
+
+def test_llama_cpp_finds_the_rows_in_its_batch(tiny_server: Server, tmp_path: Path) -> None:
+    done = run(tiny_server.address, "gpt", "3", "1", "4", example="llama_cpp_rows.py", folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "prompt.f32: 3 rows of 4 values, token_embeddings\n", "")
+    rows = np.fromfile(tmp_path / "prompt.f32", np.float32).reshape(3, 4)
+    with preblock.connect(tiny_server.address) as client:
+        expected = client.embed([3, 1, 4], model="gpt", output="token_embeddings").vectors
+    assert np.array_equal(rows, expected[0])
+    kind = batch_type()
+    names = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
+    assert [name for name, *_ in kind._fields_] == names
+    # As `llama_batch_init(3, 4, 1)`: all arrays for tokens of vectors, and no ids.
+    sequences = [(ctypes.c_int32 * 1)() for _ in range(3)]
+    pointer = ctypes.POINTER(ctypes.c_int32)
+    batch: Any = kind(
+        embd=(ctypes.c_float * 12)(),
+        pos=(ctypes.c_int32 * 3)(7, 7, 7),
+        n_seq_id=(ctypes.c_int32 * 3)(),
+        seq_id=(pointer * 3)(*(ctypes.cast(sequence, pointer) for sequence in sequences)),
+        logits=(ctypes.c_int8 * 3)(7, 7, 7),
+    )
+    names_of_example: dict[str, Any] = {"__name__": "example"}
+    exec((ROOT / "examples" / "llama_cpp_rows.py").read_text(), names_of_example)
+    names_of_example["fill"](batch, rows)
+    assert (batch.n_tokens, bool(batch.token)) == (3, False)
+    assert np.array_equal(np.ctypeslib.as_array(batch.embd, (3, 4)), rows)
+    assert [batch.pos[:3], batch.n_seq_id[:3], batch.logits[:3]] == [[0, 1, 2], [1, 1, 1], [0, 0, 1]]
+    assert [batch.seq_id[token][0] for token in range(3)] == [0, 0, 0]
+
+
+def test_llama_cpp_gets_the_scale_of_its_row(tmp_path: Path) -> None:
+    copy_artifact("gemma", tmp_path / "models")
+    with serve(tmp_path / "models") as server:
+        done = run(server.address, "gemma", "1", example="llama_cpp_rows.py", folder=tmp_path)
+        without = run(server.address, "gemma", "1", "--gguf", "x.gguf", example="llama_cpp_rows.py", folder=tmp_path)
+    assert done.stdout == "prompt.f32: 1 rows of 4 values, token_embeddings\n"
+    assert without.stderr == "--gguf needs llama-cpp-python: pip install llama-cpp-python\n"
