@@ -126,7 +126,7 @@ class OpenRange:
             raise self._unwritable(str(error.strerror)) from error
 
     def map_floats(self, count: int) -> NDArray[np.float32] | None:
-        """Return the first values of the range as float32 (count,); None if they are not aligned.
+        """Return the first values of the range as float32 (count,); None if the system cannot map them there.
 
         Raises:
             Invalid: the file has become shorter.
@@ -135,7 +135,11 @@ class OpenRange:
         if self.begin % FLOAT32_BYTES:
             return None
         self.check()
-        return np.frombuffer(self.region.mapping, np.float32, count, self.begin)
+        try:
+            mapping = self.region.mapping
+        except (ValueError, OSError):  # the file ends between the range and the region, or the address space is full
+            return None
+        return np.frombuffer(mapping, np.float32, count, self.begin)
 
     def lost(self) -> PreblockError:
         """Return the error for a mapping that cannot be written."""

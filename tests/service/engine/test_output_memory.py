@@ -74,6 +74,15 @@ def test_unaligned_memory_is_not_used() -> None:
     assert open_range(64, 2).map_floats(16) is None
 
 
+def test_a_file_between_range_and_region_is_copied_to() -> None:
+    region = open_range(128).region
+    target = OpenRange(RegionRange("outputs[0].parameters", "vectors", 0, 64), region)
+    os.ftruncate(region.file, 64)
+    assert target.map_floats(16) is None
+    target.write(0, memoryview(b"x" * 64))
+    assert target.read() == b"x" * 64
+
+
 def test_memory_that_becomes_shorter_is_an_error_of_the_request(engine: Engine) -> None:
     guard_writes()
     size = 4 * 12300 * WIDTH
