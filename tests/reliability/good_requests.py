@@ -16,6 +16,13 @@ MORE: tuple[tuple[str, dict[str, object]], ...] = (
     ("/models/bert/embed", {"input_ids": [[1, 2], [3]], "token_type_ids": [[0, 1], [0]], "dtype": "bfloat16"}),
     ("/models/gpt/embed", {"input_ids": [[1], [2]], "offset": [0, 3], "encoding": "float", "dtype": "float16"}),
     ("/models/spare/embed", {"input_ids": [1, 2, 3]}),
+    (
+        "/models/gpt/embed",
+        {
+            "parts": [[{"input_ids": [1, 9]}, {"vectors": "AACAPwAAgD8AAIA/AACAPw=="}], [{"input_ids": [2]}]],
+            "placeholder": {"token_id": 9, "vectors": "AACAPwAAgD8AAIA/AACAPw=="},
+        },
+    ),
     ("/models/alibi/bias", {"query_length": 1, "key_length": 2}),
     ("/v2/models/gpt/infer", {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}]}),
     ("/v2/repository/index", {"ready": True}),
