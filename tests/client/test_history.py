@@ -191,6 +191,7 @@ def test_rows_keep_their_history_through_every_operation(client: Client, session
                 for row, new in zip(([*second[:3], 41], [*first[:1], 40], [*first[:1], 40]), (50, 51, 52), strict=True)
             ),
         )
+        stream.ping()
         stream.drop([0])
         stream.append([0])
         check(stream.step([[], [], [60]]), ([], 0), ([], 0), ([60], 1))

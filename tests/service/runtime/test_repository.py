@@ -14,6 +14,7 @@ from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, 
 from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
+from tests.support.artifacts import copy_artifact
 
 
 @pytest.fixture
@@ -125,6 +126,21 @@ def test_a_manifest_that_disagrees_with_the_graph_is_refused(root: Path, name: s
     edit(root / name / "1" / MANIFEST, graphs={GRAPH: {"inputs": tensors, "outputs": []}})
     told = ", ".join(f"{input_} int64 ['batch']" for input_ in inputs)
     assert refusal(root).startswith(f"{name}/1/{MANIFEST} graphs.{GRAPH}.inputs: got {told[:80]}")
+
+
+@pytest.mark.parametrize(
+    ("history", "message"),
+    [
+        (None, "history.tokens: got nothing, expected {'ngrams.onnx': 2}, by its graphs"),
+        ({"tokens": 3, "reset_id": 2}, "history.tokens: got {'ngrams.onnx': 3}, expected {'ngrams.onnx': 2}"),
+        ({"tokens": 2, "reset_id": 99}, "history.reset_id: got 99, expected 0 to 98"),
+    ],
+)
+def test_a_history_that_disagrees_with_the_graph_is_refused(
+    tmp_path: Path, history: dict[str, int] | None, message: str
+) -> None:
+    edit(copy_artifact("ngrams", tmp_path) / MANIFEST, history=history)
+    assert refusal(tmp_path).startswith(f"ngrams/1/{MANIFEST} {message}")
 
 
 def test_a_name_that_no_url_holds_is_refused(tiny_repository: Path, tmp_path: Path) -> None:

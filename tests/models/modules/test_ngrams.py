@@ -1,0 +1,94 @@
+"""N-gram embeddings. Oracle: the functions and the module of transformers, with the sizes of the published model."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen4ExpTextConfig
+from transformers.models.qwen4_exp import modeling_qwen4_exp as library
+
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
+from preblock.models.modules.ngram_config import NgramConfig
+from preblock.models.steps import Positions, Tokens
+
+SIZES: dict[str, Any] = {
+    "layers": (1, 3),
+    "size": 3,
+    "heads": 2,
+    "width": 16,
+    "base": 40,
+    "multiple": 8,
+    "seed": 1234,
+    "reset_id": 2,
+}
+
+
+def test_published_sizes_give_the_published_rows() -> None:
+    """Qwen3.8-Flash-Next: one layer, 16 heads from 20 million rows on, 320,001,536 rows in all."""
+    config = NgramConfig(**SIZES | {"layers": (1,), "heads": 8, "width": 2560, "base": 20_000_000, "multiple": 128})
+    assert config.table_rows == (320_001_536,)
+    assert config.head_rows[0][:2] == (
+        library._find_nth_prime_after(19_999_999, 1),
+        library._find_nth_prime_after(19_999_999, 2),
+    )
+
+
+@pytest.mark.parametrize(("vocab_size", "seed"), [(99, 1234), (248_320, 1234), (248_320, 7), (3, -5)])
+def test_factors_are_those_of_transformers(vocab_size: int, seed: int) -> None:
+    found = NgramConfig(**SIZES | {"seed": seed, "size": 5, "width": 16}).multipliers(vocab_size)
+    for layer, factors in enumerate(found):
+        assert list(factors) == library._build_layer_multipliers(vocab_size, 5, layer, seed).tolist()
+        assert max(factors) * (vocab_size - 1) < 2**63
+
+
+def test_module_equals_that_of_transformers() -> None:
+    config = FrontEndConfig(family="q", steps=(Tokens(rows=99, width=4),), max_len=None, ngrams=NgramConfig(**SIZES))
+    frontend = FrontEnd(config).eval()
+    sizes: dict[str, Any] = {
+        "ngram_size": 3,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 40,
+        "eos_token_id": 2,
+        "vocab_size": 99,
+    }
+    theirs = Qwen4ExpTextConfig(**sizes, make_ngram_vocab_size_divisible_by=8, ple_embed_dim=16, ple_layer_ids=[1])
+    random = np.random.default_rng(0)
+    ids = torch.from_numpy(np.where(random.random((5, 50)) < 0.3, 2, random.integers(0, 99, (5, 50))))
+    for layer, table in enumerate(frontend.ngrams.tables):
+        module: Any = library.Qwen4ExpTextNGramEmbedding(theirs, 16, 0, layer)
+        module.ngram_embedding.weight = table.weight
+        with torch.inference_mode():
+            assert torch.equal(frontend.ngrams(ids)[:, :, layer], module(ids, None))
+
+
+def test_context_continues_a_row() -> None:
+    config = FrontEndConfig(family="q", steps=(Tokens(rows=99, width=4),), max_len=None, ngrams=NgramConfig(**SIZES))
+    ngrams = FrontEnd(config).ngrams
+    ids = torch.arange(10).reshape(1, -1)
+    whole = ngrams.row_ids(ids)
+    assert torch.equal(ngrams.row_ids(ids[:, 4:], ids[:, 2:4]), whole[:, 4:])
+    assert whole.shape == (1, 10, 2, 4)
+    assert FrontEndConfig.from_document(config.to_document()) == config
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"layers": ()}, r"ngrams\.layers: got \[\]"),
+        ({"layers": (3, 1)}, r"ngrams\.layers: got \[3, 1\], expected ascending"),
+        ({"size": 17}, r"ngrams\.size: got 17, expected 2 to 16"),
+        ({"width": 15}, r"ngrams\.width: got 15, expected a multiple of 4 heads"),
+        ({"reset_id": 1.0}, r"ngrams\.reset_id: got 1\.0, expected an integer"),
+    ],
+)
+def test_bad_sizes_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        NgramConfig(**SIZES | changed)
+
+
+def test_positions_that_skip_tokens_are_refused() -> None:
+    steps = (Tokens(rows=99, width=4), Positions(rows=9, counts="mask", first=1))
+    with pytest.raises(ValueError, match=r"^ngrams: got positions that count 'mask', expected 'slots'"):
+        FrontEndConfig(family="q", steps=steps, max_len=8, ngrams=NgramConfig(**SIZES))
