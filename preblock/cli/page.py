@@ -61,6 +61,9 @@ def _inputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
         yield name, f"0 to {count - 1}, {'required' if name in manifest.needed else 'default 0'}"
     if manifest.refused_ids:
         yield "unsupported ids", ", ".join(map(str, manifest.refused_ids))
+    if manifest.history is not None:
+        start = f"id {manifest.history.reset_id} for a new row"
+        yield "context", f"{manifest.history.tokens} ids before each row, for {NGRAMS}; {start}"
     limit = f"at most {manifest.max_len:,}" if manifest.max_len else "no limit"
     resized = manifest.resized
     yield "offset + tokens", limit + (f", resized from {resized.from_max_len} ({resized.method})" if resized else "")

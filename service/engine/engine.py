@@ -2,6 +2,7 @@
 
 Every front-end is token-wise: the vector of a token depends on its id, its position and its segment alone. So rows of
 unequal length, masks and explicit positions run as T rows of length 1 with the position as offset, without padding.
+N-gram embeddings depend on earlier ids too, so each of these rows has the ids before its token as context.
 Small requests of one event-loop iteration run together in the same way, with any lengths, offsets and protocols.
 
 Letters: B batch, L length, T tokens of all rows, D output width.

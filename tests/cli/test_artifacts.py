@@ -80,6 +80,13 @@ def test_inspect_names_the_file_that_is_broken(copy: Path, name: str) -> None:
     assert failing("inspect", "gpt", "--repository", copy, code=1).startswith(name)
 
 
+def test_inspect_shows_the_context_of_ngrams(tmp_path: Path) -> None:
+    copy_artifact("ngrams", tmp_path)
+    page = paragraphs(run("inspect", "ngrams", "--repository", tmp_path).stdout)
+    assert page["Inputs"]["context"] == "2 ids before each row, for ngram_embeddings; id 2 for a new row"
+    assert page["Outputs"]["ngram_embeddings"].startswith("(batch, length, 2, 64): n-gram embeddings of some layers")
+
+
 def test_inspect_shows_the_named_version(tiny_repository: Path) -> None:
     assert run("inspect", "bert@1", "--repository", tiny_repository).stdout.startswith("bert version 1\n")
     assert run("inspect", "bert", "--repository", tiny_repository).stdout.startswith("bert version 2\n")
