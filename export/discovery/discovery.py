@@ -12,6 +12,7 @@ from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.library import check_document, library_version, model_classes, quiet, read_config
 from preblock.export.discovery.model import BlocklessModel
 from preblock.export.discovery.proof import Proof, refuse
+from preblock.export.discovery.refusals import explain
 from preblock.export.discovery.search import FoundSteps, Search
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
@@ -126,7 +127,8 @@ def _search(
             return model, search.find_tokens() if tokens_only else search.find()
         except DiscoveryError as error:
             errors.append(error)
-    raise errors[0]
+    model_type = str(document["model_type"])
+    raise explain(f"{model_type}/{side}" if side else model_type, errors[0])
 
 
 def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, widen: bool = True) -> FrontEnd:

@@ -51,7 +51,10 @@ class BlocklessModel:
         self.text_config = config.get_text_config() if side == "text" else getattr(self.part, "config", config)
         self.inputs = inspect.signature(self.part.forward).parameters
         if "input_ids" not in self.inputs:
-            raise DiscoveryError(f"{type(self.part).__name__} of {library_version()} takes no input_ids")
+            raise DiscoveryError(
+                f"{type(self.part).__name__} of {library_version()} takes no input_ids: discovery finds front-ends of "
+                "token ids alone; a model of images or sound needs a row of the stem table"
+            )
         self.keys = match_keys(self.model, keys)
         """Name of a parameter or buffer in the model -> its name in the checkpoint."""
         self.tensors: dict[str, Tensor] = {}
@@ -178,15 +181,18 @@ class BlocklessModel:
                     if key is not None or not value.requires_grad:
                         zeros = torch.zeros(value.shape, dtype=value.dtype)
                         new = nn.Parameter(zeros, requires_grad=False) if values is module._parameters else zeros
-                        # The library's initialisers skip a tensor with this flag.
-                        new._is_hf_initialized = key is not None  # type: ignore[attr-defined]
+                        # The library's initialisers skip a tensor with this flag. They fill in tables of indices: with
+                        # zeros, positions would have no rule.
+                        loaded = key is not None and value.is_floating_point()
+                        new._is_hf_initialized = loaded  # type: ignore[attr-defined]
                         values[own] = made.setdefault(key or name, new)
                     self.tensors[name] = values[own]
 
     def _initialise(self) -> None:
         """Let the library fill in derived tensors, and note changed tensors of the checkpoint."""
         model: Any = self.model
-        before = {name: self.tensors[name]._version for name in self.tensors.keys() & self.keys.keys()}
+        loaded = (name for name in self.tensors.keys() & self.keys.keys() if self.tensors[name].is_floating_point())
+        before = {name: self.tensors[name]._version for name in loaded}
         try:
             model.initialize_weights()
         except Exception as error:  # whatever a model's initialiser raises

@@ -36,6 +36,7 @@ EXAMPLES = {
     "gemma4_unified/text": ["tokens", "scale"],
     "inkling_text": ["tokens", "rms_norm"],
     "muse_spark_text": ["tokens", "rms_norm"],
+    "mra": ["tokens", "segments", "positions", "norm"],  # its table of indices is in the file
     "ibert": ["tokens", "segments", "positions", "norm"],
     "chinese_clip/text": ["tokens", "segments", "positions", "norm"],
 }
@@ -133,8 +134,14 @@ def test_unknown_model_type_is_refused(tmp_path: Path) -> None:
 
 
 def test_hash_of_characters_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(DiscoveryError, match="HashBucketCodepointEmbedder_0"):
+    reason = r"'canine' is not supported: its vectors depend on hashes of characters \(.*HashBucketCodepointEmbedder_0"
+    with pytest.raises(DiscoveryError, match=reason):
         found("canine", tmp_path)
+
+
+def test_image_model_is_refused_by_its_input(tmp_path: Path) -> None:
+    with pytest.raises(DiscoveryError, match=r"takes no input_ids: .* images or sound needs a row of the stem table"):
+        found("siglip_vision_model", tmp_path)
 
 
 def test_streams_of_hyper_connections_are_recorded(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Reasons of model types outside the steps of a front-end, for people: the search itself names operations only."""
+
+from collections.abc import Mapping
+
+from preblock.export.discovery.errors import DiscoveryError
+
+_BOXES = "it adds the places of tokens on a page (bbox)"
+_RECURRENT = "it is a recurrent decoder, without blocks"
+_IMAGE = "it needs an image beside the token ids"
+REASONS: Mapping[str, str] = {
+    "blt": "its vectors depend on hashes of neighbouring bytes",
+    "bros": _BOXES,
+    "canine": "its vectors depend on hashes of characters",
+    "cpmant": "it puts trained prompt tokens before the ids",
+    "dia/decoder": "it takes several channels of audio codes",
+    "florence2/decoder": "the library has no module for its decoder alone",
+    "hrm_text": "it adds a state vector to every token",
+    "idefics": _IMAGE,
+    "kosmos-2.5/text": "it adds a trained vector for text or for image to the position of every token",
+    "kyutai_speech_to_text": "it takes audio codes beside each text token",
+    "layoutlm": _BOXES,
+    "layoutlmv3": _BOXES,
+    "lxmert": _IMAGE,
+    "markuplm": "it adds the path of each token in a document's markup (xpath_tags_seq)",
+    "mobilebert": "a vector depends on the tokens beside it",
+    "molmo2_text": "its token table is stored in two tensors",
+    "nemotron3_5_asr/decoder": _RECURRENT,
+    "nemotron_asr_streaming/decoder": _RECURRENT,
+    "parakeet_rnnt/decoder": _RECURRENT,
+    "parakeet_tdt/decoder": _RECURRENT,
+    "pi0": "it takes the state of a robot beside the token ids",
+    "prophetnet/decoder": "its blocks take further streams of predicted tokens",
+    "reformer": "it has axial positions",
+    "roc_bert": "it adds shapes and pronunciations of characters",
+    "shieldgemma2/text": "it classifies images",
+    "tapas": "it adds rows, columns and ranks of table cells",
+    "tvp": "it needs a video beside the token ids",
+    "udop/encoder": _BOXES,
+    "videoprism/text": "it adds a vector of its own to the tokens of a row",
+    "vilt": _IMAGE,
+    "zaya": "it adds trained vectors to every token, and multiplies by others",
+}
+"""Model type, and side if it has several -> why no list of steps describes it."""
+
+
+def explain(name: str, error: DiscoveryError) -> DiscoveryError:
+    """Return `error` with the reason of the model type `name`, if it is known."""
+    reason = REASONS.get(name)
+    return error if reason is None else DiscoveryError(f"{name!r} is not supported: {reason} ({error})")
