@@ -211,6 +211,20 @@ def test_axes_are_those_of_transformers(family: str, sections: list[int]) -> Non
     assert again == output
 
 
+@pytest.mark.parametrize("axes", [(0,), (0, 3), [0, 1]])
+def test_axes_that_name_no_position_are_refused(axes: Any) -> None:
+    with pytest.raises(ValueError, match=r"rotary\.axes: got .*, expected 2 numbers from 0 to 2, or none"):
+        RotaryOutput(config=RotaryConfig(dim=4), axes=axes)
+
+
+def test_a_number_of_streams_below_one_is_refused(tmp_path: Path) -> None:
+    save("gemma3n_text", tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"altup_num_inputs": 0}))
+    with pytest.raises(CheckpointError, match="streams: got 0, expected 1 or more"):
+        read_frontend(tmp_path)
+
+
 @pytest.mark.parametrize("family", ["phi", "stablelm", "glm4", "qwen3_next"])
 def test_a_share_of_null_is_all_of_a_head(family: str) -> None:
     values: dict[str, Any] = {"partial_rotary_factor": None}
