@@ -66,7 +66,7 @@ def imports_of(file: Path) -> Iterator[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)
-def test_a_third_party_package_is_imported_in_its_home_only(file: Path) -> None:
+def test_third_party_package_is_imported_only_in_its_home(file: Path) -> None:
     module = f"{module_of(file)}."
     for name, _ in imports_of(file):
         homes = HOMES.get(name.partition(".")[0], ("",))
@@ -74,21 +74,21 @@ def test_a_third_party_package_is_imported_in_its_home_only(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if module_of(file).partition(".")[0] in WHEN_NEEDED])
-def test_some_packages_are_imported_only_when_they_are_needed(file: Path) -> None:
+def test_late_packages_are_not_imported_at_top_level(file: Path) -> None:
     late = WHEN_NEEDED[module_of(file).partition(".")[0]]
     for name, at_once in imports_of(file):
         package = next((package for package in late if f"{name}.".startswith(f"{package}.")), None)
         assert package is None or not at_once or module_of(file) in late[package], f"{file} imports {name} at once"
 
 
-def test_the_rule_sees_a_wrong_import(tmp_path: Path) -> None:
+def test_imports_of_reports_top_level_and_late_imports(tmp_path: Path) -> None:
     file = tmp_path / "wrong.py"
     file.write_text("from preblock.models import frontend\ndef f() -> None:\n    import torch\n")
     assert list(imports_of(file)) == [("preblock.models.frontend", True), ("torch", False)]
     assert module_of(ROOT / "service/api/http/body.py") == "service.api.http.body"
 
 
-def test_the_documents_name_every_setting_and_kind_of_error() -> None:
+def test_documents_list_every_setting_and_error_kind() -> None:
     from preblock.service.core import errors
     from preblock.service.core.settings import Settings
 
@@ -99,7 +99,7 @@ def test_the_documents_name_every_setting_and_kind_of_error() -> None:
     assert [kind for kind in kinds if f"| `{kind}` |" not in document] == []
 
 
-def test_the_document_names_every_dependency() -> None:
+def test_document_lists_every_dependency() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

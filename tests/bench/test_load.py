@@ -37,7 +37,7 @@ def model(tiny_server: Server) -> Model:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_protocol_is_asked_and_every_request_arrives(protocol: str, tiny_server: Server) -> None:
+def test_bench_each_protocol_reports_all_requests(protocol: str, tiny_server: Server) -> None:
     before = answered(tiny_server)
     done = bench(tiny_server, "--model", "gpt", "--protocol", protocol, "--shape", "2,3", "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -67,19 +67,19 @@ def answered(server: Server) -> int:
     return int(sum(map(float, found)))
 
 
-def test_result_has_percentiles_and_rates() -> None:
+def test_load_result_has_percentiles_and_rates() -> None:
     result = LoadResult("npy", (2, 5), connections=4, begin=10.0, end=12.0, received=4_000)
     result.latencies.extend(number / 1000 for number in range(101))
     assert result.milliseconds == pytest.approx({"p50": 50, "p90": 90, "p99": 99, "max": 100})
     assert result.rates == pytest.approx({"requests": 50.5, "tokens": 505, "bytes": 2000})
 
 
-def test_result_without_an_answer_is_zero() -> None:
+def test_load_result_without_responses_is_zero() -> None:
     result = LoadResult("npy", (2, 5), connections=4)
     assert (result.seconds, result.milliseconds, set(result.rates.values())) == (0, {}, {0})
 
 
-def test_a_table_has_a_line_for_each_protocol_and_shape(tiny_server: Server) -> None:
+def test_bench_table_has_line_per_protocol_and_shape(tiny_server: Server) -> None:
     done = bench(
         tiny_server, "--model", "gpt", "--protocol", "npy", "--protocol", "steps", "--shape", "1,1", "--shape", "2,6"
     )
@@ -97,7 +97,7 @@ def test_a_table_has_a_line_for_each_protocol_and_shape(tiny_server: Server) -> 
     assert all(line.split()[-1] == "0" for line in lines)
 
 
-def test_a_terminal_sees_a_line_that_is_rewritten(tiny_server: Server) -> None:
+def test_bench_progress_on_terminal_rewrites_one_line(tiny_server: Server) -> None:
     ours, theirs = pty.openpty()
     command = [PREBLOCK, "bench", tiny_server.address, "--model", "gpt", "--shape", "1,1", "--seconds", "1.3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
@@ -120,7 +120,7 @@ def guarded(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield server, key
 
 
-def test_key_opens_every_protocol_and_errors_are_counted(guarded: tuple[Server, str]) -> None:
+def test_bench_with_key_counts_rate_limit_errors_per_protocol(guarded: tuple[Server, str]) -> None:
     server, key = guarded
     for protocol, kind in (
         ("npy", "RateLimited"),
@@ -138,11 +138,11 @@ def test_key_opens_every_protocol_and_errors_are_counted(guarded: tuple[Server, 
         assert done.returncode == (found["requests"] == 0)
 
 
-def test_missing_key_is_reported_in_one_line(guarded: tuple[Server, str]) -> None:
+def test_bench_without_key_fails_with_one_line(guarded: tuple[Server, str]) -> None:
     assert "key" in failing("bench", guarded[0].address, "--model", "gpt", *SHORT, code=1)
 
 
-def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Path) -> None:
+def test_bench_counts_connection_errors_when_server_stops(tiny_repository: Path) -> None:
     with serve(tiny_repository) as server:
         command = [PREBLOCK, "bench", server.address, "--model", "gpt", "--seconds", "3", "--shape", "1,1", "--json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -170,7 +170,7 @@ def test_a_server_that_ends_is_counted_and_the_load_ends_too(tiny_repository: Pa
         (("--protocol", "grpc"), "the protocol grpc needs --grpc-port"),
     ],
 )
-def test_wrong_usage_is_reported_in_one_line(arguments: tuple[str, ...], said: str) -> None:
+def test_bench_with_invalid_option_fails_with_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert said in failing("bench", "http://127.0.0.1:9", "--model", "gpt", *arguments, code=2)
 
 
@@ -186,32 +186,34 @@ def test_wrong_usage_is_reported_in_one_line(arguments: tuple[str, ...], said: s
         ),
     ],
 )
-def test_unusable_shape_is_reported_in_one_line(arguments: tuple[str, ...], said: str, tiny_server: Server) -> None:
+def test_bench_fails_on_unusable_model_shape_or_grpc_port(
+    arguments: tuple[str, ...], said: str, tiny_server: Server
+) -> None:
     assert said in failing("bench", tiny_server.address, *arguments, code=1)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://"])
-def test_malformed_address_is_reported_in_one_line(url: str) -> None:
+def test_bench_with_malformed_url_fails_with_one_line(url: str) -> None:
     assert f"url: got {url}, expected http://" in failing("bench", url, "--model", "gpt", code=1)
 
 
-def test_unreachable_server_is_reported_in_one_line() -> None:
+def test_bench_on_unreachable_server_fails_with_one_line() -> None:
     assert "refused" in failing("bench", "http://127.0.0.1:9", "--model", "gpt", code=1).lower()
 
 
-def test_a_model_without_ids_is_refused(model: Model) -> None:
+def test_random_ids_for_stem_model_are_rejected(model: Model) -> None:
     stem = Model(**{**vars(model), "manifest": {"kind": "stem"}})
     with pytest.raises(RequestError, match="model: got gpt, of stem, expected a model of token ids"):
         random_ids(stem, (1, 1))
 
 
-def test_the_address_may_have_a_path() -> None:
+def test_load_target_keeps_path_of_address() -> None:
     target = LoadTarget("http://host:81/below/", "a b", version=2)
     assert target.path("embed") == "/below/models/a%20b/versions/2/embed"
     assert target.path("infer", "/v2") == "/below/v2/models/a%20b/versions/2/infer"
 
 
-def test_every_protocol_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tmp_path: Path) -> None:
+def test_bench_over_tls_works_only_with_trusted_certificate(tiny_repository: Path, tmp_path: Path) -> None:
     authority = trustme.CA()
     pair = authority.issue_cert("127.0.0.1")
     certificate, key, trusted = (tmp_path / name for name in ("certificate.pem", "key.pem", "trusted.pem"))
@@ -230,7 +232,7 @@ def test_every_protocol_speaks_tls_with_whom_it_trusts(tiny_repository: Path, tm
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_protocol_measures_the_named_version(protocol: str, tiny_server: Server) -> None:
+def test_bench_measures_requested_version(protocol: str, tiny_server: Server) -> None:
     before = rows_by_version(tiny_server)
     done = bench(tiny_server, "--model", "bert@1", "--protocol", protocol, "--shape", "1,1", "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -247,10 +249,10 @@ def rows_by_version(server: Server) -> dict[str, float]:
     return {version: float(rows) for version, rows in found}
 
 
-def test_malformed_version_is_wrong_usage() -> None:
+def test_bench_with_malformed_version_fails_with_usage_error() -> None:
     message = failing("bench", "http://127.0.0.1:9", "--model", "gpt@x", code=2)
     assert message == "gpt@x: the version after the @ is 'x', not a whole number from 1 on"
 
 
-def test_unknown_version_is_reported_in_one_line(tiny_server: Server) -> None:
+def test_bench_with_unknown_version_fails_with_one_line(tiny_server: Server) -> None:
     assert "9" in failing("bench", tiny_server.address, "--model", "gpt@9", code=1)

@@ -30,7 +30,7 @@ def paragraphs(page: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_list_has_a_line_for_every_version(tiny_repository: Path) -> None:
+def test_list_has_line_per_version(tiny_repository: Path) -> None:
     done = run("list", "--repository", tiny_repository)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [re.split(r"  +", line) for line in done.stdout.splitlines()]
@@ -40,14 +40,14 @@ def test_list_has_a_line_for_every_version(tiny_repository: Path) -> None:
     assert rows[3][4] == "bit for bit equal on CPU"
 
 
-def test_list_shows_a_damaged_artifact_with_its_error(copy: Path) -> None:
+def test_list_shows_error_of_damaged_artifact(copy: Path) -> None:
     (copy / "bert" / "2" / "manifest.json").write_text("{}")
     rows = run("list", "--repository", copy).stdout.splitlines()
     assert re.match(r"bert +2 +damaged +[\d.]+ kB +manifest.json family: got nothing, expected a value", rows[2])
     assert rows[3].startswith("gpt")
 
 
-def test_inspect_shows_a_page(tiny_repository: Path) -> None:
+def test_inspect_shows_limits_outputs_weights_and_parity(tiny_repository: Path) -> None:
     done = run("inspect", "gpt", "--repository", tiny_repository)
     assert (done.returncode, done.stderr) == (0, "")
     title, page = done.stdout.split("\n\n", 1)[0], paragraphs(done.stdout)
@@ -69,13 +69,13 @@ def test_inspect_shows_a_page(tiny_repository: Path) -> None:
     assert page["Files"].keys() == {entry.name for entry in folder.iterdir()}
 
 
-def test_list_says_that_an_artifact_is_not_proven(copy: Path) -> None:
+def test_list_without_parity_cases_shows_not_proven(copy: Path) -> None:
     (copy / "gpt" / "1" / "parity.json").write_text('{"providers": {}}')
     assert run("list", "--repository", copy).stdout.splitlines()[3].endswith("  not proven")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx"])
-def test_inspect_names_the_file_that_is_broken(copy: Path, name: str) -> None:
+def test_inspect_of_broken_artifact_names_file(copy: Path, name: str) -> None:
     (copy / "gpt" / "1" / name).write_text("garbage")
     assert failing("inspect", "gpt", "--repository", copy, code=1).startswith(name)
 
@@ -87,7 +87,7 @@ def test_inspect_shows_the_context_of_ngrams(tmp_path: Path) -> None:
     assert page["Outputs"]["ngram_embeddings"].startswith("(batch, length, 2, 64): n-gram embeddings of some layers")
 
 
-def test_inspect_shows_the_named_version(tiny_repository: Path) -> None:
+def test_inspect_shows_requested_or_newest_version(tiny_repository: Path) -> None:
     assert run("inspect", "bert@1", "--repository", tiny_repository).stdout.startswith("bert version 1\n")
     assert run("inspect", "bert", "--repository", tiny_repository).stdout.startswith("bert version 2\n")
 
@@ -115,42 +115,44 @@ def test_inspect_as_json_has_manifest_and_parity(tiny_repository: Path) -> None:
         ("counts-ids", "Inputs", "positions count", "tokens with another id than"),
     ],
 )
-def test_inspect_shows_every_kind(artifact: str, part: str, row: str, text: str, tmp_path: Path) -> None:
+def test_inspect_shows_details_of_every_model_kind(
+    artifact: str, part: str, row: str, text: str, tmp_path: Path
+) -> None:
     copy_artifact(artifact, tmp_path, "m")
     assert text in paragraphs(run("inspect", "m", "--repository", tmp_path).stdout)[part][row]
 
 
-def test_an_unknown_version_fails_with_the_known(tiny_repository: Path) -> None:
+def test_unknown_version_fails_and_lists_known_versions(tiny_repository: Path) -> None:
     for command in ("inspect", "verify", "remove"):
         message = failing(command, "bert@3", "--repository", tiny_repository, code=1)
         assert message == "bert has no version 3; it has 1, 2"
 
 
-def test_a_misspelt_name_gets_a_suggestion(tiny_repository: Path) -> None:
+def test_misspelt_model_name_gets_suggestion(tiny_repository: Path) -> None:
     message = failing("inspect", "bret", "--repository", tiny_repository, code=1)
     assert message == f"the repository {tiny_repository} has no model 'bret'; did you mean bert?"
 
 
-def test_remove_deletes_one_version(copy: Path) -> None:
+def test_remove_with_version_deletes_only_it(copy: Path) -> None:
     done = run("remove", "bert@1", "--yes", "--repository", copy)
     assert (done.returncode, done.stdout, done.stderr) == (0, "removed bert version 1\n", "")
     assert [entry.name for entry in (copy / "bert").iterdir()] == ["2"]
 
 
-def test_remove_deletes_all_versions_of_a_model(copy: Path) -> None:
+def test_remove_without_version_deletes_all_versions(copy: Path) -> None:
     assert run("convert", "bert", "--layout", "triton", "--repository", copy).returncode == 0
     done = run("remove", "bert", "--yes", "--repository", copy)
     assert done.stdout.splitlines() == ["removed bert version 1", "removed bert version 2"]
     assert [entry.name for entry in copy.iterdir()] == ["gpt"]
 
 
-def test_remove_updates_the_file_of_triton(copy: Path) -> None:
+def test_remove_updates_triton_config(copy: Path) -> None:
     assert run("convert", "bert@1", "--layout", "triton", "--repository", copy).returncode == 0
     assert run("remove", "bert@2", "--yes", "--repository", copy).returncode == 0
     assert "versions: [1]" in (copy / "bert" / "config.pbtxt").read_text()
 
 
-def test_remove_asks_and_keeps_without_a_yes(copy: Path) -> None:
+def test_remove_without_confirmation_deletes_nothing(copy: Path) -> None:
     done = run("remove", "bert", "--repository", copy)  # nobody answers
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].startswith("Remove bert versions 1, 2? [y/N]")
@@ -158,20 +160,20 @@ def test_remove_asks_and_keeps_without_a_yes(copy: Path) -> None:
     assert (copy / "bert" / "1").is_dir()
 
 
-def test_remove_keeps_a_folder_with_other_files(copy: Path) -> None:
+def test_remove_keeps_folder_with_foreign_files(copy: Path) -> None:
     (copy / "bert" / "2" / "notes.txt").touch()
     message = failing("remove", "bert", "--yes", "--repository", copy, code=1)
     assert message == f"{copy / 'bert' / '2'} holds notes.txt, which is no file of the artifact, and stays"
     assert (copy / "bert" / "1" / "manifest.json").is_file()  # nothing was removed before the check
 
 
-def test_remove_keeps_a_folder_without_a_manifest(copy: Path) -> None:
+def test_remove_keeps_folder_without_manifest(copy: Path) -> None:
     (copy / "gpt" / "1" / "manifest.json").unlink()
     message = failing("remove", "gpt", "--yes", "--repository", copy, code=1)
     assert message.startswith(f"{copy / 'gpt' / '1'} is not an artifact, and stays: manifest.json")
 
 
-def test_remove_keeps_the_target_of_a_link(copy: Path, tmp_path: Path) -> None:
+def test_remove_rejects_symlink_and_keeps_target(copy: Path, tmp_path: Path) -> None:
     shutil.move(copy / "gpt" / "1", tmp_path / "elsewhere")
     (copy / "gpt" / "1").symlink_to(tmp_path / "elsewhere")
     message = failing("remove", "gpt", "--yes", "--repository", copy, code=1)
@@ -191,7 +193,7 @@ def test_families_lists_presets_and_every_model_type() -> None:
     assert any(re.fullmatch(r"t5 +encoder +tokens +bias", row) for row in rows)
 
 
-def test_inspect_names_the_output_for_a_consumer(tmp_path: Path) -> None:
+def test_inspect_for_consumer_names_output(tmp_path: Path) -> None:
     copy_artifact("gemma", tmp_path, "m")
     copy_artifact("gpt", tmp_path, "plain")
     rows = [
@@ -207,7 +209,7 @@ def test_inspect_names_the_output_for_a_consumer(tmp_path: Path) -> None:
     assert plain == "every version: token_embeddings; the model has no embedding scale\n"
 
 
-def test_inspect_refuses_consumers_without_a_row(tmp_path: Path) -> None:
+def test_inspect_for_unusable_consumer_is_rejected(tmp_path: Path) -> None:
     copy_artifact("gemma", tmp_path, "m")
     copy_artifact("vit", tmp_path, "image")
     at = "--repository", tmp_path

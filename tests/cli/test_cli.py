@@ -25,7 +25,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("empty")
 
 
-def test_export_adds_a_version_and_says_how_it_was_proven(tmp_path: Path) -> None:
+def test_export_adds_version_and_prints_parity(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     config = {"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_positions": 6}
     (tmp_path / "source" / "config.json").write_text(json.dumps(config))
@@ -47,7 +47,7 @@ def test_export_adds_a_version_and_says_how_it_was_proven(tmp_path: Path) -> Non
     assert (folder / "manifest.json").is_file()
 
 
-def test_a_stored_type_is_said_with_what_it_costs(tmp_path: Path) -> None:
+def test_export_as_int8_reports_error_and_bytes_saved(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     config = {"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_positions": 6}
     (tmp_path / "source" / "config.json").write_text(json.dumps(config))
@@ -69,7 +69,7 @@ def test_a_stored_type_is_said_with_what_it_costs(tmp_path: Path) -> None:
     assert "tokens.weight 7 x 4, error at most 0, mean 0, worst cosine 1.00000000, 32 bytes, 80 saved" in shown
 
 
-def test_verify_proves_the_newest_version(tiny_repository: Path) -> None:
+def test_verify_without_version_checks_newest(tiny_repository: Path) -> None:
     done = run("verify", "bert", "--repository", tiny_repository)
     assert done.returncode == 0, done.stderr
     folder = tiny_repository / "bert" / "2"
@@ -77,7 +77,7 @@ def test_verify_proves_the_newest_version(tiny_repository: Path) -> None:
     assert done.stderr.splitlines() == ["bert: checking the hashes", "bert: proving it equal"]
 
 
-def test_check_opens_every_version(tiny_repository: Path) -> None:
+def test_check_runs_every_version(tiny_repository: Path) -> None:
     done = run_installed("check", "--repository", tiny_repository, "--provider", "cpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
@@ -87,30 +87,30 @@ def test_check_opens_every_version(tiny_repository: Path) -> None:
     ]
 
 
-def test_the_repository_may_be_a_variable(tiny_repository: Path) -> None:
+def test_repository_is_read_from_environment_variable(tiny_repository: Path) -> None:
     done = run("check", PREBLOCK_REPOSITORY=str(tiny_repository))
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == 3
 
 
-def test_an_option_comes_before_its_variable(tiny_repository: Path, empty: Path) -> None:
+def test_option_overrides_environment_variable(tiny_repository: Path, empty: Path) -> None:
     assert run("check", "--repository", tiny_repository, PREBLOCK_REPOSITORY=str(empty)).returncode == 0
 
 
-def test_help_names_every_command() -> None:
+def test_help_lists_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0
     for command in ("export", "verify", "inspect", "convert", "check", "serve", "bench"):
         assert f"  {command} " in done.stdout
 
 
-def test_no_command_shows_the_help_and_is_wrong_use() -> None:
+def test_missing_command_prints_help_and_exits_2() -> None:
     done = run_installed()
     assert done.returncode == 2
     assert done.stdout == run("--help").stdout
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_version_option_prints_package_version() -> None:
     assert run_installed("--version").stdout.split()[-1] == preblock.__version__
 
 
@@ -133,18 +133,18 @@ def test_the_version_is_that_of_the_package() -> None:
         (["remove", "gpt@0"], "gpt@0: the version after the @ is '0', not a whole number from 1 on"),
     ],
 )
-def test_wrong_use_is_said_in_one_line(arguments: list[str], message: str) -> None:
+def test_usage_error_exits_2_with_one_line(arguments: list[str], message: str) -> None:
     assert message in failing(*arguments, code=2)
 
 
-def test_a_name_that_no_model_can_have_fails(tmp_path: Path) -> None:
+def test_export_with_invalid_model_name_fails(tmp_path: Path) -> None:
     message = failing("export", "gpt2-small", "--name", "../x", "--repository", tmp_path / "r", code=2)
     assert message.startswith("--name: got '../x', expected 1 to 128 letters")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["verify", "inspect"])
-def test_an_unknown_name_fails_with_the_known(tiny_repository: Path, command: str) -> None:
+def test_unknown_model_name_fails_and_lists_known_names(tiny_repository: Path, command: str) -> None:
     message = failing(command, "nope", "--repository", tiny_repository, code=1)
     assert message == f"the repository {tiny_repository} has no model 'nope'; it has bert, gpt"
 
@@ -153,38 +153,38 @@ COMMANDS = pytest.mark.parametrize("command", [["inspect", "m"], ["check"], ["se
 
 
 @COMMANDS
-def test_a_missing_repository_fails(command: list[str], tmp_path: Path) -> None:
+def test_missing_repository_fails(command: list[str], tmp_path: Path) -> None:
     message = failing(*command, "--repository", tmp_path / "none", code=1)
     assert message == f"the repository {tmp_path / 'none'} does not exist; `preblock export` makes one"
 
 
 @COMMANDS
-def test_an_empty_repository_fails(command: list[str], empty: Path) -> None:
+def test_empty_repository_fails(command: list[str], empty: Path) -> None:
     message = failing(*command, "--repository", empty, code=1)
     assert message == f"the repository {empty} holds no model; `preblock export` adds one"
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx"])
-def test_check_names_the_file_that_is_broken(copy: Path, name: str) -> None:
+def test_check_of_broken_artifact_names_file(copy: Path, name: str) -> None:
     (copy / "bert" / "1" / name).write_text("garbage")
     assert failing("check", "--repository", copy, code=1).startswith(f"bert/1/{name}")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "parity.json", "model.onnx", "model.onnx.data"])
-def test_check_names_the_file_that_is_missing(copy: Path, name: str) -> None:
+def test_check_of_incomplete_artifact_names_missing_file(copy: Path, name: str) -> None:
     (copy / "bert" / "1" / name).unlink()
     message = failing("check", "--repository", copy, code=1)
     assert message.startswith(f"bert/1/{name}")
     assert "is missing" in message or "o such file" in message
 
 
-def test_check_finds_a_manifest_of_another_graph(copy: Path) -> None:
+def test_check_with_manifest_of_other_graph_fails(copy: Path) -> None:
     shutil.copyfile(copy / "gpt" / "1" / "manifest.json", copy / "bert" / "1" / "manifest.json")
     message = failing("check", "--repository", copy, code=1)
     assert message.startswith("bert/1/model.onnx: got sha256 ")
 
 
-def test_verify_names_the_file_that_differs(copy: Path) -> None:
+def test_verify_of_changed_file_names_it(copy: Path) -> None:
     with (copy / "bert" / "2" / "model.onnx").open("ab") as file:
         file.write(b"\0")
     done = run("verify", "bert", "--repository", copy)
@@ -196,12 +196,12 @@ def test_verify_names_the_file_that_differs(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "value"), [("PREBLOCK_PORT", "abc"), ("PREBLOCK_PORT", "70000"), ("PREBLOCK_PROVIDER", "tpu")]
 )
-def test_a_bad_variable_fails_and_is_named(tiny_repository: Path, variable: str, value: str) -> None:
+def test_invalid_environment_variable_fails_with_its_name(tiny_repository: Path, variable: str, value: str) -> None:
     message = failing("serve", "--repository", tiny_repository, code=1, **{variable: value})
     assert message.startswith(f"{variable}: got {value}, expected ")
 
 
-def test_settings_tells_each_with_its_value_and_origin(tmp_path: Path) -> None:
+def test_settings_command_prints_values_and_origins(tmp_path: Path) -> None:
     file = tmp_path / "preblock.toml"
     file.write_text("workers = 3\n")
     done = run("settings", "--config-file", file, "--intra-op-threads", "2", PREBLOCK_GRPC_PORT="7")
@@ -214,13 +214,13 @@ def test_settings_tells_each_with_its_value_and_origin(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
-def test_nothing_is_proven_on_cuda_where_there_is_none(tiny_repository: Path) -> None:
+def test_verify_without_cuda_fails_with_reason(tiny_repository: Path) -> None:
     done = run("verify", "gpt", "--repository", tiny_repository, "--provider", "cuda")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"preblock: provider cuda cannot be used: {cuda_unavailable_reason()}\n"
 
 
-def test_debug_shows_the_traceback(empty: Path) -> None:
+def test_debug_option_shows_traceback(empty: Path) -> None:
     done = run_installed("--debug", "check", "--repository", empty)
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):")

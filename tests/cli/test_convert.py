@@ -16,19 +16,19 @@ def copy(tiny_repository: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_repository, tmp_path / "repository")
 
 
-def test_it_prints_the_written_files(tiny_repository: Path, tmp_path: Path) -> None:
+def test_convert_prints_written_files(tiny_repository: Path, tmp_path: Path) -> None:
     done = run("convert", "gpt", "--layout", "openvino", "--output", tmp_path, "--repository", tiny_repository)
     names = ("openvino_text_embeddings_model.bin", "openvino_text_embeddings_model.xml")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [str(tmp_path / name) for name in names]
 
 
-def test_triton_writes_into_the_repository(copy: Path) -> None:
+def test_convert_to_triton_writes_config_into_repository(copy: Path) -> None:
     done = run("convert", "gpt", "--layout", "triton", "--repository", copy)
     assert (done.returncode, done.stdout) == (0, f"{copy / 'gpt' / 'config.pbtxt'}\n")
 
 
-def test_every_layout_has_a_name_on_the_command_line() -> None:
+def test_convert_offers_every_layout() -> None:
     (option,) = [option for option in convert.params if option.name == "layout"]
     assert [*getattr(option.type, "choices")] == [*LAYOUTS, "triton"]  # noqa: B009 - no attribute of all types
     assert [name for name, layout in LAYOUTS.items() if layout.write_images] == ["ort-genai"]
@@ -52,11 +52,11 @@ def test_every_layout_has_a_name_on_the_command_line() -> None:
         ),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: list[str], message: str, tiny_repository: Path) -> None:
+def test_convert_rejects_wrong_arguments(arguments: list[str], message: str, tiny_repository: Path) -> None:
     assert failing("convert", "gpt", *arguments, "--repository", tiny_repository, code=2).endswith(message)
 
 
-def test_an_unknown_model_is_refused(tiny_repository: Path, tmp_path: Path) -> None:
+def test_convert_rejects_unknown_model(tiny_repository: Path, tmp_path: Path) -> None:
     arguments = ["--layout", "openvino", "--output", str(tmp_path / "out"), "--repository", str(tiny_repository)]
     message = failing("convert", "gtp", *arguments, code=1)
     assert message == f"the repository {tiny_repository} has no model 'gtp'; did you mean gpt?"

@@ -50,7 +50,9 @@ def source(tmp_path: Path) -> Path:
         (["empty"], "empty: the folder holds neither config.json nor frontend.toml"),
     ],
 )
-def test_a_wrong_export_ends_before_torch_is_imported(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_export_with_wrong_arguments_fails_before_torch_import(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
     command = [sys.executable, "-c", MODULES, "export", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -60,12 +62,12 @@ def test_a_wrong_export_ends_before_torch_is_imported(arguments: list[str], mess
     assert not (tmp_path / "model_repository").exists()
 
 
-def test_families_are_listed_without_torch(tmp_path: Path) -> None:
+def test_families_command_does_not_import_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", MODULES, "families"], cwd=tmp_path, capture_output=True, check=True)
     assert done.stdout.splitlines()[-1] == b"0"
 
 
-def test_the_name_follows_from_the_folder(source: Path, tmp_path: Path) -> None:
+def test_export_without_name_uses_folder_name(source: Path, tmp_path: Path) -> None:
     done = run("export", source, PREBLOCK_REPOSITORY=str(tmp_path / "r"))
     assert done.returncode == 0, done.stderr
     made, *_, command = done.stdout.splitlines()
@@ -73,12 +75,12 @@ def test_the_name_follows_from_the_folder(source: Path, tmp_path: Path) -> None:
     assert command == "  preblock serve"  # the variable still names the repository
 
 
-def test_the_next_command_quotes_the_repository(source: Path, tmp_path: Path) -> None:
+def test_export_prints_serve_command_with_quoted_repository(source: Path, tmp_path: Path) -> None:
     done = run("export", source, "--repository", tmp_path / "a b")
     assert done.stdout.splitlines()[-1] == f"  preblock serve --repository '{tmp_path / 'a b'}'"
 
 
-def test_an_export_in_a_pipe_writes_each_line_once(source: Path, tmp_path: Path) -> None:
+def test_export_progress_in_pipe_writes_each_line_once(source: Path, tmp_path: Path) -> None:
     done = run("export", source, "--name", "m", "--repository", tmp_path / "r", "--dtype", "int4")
     lines = done.stderr.splitlines()
     assert len(lines) == len(set(lines))
@@ -87,13 +89,13 @@ def test_an_export_in_a_pipe_writes_each_line_once(source: Path, tmp_path: Path)
     assert re.search(r"^  parameters +52$", page, re.MULTILINE)  # without the padding of int4
 
 
-def test_a_broken_checkpoint_fails_after_the_checks(source: Path, tmp_path: Path) -> None:
+def test_export_of_broken_checkpoint_fails_with_file_name(source: Path, tmp_path: Path) -> None:
     (source / "model.safetensors").write_bytes(b"")
     done = run("export", source, "--repository", tmp_path / "r")
     assert done.returncode == 1
     assert "model.safetensors" in done.stderr.splitlines()[-1]
 
 
-def test_an_exported_artifact_is_no_source(tiny_repository: Path) -> None:
+def test_export_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
     message = failing("export", tiny_repository / "gpt" / "1", code=2)
     assert message.endswith("it is an exported artifact already, ready for `preblock serve`")

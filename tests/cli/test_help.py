@@ -37,7 +37,7 @@ print(json.dumps([{name: [result.exit_code, result.output] for name, result in r
 """
 
 
-def test_help_of_every_command_needs_no_optional_package() -> None:
+def test_help_imports_no_optional_package() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True)
     results, modules = json.loads(done.stdout)
     assert results.keys() == {
@@ -50,7 +50,7 @@ def test_help_of_every_command_needs_no_optional_package() -> None:
     assert set(OPTIONAL).isdisjoint(modules)
 
 
-def test_group_help_has_a_line_for_every_command() -> None:
+def test_group_help_has_uncut_line_per_command() -> None:
     lines = CliRunner().invoke(app, ["--help"], terminal_width=80).output.splitlines()
     for command in app.commands.values():
         (line,) = [line for line in lines if line.startswith(f"  {command.name} ")]
@@ -58,18 +58,18 @@ def test_group_help_has_a_line_for_every_command() -> None:
         assert line.split(maxsplit=1)[1] == command.help.partition("\n")[0]  # not cut
 
 
-def test_help_of_every_command_has_an_example() -> None:
+def test_command_help_has_example() -> None:
     for name, command in app.commands.items():
         output = CliRunner().invoke(app, [name, "--help"], terminal_width=80).output
         assert re.search(rf"^  Examples?:\n    preblock {name}\b", output, re.MULTILINE), command.name
 
 
-def test_every_setting_is_an_option_in_one_group() -> None:
+def test_option_groups_hold_every_setting_once() -> None:
     grouped = [name for names in GROUPS.values() for name in names]
     assert sorted(grouped) == sorted(Settings.model_fields)
 
 
-def test_help_of_serve_has_groups_types_and_defaults() -> None:
+def test_serve_help_has_groups_types_and_defaults() -> None:
     output = CliRunner().invoke(app, ["serve", "--help"], terminal_width=120).output
     parts = [part for part in output.split("\n\n") if re.match(r"\w.*:\n", part)]
     sections = dict(part.split(":\n", 1) for part in parts)
@@ -105,20 +105,22 @@ def complete(words: str, **environment: str) -> list[str]:
         ("preblock serve --log-format j", ["plain,json"]),
     ],
 )
-def test_shell_completes_models_presets_and_options(words: str, completions: list[str], tiny_repository: Path) -> None:
+def test_completion_offers_models_presets_and_options(
+    words: str, completions: list[str], tiny_repository: Path
+) -> None:
     assert complete(words, PREBLOCK_REPOSITORY=str(tiny_repository)) == completions
 
 
-def test_completion_takes_the_repository_of_the_line(tiny_repository: Path) -> None:
+def test_completion_uses_repository_of_command_line(tiny_repository: Path) -> None:
     assert complete(f"preblock inspect --repository {tiny_repository} g") == ["plain,gpt"]
 
 
-def test_completion_without_a_repository_is_empty(tmp_path: Path) -> None:
+def test_completion_without_repository_is_empty(tmp_path: Path) -> None:
     assert complete("preblock inspect ", PREBLOCK_REPOSITORY=str(tmp_path / "none")) == []
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_bash_accepts_the_completion_script() -> None:
+def test_completion_script_works_in_bash() -> None:
     script = subprocess.check_output([PREBLOCK], env=os.environ | {"_PREBLOCK_COMPLETE": "bash_source"}, text=True)
     done = subprocess.run(["bash", "-c", f"{script}\ncomplete -p preblock"], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("-F _preblock_completion preblock")

@@ -28,9 +28,7 @@ def plotted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("vit", "parameters", "png"),
     ],
 )
-def test_plot_writes_the_bytes_of_another_process(
-    model: str, kind: str, suffix: str, plotted: Path, tmp_path: Path
-) -> None:
+def test_plot_bytes_match_in_process_drawing(model: str, kind: str, suffix: str, plotted: Path, tmp_path: Path) -> None:
     file = tmp_path / f"a.{suffix}"
     done = run("plot", model, kind, "-o", file, "--repository", plotted)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {file}\n", "")
@@ -40,30 +38,30 @@ def test_plot_writes_the_bytes_of_another_process(
     assert file.read_bytes().startswith(b"<?xml" if suffix == "svg" else b"\x89PNG")
 
 
-def test_plot_reads_a_preset_that_the_repository_lacks(plotted: Path, tmp_path: Path) -> None:
+def test_plot_of_preset_outside_repository_works(plotted: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.svg"
     done = run("plot", "gpt2-small", "parameters", "-o", file, "--repository", plotted)
     assert (done.returncode, done.stderr) == (0, "")
     assert file.read_bytes().startswith(b"<?xml")
 
 
-def test_plot_refuses_a_kind_that_the_model_lacks(plotted: Path, tmp_path: Path) -> None:
+def test_plot_rejects_kind_unsupported_by_model(plotted: Path, tmp_path: Path) -> None:
     message = failing("plot", "gpt", "bias", "-o", tmp_path / "a.svg", "--repository", plotted, code=1)
     assert message == "gpt has no attention bias by distance; expected heatmap, similarity, pca, parameters"
     assert not (tmp_path / "a.svg").exists()
 
 
-def test_plot_refuses_an_image_encoder_but_for_its_parameters(plotted: Path, tmp_path: Path) -> None:
+def test_plot_rejects_token_kinds_for_image_encoder(plotted: Path, tmp_path: Path) -> None:
     message = failing("plot", "vit", "pca", "-o", tmp_path / "a.svg", "--repository", plotted, code=1)
     assert message == "vit has no known token vectors; expected parameters"
 
 
-def test_plot_refuses_an_unknown_model(plotted: Path, tmp_path: Path) -> None:
+def test_plot_rejects_unknown_model(plotted: Path, tmp_path: Path) -> None:
     message = failing("plot", "gpd", "pca", "-o", tmp_path / "a.svg", "--repository", plotted, code=1)
     assert message.endswith("has no model 'gpd'; did you mean gpt?")
 
 
-def test_plot_refuses_an_unknown_kind_and_file(plotted: Path, tmp_path: Path) -> None:
+def test_plot_rejects_unknown_kind_and_file_format(plotted: Path, tmp_path: Path) -> None:
     assert "'histogram' is not one of" in failing("plot", "gpt", "histogram", "-o", tmp_path / "a.svg", code=2)
     assert failing("plot", "gpt", "pca", "-o", "a.pdf", "--repository", plotted, code=1) == (
         "file: got a.pdf, expected a name that ends in .svg or .png"

@@ -22,7 +22,7 @@ with ProgressLine("m") as progress:
 """
 
 
-def test_a_terminal_shows_one_line_that_changes_and_a_file_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_rewrites_line_on_terminal_and_thins_in_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def shown(terminal: bool) -> str:
         stream, clock = StringIO(), iter([100.0, 101.0, 109.0, 111.0, 112.0])
         monkeypatch.setattr(stream, "isatty", lambda: terminal)
@@ -40,12 +40,12 @@ def test_a_terminal_shows_one_line_that_changes_and_a_file_few(monkeypatch: pyte
     assert lines[3:] == ["m: writing: 8 GB, 1 GB/s", "m: writing: 9 GB, 1 GB/s", "m: proving", ""]
 
 
-def test_a_pipe_gets_each_line_once_without_control_characters() -> None:
+def test_progress_in_pipe_writes_plain_lines_once() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(seconds=0)], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "m: reading\nm: proving\n")
 
 
-def test_a_terminal_sees_the_seconds_of_a_silent_step() -> None:
+def test_progress_on_terminal_shows_seconds_of_silent_step() -> None:
     ours, theirs = pty.openpty()
     subprocess.run([sys.executable, "-c", SCRIPT.format(seconds=2.5)], stderr=theirs, check=True)
     os.close(theirs)

@@ -17,27 +17,27 @@ from tests.support.servers import Server, serve
 
 
 @pytest.mark.parametrize("command", ["settings", "serve"])
-def test_a_bad_option_is_wrong_use(command: str) -> None:
+def test_invalid_option_exits_with_usage_error(command: str) -> None:
     message = failing(command, "--port", "x", code=2)
     assert message == "--port: got x, expected a whole number"
 
 
 @pytest.mark.parametrize("option", ["--port", "--grpc-port"])
-def test_a_port_in_use_fails(tiny_repository: Path, option: str) -> None:
+def test_serve_on_used_port_fails(tiny_repository: Path, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         message = failing("serve", "--repository", tiny_repository, "--port", "0", option, str(port), code=1)
     assert message == f"port {port} on 127.0.0.1 is already in use"
 
 
-def test_an_unknown_host_fails(tiny_repository: Path) -> None:
+def test_serve_on_unknown_host_fails(tiny_repository: Path) -> None:
     message = failing("serve", "--repository", tiny_repository, "--host", "256.0.0.1", "--port", "0", code=1)
     assert message == "the host 256.0.0.1 is unknown: name or service not known"
 
 
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_cuda_where_there_is_none_fails_and_says_why(tiny_repository: Path, command: str) -> None:
+def test_check_and_serve_without_cuda_fail_with_reason(tiny_repository: Path, command: str) -> None:
     message = failing(command, "--repository", tiny_repository, "--provider", "cuda", code=1, PREBLOCK_PORT="0")
     assert message == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
 
@@ -51,7 +51,7 @@ def two_workers(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory)
     assert list(temporary.iterdir()) == []
 
 
-def test_both_workers_answer_and_their_metrics_are_summed(two_workers: tuple[Server, Path]) -> None:
+def test_workers_share_requests_and_metrics_are_summed(two_workers: tuple[Server, Path]) -> None:
     server, temporary = two_workers
 
     # Each request opens a connection, accepted by either worker. The second worker may start later.
@@ -76,12 +76,12 @@ def test_both_workers_answer_and_their_metrics_are_summed(two_workers: tuple[Ser
             assert time.monotonic() < deadline
 
 
-def test_a_server_is_ready_once_it_says_its_address(server: Server, tiny_server: Server) -> None:
+def test_server_is_ready_once_banner_is_printed(server: Server, tiny_server: Server) -> None:
     for running in (server, tiny_server):
         assert httpx.get(running.address + "/readyz", timeout=60).status_code == 200
 
 
-def test_the_banner_holds_address_and_limits(tiny_server: Server) -> None:
+def test_banner_shows_addresses_and_model_limits(tiny_server: Server) -> None:
     lines = tiny_server.banner.splitlines()
     assert lines[0] == f"Preblock serves on {tiny_server.address} (documentation: {tiny_server.address}/docs)"
     assert lines[1].startswith("  bert: bert, ids 0 to 10, token_type_ids 0 to 1, max_len 8, width 4, ")
@@ -90,7 +90,7 @@ def test_the_banner_holds_address_and_limits(tiny_server: Server) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
-def test_the_line_of_the_banner_works_in_a_shell(tiny_server: Server) -> None:
+def test_banner_curl_command_returns_embeddings(tiny_server: Server) -> None:
     line = tiny_server.banner.splitlines()[-1]
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
     expected = httpx.post(

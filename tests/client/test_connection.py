@@ -48,7 +48,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory, tiny_repository: Path) -> I
         yield Secure(running.address, *(files[name] for name in ("ca", "together", "certificate", "key")))
 
 
-def test_certificates_serve_calls_and_streams(connect: Connect, secure: Secure) -> None:
+def test_client_certificates_work_for_calls_and_streams(connect: Connect, secure: Secure) -> None:
     for verify, cert in (
         (secure.ca, secure.together),
         (str(secure.ca), (secure.certificate, secure.key)),
@@ -61,7 +61,7 @@ def test_certificates_serve_calls_and_streams(connect: Connect, secure: Secure) 
 
 
 @pytest.mark.parametrize("trusted", [False, True], ids=["unknown authority", "no own certificate"])
-def test_a_missing_certificate_is_a_failed_connection(connect: Connect, secure: Secure, trusted: bool) -> None:
+def test_missing_certificate_raises_connection_error(connect: Connect, secure: Secure, trusted: bool) -> None:
     client = connect(secure.address, retries=0, verify=secure.ca) if trusted else connect(secure.address, retries=0)
     with pytest.raises(errors.ConnectionFailed, match=secure.address):
         client.models()
@@ -71,7 +71,7 @@ def test_a_missing_certificate_is_a_failed_connection(connect: Connect, secure: 
 
 @pytest.mark.parametrize("option", ["verify", "cert"])
 @pytest.mark.parametrize("content", [None, "no certificate"])
-def test_an_unreadable_certificate_is_named(connect: Connect, tmp_path: Path, option: str, content: str | None) -> None:
+def test_unreadable_certificate_is_rejected(connect: Connect, tmp_path: Path, option: str, content: str | None) -> None:
     file = tmp_path / "file.pem"
     if content is not None:
         file.write_text(content)
@@ -80,7 +80,7 @@ def test_an_unreadable_certificate_is_named(connect: Connect, tmp_path: Path, op
     assert raised.value.field == option
 
 
-def test_calls_use_the_callers_own_client(tiny_server: Server) -> None:
+def test_calls_use_given_httpx_client(tiny_server: Server) -> None:
     sent: list[httpx.Request] = []
     with httpx.Client(headers={"X-Own": "1"}, event_hooks={"request": [sent.append]}) as http_client:
         with preblock.connect(tiny_server.address, key="k", http_client=http_client) as client:
@@ -101,19 +101,19 @@ def test_calls_use_the_callers_own_client(tiny_server: Server) -> None:
     assert (sent[0].headers["X-Own"], sent[0].headers["Authorization"]) == ("1", "Bearer k")
 
 
-def test_a_client_of_the_other_kind_is_refused() -> None:
+def test_httpx_client_of_wrong_kind_is_rejected() -> None:
     for connect, other in ((preblock.connect, httpx.AsyncClient()), (preblock.connect_async, httpx.Client())):
         wrong: Any = other
         with raises_kind("Invalid", match="^http_client: got a .*, expected an httpx"):
             connect("http://host", http_client=wrong)
 
 
-def test_an_address_in_a_message_has_no_password() -> None:
+def test_address_in_message_hides_password() -> None:
     access = read_access("http://me:secret@host:1/under/", 1, None)
     assert (access.url, access.name) == ("http://me:secret@host:1/under", "http://host:1/under")
 
 
-def test_a_service_and_its_models_are_ready(connect: Connect, tiny_server: Server, flaky: FlakyProxy) -> None:
+def test_ready_reports_server_and_model_state(connect: Connect, tiny_server: Server, flaky: FlakyProxy) -> None:
     client = connect(tiny_server.address)
     assert [client.ready(), client.ready("gpt"), client.ready("bert", 1)] == [True] * 3
     assert [client.ready("none"), client.ready("bert", 9)] == [False] * 2
@@ -126,7 +126,7 @@ def test_a_service_and_its_models_are_ready(connect: Connect, tiny_server: Serve
     assert flaky.connections == 3
 
 
-def test_models_are_unloaded_and_loaded(connect: Connect, tmp_path: Path, tiny_server: Server) -> None:
+def test_client_unloads_and_loads_models(connect: Connect, tmp_path: Path, tiny_server: Server) -> None:
     copy_artifact("gpt", tmp_path)
     with serve(tmp_path, "--model-control", "explicit") as server:
         client = connect(server.address)

@@ -26,7 +26,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, np
         yield server, table[IDS]
 
 
-def test_client_returns_both_forms(gemma: tuple[Server, np.ndarray]) -> None:
+def test_client_returns_scaled_and_unscaled_vectors(gemma: tuple[Server, np.ndarray]) -> None:
     server, rows = gemma
     with preblock.connect(server.address) as client:
         model = client.model("gemma")
@@ -46,7 +46,7 @@ def test_client_returns_both_forms(gemma: tuple[Server, np.ndarray]) -> None:
             client.prompt_embeds(IDS, model="gemma", output="embeddings")
 
 
-def test_open_inference_protocol_returns_both_forms(gemma: tuple[Server, np.ndarray]) -> None:
+def test_open_inference_returns_scaled_and_unscaled_vectors(gemma: tuple[Server, np.ndarray]) -> None:
     server, rows = gemma
     metadata = httpx.get(f"{server.address}/v2/models/gemma").json()
     assert "unscaled_token_embeddings" in {output["name"] for output in metadata["outputs"]}
@@ -60,7 +60,7 @@ def test_open_inference_protocol_returns_both_forms(gemma: tuple[Server, np.ndar
     assert scaled.tobytes() == (rows * np.float32(2.5)).tobytes()
 
 
-def test_description_names_the_use_of_each_form(gemma: tuple[Server, np.ndarray]) -> None:
+def test_model_description_explains_scaled_and_unscaled_output(gemma: tuple[Server, np.ndarray]) -> None:
     outputs = httpx.get(f"{gemma[0].address}/models/gemma").json()["outputs"]
     assert outputs["unscaled_token_embeddings"]["use_as"] == outputs["token_embeddings"]["use_as"]
     assert "They include the embedding scale, 2.5." in outputs["token_embeddings"]["description"]

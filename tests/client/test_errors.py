@@ -16,7 +16,7 @@ from tests.support.servers import Server
 
 
 @pytest.mark.parametrize("kind", STATUS, ids=lambda kind: kind.__name__)
-def test_a_problem_of_the_service_is_an_error_of_its_kind(kind: type[service.PreblockError]) -> None:
+def test_problem_response_becomes_error_of_its_kind(kind: type[service.PreblockError]) -> None:
     body = problem(kind("input_ids[0]", 9, "0 to 8"))
     error = errors.of_problem(STATUS[kind], body)
     assert error.kind == kind.__name__
@@ -50,7 +50,7 @@ def test_a_problem_of_the_service_is_an_error_of_its_kind(kind: type[service.Pre
     ],
     ids=str,
 )
-def test_request_error_is_raised_for_a_bad_request(
+def test_invalid_request_raises_request_error(
     tiny: Any, ids: Any, options: dict[str, Any], kind: str, field: str
 ) -> None:
     with raises_kind(kind) as raised:
@@ -64,7 +64,7 @@ def test_request_error_is_raised_for_a_bad_request(
     ("header", "media_type", "kind"),
     [("Content-Type", "text/plain", "UnsupportedFormat"), ("Accept", "text/html", "NotAcceptable")],
 )
-def test_format_unknown_to_the_service_is_refused(tiny_server: Server, header: str, media_type: str, kind: str) -> None:
+def test_unsupported_media_type_is_rejected(tiny_server: Server, header: str, media_type: str, kind: str) -> None:
     """A caller's own httpx client replaces a header of each request."""
 
     def replace(request: httpx.Request) -> None:
@@ -75,12 +75,12 @@ def test_format_unknown_to_the_service_is_refused(tiny_server: Server, header: s
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", ""])
-def test_malformed_address_is_refused(connect: Connect, url: str) -> None:
+def test_malformed_address_is_rejected(connect: Connect, url: str) -> None:
     with raises_kind("Invalid", match=r"^url: got ") as raised:
         connect(url)
     assert raised.value.field == "url"
 
 
-def test_a_service_may_be_under_a_path(connect: Connect, tiny_server: Server) -> None:
+def test_client_keeps_path_of_address(connect: Connect, tiny_server: Server) -> None:
     with pytest.raises(errors.RequestError, match=r"GET /under/models"):
         connect(f"{tiny_server.address}/under/").models()

@@ -22,7 +22,7 @@ from tests.client.conftest import Connect
         ("decode", ("gpt",), "compagnions", "companions"),
     ],
 )
-def test_a_misspelt_keyword_names_the_right_one(
+def test_misspelt_keyword_gets_suggestion(
     connect: Connect, method: str, arguments: tuple[Any, ...], keyword: str, meant: str
 ) -> None:
     client = connect("http://127.0.0.1:1", retries=0)
@@ -32,14 +32,14 @@ def test_a_misspelt_keyword_names_the_right_one(
         call().__enter__()  # of a stream; any other call fails before
 
 
-def test_a_keyword_like_none_lists_the_keywords() -> None:
+def test_unknown_keyword_lists_valid_keywords() -> None:
     with pytest.raises(TypeError, match="'colour'; its keywords are dtype, key_length, model, "):
         preblock.connect("http://127.0.0.1:1").bias(1, 1, model="gpt", colour=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="'timout'; did you mean 'timeout'"):
         preblock.connect("http://127.0.0.1:1", timout=1)  # type: ignore[call-arg]
 
 
-def test_a_step_has_suggestions_too() -> None:
+def test_misspelt_keyword_of_step_gets_suggestion() -> None:
     stream = preblock.connect("http://127.0.0.1:1").decode("gpt")
     with pytest.raises(TypeError, match="'position_id'; did you mean 'position_ids'"):
         stream.step([1], position_id=[1])

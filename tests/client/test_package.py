@@ -24,7 +24,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
 
 
-def test_public_names_are_exactly_these() -> None:
+def test_package_exports_only_public_names() -> None:
     assert client.__all__ == ["AsyncClient", "Client", "Embeddings", "Model", "connect", "connect_async"]
     assert (preblock.connect, preblock.connect_async) == (Client, AsyncClient)
     assert {"connect", "connect_async", "__version__"} <= set(dir(preblock))
@@ -32,18 +32,18 @@ def test_public_names_are_exactly_these() -> None:
         _ = preblock.conect  # type: ignore[attr-defined]
 
 
-def test_preblock_alone_imports_nothing() -> None:
+def test_preblock_import_loads_no_dependencies() -> None:
     done = run("import sys, preblock; print([n for n in ('numpy', 'httpx', 'preblock.client') if n in sys.modules])")
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_the_client_imports_no_more_than_it_needs() -> None:
+def test_client_import_loads_only_its_dependencies() -> None:
     script = "import sys, preblock; preblock.connect; print([n for n in sys.modules if n.split('.')[0] in {!r}"
     done = run(script.format(HEAVY) + " or n.startswith('preblock.') and not n.startswith('preblock.client')])")
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_a_missing_ml_dtypes_is_named() -> None:
+def test_bfloat16_without_ml_dtypes_fails_with_install_hint() -> None:
     script = "import sys; sys.modules['ml_dtypes'] = None; from preblock.client.results import array_of"
     done = run(f"{script}; array_of(bytearray(2), 'bfloat16', [1])")
     assert done.returncode == 1
@@ -52,7 +52,7 @@ def test_a_missing_ml_dtypes_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_synchronous_client_is_the_generated_one(name: str) -> None:
+def test_sync_client_files_match_generator(name: str) -> None:
     assert (FOLDER / f"sync_{name}.py").read_text(encoding="utf-8") == generate(name)
 
 
@@ -60,7 +60,9 @@ def test_the_synchronous_client_is_the_generated_one(name: str) -> None:
     ("kind", "asynchronous", "names"),
     [(Client, AsyncClient, (*CALLS, "decode")), (DecodeStream, AsyncDecodeStream, STEPS)],
 )
-def test_each_method_has_a_signature_and_a_docstring(kind: type, asynchronous: type, names: tuple[str, ...]) -> None:
+def test_sync_methods_match_async_signatures_and_have_docs(
+    kind: type, asynchronous: type, names: tuple[str, ...]
+) -> None:
     assert {name for name in dir(kind) if not name.startswith("_")} >= {*names, "close"} - {"decode"}
     for name in names:
         method, other = getattr(kind, name), getattr(asynchronous, name)
@@ -75,12 +77,12 @@ def test_each_method_has_a_signature_and_a_docstring(kind: type, asynchronous: t
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_help_shows_the_values_of_an_option(kind: type[Client | AsyncClient]) -> None:
+def test_help_shows_literal_values_of_option(kind: type[Client | AsyncClient]) -> None:
     page = pydoc.plain(pydoc.render_doc(kind.embed))
     assert "dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32'" in page
 
 
-def test_the_document_names_every_method_and_error() -> None:
+def test_client_docs_name_every_method_error_and_option() -> None:
     document = (ROOT / "docs/client.md").read_text(encoding="utf-8")
     names = [
         *CALLS,
@@ -99,5 +101,5 @@ def test_the_document_names_every_method_and_error() -> None:
         assert [name for name in options if f"| `{name}` |" not in document] == []
 
 
-def test_the_package_is_typed() -> None:
+def test_package_has_py_typed() -> None:
     assert (ROOT / "preblock/py.typed").is_file()

@@ -13,12 +13,12 @@ from preblock.client.results import Embeddings
 VECTORS = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 
-def test_chat_part_has_the_prompt_as_data() -> None:
+def test_chat_part_holds_prompt_as_data() -> None:
     assert chat_part("UEsD") == {"type": "prompt_embeds", "data": "UEsD"}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_input_embeds_are_floats_for_each_row(dtype: Any) -> None:
+def test_input_embeds_are_python_floats_per_row(dtype: Any) -> None:
     offsets = np.array([1, 2])
     embeddings = Embeddings("m", 1, VECTORS.astype(dtype), np.array([1, 2]), offsets, None, None, None)
     found = input_embeds(embeddings)
@@ -26,7 +26,7 @@ def test_input_embeds_are_floats_for_each_row(dtype: Any) -> None:
     assert {type(number) for row in found for vector in row for number in vector} == {float}
 
 
-def test_prompt_table_numbers_vectors_from_the_vocabulary_on() -> None:
+def test_prompt_table_numbers_vectors_after_vocabulary() -> None:
     prompt = prompt_table([[7, 8], VECTORS[:1], np.array([9]), VECTORS[1:].astype(np.float16)], 10)
     assert prompt.input_ids.dtype == np.int32
     assert prompt.input_ids.tolist() == [7, 8, 10, 9, 11, 12]
@@ -44,7 +44,7 @@ def test_prompt_table_numbers_vectors_from_the_vocabulary_on() -> None:
         ([VECTORS, VECTORS[:, :1]], "parts[1]: got an array (3, 1), expected token ids, or vectors (n, 2)"),
     ],
 )
-def test_wrong_parts_are_refused(parts: list[Any], message: str) -> None:
+def test_prompt_table_rejects_wrong_parts(parts: list[Any], message: str) -> None:
     with pytest.raises(RequestError) as refused:
         prompt_table(parts, 10)
     assert str(refused.value) == message

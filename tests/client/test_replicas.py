@@ -31,7 +31,7 @@ def serves_a_stream(address: str) -> bool:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_call_goes_to_another_server_if_one_is_down(connect: Connect, tiny_server: Server, order: int) -> None:
+def test_call_switches_server_when_one_is_down(connect: Connect, tiny_server: Server, order: int) -> None:
     random.seed(SEED)
     dead = f"http://127.0.0.1:{free_port()}"
     client = connect([dead, tiny_server.address][::order], retries=1)
@@ -46,7 +46,7 @@ def test_call_goes_to_another_server_if_one_is_down(connect: Connect, tiny_serve
 @pytest.mark.parametrize(
     "act", [BUSY, canned("429 Too Many Requests"), canned("502 Bad Gateway")], ids=["503", "429", "502"]
 )
-def test_call_goes_to_another_server_if_one_is_busy(
+def test_call_switches_server_when_one_is_busy(
     connect: Connect, tiny_server: Server, flaky: FlakyProxy, act: bytes, order: int
 ) -> None:
     random.seed(SEED)
@@ -57,21 +57,21 @@ def test_call_goes_to_another_server_if_one_is_busy(
     assert flaky.connections <= 1
 
 
-def test_pause_of_a_busy_service_is_kept(connect: Connect, flaky: FlakyProxy) -> None:
+def test_call_with_long_retry_after_is_not_retried(connect: Connect, flaky: FlakyProxy) -> None:
     flaky.script = [canned("503 Service Unavailable", b"", "Retry-After: 31")] * 2
     with raises_kind("Unavailable"):
         connect([flaky.address, flaky.address], retries=3).embed([1], model="gpt")
     assert flaky.connections == 1
 
 
-def test_timeout_of_an_answer_is_final(connect: Connect, flaky: FlakyProxy) -> None:
+def test_response_timeout_is_not_retried(connect: Connect, flaky: FlakyProxy) -> None:
     flaky.script = [STALL]
     with raises_kind("TimedOut"):
         connect([flaky.address, flaky.address], timeout=0.5).embed([1], model="gpt")
     assert flaky.connections == 1
 
 
-def test_stream_resumes_on_other_servers_at_its_offset(
+def test_stream_resumes_on_other_server_at_its_offset(
     connect: Connect, replicas: dict[str, subprocess.Popen[str]]
 ) -> None:
     tokens = [1, 2, 3, 4, 5, 6]
@@ -99,6 +99,6 @@ def test_stream_resumes_on_other_servers_at_its_offset(
         (["http://a", "b"], "url: got b, expected http://… or https://…"),
     ],
 )
-def test_addresses_that_cannot_be_used_are_refused(connect: Connect, urls: list[str], message: str) -> None:
+def test_connect_rejects_unusable_addresses(connect: Connect, urls: list[str], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         connect(urls)

@@ -56,7 +56,7 @@ def assert_equal(result: Embeddings, answer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("as_array", [False, True])
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_pooling_gives_one_vector_for_each_row(tiny: Any, tiny_server: Server, pooling: str, as_array: bool) -> None:
+def test_pooling_returns_one_vector_per_row(tiny: Any, tiny_server: Server, pooling: str, as_array: bool) -> None:
     rows = ROWS if as_array else RAGGED
     result = tiny.embed(np.array(rows) if as_array else rows, model="gpt", pooling=pooling)
     answer = native(tiny_server, "gpt", input_ids=rows, pooling=pooling)
@@ -66,7 +66,7 @@ def test_pooling_gives_one_vector_for_each_row(tiny: Any, tiny_server: Server, p
     assert result.next_offset.tolist() == answer["next_offset"] == list(map(len, rows))
 
 
-def test_text_is_pooled_too(tiny: Any, tiny_server: Server) -> None:
+def test_text_with_pooling_matches_native_api(tiny: Any, tiny_server: Server) -> None:
     result = tiny.text(["a b", "a"], model="bert", pooling="mean")
     answer = native(tiny_server, "bert", text=["a b", "a"], pooling="mean")
     assert np.concatenate(result.rows()).tobytes() == answer["data"]
@@ -92,7 +92,9 @@ def test_text_is_pooled_too(tiny: Any, tiny_server: Server) -> None:
         (torch.tensor(ROWS, dtype=torch.int32).T.contiguous().T, ROWS),
     ],
 )
-def test_ids_of_every_form_are_those_ids(tiny: Any, tiny_server: Server, ids: Any, rows: list[list[int]]) -> None:
+def test_embed_accepts_ids_of_every_container_and_dtype(
+    tiny: Any, tiny_server: Server, ids: Any, rows: list[list[int]]
+) -> None:
     assert_equal(tiny.embed(ids, model="gpt"), native(tiny_server, "gpt", input_ids=rows))
 
 
@@ -111,9 +113,7 @@ def test_ids_of_every_form_are_those_ids(tiny: Any, tiny_server: Server, ids: An
     ],
     ids=str,
 )
-def test_every_option_means_what_it_means_at_the_native_protocol(
-    tiny: Any, tiny_server: Server, ids: Any, options: dict[str, Any]
-) -> None:
+def test_embed_options_match_native_api(tiny: Any, tiny_server: Server, ids: Any, options: dict[str, Any]) -> None:
     values = {"per row": list(range(len(ids))), "like ids": [[index % 2 for index in range(len(row))] for row in ids]}
     fields = {name: values.get(value, value) for name, value in options.items()}
     rows = [list(map(int, row)) for row in ids]
@@ -124,14 +124,14 @@ def test_every_option_means_what_it_means_at_the_native_protocol(
         assert_equal(tiny.embed(ids, model="bert", **arrays), expected)
 
 
-def test_a_version_is_chosen(tiny: Any, tiny_server: Server) -> None:
+def test_embed_with_version_uses_it(tiny: Any, tiny_server: Server) -> None:
     first, second = (tiny.embed(ROWS, model="bert", version=version) for version in (1, None))
     assert (first.version, second.version) == (1, 2)
     assert first.vectors.tobytes() != second.vectors.tobytes()
     assert_equal(first, native(tiny_server, "bert/versions/1", input_ids=ROWS))
 
 
-def test_many_rows_equal_separate_requests(tiny: Any, tiny_server: Server) -> None:
+def test_embed_of_10000_rows_matches_native_api(tiny: Any, tiny_server: Server) -> None:
     ids, offset = np.tile(np.arange(6), 5000).reshape(10000, 3), np.arange(10000) % 4
     expected = native(tiny_server, "gpt", input_ids=ids.tolist(), offset=offset.tolist())
     assert_equal(tiny.embed(ids, model="gpt", offset=offset), expected)
@@ -139,7 +139,7 @@ def test_many_rows_equal_separate_requests(tiny: Any, tiny_server: Server) -> No
 
 
 @pytest.mark.parametrize("ids", [ROWS, RAGGED])
-def test_rows_are_views_equal_to_separate_requests(tiny: Any, ids: list[list[int]]) -> None:
+def test_rows_are_views_and_match_separate_requests(tiny: Any, ids: list[list[int]]) -> None:
     result = tiny.embed(ids, model="gpt")
     assert len(result.rows()) == len(ids)
     for row, vectors in zip(ids, result.rows(), strict=True):
@@ -148,7 +148,7 @@ def test_rows_are_views_equal_to_separate_requests(tiny: Any, ids: list[list[int
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_tensor_shares_the_memory_that_the_answer_came_in(tiny: Any, dtype: str) -> None:
+def test_to_torch_shares_memory_of_vectors(tiny: Any, dtype: str) -> None:
     result = tiny.embed(np.array(ROWS), model="gpt", dtype=dtype)
     tensor = result.to_torch()
     assert tensor.dtype == getattr(torch, dtype)
@@ -158,7 +158,7 @@ def test_a_tensor_shares_the_memory_that_the_answer_came_in(tiny: Any, dtype: st
     assert not result.vectors.any()
 
 
-def test_text_gives_the_vectors_of_its_ids(tiny: Any, tiny_server: Server) -> None:
+def test_text_vectors_match_its_ids(tiny: Any, tiny_server: Server) -> None:
     result = tiny.text(["a b", "c"], model="bert", return_tokens=True, offset=1)
     expected = native(tiny_server, "bert", text=["a b", "c"], offset=1, return_tokens=True)
     assert_equal(result, expected)
@@ -184,7 +184,7 @@ def test_torch_loads_prompt_embeds(server: Server, connect: Connect, ids: Any, d
 
 
 @pytest.mark.parametrize("text", ["Hello, world!", ["Hello", "and good bye"]])
-def test_prompt_embeds_of_text_are_those_of_its_ids(server: Server, connect: Connect, text: str | list[str]) -> None:
+def test_prompt_embeds_of_text_match_its_ids(server: Server, connect: Connect, text: str | list[str]) -> None:
     client = connect(server.address)
     ids = client.text(text, model="minilm", return_tokens=True).input_ids
     assert client.prompt_embeds(text=text, model="minilm") == client.prompt_embeds(ids, model="minilm")
@@ -205,7 +205,7 @@ def test_truncation_is_reported(tiny: Any, side: str, kept: list[int]) -> None:
     assert np.array_equal(result.rows()[0], tiny.embed(kept, model="gpt").vectors[0])
 
 
-def test_models_are_described(tiny: Any) -> None:
+def test_models_returns_descriptions(tiny: Any) -> None:
     bert, gpt = sorted(tiny.models(), key=lambda model: str(model.name))
     assert (bert.name, bert.version, bert.versions, bert.max_len) == ("bert", 2, [1, 2], 8)
     assert (gpt.provider, gpt.manifest["family"]) == ("CPUExecutionProvider", "gpt2")
@@ -213,7 +213,7 @@ def test_models_are_described(tiny: Any) -> None:
     assert tiny.model("bert", 1).version == 1
 
 
-def test_a_model_has_the_facts_of_its_manifest(tiny: Any, tiny_repository: Path) -> None:
+def test_model_attributes_match_manifest(tiny: Any, tiny_repository: Path) -> None:
     """Oracle: the manifest, read by the service."""
     for name, version in (("bert", 2), ("gpt", 1)):
         model, manifest = tiny.model(name), read_manifest(tiny_repository / name / str(version))
@@ -229,7 +229,7 @@ def test_a_model_has_the_facts_of_its_manifest(tiny: Any, tiny_repository: Path)
             assert tiny.embed([1], model=name, output=output).vectors.shape == (1, 1, width)
 
 
-def test_a_stem_has_a_width_and_no_token_outputs(tmp_path: Path) -> None:
+def test_stem_model_has_width_and_no_token_outputs(tmp_path: Path) -> None:
     copy_artifact("vit", tmp_path)
     with serve(tmp_path) as server, preblock.connect(server.address) as client:
         model = client.model("vit")
@@ -239,11 +239,11 @@ def test_a_stem_has_a_width_and_no_token_outputs(tmp_path: Path) -> None:
         assert not model.has_tokenizer
 
 
-def test_outputs_leave_the_bias_out(connect: Connect, companions: Server) -> None:
+def test_model_outputs_exclude_bias(connect: Connect, companions: Server) -> None:
     assert set(connect(companions.address).model("alibi").outputs) == {"embeddings", "token_embeddings"}
 
 
-def test_a_bias_and_further_inputs_are_those_of_the_module(connect: Connect, companions: Server) -> None:
+def test_bias_and_extra_inputs_match_module(connect: Connect, companions: Server) -> None:
     client = connect(companions.address)
     module = build_frontend("alibi-levels")
     assert isinstance(module, FrontEnd)
@@ -256,14 +256,14 @@ def test_a_bias_and_further_inputs_are_those_of_the_module(connect: Connect, com
     assert np.array_equal(client.embed(ROWS, model="alibi", **levels).vectors, vectors.detach().numpy())
 
 
-def test_threads_share_a_client(tiny_server: Server) -> None:
+def test_client_is_shared_between_threads(tiny_server: Server) -> None:
     with preblock.connect(tiny_server.address) as client, ThreadPoolExecutor(16) as pool:
         rows = [[index % 7, index % 5, index % 3] for index in range(200)]
         found = list(pool.map(lambda row: client.embed(row, model="gpt").vectors, rows))
         assert np.array_equal(np.concatenate(found), client.embed(rows, model="gpt").vectors)
 
 
-def test_tasks_share_a_client(tiny_server: Server) -> None:
+def test_async_client_is_shared_between_tasks(tiny_server: Server) -> None:
     async def embed() -> None:
         async with preblock.connect_async(tiny_server.address) as client:
             rows = [[index % 7, index % 5, index % 3] for index in range(200)]

@@ -40,7 +40,7 @@ def busy(after: str | None = None) -> ClientError:
     ],
     ids=range(9),
 )
-def test_a_call_is_sent_again_until_it_is_answered(connect: Connect, flaky: FlakyProxy, act: str | bytes) -> None:
+def test_failed_call_is_retried_until_success(connect: Connect, flaky: FlakyProxy, act: str | bytes) -> None:
     flaky.script = [act, act]
     result = connect(flaky.address, retries=2).embed([1, 2], model="gpt")
     assert result.vectors.shape == (1, 2, 4)
@@ -58,7 +58,7 @@ def test_a_call_is_sent_again_until_it_is_answered(connect: Connect, flaky: Flak
         (canned("502 Bad Gateway", b"<html>"), "status 502"),
     ],
 )
-def test_retries_stop_at_the_limit(connect: Connect, flaky: FlakyProxy, act: str | bytes, kind: str) -> None:
+def test_retries_stop_at_limit(connect: Connect, flaky: FlakyProxy, act: str | bytes, kind: str) -> None:
     flaky.script = [act] * 3
     with raises_kind(kind):
         connect(flaky.address, retries=1).models()
@@ -103,13 +103,13 @@ def test_timed_out_call_is_not_retried(connect: Connect, flaky: FlakyProxy) -> N
     assert flaky.connections == 1
 
 
-def test_unreachable_server_is_a_connection_error(connect: Connect) -> None:
+def test_unreachable_server_raises_connection_error(connect: Connect) -> None:
     address = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(errors.ConnectionFailed, match=f"^cannot connect to {address} "):
         connect(address, retries=1).models()
 
 
-def test_cancelled_call_leaves_the_client_usable(flaky: FlakyProxy) -> None:
+def test_cancelled_call_leaves_client_usable(flaky: FlakyProxy) -> None:
     async def cancel() -> None:
         flaky.script = [STALL]
         async with preblock.connect_async(flaky.address) as client:
@@ -175,7 +175,7 @@ def test_only_failed_connections_are_retried(
     asyncio.run(request())
 
 
-def test_pauses_grow_to_a_limit() -> None:
+def test_retry_pauses_grow_to_limit() -> None:
     longest = [max(pause(busy(), attempt) or 0 for _ in range(200)) for attempt in range(12)]
     assert all(limit / 2 < seconds <= limit for limit, seconds in zip((0.25, 0.5, 1, 2, 4), longest, strict=False))
     assert longest[-1] <= MAX_PAUSE_SECONDS

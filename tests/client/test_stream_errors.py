@@ -33,7 +33,7 @@ from tests.support.servers import free_port
     ],
     ids=str,
 )
-def test_a_step_that_is_refused_changes_nothing(tiny: Any, ids: Any, field: str) -> None:
+def test_rejected_step_keeps_offset(tiny: Any, ids: Any, field: str) -> None:
     with tiny.decode("gpt", offset=2) as stream:
         with raises_kind("Invalid") as raised:
             stream.step(ids)
@@ -55,7 +55,7 @@ def test_a_step_that_is_refused_changes_nothing(tiny: Any, ids: Any, field: str)
         ("drop", [-1], "Invalid", "drop[0]"),
     ],
 )
-def test_refused_message_changes_nothing(tiny: Any, method: str, argument: Any, kind: str, field: str) -> None:
+def test_rejected_message_keeps_offsets(tiny: Any, method: str, argument: Any, kind: str, field: str) -> None:
     with tiny.decode("gpt", offset=2, rows=2) as stream:
         with raises_kind(kind) as raised:
             getattr(stream, method)(argument)
@@ -63,7 +63,7 @@ def test_refused_message_changes_nothing(tiny: Any, method: str, argument: Any, 
         assert stream.offset == [2, 2]
 
 
-def test_token_fields_must_be_known_and_of_equal_length(tiny: Any) -> None:
+def test_step_rejects_unknown_or_mismatched_token_fields(tiny: Any) -> None:
     with tiny.decode("gpt") as stream:
         for further in ({"attention_mask": [1]}, {"position_ids": [[1], [1]]}, {"token_type_ids": [0, 0]}):
             with raises_kind("Invalid") as raised:
@@ -73,7 +73,7 @@ def test_token_fields_must_be_known_and_of_equal_length(tiny: Any) -> None:
         assert stream.offset == [1]
 
 
-def test_step_beyond_the_last_position_is_refused(tiny: Any) -> None:
+def test_step_beyond_max_len_is_rejected(tiny: Any) -> None:
     with tiny.decode("gpt", offset=4) as stream:
         stream.step([1, 2])
         with raises_kind("Invalid", match="6") as raised:
@@ -99,7 +99,7 @@ def test_step_beyond_the_last_position_is_refused(tiny: Any) -> None:
         ("gpt", {"companions": ["embeddings"]}, "Invalid"),
     ],
 )
-def test_a_stream_that_is_refused(tiny: Any, model: str, options: dict[str, Any], kind: str) -> None:
+def test_stream_with_invalid_options_is_rejected(tiny: Any, model: str, options: dict[str, Any], kind: str) -> None:
     with raises_kind(kind), tiny.decode(model, **options):
         pass
 
@@ -115,19 +115,21 @@ def test_a_stream_that_is_refused(tiny: Any, model: str, options: dict[str, Any]
     ],
     ids=range(5),
 )
-def test_a_stream_that_does_not_open(connect: Connecting, flaky: FlakyProxy, act: str | bytes, kind: str) -> None:
+def test_failed_stream_opening_raises_error_of_its_kind(
+    connect: Connecting, flaky: FlakyProxy, act: str | bytes, kind: str
+) -> None:
     flaky.script = [act]
     with raises_kind(kind), connect(flaky.address, timeout=0.5).decode("gpt"):
         pass
     assert flaky.connections == 1
 
 
-def test_unreachable_server_is_a_connection_error(connect: Connecting) -> None:
+def test_unreachable_server_raises_connection_error(connect: Connecting) -> None:
     with pytest.raises(errors.ConnectionFailed), connect(f"http://127.0.0.1:{free_port()}").decode("gpt"):
         pass
 
 
-def test_a_broken_stream_says_where_to_resume(connect: Connecting, flaky: FlakyProxy, tiny: Any) -> None:
+def test_broken_stream_reports_offset_to_resume(connect: Connecting, flaky: FlakyProxy, tiny: Any) -> None:
     client = connect(flaky.address)
     parts = []
     with client.decode("gpt", offset=1) as stream:
@@ -143,7 +145,7 @@ def test_a_broken_stream_says_where_to_resume(connect: Connecting, flaky: FlakyP
     assert np.array_equal(np.concatenate(parts, 1), whole(tiny, [1, 2, 3, 4], model="gpt", offset=1))
 
 
-def test_errors_of_a_stream_name_the_address(connect: Connecting, flaky: FlakyProxy) -> None:
+def test_stream_errors_name_server_address(connect: Connecting, flaky: FlakyProxy) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(errors.ConnectionFailed, match=f"^no connection to {nowhere} "), connect(nowhere).decode("gpt"):
         pass

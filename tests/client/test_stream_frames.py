@@ -72,7 +72,7 @@ def opened(*answers: bytes | Exception, resume: bool = False) -> tuple[DecodeStr
         HEADER.pack(b"PRBK", 2, 11, 0, 0, 1, 0, 0, bytes(3)) + struct.pack("<q", 5) + b"idle",
     ],
 )
-def test_a_frame_that_answers_nothing_closes_the_stream(frame: bytes) -> None:
+def test_invalid_response_frame_closes_stream(frame: bytes) -> None:
     stream, _ = opened(frame)
     for _ in range(2):
         with pytest.raises(errors.StreamClosed) as raised:
@@ -81,14 +81,14 @@ def test_a_frame_that_answers_nothing_closes_the_stream(frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff", b"[]", b"{}"])
-def test_opening_without_a_response_is_an_error(message: bytes) -> None:
+def test_stream_opening_with_invalid_response_raises_error(message: bytes) -> None:
     socket: Any = ScriptedSocket(message)
     with pytest.raises(errors.ConnectionFailed, match="the server opened no decode stream") as raised:
         DecodeStream(socket, "m", None, FIELDS, retries=0, resume=False).__enter__()
     assert socket.sent[-1] == f"close after {raised.type}"
 
 
-def test_frames_as_the_document_has_them() -> None:
+def test_stream_frames_match_documented_format() -> None:
     answer = HEADER.pack(b"PRBK", 2, 2, 0, 1, 1, 2, 1, b"\1\0\0") + struct.pack("<qIIff", 7, 2, 1, 0.5, -2)
     state = HEADER.pack(b"PRBK", 2, 10, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
     stream, socket = opened(answer, state)
@@ -101,7 +101,7 @@ def test_frames_as_the_document_has_them() -> None:
     assert stream.offset == [6]
 
 
-def test_refused_input_does_not_count_as_a_message() -> None:
+def test_rejected_step_does_not_use_message_number() -> None:
     state = HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 5)
     stream, _ = opened(state)
     with raises_kind("Invalid"):
@@ -109,7 +109,7 @@ def test_refused_input_does_not_count_as_a_message() -> None:
     stream.ping()
 
 
-def test_a_stream_that_resumes_connects_where_its_rows_are() -> None:
+def test_resuming_stream_reopens_at_its_offsets_and_version() -> None:
     state = HEADER.pack(b"PRBK", 2, 10, 0, 1, 2, 0, 0, bytes(3)) + struct.pack("<qq", 5, 5)
     stream, socket = opened(errors.ConnectionFailed("broke"), OPENED, state, resume=True)
     stream.reorder([0, 0])
@@ -121,7 +121,7 @@ def test_a_stream_that_resumes_connects_where_its_rows_are() -> None:
     assert stream.offset == [5, 5]
 
 
-def test_a_busy_service_is_asked_again_on_the_same_connection() -> None:
+def test_busy_stream_retries_message_on_same_connection() -> None:
     """`retry_after` of an error in an open stream is its least pause; the message gets a new number."""
     busy = HEADER.pack(b"PRBK", 2, 3, 0, 1, 0, 0, 0, bytes(3))
     busy += b'{"type":"urn:preblock:error:Unavailable","status":503,"detail":"full","retry_after":2}'
@@ -136,7 +136,7 @@ def test_a_busy_service_is_asked_again_on_the_same_connection() -> None:
 
 
 @pytest.mark.parametrize("stated", [b"", b',"retry_after":null', b',"retry_after":"soon"', b',"retry_after":31'])
-def test_other_errors_of_a_stream_are_final(stated: bytes) -> None:
+def test_stream_error_without_usable_retry_after_is_not_retried(stated: bytes) -> None:
     refused = HEADER.pack(b"PRBK", 2, 3, 0, 1, 0, 0, 0, bytes(3))
     refused += b'{"type":"urn:preblock:error:Unavailable","status":503,"detail":"full"' + stated + b"}"
     stream, socket = opened(refused)

@@ -47,7 +47,7 @@ def impatient(tiny_repository: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_a_stream_resumes_wherever_its_connections_break(
+def test_stream_resumes_after_connection_cut_at_any_byte(
     connect: Connecting, flaky: FlakyProxy, tiny: Any, direction: str
 ) -> None:
     """Connections are cut at bytes of the handshake, of the opening and of frames, before and in answers."""
@@ -65,7 +65,7 @@ def steps_done(server: Server) -> float:
     return float(line)
 
 
-def test_step_with_a_lost_response_is_repeated(
+def test_step_with_lost_response_is_repeated_on_resume(
     connect: Connecting, flaky: FlakyProxy, tiny: Any, tiny_server: Server
 ) -> None:
     with connect(flaky.address).decode("gpt", resume=True) as stream:
@@ -89,7 +89,9 @@ def test_step_with_a_lost_response_is_repeated(
 
 
 @pytest.mark.parametrize("act", [DROP, SWALLOW, CUT, BUSY])
-def test_resuming_ends_and_may_be_tried_again(connect: Connecting, flaky: FlakyProxy, tiny: Any, act: Act) -> None:
+def test_stream_resume_stops_at_retry_limit_and_can_be_repeated(
+    connect: Connecting, flaky: FlakyProxy, tiny: Any, act: Act
+) -> None:
     with connect(flaky.address, retries=1).decode("gpt", resume=True) as stream:
         stream.step([1])
         flaky.script = [act] * 2
@@ -102,7 +104,7 @@ def test_resuming_ends_and_may_be_tried_again(connect: Connecting, flaky: FlakyP
     assert flaky.connections == 4
 
 
-def test_resuming_stream_is_opened_again_after_a_failure(connect: Connecting, flaky: FlakyProxy) -> None:
+def test_resuming_stream_opens_after_failed_attempts(connect: Connecting, flaky: FlakyProxy) -> None:
     flaky.script = [DROP, BUSY]
     with connect(flaky.address, retries=2).decode("gpt", resume=True) as stream:
         assert stream.offset == [0]
@@ -111,7 +113,7 @@ def test_resuming_stream_is_opened_again_after_a_failure(connect: Connecting, fl
     assert flaky.connections == 4
 
 
-def test_a_stream_resumes_in_the_version_that_it_began_with(
+def test_stream_resumes_with_its_first_model_version(
     connect: Connecting, tiny_repository: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "bert").mkdir()
@@ -134,7 +136,7 @@ def test_a_stream_resumes_in_the_version_that_it_began_with(
             assert not np.array_equal(client.embed([1], model="bert").vectors, first)
 
 
-def test_a_stream_resumes_at_another_server_when_its_own_stops(
+def test_stream_resumes_at_other_server_after_shutdown(
     connect: Connecting, tiny: Any, tiny_server: Server, tiny_repository: Path
 ) -> None:
     with serve(tiny_repository) as stopping, FlakyProxy(stopping.address) as flaky:
@@ -148,7 +150,7 @@ def test_a_stream_resumes_at_another_server_when_its_own_stops(
     assert np.array_equal(np.concatenate(parts, 1), whole(tiny, [1, 2, 3, 4], model="gpt"))
 
 
-def test_a_stream_that_idled_says_so_and_resumes(connect: Connecting, impatient: Server) -> None:
+def test_idle_stream_reports_timeout_or_resumes(connect: Connecting, impatient: Server) -> None:
     client = connect(impatient.address)
     with (
         client.decode("gpt") as fresh,
@@ -165,7 +167,7 @@ def test_a_stream_that_idled_says_so_and_resumes(connect: Connecting, impatient:
         assert np.array_equal(resumed.step([2]), whole(client, [2], model="gpt", offset=1))
 
 
-def test_a_step_without_an_answer_ends_the_stream(connect: Connecting, flaky: FlakyProxy) -> None:
+def test_step_timeout_closes_stream(connect: Connecting, flaky: FlakyProxy) -> None:
     with connect(flaky.address, timeout=0.5).decode("gpt") as stream:
         stream.step([1])
         flaky.hold()
@@ -180,7 +182,7 @@ def test_a_step_without_an_answer_ends_the_stream(connect: Connecting, flaky: Fl
     assert time.monotonic() - start < 5
 
 
-def test_resuming_stream_continues_after_a_lost_answer(connect: Connecting, flaky: FlakyProxy, tiny: Any) -> None:
+def test_resuming_stream_continues_after_step_timeout(connect: Connecting, flaky: FlakyProxy, tiny: Any) -> None:
     with connect(flaky.address, timeout=0.5).decode("gpt", resume=True) as stream:
         stream.step([1])
         flaky.hold()

@@ -30,7 +30,7 @@ def rotary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_steps_equal_one_call_bit_for_bit(tiny: Any, dtype: str) -> None:
+def test_stream_steps_equal_one_call_bit_for_bit(tiny: Any, dtype: str) -> None:
     steps: list[Any] = [[1], np.array([2, 3], np.uint8), torch.tensor([4]), ((5, 6),)]
     with tiny.decode("bert", offset=1, dtype=dtype) as stream:
         parts = [stream.step(ids) for ids in steps]
@@ -42,7 +42,7 @@ def test_steps_equal_one_call_bit_for_bit(tiny: Any, dtype: str) -> None:
     parts[0][:] = 0
 
 
-def test_a_stream_has_a_version(tiny: Any) -> None:
+def test_stream_uses_requested_or_newest_version(tiny: Any) -> None:
     with tiny.decode("bert", version=1) as stream:
         assert stream.version == 1
         assert np.array_equal(stream.step([1, 2]), whole(tiny, [1, 2], model="bert", version=1))
@@ -50,7 +50,7 @@ def test_a_stream_has_a_version(tiny: Any) -> None:
         assert stream.version == 2
 
 
-def test_rows_survive_rewind_reorder_and_resize(tiny: Any) -> None:
+def test_stream_rows_stay_correct_after_rewind_reorder_resize(tiny: Any) -> None:
     def expect(vectors: Any, ids: Any, **fields: Any) -> None:
         expected = whole(tiny, ids, model="bert", **fields)
         assert (vectors.shape, vectors.tobytes()) == (expected.shape, expected.tobytes())
@@ -85,7 +85,7 @@ def test_rows_survive_rewind_reorder_and_resize(tiny: Any) -> None:
         expect(stream.step([3]), [3], offset=7)
 
 
-def test_number_of_rows_may_be_given_and_may_be_0(tiny: Any) -> None:
+def test_stream_opens_with_given_number_of_rows_or_none(tiny: Any) -> None:
     with tiny.decode("gpt", offset=2, rows=3) as stream:
         assert stream.offset == [2, 2, 2]
     none: list[dict[str, Any]] = [{"rows": 0}, {"offset": []}]
@@ -94,7 +94,7 @@ def test_number_of_rows_may_be_given_and_may_be_0(tiny: Any) -> None:
             assert stream.offset == []
 
 
-def test_step_returns_the_requested_companion_outputs(connect: Connecting, rotary: Server) -> None:
+def test_step_returns_requested_companion_outputs(connect: Connecting, rotary: Server) -> None:
     client = connect(rotary.address)
     names = ["rotary_cos", "rotary_sin"]
     with client.decode("llama", offset=3, companions=names) as stream:
@@ -107,7 +107,7 @@ def test_step_returns_the_requested_companion_outputs(connect: Connecting, rotar
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_step_that_is_cancelled_was_not_made(flaky: FlakyProxy, resume: bool) -> None:
+def test_cancelled_step_does_not_advance_stream(flaky: FlakyProxy, resume: bool) -> None:
     async def cancel() -> None:
         async with preblock.connect_async(flaky.address) as client, client.decode("gpt", resume=resume) as stream:
             flaky.hold()
@@ -125,7 +125,7 @@ def test_a_step_that_is_cancelled_was_not_made(flaky: FlakyProxy, resume: bool) 
     asyncio.run(cancel())
 
 
-def test_steps_of_one_stream_at_once_are_taken_in_turn(tiny_server: Server) -> None:
+def test_concurrent_steps_of_stream_run_in_order(tiny_server: Server) -> None:
     async def together() -> None:
         async with preblock.connect_async(tiny_server.address) as client, client.decode("gpt") as stream:
             found = await asyncio.gather(*(stream.step([index]) for index in range(6)))
@@ -143,7 +143,7 @@ def test_streams_of_one_client_are_independent(tiny: Any) -> None:
         assert (one.offset, other.offset) == ([3], [4])
 
 
-def test_a_stream_needs_no_with(tiny_server: Server) -> None:
+def test_stream_without_context_manager_works(tiny_server: Server) -> None:
     with preblock.connect(tiny_server.address) as client:
         stream = client.decode("gpt", offset=1, rows=2)
         assert (stream.offset, stream.version) == ([1, 1], None)
@@ -156,7 +156,7 @@ def test_a_stream_needs_no_with(tiny_server: Server) -> None:
             client.decode("none").step([1])
 
 
-def test_an_asynchronous_stream_needs_no_with(tiny_server: Server) -> None:
+def test_async_stream_without_context_manager_works(tiny_server: Server) -> None:
     async def step() -> None:
         async with preblock.connect_async(tiny_server.address) as client:
             stream = client.decode("gpt", resume=True)
@@ -168,7 +168,7 @@ def test_an_asynchronous_stream_needs_no_with(tiny_server: Server) -> None:
     asyncio.run(step())
 
 
-def test_a_stream_left_open_does_not_hold_the_program(tiny_server: Server) -> None:
+def test_open_stream_does_not_block_interpreter_exit(tiny_server: Server) -> None:
     script = f"import preblock; preblock.connect({tiny_server.address!r}).decode('gpt').step([1]); print('done')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -72,7 +72,7 @@ def run(page: Page, model: str, *arguments: Any) -> dict[str, NDArray[np.float32
     return {name: np.frombuffer(base64.b64decode(text), np.float32).reshape(dims) for name, dims, text in found}
 
 
-def test_gathers_and_sums_have_the_same_bits(page: Page, artifacts: Path) -> None:
+def test_gpt2_in_browser_matches_onnxruntime_bit_for_bit(page: Page, artifacts: Path) -> None:
     session = Session(artifacts / "models/gpt2/1")
     for offset in ([0], [50], [3, 0]):
         expected = session.run({"input_ids": IDS, "offset": np.array(offset)})
@@ -81,7 +81,7 @@ def test_gathers_and_sums_have_the_same_bits(page: Page, artifacts: Path) -> Non
         assert np.array_equal(found["embeddings"], expected["embeddings"])
 
 
-def test_a_norm_differs_by_its_last_bits_at_most(page: Page, artifacts: Path) -> None:
+def test_bert_in_browser_is_close_to_onnxruntime(page: Page, artifacts: Path) -> None:
     segments = IDS % 2
     feeds = {"input_ids": IDS, "offset": np.array([4]), "token_type_ids": segments}
     expected = Session(artifacts / "models/bert/1").run(feeds)["embeddings"]
@@ -90,7 +90,7 @@ def test_a_norm_differs_by_its_last_bits_at_most(page: Page, artifacts: Path) ->
     assert not np.allclose(run(page, "bert", IDS.tolist(), [4])["embeddings"], expected, atol=1e-3)
 
 
-def test_rotary_outputs_are_given_too(page: Page, artifacts: Path) -> None:
+def test_llama_in_browser_returns_rotary_outputs(page: Page, artifacts: Path) -> None:
     expected = Session(artifacts / "models/llama/1").run({"input_ids": IDS, "offset": np.array([50])})
     found = run(page, "llama", IDS.tolist(), [50])
     assert list(found) == list(expected)
@@ -99,7 +99,7 @@ def test_rotary_outputs_are_given_too(page: Page, artifacts: Path) -> None:
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=2.0**-23)
 
 
-def test_the_page_shows_vectors_and_errors(page: Page, artifacts: Path) -> None:
+def test_page_shows_vectors_and_errors(page: Page, artifacts: Path) -> None:
     def submit(**values: str) -> str:
         text = page.evaluate(f"""
           (async () => {{

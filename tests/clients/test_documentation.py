@@ -41,7 +41,7 @@ def execute(page: Page) -> str:
     return str(shown[0]).strip()[:3]
 
 
-def test_documentation_can_be_opened_and_authorized(tiny_repository: Path, tmp_path: Path) -> None:
+def test_interactive_docs_request_succeeds_after_authorization(tiny_repository: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[[keys]]\nname = "test"\nsha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"\n')
     with (

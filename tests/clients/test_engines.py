@@ -42,7 +42,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     return engine_function("vllm_embed_utils.txt", "safe_load_prompt_embeds")
 
 
-def test_a_chat_message_is_vectors_without_special_tokens(
+def test_vllm_chat_example_sends_vectors_without_special_tokens(
     server: Server, stand_in: tuple[str, type[StandIn]], vllm: Any
 ) -> None:
     address, handler = stand_in
@@ -61,7 +61,7 @@ def test_a_chat_message_is_vectors_without_special_tokens(
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_sglang_reads_a_batch_of_one_prompt(
+def test_sglang_example_payload_is_one_prompt(
     tiny_server: Server, stand_in: tuple[str, type[StandIn]], whole: bool
 ) -> None:
     address, handler = stand_in
@@ -77,7 +77,7 @@ def test_sglang_reads_a_batch_of_one_prompt(
     assert np.array_equal(np.array(request["input_embeds"], np.float32), expected)
 
 
-def test_tensorrt_llm_finds_the_vectors_at_their_ids(tiny_server: Server, tmp_path: Path) -> None:
+def test_tensorrt_llm_example_table_matches_ids(tiny_server: Server, tmp_path: Path) -> None:
     arguments = ["3,1", "+4,5", "2", "+0"]
     done = run(tiny_server.address, "gpt", *arguments, example="tensorrt_llm_prompt_table.py", folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3 1 7 8 2 9\n", "")
@@ -93,7 +93,9 @@ def test_tensorrt_llm_finds_the_vectors_at_their_ids(tiny_server: Server, tmp_pa
     assert torch.equal(table[ids[ids >= size] - size], rows[[2, 3, 5]])
 
 
-def test_an_error_of_the_service_is_one_line(tiny_server: Server, stand_in: tuple[str, type[StandIn]]) -> None:
+def test_engine_examples_print_server_error_in_one_line(
+    tiny_server: Server, stand_in: tuple[str, type[StandIn]]
+) -> None:
     address, _ = stand_in
     for example, arguments in (
         ("vllm_chat.py", ("gpt", address, "Hello")),
@@ -107,7 +109,7 @@ def test_an_error_of_the_service_is_one_line(tiny_server: Server, stand_in: tupl
         assert done.stderr.count("\n") == 1
 
 
-def test_a_misspelt_part_is_wrong_use(tiny_server: Server) -> None:
+def test_tensorrt_llm_example_with_malformed_part_exits_2(tiny_server: Server) -> None:
     done = run(tiny_server.address, "gpt", "3,x", example="tensorrt_llm_prompt_table.py")
     assert done.returncode == 2
     assert "argument parts: invalid read_part value: '3,x'" in done.stderr

@@ -35,7 +35,7 @@ def artifact(tmp_path: Path) -> Path:
     return copy_artifact(GPT, tmp_path / "repository", "gpt")
 
 
-def test_openvino(artifact: Path, tmp_path: Path) -> None:
+def test_openvino_runs_converted_layout_bit_for_bit(artifact: Path, tmp_path: Path) -> None:
     convert(artifact, "openvino", tmp_path / "out")
     found = ask("openvino", "openvino_embeddings.py", str(tmp_path / "out"), json.dumps(IDS))
     assert found["inputs"] == [["input", "i64"]]
@@ -44,7 +44,7 @@ def test_openvino(artifact: Path, tmp_path: Path) -> None:
     assert found["bytes"] == look_up(artifact, IDS).tobytes().hex()
 
 
-def test_genai_runs_the_lookup_as_a_stage(artifact: Path, tmp_path: Path) -> None:
+def test_genai_runs_converted_lookup_before_decoder(artifact: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     convert(artifact, "ort-genai", folder)
     write_decoder(folder / "decoder.onnx", WIDTH)
@@ -57,7 +57,7 @@ def test_genai_runs_the_lookup_as_a_stage(artifact: Path, tmp_path: Path) -> Non
     assert found["ids"] == [*IDS[0], token, int(step.argmax())]
 
 
-def test_genai_scatters_image_features(artifact: Path, tmp_path: Path) -> None:
+def test_genai_replaces_image_tokens_with_features(artifact: Path, tmp_path: Path) -> None:
     folder, image = tmp_path / "out", 99
     convert(artifact, "ort-genai", folder, image)
     write_decoder(folder / "decoder.onnx", WIDTH)
@@ -89,7 +89,7 @@ def embed_in_javascript(folder: Path, dtype: str) -> Any:
 @pytest.mark.parametrize(
     ("stored", "dtype"), [("float32", "fp32"), ("float16", "fp16"), ("int8", "q8"), ("int4", "q4")]
 )
-def test_transformers_js(tmp_path: Path, stored: str, dtype: str) -> None:
+def test_transformers_js_runs_converted_layout_bit_for_bit(tmp_path: Path, stored: str, dtype: str) -> None:
     save("llama", tmp_path / "llama")
     folder = export(str(tmp_path / "llama"), "llama", tmp_path / "repository", dtype=stored).folder
     convert(folder, "transformers.js", tmp_path / "out")

@@ -55,7 +55,7 @@ def means(clients: Clients, model: str, rows: list[list[int]]) -> NDArray[np.flo
     return np.stack([vectors.astype(np.float64).sum(0) / len(vectors) for vectors in found]).astype(np.float32)
 
 
-def test_texts_are_the_means_of_their_tokens(client: openai.OpenAI, clients: Clients, tokenizer: Any) -> None:
+def test_text_embeddings_are_means_of_token_vectors(client: openai.OpenAI, clients: Clients, tokenizer: Any) -> None:
     response = client.embeddings.create(model="minilm", input=TEXTS)
     rows = tokenizer(TEXTS, truncation=False)["input_ids"]
     assert vectors_of(response).tobytes() == means(clients, "minilm", rows).tobytes()
@@ -63,7 +63,7 @@ def test_texts_are_the_means_of_their_tokens(client: openai.OpenAI, clients: Cli
     assert response.usage.prompt_tokens == response.usage.total_tokens == sum(map(len, rows))
 
 
-def test_text_is_the_mean_of_the_input_of_block_0(client: openai.OpenAI, tokenizer: Any, checkpoint: Path) -> None:
+def test_text_embedding_matches_mean_of_transformers(client: openai.OpenAI, tokenizer: Any, checkpoint: Path) -> None:
     bert: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
     with torch.inference_mode():
         oracle = bert.eval().embeddings(tokenizer(TEXTS[0], return_tensors="pt")["input_ids"])[0].mean(0).numpy()
@@ -71,7 +71,7 @@ def test_text_is_the_mean_of_the_input_of_block_0(client: openai.OpenAI, tokeniz
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_both_encodings_hold_the_bits_of_the_default(client: openai.OpenAI, encoding: Any) -> None:
+def test_encoding_formats_match_default_bit_for_bit(client: openai.OpenAI, encoding: Any) -> None:
     default = vectors_of(client.embeddings.create(model="minilm", input=TEXTS))
     asked = client.embeddings.create(model="minilm", input=TEXTS, encoding_format=encoding)
     if encoding == "base64":  # the client decodes it only where nobody asked for it
@@ -80,13 +80,13 @@ def test_both_encodings_hold_the_bits_of_the_default(client: openai.OpenAI, enco
     assert vectors_of(asked).tobytes() == default.tobytes()
 
 
-def test_without_a_format_the_answer_holds_numbers(tiny: httpx.Client) -> None:
+def test_response_without_encoding_format_holds_floats(tiny: httpx.Client) -> None:
     answer = tiny.post("/v1/embeddings", json={"model": "gpt", "input": [1, 2]}).json()
     assert [type(value) for value in answer["data"][0]["embedding"]] == [float] * 4
     assert answer["version"] == 1
 
 
-def test_ids_and_lists_of_ids_are_inputs(client: openai.OpenAI, clients: Clients) -> None:
+def test_embeddings_accept_ids_and_lists_of_ids(client: openai.OpenAI, clients: Clients) -> None:
     for model in ("minilm", "gpt2-small"):
         rows = vectors_of(client.embeddings.create(model=model, input=IDS))
         assert rows.tobytes() == means(clients, model, IDS).tobytes()
@@ -95,26 +95,28 @@ def test_ids_and_lists_of_ids_are_inputs(client: openai.OpenAI, clients: Clients
         assert one.usage.prompt_tokens == 5
 
 
-def test_a_vector_does_not_depend_on_its_company(client: openai.OpenAI) -> None:
+def test_vector_is_independent_of_batch(client: openai.OpenAI) -> None:
     together = vectors_of(client.embeddings.create(model="minilm", input=TEXTS * 20))
     alone = [vectors_of(client.embeddings.create(model="minilm", input=text))[0] for text in TEXTS]
     assert together.tobytes() == np.stack(alone * 20).tobytes()
 
 
-def test_what_openai_knows_and_this_does_not_need_is_accepted(client: openai.OpenAI) -> None:
+def test_unneeded_openai_parameters_are_accepted(client: openai.OpenAI) -> None:
     plain = client.embeddings.create(model="minilm", input=IDS)
     assert client.embeddings.create(model="minilm", input=IDS, dimensions=384, user="me").data == plain.data
 
 
 @pytest.mark.parametrize(("pooling", "index"), [("first", 0), ("last", -1)])
-def test_one_token_may_stand_for_all(client: openai.OpenAI, clients: Clients, pooling: str, index: int) -> None:
+def test_pooling_first_or_last_returns_vector_of_one_token(
+    client: openai.OpenAI, clients: Clients, pooling: str, index: int
+) -> None:
     response = client.embeddings.create(model="minilm", input=IDS, extra_body={"pooling": pooling})
     expected = [native_bytes(clients, "minilm", {"input_ids": [row]})[index] for row in IDS]
     assert vectors_of(response).tobytes() == np.stack(expected).tobytes()
 
 
 @pytest.mark.parametrize("pooling", ["mean", "none"])
-def test_many_numbers_are_written_as_they_are_sent(http: httpx.Client, pooling: str) -> None:
+def test_large_float_response_is_chunked_and_matches_base64(http: httpx.Client, pooling: str) -> None:
     rows = [row for number in range(1, 360) for row in ([number], [number, 2, 3], [7] * 4)]
     rows += [[*range(400)]]
     fields = {"model": "minilm", "input": rows, "pooling": pooling}
@@ -129,7 +131,7 @@ def test_many_numbers_are_written_as_they_are_sent(http: httpx.Client, pooling: 
 
 @pytest.mark.parametrize("rows", [IDS, [IDS[0]] * 2])
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_without_pooling_each_token_has_a_vector(
+def test_pooling_none_returns_vector_per_token(
     http: httpx.Client, clients: Clients, rows: list[list[int]], encoding: str
 ) -> None:
     fields = {"model": "minilm", "input": rows, "pooling": "none", "encoding_format": encoding}
@@ -143,7 +145,7 @@ def test_without_pooling_each_token_has_a_vector(
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_cut_is_reported(client: openai.OpenAI, tokenizer: Any, side: str) -> None:
+def test_truncation_is_reported(client: openai.OpenAI, tokenizer: Any, side: str) -> None:
     texts = ["one two three " * 200, "short"]
     response = client.embeddings.create(model="minilm", input=texts, extra_body={"truncate": side})
     tokenizer.truncation_side = side
@@ -154,7 +156,7 @@ def test_a_cut_is_reported(client: openai.OpenAI, tokenizer: Any, side: str) -> 
 
 
 @pytest.mark.parametrize(("side", "most"), [("right", 5), ("left", 5), (None, 5), (None, -1), ("left", -1)])
-def test_truncate_prompt_tokens_cuts_as_vllm_does(
+def test_truncate_prompt_tokens_matches_vllm(
     client: openai.OpenAI, tokenizer: Any, side: str | None, most: int
 ) -> None:
     """vLLM passes the field to the tokenizer of transformers as `max_length`; embeddings are cut on the right."""
@@ -167,7 +169,7 @@ def test_truncate_prompt_tokens_cuts_as_vllm_does(
     assert response.usage.prompt_tokens == sum(map(len, rows))
 
 
-def test_truncate_prompt_tokens_cuts_ids(client: openai.OpenAI) -> None:
+def test_truncate_prompt_tokens_truncates_ids(client: openai.OpenAI) -> None:
     found = {
         side: client.embeddings.create(
             model="minilm", input=IDS, extra_body={"truncate_prompt_tokens": 2, "truncate": side}
@@ -179,7 +181,7 @@ def test_truncate_prompt_tokens_cuts_ids(client: openai.OpenAI) -> None:
     assert found[None].data == found["right"].data
 
 
-def test_add_special_tokens_as_in_transformers(client: openai.OpenAI, tokenizer: Any) -> None:
+def test_add_special_tokens_false_matches_transformers(client: openai.OpenAI, tokenizer: Any) -> None:
     response = client.embeddings.create(model="minilm", input=TEXTS, extra_body={"add_special_tokens": False})
     rows = tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
     assert vectors_of(response).tobytes() == vectors_of(client.embeddings.create(model="minilm", input=rows)).tobytes()
@@ -188,7 +190,7 @@ def test_add_special_tokens_as_in_transformers(client: openai.OpenAI, tokenizer:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_embed_dtype_is_the_type_of_base64(client: openai.OpenAI, dtype: str) -> None:
+def test_embed_dtype_applies_to_base64_only(client: openai.OpenAI, dtype: str) -> None:
     whole = vectors_of(client.embeddings.create(model="minilm", input=TEXTS))
     narrow = client.embeddings.create(
         model="minilm", input=TEXTS, encoding_format="base64", extra_body={"embed_dtype": dtype}
@@ -202,7 +204,7 @@ def test_embed_dtype_is_the_type_of_base64(client: openai.OpenAI, dtype: str) ->
     assert vectors_of(numbers).tobytes() == whole.tobytes()
 
 
-def test_models_are_listed_and_found(tiny_client: openai.OpenAI, tiny_repository: Path) -> None:
+def test_model_list_and_retrieve_describe_models(tiny_client: openai.OpenAI, tiny_repository: Path) -> None:
     models = list(tiny_client.models.list())
     assert [model.id for model in models] == ["bert", "gpt"]
     assert models[0] == tiny_client.models.retrieve("bert")
@@ -210,7 +212,7 @@ def test_models_are_listed_and_found(tiny_client: openai.OpenAI, tiny_repository
     assert (models[0].object, models[0].owned_by, models[0].created) == ("model", "preblock", int(written))
 
 
-def test_a_version_can_be_named(tiny_client: openai.OpenAI) -> None:
+def test_model_name_selects_version(tiny_client: openai.OpenAI) -> None:
     found = {name: tiny_client.embeddings.create(model=name, input="a") for name in ("bert", "bert:1", "bert:2")}
     assert [(response.model_extra or {})["version"] for response in found.values()] == [2, 1, 2]
     assert found["bert"].data == found["bert:2"].data != found["bert:1"].data
@@ -279,7 +281,7 @@ TOO_LONG = (
         ),
     ],
 )
-def test_bad_request_names_the_field_and_the_value(
+def test_invalid_request_reports_field_and_value(
     tiny_client: openai.OpenAI, fields: dict[str, Any], param: str, message: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
@@ -321,7 +323,7 @@ def test_bad_request_names_the_field_and_the_value(
         ),
     ],
 )
-def test_known_errors_have_the_code_of_openai(
+def test_known_errors_have_openai_codes(
     tiny_client: openai.OpenAI,
     kind: type[openai.APIStatusError],
     fields: dict[str, Any],
@@ -337,7 +339,7 @@ def test_known_errors_have_the_code_of_openai(
     assert error.type == ("max_tokens_per_request" if code == "max_tokens_per_request" else "invalid_request_error")
 
 
-def test_a_key_is_checked_as_openai_does(tiny_repository: Path, tmp_path: Path) -> None:
+def test_wrong_key_returns_openai_error(tiny_repository: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[[keys]]\nname = "bert"\nsha256 = "{sha256(b"known").hexdigest()}"\nmodels = ["bert"]\n')
     with serve(tiny_repository, "--api-keys-file", str(keys)) as running:
@@ -361,7 +363,7 @@ def test_a_key_is_checked_as_openai_does(tiny_repository: Path, tmp_path: Path) 
     assert (forbidden.value.code, forbidden.value.param) == ("model_not_found", "model")
 
 
-def test_too_many_requests_are_a_rate_limit(tiny_repository: Path) -> None:
+def test_request_over_rate_limit_raises_rate_limit_error(tiny_repository: Path) -> None:
     with serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as running, connected(running) as client:
         client.embeddings.create(model="gpt", input=[1])
         with pytest.raises(openai.RateLimitError) as raised:
@@ -369,19 +371,19 @@ def test_too_many_requests_are_a_rate_limit(tiny_repository: Path) -> None:
     assert (raised.value.type, raised.value.code) == ("requests", "rate_limit_exceeded")
 
 
-def test_no_json_is_a_bad_request(tiny: httpx.Client) -> None:
+def test_malformed_json_returns_400(tiny: httpx.Client) -> None:
     response = tiny.post("/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, None)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-npy"])
-def test_another_content_type_is_refused(tiny: httpx.Client, kind: str) -> None:
+def test_unsupported_content_type_returns_415(tiny: httpx.Client, kind: str) -> None:
     response = tiny.post("/v1/embeddings", content=b"{}", headers={"Content-Type": kind})
     assert (response.status_code, response.json()["error"]["code"]) == (415, None)
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nope", 404), ("GET", "/v1/embeddings", 405)])
-def test_an_unknown_route_is_an_error_of_the_api(tiny: httpx.Client, method: str, path: str, status: int) -> None:
+def test_unknown_route_returns_openai_error(tiny: httpx.Client, method: str, path: str, status: int) -> None:
     response = tiny.request(method, path)
     assert response.status_code == status
     error = {"type": "invalid_request_error", "param": None, "code": None}
@@ -389,14 +391,14 @@ def test_an_unknown_route_is_an_error_of_the_api(tiny: httpx.Client, method: str
     assert response.json()["error"]["message"].startswith(f"{method} {path}: ")
 
 
-def test_an_unknown_model_is_not_found(tiny_client: openai.OpenAI) -> None:
+def test_retrieve_of_unknown_model_raises_not_found(tiny_client: openai.OpenAI) -> None:
     for name in ("nope", "bert:3", "bert:x"):
         with pytest.raises(openai.NotFoundError) as raised:
             tiny_client.models.retrieve(name)
         assert raised.value.code == "model_not_found"
 
 
-def test_a_broken_tokenizer_is_the_servers_fault(tmp_path: Path) -> None:
+def test_broken_tokenizer_raises_internal_server_error(tmp_path: Path) -> None:
     copy_artifact("bert-broken-tokenizer", tmp_path / "repository", "broken")
     with serve(tmp_path / "repository") as running, connected(running) as client:
         with pytest.raises(openai.InternalServerError) as raised:

@@ -12,7 +12,7 @@ from tests.support.servers import Server, serve
 FIELDS = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
 
 
-def test_kserve_client_gets_the_native_vectors(tiny_server: Server, tiny_clients: Clients) -> None:
+def test_kserve_client_receives_native_vectors(tiny_server: Server, tiny_clients: Clients) -> None:
     found = ask("kserve", "kserve_client.py", tiny_server.address, tiny_server.grpc, "gpt")
     expected = native_bytes(tiny_clients, "gpt", FIELDS)
     assert found["http"] == [True, True, True, False]
@@ -22,7 +22,7 @@ def test_kserve_client_gets_the_native_vectors(tiny_server: Server, tiny_clients
     assert found["refused"].startswith("model: got nope, expected bert, gpt")
 
 
-def test_kserve_reads_the_manifests(tmp_path: Path) -> None:
+def test_kserve_accepts_deployed_manifests(tmp_path: Path) -> None:
     files = [ROOT / "deploy/kserve" / name for name in ("inference-service.yaml", "runtime.yaml")]
     misspelt = tmp_path / "misspelt.yaml"
     misspelt.write_text(files[0].read_text().replace("maxReplicas", "maxReplica").replace("query", "queries"))
@@ -38,7 +38,7 @@ def test_kserve_reads_the_manifests(tmp_path: Path) -> None:
     ]
 
 
-def test_kserve_calls_a_model_by_the_name_of_its_service(tiny_repository: Path) -> None:
+def test_kserve_client_reaches_model_by_alias(tiny_repository: Path) -> None:
     with serve(tiny_repository, "--alias", "embeddings=gpt") as server, connect(server) as clients:
         found = ask("kserve", "kserve_client.py", server.address, server.grpc, "embeddings")
         expected = native_bytes(clients, "gpt", FIELDS).tobytes().hex()
@@ -46,7 +46,7 @@ def test_kserve_calls_a_model_by_the_name_of_its_service(tiny_repository: Path) 
     assert found["answers"] == [["7", "embeddings", "FP32", expected]] * 6
 
 
-def test_langchain_embeddings_get_the_native_vectors(server: Server, clients: Clients) -> None:
+def test_langchain_embeddings_match_native_vectors(server: Server, clients: Clients) -> None:
     """The documented argument keeps LangChain from sending the ids of another tokenizer, which give other vectors."""
     found = ask("langchain-openai", "langchain_client.py", server.address)
     answer = clients.http.post("/v1/embeddings", json={"model": "minilm", "input": found["texts"]}).json()
@@ -55,7 +55,7 @@ def test_langchain_embeddings_get_the_native_vectors(server: Server, clients: Cl
     assert np.abs(np.array(found["default"], np.float32) - expected).max() > 0.1
 
 
-def test_mlserver_client_gets_the_native_vectors(tiny_server: Server, tiny_clients: Clients) -> None:
+def test_mlserver_types_receive_native_vectors(tiny_server: Server, tiny_clients: Clients) -> None:
     found = ask("mlserver", "mlserver_types.py", tiny_server.address, tiny_server.grpc)
     vectors = native_bytes(tiny_clients, "gpt", FIELDS).tobytes().hex()
     for protocol in (found, found["grpc"]):

@@ -231,7 +231,7 @@ REGISTRATIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "message"), REGISTRATIONS, ids=[str(case[0])[:30] for case in REGISTRATIONS])
-def test_a_bad_registration_is_refused(client: Client, fields: dict[str, Any], message: str) -> None:
+def test_bad_registration_is_rejected(client: Client, fields: dict[str, Any], message: str) -> None:
     key = client.create("there", 64)._shm_key
     client.register_system_shared_memory("there", key, 64)
     options = {"name": "new", "key": key, "byte_size": 64} | fields
@@ -241,7 +241,7 @@ def test_a_bad_registration_is_refused(client: Client, fields: dict[str, Any], m
     assert client.over_tcp().size
 
 
-def test_a_file_of_another_kind_is_refused(client: Client) -> None:
+def test_special_file_is_rejected(client: Client) -> None:
     for make in (Path.mkdir, lambda path: path.symlink_to("/etc/hostname")):
         path = Path("/dev/shm", f"preblock-test-{secrets.token_hex(8)}")
         make(path)
@@ -253,7 +253,7 @@ def test_a_file_of_another_kind_is_refused(client: Client) -> None:
         assert error == f"key: got {path.name}, expected shared memory that this server may read and write"
 
 
-def test_a_pipe_is_refused_at_once(client: Client) -> None:
+def test_pipe_is_rejected_without_blocking(client: Client) -> None:
     path = Path("/dev/shm", f"preblock-test-{secrets.token_hex(8)}")
     os.mkfifo(path)
     try:
@@ -282,7 +282,7 @@ def test_bytes_and_number_of_regions_are_bounded(client: Client) -> None:
     assert error == "regions: got more than 256, expected at most 256"
 
 
-def test_a_region_that_shrank_is_an_error_and_the_server_goes_on(client: Client) -> None:
+def test_shrunk_region_is_an_error_and_server_goes_on(client: Client) -> None:
     ids = np.random.default_rng(0).integers(0, 50, (4, 600))
     vectors = np.zeros((*ids.shape, 768), np.float32)
     source, target = client.region("ids", ids), client.region("vectors", vectors)
@@ -409,7 +409,7 @@ def test_each_key_has_its_own_regions(tiny_repository: Path, tmp_path: Path) -> 
         assert client.get_system_shared_memory_status(**bob) == []
 
 
-def test_a_foreign_page_cannot_register(shared_server: Server) -> None:
+def test_page_of_another_origin_cannot_register(shared_server: Server) -> None:
     answer = httpx.post(
         f"{shared_server.address}/v2/systemsharedmemory/region/x/register",
         content='{"key": "x", "byte_size": 1}',

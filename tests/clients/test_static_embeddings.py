@@ -73,13 +73,13 @@ def bag_of(texts: list[str]) -> NDArray[np.float32]:
     return found
 
 
-def test_embeddings_are_those_of_model2vec(client: openai.OpenAI, sources: dict[str, Path]) -> None:
+def test_embeddings_match_model2vec(client: openai.OpenAI, sources: dict[str, Path]) -> None:
     oracle = StaticModel.from_pretrained(sources["mapped"]).encode(TEXTS)
     np.testing.assert_allclose(embed(client, "mapped", TEXTS), oracle, rtol=1e-5, atol=2e-7)
 
 
 @pytest.mark.parametrize("dimensions", [1, 4, WIDTH])
-def test_dimensions_cut_the_table_as_model2vec_does(
+def test_embeddings_with_dimensions_match_model2vec(
     dimensions: int, client: openai.OpenAI, sources: dict[str, Path]
 ) -> None:
     oracle = StaticModel.from_pretrained(sources["mapped"], dimensionality=dimensions).encode(TEXTS)
@@ -89,12 +89,12 @@ def test_dimensions_cut_the_table_as_model2vec_does(
 
 
 @pytest.mark.parametrize("dimensions", [1, 4, WIDTH])
-def test_embeddings_are_those_of_sentence_transformers(dimensions: int, client: openai.OpenAI) -> None:
+def test_embeddings_match_sentence_transformers(dimensions: int, client: openai.OpenAI) -> None:
     found = embed(client, "bag", TEXTS, dimensions=dimensions)
     np.testing.assert_allclose(found, bag_of(TEXTS)[:, :dimensions], rtol=1e-6)
 
 
-def test_token_ids_embed_like_their_text(client: openai.OpenAI) -> None:
+def test_token_ids_and_text_return_same_embeddings(client: openai.OpenAI) -> None:
     rows = [encoding.ids for encoding in make_tokenizer().encode_batch(TEXTS, add_special_tokens=False)]
     assert np.array_equal(embed(client, "mapped", rows), embed(client, "mapped", TEXTS))
 
@@ -104,14 +104,14 @@ def test_special_tokens_are_added_on_request(client: openai.OpenAI) -> None:
     assert np.array_equal(added, embed(client, "bag", [make_tokenizer().encode("a").ids]))
 
 
-def test_text_is_truncated_as_by_model2vec(client: openai.OpenAI, sources: dict[str, Path]) -> None:
+def test_truncated_text_matches_model2vec(client: openai.OpenAI, sources: dict[str, Path]) -> None:
     long = ["a ? c d ! f g h i j", "hello"]
     oracle = StaticModel.from_pretrained(sources["mapped"]).encode(long)
     found = embed(client, "mapped", long, extra_body={"truncate_prompt_tokens": -1})
     np.testing.assert_allclose(found, oracle, rtol=1e-5, atol=2e-7)
 
 
-def test_large_request_is_embedded_in_chunks(client: openai.OpenAI) -> None:
+def test_large_request_matches_reference(client: openai.OpenAI) -> None:
     texts = [" ".join(TEXTS * 1000)] * 3
     response = client.embeddings.create(model="bag", input=texts, dimensions=5)
     assert response.usage.prompt_tokens * WIDTH > INLINE_MAX_VALUES
@@ -119,13 +119,13 @@ def test_large_request_is_embedded_in_chunks(client: openai.OpenAI) -> None:
     np.testing.assert_allclose(found, bag_of(texts)[:, :5], rtol=1e-6)
 
 
-def test_native_api_pools_the_same_vectors(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_native_api_mean_pooling_matches_openai_api(client: openai.OpenAI, http: httpx.Client) -> None:
     response = http.post("/models/mapped/embed", json={"text": TEXTS, "pooling": "mean", "encoding": "float"})
     found = np.array(response.raise_for_status().json()["embeddings"], np.float32)
     assert np.array_equal(found, embed(client, "mapped", TEXTS))
 
 
-def test_pooling_none_gives_the_vectors_of_tokens(client: openai.OpenAI) -> None:
+def test_pooling_none_returns_token_vectors(client: openai.OpenAI) -> None:
     found = embed(client, "bag", [[24, 4, 1]], extra_body={"pooling": "none"})
     assert np.array_equal(found.reshape(3, WIDTH), make_table()[[24, 4, 1]])
 
@@ -145,7 +145,7 @@ def test_pooling_none_gives_the_vectors_of_tokens(client: openai.OpenAI) -> None
         ({"input": "a " * 9}, "This model's maximum context length is 8 tokens, but input[0] has 9 tokens."),
     ],
 )
-def test_bad_request_is_refused_with_its_field(fields: dict[str, Any], message: str, http: httpx.Client) -> None:
+def test_invalid_request_is_rejected_with_field(fields: dict[str, Any], message: str, http: httpx.Client) -> None:
     response = http.post("/v1/embeddings", json={"model": "mapped", "input": "a", **fields})
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith(message)
@@ -158,6 +158,6 @@ def test_manifest_states_pooling_and_steps(http: httpx.Client) -> None:
     assert (manifest["family"], manifest["max_len"]) == ("model2vec", 8)
 
 
-def test_export_is_bit_exact_and_can_be_verified(repository: Path) -> None:
+def test_verify_of_static_model_is_bit_exact(repository: Path) -> None:
     parity = verify(repository / "mapped" / "1", provider="cpu").providers["CPUExecutionProvider"]
     assert parity.outputs["embeddings"].max_abs == 0.0

@@ -34,7 +34,7 @@ def repository(tiny_repository: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_repository, tmp_path / "repository")
 
 
-def test_every_field_is_triton_s(repository: Path) -> None:
+def test_converted_config_matches_triton_schema(repository: Path) -> None:
     done = commands.run(commands.preblock, "convert", "bert", "--layout", "triton", "--repository", repository)
     file = repository / "bert" / "config.pbtxt"
     assert (done.stdout, done.stderr) == (f"{file}\n", "")
@@ -60,7 +60,7 @@ def test_every_field_is_triton_s(repository: Path) -> None:
     assert sorted(entry.name for entry in (repository / "bert").iterdir()) == ["1", "2", "config.pbtxt"]
 
 
-def test_only_versions_that_take_and_give_the_same_are_named(repository: Path) -> None:
+def test_triton_config_lists_only_compatible_versions(repository: Path) -> None:
     for longer, stored in ((3, "gpt"), (4, "gpt-50x4x9")):
         copy_artifact(stored, repository, "bert")
         config = read(write_config(repository / "bert"))
@@ -71,7 +71,7 @@ def test_only_versions_that_take_and_give_the_same_are_named(repository: Path) -
     assert list(read(write_config(repository / "bert")).version_policy.specific.versions) == [3, 5]
 
 
-def test_rotary_outputs_and_stems_are_described_too(tmp_path: Path) -> None:
+def test_triton_config_describes_rotary_outputs_and_stems(tmp_path: Path) -> None:
     save("llama", tmp_path / "llama")
     export(str(tmp_path / "llama"), "llama", tmp_path / "repository")
     config = read(write_config(tmp_path / "repository" / "llama"))
@@ -89,7 +89,7 @@ def test_rotary_outputs_and_stems_are_described_too(tmp_path: Path) -> None:
     assert {name: value.string_value for name, value in config.parameters.items()} == {"family": "whisper/encoder"}
 
 
-def test_every_shape_is_that_which_onnxruntime_tells_triton(repository: Path) -> None:
+def test_triton_config_shapes_match_onnxruntime(repository: Path) -> None:
     for name in ("bert", "gpt"):
         config = read(write_config(repository / name))
         version = max(config.version_policy.specific.versions)
@@ -102,7 +102,7 @@ def test_every_shape_is_that_which_onnxruntime_tells_triton(repository: Path) ->
             ]
 
 
-def test_its_optimization_level_gives_the_proven_bits(tmp_path: Path) -> None:
+def test_triton_optimization_level_keeps_bits(tmp_path: Path) -> None:
     save("nomic_bert", tmp_path / "nomic_bert")
     folder = export(str(tmp_path / "nomic_bert"), "nomic_bert", tmp_path / "repository").folder
     ids = np.random.default_rng(0).integers(3, 90, (8, 32))
@@ -120,7 +120,7 @@ def test_its_optimization_level_gives_the_proven_bits(tmp_path: Path) -> None:
     assert not np.array_equal(run(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL), proven)
 
 
-def test_a_model_that_is_not_there_fails(repository: Path, tmp_path: Path) -> None:
+def test_convert_of_missing_model_fails(repository: Path, tmp_path: Path) -> None:
     done = commands.run(commands.preblock, "convert", "nope", "--layout", "triton", "--repository", repository)
     message = f"preblock: the repository {repository} has no model 'nope'; it has bert, gpt\n"
     assert (done.returncode, done.stderr) == (1, message)

@@ -29,7 +29,7 @@ def client(request: pytest.FixtureRequest, tiny_server: Server, tiny_clients: Cl
     return TritonClient(request.param, address)
 
 
-def test_infer_gives_the_bits_of_the_native_protocol(client: TritonClient, tiny_clients: Clients) -> None:
+def test_infer_matches_native_api_bit_for_bit(client: TritonClient, tiny_clients: Clients) -> None:
     expected = native_bytes(tiny_clients, "bert", FIELDS).tobytes()
     for compression in (None, "gzip", "deflate"):
         options: dict[str, Any] = {"request_compression_algorithm": compression} if client.http else {}
@@ -44,7 +44,7 @@ def test_infer_gives_the_bits_of_the_native_protocol(client: TritonClient, tiny_
 
 
 @pytest.mark.parametrize(("datatype", "dtype"), [("FP16", np.float16), ("BF16", ml_dtypes.bfloat16)])
-def test_a_narrow_type_is_rounded_as_at_the_native_protocol(
+def test_infer_in_16_bit_types_matches_native_api(
     client: TritonClient, tiny_clients: Clients, datatype: str, dtype: Any
 ) -> None:
     result = client.infer("gpt", client.inputs(input_ids=IDS), parameters={"dtype": datatype})
@@ -59,20 +59,20 @@ def test_a_narrow_type_is_rounded_as_at_the_native_protocol(
     assert result.as_numpy("embeddings").tobytes() == answer.content
 
 
-def test_an_offset_may_be_a_parameter(client: TritonClient, tiny_clients: Clients) -> None:
+def test_infer_accepts_offset_as_parameter(client: TritonClient, tiny_clients: Clients) -> None:
     result = client.infer("gpt", client.inputs(input_ids=IDS), parameters={"offset": 2})
     expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": 2})
     assert result.as_numpy("embeddings").tobytes() == expected.tobytes()
 
 
-def test_error_message_reaches_the_client(client: TritonClient) -> None:
+def test_invalid_ids_raise_exception_with_message_and_status(client: TritonClient) -> None:
     with pytest.raises(InferenceServerException) as raised:
         client.infer("gpt", client.inputs(input_ids=[[7]]))
     assert raised.value.message() == "input_ids[0][0]: got 7, expected 0 to 6"
     assert raised.value.status() == ("400" if client.http else "StatusCode.INVALID_ARGUMENT")
 
 
-def test_an_unknown_parameter_is_ignored_and_named(client: TritonClient, tiny_clients: Clients) -> None:
+def test_unknown_parameters_are_ignored_and_reported(client: TritonClient, tiny_clients: Clients) -> None:
     given = {"max_tokens": 5, "top_p": 0.5, "stream": False}
     result = client.infer("gpt", client.inputs(input_ids=IDS), parameters=given, priority=1)
     expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS})
@@ -83,12 +83,12 @@ def test_an_unknown_parameter_is_ignored_and_named(client: TritonClient, tiny_cl
     assert sorted(named.split(", ")) == ["max_tokens", "priority", "stream", "top_p"]
 
 
-def test_a_reserved_parameter_is_rejected(client: TritonClient) -> None:
+def test_reserved_parameter_is_rejected(client: TritonClient) -> None:
     with pytest.raises(InferenceServerException, match="parameters: got the reserved name classification, expected "):
         client.infer("gpt", client.inputs(input_ids=IDS), parameters={"classification": 5})
 
 
-def test_metadata_and_health(client: TritonClient) -> None:
+def test_metadata_and_health_report_models(client: TritonClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("bert", "1")
@@ -100,7 +100,7 @@ def test_metadata_and_health(client: TritonClient) -> None:
     assert metadata["inputs"][0] == {"name": "input_ids", "datatype": "INT64", "shape": [-1, -1]}
 
 
-def test_the_configuration_says_which_inputs_may_be_left_out(client: TritonClient) -> None:
+def test_model_config_marks_optional_inputs(client: TritonClient) -> None:
     config = client.document("get_model_config", "gpt", "1")
     config = config if client.http else config["config"]
     assert (config["name"], config["backend"], config.get("max_batch_size", 0)) == ("gpt", "onnxruntime", 0)
@@ -116,7 +116,7 @@ def test_the_configuration_says_which_inputs_may_be_left_out(client: TritonClien
     assert config["instance_group"][0]["kind"] == "KIND_CPU"
 
 
-def test_the_index_of_the_repository_names_every_version(client: TritonClient) -> None:
+def test_repository_index_lists_every_version(client: TritonClient) -> None:
     index = client.document("get_model_repository_index")
     index = index if client.http else index["models"]
     found = [(model["name"], model["version"], model["state"]) for model in index]
@@ -124,7 +124,7 @@ def test_the_index_of_the_repository_names_every_version(client: TritonClient) -
 
 
 @pytest.mark.parametrize("method", ["load_model", "unload_model"])
-def test_model_change_is_forbidden_by_default(client: TritonClient, method: str) -> None:
+def test_model_control_is_forbidden_by_default(client: TritonClient, method: str) -> None:
     with pytest.raises(InferenceServerException) as raised:
         getattr(client, method)("bert")
     message = "models are not loaded or unloaded by request: model_control is none, not explicit"
@@ -158,7 +158,7 @@ def test_models_are_unloaded_and_loaded_with_explicit_control(tiny_repository: P
         assert [model["name"] for model in ready] == ["bert", "bert"]
 
 
-def test_statistics_count_what_was_asked(client: TritonClient) -> None:
+def test_statistics_count_requests_batches_and_failures(client: TritonClient) -> None:
     def read() -> dict[str, Any]:
         (model,) = client.document("get_inference_statistics", "gpt", "1")["model_stats"]
         assert (model["name"], model["version"]) == ("gpt", "1")
@@ -194,12 +194,12 @@ def test_statistics_count_what_was_asked(client: TritonClient) -> None:
     assert after["last_inference"] > before["last_inference"] > 1.7e12
 
 
-def test_statistics_of_every_model(client: TritonClient) -> None:
+def test_statistics_without_name_cover_every_model(client: TritonClient) -> None:
     models = client.document("get_inference_statistics")["model_stats"]
     assert [(m["name"], m["version"]) for m in models] == [("bert", "1"), ("bert", "2"), ("gpt", "1")]
 
 
-def test_async_infer_over_http(tiny_server: Server, tiny_clients: Clients) -> None:
+def test_async_infer_over_http_matches_native_api(tiny_server: Server, tiny_clients: Clients) -> None:
     client = TritonClient(tritonclient.http, "")
     with tritonclient.http.InferenceServerClient(tiny_server.address.removeprefix("http://"), concurrency=4) as http:
         asked = [http.async_infer("bert", client.inputs(**FIELDS)) for _ in range(8)]
@@ -207,7 +207,7 @@ def test_async_infer_over_http(tiny_server: Server, tiny_clients: Clients) -> No
     assert answers == {native_bytes(tiny_clients, "bert", FIELDS).tobytes()}
 
 
-def test_async_infer_over_grpc(tiny_clients: Clients) -> None:
+def test_async_infer_over_grpc_matches_native_api(tiny_clients: Clients) -> None:
     found: queue.Queue[Any] = queue.Queue()
     client = TritonClient(tritonclient.grpc, "")
     for _ in range(8):
@@ -227,7 +227,7 @@ STEPS: list[tuple[list[list[int]], int, str | None]] = [
 ]
 
 
-def test_a_stream_answers_in_turn_and_outlives_its_errors(tiny_server: Server, tiny_clients: Clients) -> None:
+def test_grpc_stream_responds_in_order_and_survives_errors(tiny_server: Server, tiny_clients: Clients) -> None:
     found: queue.Queue[Any] = queue.Queue()
     client = TritonClient(tritonclient.grpc, "")
     with tritonclient.grpc.InferenceServerClient(tiny_server.grpc) as streaming:
@@ -244,7 +244,7 @@ def test_a_stream_answers_in_turn_and_outlives_its_errors(tiny_server: Server, t
     assert final == [True] * 3
 
 
-def test_a_stream_of_the_asynchronous_client(tiny_server: Server, tiny_clients: Clients) -> None:
+def test_aio_client_stream_matches_native_api(tiny_server: Server, tiny_clients: Clients) -> None:
     client = TritonClient(tritonclient.grpc.aio, "")
 
     async def requests() -> Any:
@@ -278,7 +278,7 @@ def large(server: Server, clients: Clients) -> tuple[Server, Any, bytes]:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_a_large_answer_is_compressed_where_tritonclient_asks(large: tuple[Server, Any, bytes], coding: str) -> None:
+def test_large_compressed_infer_matches_native_bytes(large: tuple[Server, Any, bytes], coding: str) -> None:
     server, ids, expected = large
     with tritonclient.http.InferenceServerClient(server.address.removeprefix("http://")) as client:
         given = tritonclient.http.InferInput("input_ids", ids.shape, "INT64").set_data_from_numpy(ids)

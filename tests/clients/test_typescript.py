@@ -26,7 +26,7 @@ def run(folder: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_types_of_the_document_compile_and_work(example_server: Server, tmp_path: Path) -> None:
+def test_typescript_types_of_openapi_compile_and_work(example_server: Server, tmp_path: Path) -> None:
     for name in FILES:
         shutil.copy(PROJECT / name, tmp_path)
     (tmp_path / "node_modules").symlink_to(MODULES)

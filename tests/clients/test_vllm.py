@@ -76,7 +76,7 @@ def run(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_completion_is_asked_for_with_vectors(
+def test_vllm_example_sends_prompt_embeds(
     tiny_server: Server, stand_in: tuple[str, type[StandIn]], dtype: Dtype
 ) -> None:
     address, handler = stand_in
@@ -95,7 +95,7 @@ def test_a_completion_is_asked_for_with_vectors(
     assert np.isfinite(tensor.float().numpy()).all()
 
 
-def test_differing_completion_is_reported(tiny_server: Server, stand_in: tuple[str, type[StandIn]]) -> None:
+def test_vllm_example_fails_on_differing_completion(tiny_server: Server, stand_in: tuple[str, type[StandIn]]) -> None:
     address, handler = stand_in
     handler.wrong = True
     done = run(tiny_server.address, "gpt", address, "3")

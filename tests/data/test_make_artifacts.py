@@ -27,12 +27,12 @@ def read_manifest(file: Path) -> dict[str, Any]:
     return manifest | {"files": files}
 
 
-def test_each_stored_artifact_has_a_recipe() -> None:
+def test_every_stored_artifact_has_recipe() -> None:
     assert sorted(folder.name for folder in STORED.iterdir()) == sorted(RECIPES)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_stored_artifact_is_what_an_export_makes(name: str, tmp_path: Path) -> None:
+def test_stored_artifact_matches_new_export(name: str, tmp_path: Path) -> None:
     made, stored = make_artifact(name, tmp_path), STORED / name
     assert sorted(file.name for file in made.iterdir()) == sorted(file.name for file in stored.iterdir())
     assert read_manifest(made / MANIFEST) == read_manifest(stored / MANIFEST)

@@ -32,7 +32,7 @@ NOT_RUN = ("docker compose --profile gpu up gpu",)
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_container_is_confined_and_ends_in_time(name: str) -> None:
+def test_compose_container_is_confined_and_bounded(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
@@ -52,14 +52,14 @@ def test_a_container_is_confined_and_ends_in_time(name: str) -> None:
         assert not service["user"].startswith("0:")
 
 
-def test_the_service_has_longer_to_end_than_it_takes() -> None:
+def test_stop_grace_period_exceeds_shutdown_time() -> None:
     given = int(SERVICES["service"]["stop_grace_period"].removesuffix("s"))
     grace = Settings.model_fields["shutdown_timeout_seconds"].default
     assert given > 2 * grace + FLUSH_TIMEOUT_SECONDS  # HTTP first, then gRPC
     assert f"docker stop --time {given} " in (ROOT / "deploy/roll.sh").read_text()
 
 
-def test_images_of_a_registry_are_pinned() -> None:
+def test_registry_images_are_pinned() -> None:
     defaults = dict(re.findall(r"\$\{(\w+_IMAGE):-([^}]+)\}", (ROOT / "docker-compose.yml").read_text()))
     assert set(defaults) == {"BASE_IMAGE", "PROXY_IMAGE", "PROMETHEUS_IMAGE", "GRAFANA_IMAGE"}
     for image in defaults.values():
@@ -67,7 +67,7 @@ def test_images_of_a_registry_are_pinned() -> None:
     assert f"ARG BASE_IMAGE={defaults['BASE_IMAGE']}\n" in (ROOT / "Dockerfile").read_text()
 
 
-def test_replicas_publish_nothing_and_the_gpu_is_reserved() -> None:
+def test_replicas_publish_no_ports_and_gpu_is_reserved() -> None:
     assert "ports" not in SERVICES["replica"]
     reserved = {name for name, service in SERVICES.items() if "deploy" in service}
     assert reserved == {"gpu"}
@@ -82,7 +82,7 @@ def test_prometheus_starts_without_grafana() -> None:
     assert "depends_on" not in SERVICES["prometheus"]
 
 
-def test_files_that_are_mounted_are_there() -> None:
+def test_mounted_files_exist() -> None:
     mounted = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
     assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []
 
@@ -101,7 +101,7 @@ def test_proxy_retries_only_idempotent_requests(server: Server) -> None:
     }
 
 
-def test_proxy_timeout_exceeds_the_stream_timeout() -> None:
+def test_proxy_timeouts_exceed_stream_idle_timeout() -> None:
     idle = Settings.model_fields["stream_idle_timeout_seconds"].default
     for kind in ("client", "server", "tunnel"):
         found = re.search(rf"^    timeout {kind} (\d+)s$", PROXY, re.MULTILINE)
@@ -109,7 +109,7 @@ def test_proxy_timeout_exceeds_the_stream_timeout() -> None:
         assert int(found[1]) > idle
 
 
-def test_every_command_is_run_by_the_smoke_test() -> None:
+def test_smoke_test_runs_documented_commands() -> None:
     assert {*NOT_RUN, "docker compose up"} < set(COMMANDS)
     run = SMOKE.replace('"preblock:$PREBLOCK_TAG"', "preblock")
     assert (
@@ -124,7 +124,7 @@ def test_every_command_is_run_by_the_smoke_test() -> None:
 
 @pytest.mark.parametrize("program", [("docker", "compose"), ("docker-compose",)], ids=" ".join)
 @pytest.mark.parametrize("added", [(), ("deploy/keys.yml", "deploy/settings.yml")], ids=["alone", "with others"])
-def test_every_compose_reads_the_files(program: tuple[str, ...], added: tuple[str, ...]) -> None:
+def test_compose_files_resolve_in_both_programs(program: tuple[str, ...], added: tuple[str, ...]) -> None:
     """Neither program needs an engine for `config`."""
     if shutil.which(program[0]) is None or subprocess.run([*program, "version"], capture_output=True).returncode != 0:
         pytest.skip(f"there is no {' '.join(program)} here")
@@ -140,7 +140,7 @@ def test_every_compose_reads_the_files(program: tuple[str, ...], added: tuple[st
     assert ("PREBLOCK_API_KEYS_FILE" in resolved["service"]["environment"]) == bool(added)
 
 
-def test_smoke_says_that_it_was_skipped(tmp_path: Path) -> None:
+def test_smoke_script_without_docker_is_skipped(tmp_path: Path) -> None:
     for program in ("bash", "dirname", "curl"):
         found = shutil.which(program)
         assert found
@@ -152,6 +152,6 @@ def test_smoke_says_that_it_was_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "deploy").glob("*.sh")), ids=lambda script: script.name)
-def test_a_script_is_bash(script: Path) -> None:
+def test_deploy_script_is_valid_bash(script: Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
     assert os.access(script, os.X_OK) == script.read_text().startswith("#!")

@@ -36,7 +36,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
-def test_installed_distribution_calls_and_serves(
+def test_installed_distribution_runs_client_and_server(
     pattern: str, distributions: Path, tiny_repository: Path, tiny_server: Server, tmp_path: Path
 ) -> None:
     (file,) = distributions.glob(pattern)

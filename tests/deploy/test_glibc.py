@@ -33,7 +33,7 @@ def count_page_faults(variables: dict[str, str]) -> int:
     return int(subprocess.run(command, env=others | variables, capture_output=True, check=True).stdout)
 
 
-def test_make_serve_sets_the_variables_of_the_image() -> None:
+def test_make_serve_sets_glibc_variables_of_image() -> None:
     assert set(image_variables()) == set(NAMES)
     others = {name: value for name, value in os.environ.items() if name not in NAMES}
     command = ("make", "--dry-run", "--print-data-base", "serve")
@@ -43,6 +43,6 @@ def test_make_serve_sets_the_variables_of_the_image() -> None:
 
 
 @pytest.mark.skipif("glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="another C library")
-def test_the_variables_keep_freed_memory() -> None:
+def test_glibc_variables_keep_freed_memory() -> None:
     assert count_page_faults({}) > 50 * PAGES
     assert count_page_faults(image_variables()) < 10 * PAGES

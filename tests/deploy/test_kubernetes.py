@@ -82,7 +82,7 @@ def unknown_fields(value: Any, known: Any, place: str = "") -> Iterator[str]:
 
 @needs_kubectl
 @pytest.mark.parametrize("version", VERSIONS)
-def test_rendered_base_fits_the_schemas_of_kubernetes(version: str) -> None:
+def test_rendered_base_matches_kubernetes_schemas(version: str) -> None:
     rendered = render(BASE)
     assert len(rendered) == 7
     for document in rendered:
@@ -92,12 +92,12 @@ def test_rendered_base_fits_the_schemas_of_kubernetes(version: str) -> None:
 @pytest.mark.parametrize(
     "file", [file for file in files() if not set(CUSTOM) & {d["kind"] for d in documents(file)}], ids=str
 )
-def test_each_file_fits_the_newest_schemas(file: Path) -> None:
+def test_manifest_matches_newest_schemas(file: Path) -> None:
     for document in documents(file):
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
 
 
-def test_a_misspelt_field_is_found() -> None:
+def test_misspelt_field_fails_schema_validation() -> None:
     document = deployment()
     document["spec"]["template"]["spec"]["containers"][0]["startupProb"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="startupProb"):
@@ -115,7 +115,7 @@ def test_custom_resources_have_known_fields(file: Path) -> None:
 
 @needs_kubectl
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_each_component_renders_with_the_base(component: str, tmp_path: Path) -> None:
+def test_component_renders_with_base(component: str, tmp_path: Path) -> None:
     rendered = render(overlay(tmp_path, component))
     for document in rendered:
         if document["kind"] not in CUSTOM:
@@ -144,7 +144,7 @@ def test_documented_overlay_renders(tmp_path: Path) -> None:
 
 
 @needs_kubectl
-def test_every_selector_matches_the_pods() -> None:
+def test_selectors_match_pod_labels() -> None:
     rendered = render(BASE)
     (deployed,) = of_kind(rendered, "Deployment")
     labels = deployed["spec"]["template"]["metadata"]["labels"]
@@ -158,7 +158,7 @@ def test_every_selector_matches_the_pods() -> None:
         assert selector.items() <= labels.items()
 
 
-def test_probes_name_paths_of_the_service(tiny_server: Server) -> None:
+def test_probe_paths_return_200(tiny_server: Server) -> None:
     for probe, path in (("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
         assert container()[probe]["httpGet"] == {"path": path, "port": "http"}
         assert httpx.get(tiny_server.address + path, timeout=60).status_code == 200
@@ -173,7 +173,7 @@ def test_environment_variables_are_settings() -> None:
     assert set(variables) <= known
 
 
-def test_ports_of_the_manifests_agree() -> None:
+def test_manifest_ports_match_settings_and_each_other() -> None:
     ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
     environment = {entry["name"]: entry["value"] for entry in container()["env"]}
     assert ports == {"http": Settings().port, "grpc": int(environment["PREBLOCK_GRPC_PORT"])}
@@ -183,13 +183,13 @@ def test_ports_of_the_manifests_agree() -> None:
     assert [port["port"] for port in policy["spec"]["ingress"][0]["ports"]] == [*ports]
 
 
-def test_pod_ends_after_the_service_has_drained() -> None:
+def test_pod_grace_period_exceeds_drain_time() -> None:
     pod = deployment()["spec"]["template"]["spec"]
     pause = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] >= pause + Settings().shutdown_timeout_seconds + 10
 
 
-def test_pod_is_confined_as_the_compose_service() -> None:
+def test_pod_is_confined_like_compose_service() -> None:
     pod = deployment()["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert f"--uid {pod['securityContext']['runAsUser']} " in (ROOT / "Dockerfile").read_text()
@@ -209,12 +209,12 @@ def test_references_between_objects_resolve() -> None:
     assert scaled["spec"]["scaleTargetRef"]["name"] == deployment()["metadata"]["name"]
 
 
-def test_rules_are_those_of_prometheus() -> None:
+def test_kubernetes_rules_match_prometheus_rules() -> None:
     (rule,) = documents(BASE / "components/monitoring/prometheus-rule.yaml")
     assert rule["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text())
 
 
-def test_queries_name_metrics_of_the_service(tiny_server: Server) -> None:
+def test_autoscaling_queries_use_exposed_metrics(tiny_server: Server) -> None:
     (scaled,) = documents(BASE / "components/keda/scaled-object.yaml")
     (service,) = documents(KSERVE / "inference-service.yaml")
     external = service["spec"]["predictor"]["autoScaling"]["metrics"][0]["external"]
@@ -227,7 +227,7 @@ def test_queries_name_metrics_of_the_service(tiny_server: Server) -> None:
         assert f"\n{name}" in exposed
 
 
-def test_kserve_calls_the_model_by_the_name_of_the_service() -> None:
+def test_kserve_alias_matches_service_name() -> None:
     (service,) = documents(KSERVE / "inference-service.yaml")
     (argument,) = service["spec"]["predictor"]["model"]["args"]
     assert argument.startswith(f"--alias={service['metadata']['name']}=")

@@ -98,7 +98,7 @@ def test_queries_read_exposed_metrics(query: str, exposed: dict[str, set[str]]) 
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-def test_counters_are_read_as_rates_and_gauges_as_they_are(query: str) -> None:
+def test_queries_apply_rate_to_counters_only(query: str) -> None:
     rated = {
         selector.name
         for part in parts(query)
@@ -110,19 +110,19 @@ def test_counters_are_read_as_rates_and_gauges_as_they_are(query: str) -> None:
     assert rated == {name for name in read if str(name).endswith(("_total", "_bucket"))}
 
 
-def test_query_of_a_missing_metric_is_found(exposed: dict[str, set[str]]) -> None:
+def test_query_of_missing_metric_is_detected(exposed: dict[str, set[str]]) -> None:
     for query in ("preblock_request_total", 'preblock_requests_total{outcome="failed"}', "sum by (modle) (up)"):
         with pytest.raises(AssertionError):
             test_queries_read_exposed_metrics(query, exposed)
 
 
-def test_every_alert_has_a_case_that_fires_it() -> None:
+def test_every_alert_has_firing_test_case() -> None:
     tests = yaml.safe_load((DEPLOY / "prometheus/rules.test.yml").read_text())["tests"]
     cases = [(case["alertname"], bool(case["exp_alerts"])) for test in tests for case in test["alert_rule_test"]]
     assert {name for name, fires in cases if fires} == {rule["alert"] for rule in RULES}
 
 
-def test_every_alert_names_its_section_of_the_operations_page() -> None:
+def test_every_alert_links_to_its_runbook_section() -> None:
     page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     anchors = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)}
     settings = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
@@ -134,7 +134,7 @@ def test_every_alert_names_its_section_of_the_operations_page() -> None:
         assert anchor in anchors
 
 
-def test_dashboard_has_variables_and_a_description_of_each_panel() -> None:
+def test_dashboard_has_variables_and_panel_descriptions() -> None:
     variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
     assert {name: variable["type"] for name, variable in variables.items()} == {
         "datasource": "datasource",
@@ -149,7 +149,7 @@ def test_dashboard_has_variables_and_a_description_of_each_panel() -> None:
                 assert "$instance" in {matcher.value for matcher in selector.matchers.matchers}
 
 
-def test_no_panel_lies_on_another() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for place in (panel["gridPos"] for panel in PANELS):
         here = {

@@ -23,12 +23,12 @@ def promtool(*arguments: object, given: str | None = None) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_alerts_are_read_and_fire_when_they_should() -> None:
+def test_promtool_alert_rules_pass_their_tests() -> None:
     promtool("check", "rules", "rules.yml")
     promtool("test", "rules", "rules.test.yml")
 
 
-def test_the_settings_are_read(tmp_path: Path) -> None:
+def test_promtool_accepts_prometheus_config(tmp_path: Path) -> None:
     """Check the settings with a key in place of the secret."""
     (tmp_path / "metrics").write_text("key")
     settings = (FOLDER / "prometheus.yml").read_text()
@@ -38,7 +38,7 @@ def test_the_settings_are_read(tmp_path: Path) -> None:
     promtool("check", "config", tmp_path / "prometheus.yml")
 
 
-def test_every_query_is_one(tmp_path: Path) -> None:
+def test_promtool_accepts_every_query(tmp_path: Path) -> None:
     """Write the queries as rules, because promtool checks them without a server."""
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES.values())]
     for wrong in ([], [{"record": "query:wrong", "expr": "sum by (protocol (up)"}]):
@@ -50,6 +50,6 @@ def test_every_query_is_one(tmp_path: Path) -> None:
             promtool("check", "rules", tmp_path / "queries.yml")
 
 
-def test_promtool_accepts_the_metrics_of_a_server(tiny_server: Server) -> None:
+def test_promtool_accepts_server_metrics(tiny_server: Server) -> None:
     httpx.post(f"{tiny_server.address}/models/gpt/embed", json={"input_ids": [1]}).raise_for_status()
     promtool("check", "metrics", given=httpx.get(f"{tiny_server.address}/metrics").text)

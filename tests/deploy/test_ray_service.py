@@ -68,7 +68,7 @@ def test_every_file_names_the_same_version_of_ray() -> None:
     assert f"RAY := ray[serve]=={version}" in (ROOT / "Makefile").read_text()
 
 
-def test_a_pod_ends_after_its_replica() -> None:
+def test_pod_ends_after_its_replica() -> None:
     (deployment,) = APPLICATION["deployments"]
     (worker,) = CLUSTER["workerGroupSpecs"]
     grace = worker["template"]["spec"]["terminationGracePeriodSeconds"]

@@ -60,7 +60,7 @@ def as_json(client: Any, method: str, *arguments: str) -> Any:
     return getattr(client, method)(*arguments, **options)
 
 
-def test_triton_clients_use_an_alias_as_a_model(triton: Any) -> None:
+def test_triton_client_with_alias_receives_model_vectors(triton: Any) -> None:
     expected = infer(triton, "gpt").tobytes()
     # The second request follows the template of the first one.
     assert [infer(triton, "embeddings").tobytes() for _ in range(2)] == [expected] * 2
@@ -72,7 +72,7 @@ def test_triton_clients_use_an_alias_as_a_model(triton: Any) -> None:
     assert config.get("config", config)["name"] == "embeddings"
 
 
-def test_index_and_statistics_know_an_alias(triton: Any) -> None:
+def test_repository_index_and_statistics_accept_alias(triton: Any) -> None:
     infer(triton, "embeddings")
     index = as_json(triton, "get_model_repository_index")
     rows = index if isinstance(index, list) else index["models"]
@@ -89,7 +89,7 @@ def test_index_and_statistics_know_an_alias(triton: Any) -> None:
     assert [row["name"] for row in of_all] == ["bert", "bert", "gpt"]
 
 
-def test_native_and_openai_apis_take_an_alias(aliased: Server) -> None:
+def test_native_and_openai_apis_accept_alias(aliased: Server) -> None:
     with httpx.Client(base_url=aliased.address) as http:
         vectors = [
             http.post(f"/models/{name}/embed", json={"input_ids": IDS.tolist()}).json()
@@ -110,7 +110,7 @@ def test_native_and_openai_apis_take_an_alias(aliased: Server) -> None:
     assert answers[1].model == "gpt"
 
 
-def test_decode_stream_of_an_alias_has_equal_bits(aliased: Server) -> None:
+def test_decode_stream_of_alias_matches_model_bit_for_bit(aliased: Server) -> None:
     with preblock.connect(aliased.address) as client:
         steps = []
         for name in ("gpt", "embeddings"):
@@ -129,7 +129,7 @@ def test_alias_loads_and_unloads_its_model(triton: Any) -> None:
     assert is_ready(triton, "bert")
 
 
-def test_banner_names_the_aliases(aliased: Server) -> None:
+def test_banner_lists_aliases(aliased: Server) -> None:
     assert "\n  embeddings: gpt2, " in aliased.banner
 
 
@@ -141,7 +141,9 @@ def test_banner_names_the_aliases(aliased: Server) -> None:
         ("words", "none", 2, "--alias: got words, expected NAME=MODEL"),
     ],
 )
-def test_wrong_alias_ends_the_start(tiny_repository: Path, alias: str, control: str, code: int, message: str) -> None:
+def test_serve_with_invalid_alias_fails(
+    tiny_repository: Path, alias: str, control: str, code: int, message: str
+) -> None:
     arguments = ["serve", "--repository", tiny_repository, "--port", "0", "--model-control", control, "--alias", alias]
     done = commands.run(commands.preblock, *arguments)
     assert done.returncode == code

@@ -24,7 +24,7 @@ def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_base_holds_the_client_alone(python: Path) -> None:
+def test_base_install_holds_client_only(python: Path) -> None:
     script = f"from importlib.util import find_spec as f; print([n for n in {SERVICE} if f(n)])"
     assert run(python, "-c", script).stdout.strip() == "[]"
     (packages,) = python.parents[1].glob("lib/*/site-packages")
@@ -35,7 +35,7 @@ def test_the_base_holds_the_client_alone(python: Path) -> None:
     assert {"httpx", "websockets", "numpy"} <= names <= known
 
 
-def test_the_client_speaks_to_a_server(python: Path, tiny_server: Server) -> None:
+def test_client_of_base_install_calls_server(python: Path, tiny_server: Server) -> None:
     script = f"""
 import asyncio, json, preblock
 from preblock.client.errors import RequestError
@@ -76,7 +76,7 @@ with preblock.connect({tiny_server.address!r}) as client:
         ("verify", "cpu,export"),
     ],
 )
-def test_a_command_names_its_extra(python: Path, command: str, extra: str) -> None:
+def test_command_without_extra_names_it(python: Path, command: str, extra: str) -> None:
     done = run(python, "preblock", command, "--help")
     expected = (
         f"preblock: only the Python client is installed. `preblock {command}` needs more: "
@@ -86,7 +86,7 @@ def test_a_command_names_its_extra(python: Path, command: str, extra: str) -> No
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])
-def test_no_command_names_every_extra(python: Path, arguments: tuple[str, ...]) -> None:
+def test_program_without_command_lists_extras(python: Path, arguments: tuple[str, ...]) -> None:
     done = run(python, "-m", "preblock", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     for extra in ("preblock[cpu]", "preblock[cpu,export]"):

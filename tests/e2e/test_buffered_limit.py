@@ -79,7 +79,7 @@ def message(tokens: int, width: int = D) -> str:
 
 
 @pytest.mark.parametrize("protocol", WHOLE)
-def test_one_token_over_the_limit_is_refused(clients: Clients, protocol: Protocol) -> None:
+def test_buffered_response_over_limit_is_rejected(clients: Clients, protocol: Protocol) -> None:
     for _ in range(2):
         with pytest.raises(RequestRefused) as refused:
             protocol(clients, "gpt", {"input_ids": [IDS[: FITS + 1]]})
@@ -89,7 +89,7 @@ def test_one_token_over_the_limit_is_refused(clients: Clients, protocol: Protoco
 
 
 @pytest.mark.parametrize("protocol", IN_PIECES)
-def test_streamed_answer_has_no_limit(clients: Clients, protocol: Protocol) -> None:
+def test_streamed_response_has_no_limit(clients: Clients, protocol: Protocol) -> None:
     found = protocol(clients, "gpt", {"input_ids": [IDS]})
     if protocol is openai_mean:
         assert found.shape == (1, D)
@@ -97,7 +97,7 @@ def test_streamed_answer_has_no_limit(clients: Clients, protocol: Protocol) -> N
         assert found.tobytes() == expected(LONGEST)
 
 
-def test_vectors_of_pooled_rows_are_limited(clients: Clients) -> None:
+def test_pooled_vectors_over_limit_are_rejected(clients: Clients) -> None:
     rows = [[token] for token in IDS[: FITS + 1]]
     with pytest.raises(RequestRefused) as refused:
         openai_mean(clients, "gpt", {"input_ids": rows})
@@ -107,7 +107,7 @@ def test_vectors_of_pooled_rows_are_limited(clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"encoding": "float"}, {}])
-def test_http_1_0_answer_is_buffered_within_the_limit(clients: Clients, fields: dict[str, str]) -> None:
+def test_http_1_0_response_over_limit_is_rejected(clients: Clients, fields: dict[str, str]) -> None:
     url = clients.http.base_url
     coding = {} if fields else {"Accept-Encoding": "gzip"}
     for tokens, status in ((LONGEST, 413), (10, 200)):
@@ -122,7 +122,7 @@ def test_http_1_0_answer_is_buffered_within_the_limit(clients: Clients, fields: 
             assert problem["got"] == f"more than {MOST} bytes for HTTP/1.0"
 
 
-def test_stream_continues_after_a_refused_step(clients: Clients) -> None:
+def test_stream_continues_after_rejected_step(clients: Clients) -> None:
     with clients.own.decode("gpt") as stream:
         begun = stream.step([IDS[:1]])
         with pytest.raises(RequestError, match="in a buffered response"):
@@ -132,7 +132,7 @@ def test_stream_continues_after_a_refused_step(clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("of_stream", [False, True])
-def test_sequence_continues_after_a_refused_step(clients: Clients, of_stream: bool) -> None:
+def test_sequence_continues_after_rejected_step(clients: Clients, of_stream: bool) -> None:
     def ask(begin: int, end: int, start: bool = False) -> service_pb2.ModelInferRequest:
         request = infer_message([IDS[begin:end]])
         request.parameters["sequence_id"].int64_param = 9
@@ -156,7 +156,7 @@ def test_sequence_continues_after_a_refused_step(clients: Clients, of_stream: bo
     assert message(FITS + 1) in str(said)
 
 
-def test_text_beside_bytes_is_limited(clients: Clients) -> None:
+def test_mixed_json_and_binary_output_over_limit_is_rejected(clients: Clients) -> None:
     inputs = tritonclient.http.InferInput("input_ids", [1, FITS + 1], "INT64")
     inputs.set_data_from_numpy(np.array([IDS[: FITS + 1]]))
     outputs = [
@@ -178,7 +178,7 @@ def refused(answer: httpx.Response, field: str, size: int) -> bool:
     return bool(found == (413, field, f"{size} bytes of vectors", allowed))
 
 
-def test_rotary_outputs_count_towards_the_limit(clients: Clients) -> None:
+def test_rotary_outputs_count_towards_limit(clients: Clients) -> None:
     width = D + 32 + 32
     most = MOST // (4 * width)
     fields = {"output": ["embeddings", "rotary_cos", "rotary_sin"]}
@@ -188,14 +188,14 @@ def test_rotary_outputs_count_towards_the_limit(clients: Clients) -> None:
     assert clients.http.post("/models/rotary/embed", json={"input_ids": [IDS]}).status_code == 200
 
 
-def test_a_bias_is_limited(clients: Clients) -> None:
+def test_bias_over_limit_is_rejected(clients: Clients) -> None:
     lengths = {"query_length": 1024, "key_length": 1024}
     assert clients.http.post("/models/alibi/bias", json=lengths).status_code == 200
     answer = clients.http.post("/models/alibi/bias", json=lengths | {"key_length": 1025})
     assert refused(answer, "query_length and key_length", 4 * 2 * 1024 * 1025)
 
 
-def test_vectors_of_images_are_limited(clients: Clients) -> None:
+def test_image_vectors_over_limit_are_rejected(clients: Clients) -> None:
     most = MOST // (4 * 2048 * 5)
 
     def ask(images: int) -> int:
@@ -210,6 +210,6 @@ def test_vectors_of_images_are_limited(clients: Clients) -> None:
         ask(most + 1)
 
 
-def test_least_limit_holds_one_computed_part() -> None:
+def test_minimum_limit_holds_one_chunk() -> None:
     (least,) = [bound.ge for bound in Settings.model_fields["max_buffered_response_bytes"].metadata]
     assert least >= FLOAT32_BYTES * MAX_BUFFERED_TEXT_VALUES

@@ -273,7 +273,7 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
 }
 
 
-def test_the_table_has_every_kind_and_no_protocol_too_many() -> None:
+def test_error_table_lists_every_kind_and_protocol() -> None:
     assert set(table()) == {kind.__name__ for kind in STATUS}
     assert {kind: {protocol for protocol, code in codes.items() if code} for kind, codes in table().items()} == {
         kind: set(protocols) for kind, protocols in PROVOKE.items()
@@ -288,7 +288,7 @@ def test_the_table_has_every_kind_and_no_protocol_too_many() -> None:
         for protocol, provoke in protocols.items()
     ],
 )
-def test_each_kind_has_the_code_of_the_table_at_each_protocol(
+def test_error_kind_has_documented_status_per_protocol(
     place: Place, kind: str, protocol: str, provoke: Provoke
 ) -> None:
     error = provoke(place)
@@ -298,7 +298,7 @@ def test_each_kind_has_the_code_of_the_table_at_each_protocol(
     assert not INSIDE.search(error.message)
 
 
-def test_index_gives_a_reason_without_internals(place: Place) -> None:
+def test_repository_index_reason_hides_internals(place: Place) -> None:
     place.clients.http.post(LOAD)
     (reason,) = (state["reason"] for state in place.clients.http.post("/v2/repository/index").json() if state["reason"])
     assert reason.startswith("gpt/2/")

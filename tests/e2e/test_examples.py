@@ -36,7 +36,7 @@ def run(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
 
 
-def test_the_loop_generates_from_ids(server: Server) -> None:
+def test_decode_loop_generates_from_ids(server: Server) -> None:
     done = run(LOOP, "--server", server.address, "--prompt", "15496,11 995", "--tokens", "7")
     assert (done.returncode, done.stderr) == (0, "")
     line, proof = done.stdout.splitlines()
@@ -47,12 +47,12 @@ def test_the_loop_generates_from_ids(server: Server) -> None:
     assert proof == "One call with the whole sequence gives the same tokens."
 
 
-def test_the_loop_generates_from_text(server: Server, loop: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decode_loop_generates_from_text(server: Server, loop: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     loop.main(["--server", server.address, "--model", "minilm", "--prompt", "Hello, world!", "--tokens", "3"])
     assert capsys.readouterr().out.startswith("101 7592 1010 2088 999 102 -> ")
 
 
-def test_blocks_without_cache_give_other_tokens(server: Server, loop: ModuleType) -> None:
+def test_decode_loop_without_cache_generates_other_tokens(server: Server, loop: ModuleType) -> None:
     """The proof of the loop can fail."""
 
     class ForgetfulBlocks(loop.Blocks):  # type: ignore[misc, name-defined]
@@ -76,7 +76,7 @@ def test_blocks_without_cache_give_other_tokens(server: Server, loop: ModuleType
         (["--tokens", "1023"], "--tokens: the prompt of 3 and 1023 tokens are too long for gpt2-small, which has 1024"),
     ],
 )
-def test_decode_loop_reports_a_mistake_in_one_line(
+def test_decode_loop_with_invalid_arguments_fails_with_message(
     server: Server, loop: ModuleType, arguments: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -84,7 +84,7 @@ def test_decode_loop_reports_a_mistake_in_one_line(
     assert message in str(ended.value.code)
 
 
-def test_the_loop_says_that_there_is_no_server(loop: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decode_loop_without_server_fails_with_message(loop: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"http://127.0.0.1:{free_port()}"
     for arguments, message in (
         (["--server", address], f"No server is ready at {address}. Start one with `make serve`"),
@@ -99,7 +99,9 @@ def test_the_loop_says_that_there_is_no_server(loop: ModuleType, capsys: pytest.
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
-def test_a_program_has_help(program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_prints_help(
+    program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", [str(program), "--help"])
     with pytest.raises(SystemExit) as ended:
         load(program).main()
@@ -108,7 +110,7 @@ def test_a_program_has_help(program: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
-def test_a_program_names_a_missing_package(program: Path, tmp_path: Path) -> None:
+def test_example_without_packages_names_missing_package(program: Path, tmp_path: Path) -> None:
     """Without site-packages, as with the Python of the system."""
     done = run("-S", program, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")

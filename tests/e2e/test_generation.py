@@ -107,7 +107,7 @@ def drafts_of(expected: list[list[int]], right: int) -> Any:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
 @pytest.mark.parametrize("kind", [Decoder, Embedder])
-def test_batch_with_drafts_and_a_break_equals_the_library(
+def test_generation_with_drafts_and_reconnect_matches_library(
     decoders: Clients, family: str, model: Any, expected: list[list[int]], protocol: Protocol, kind: type[Decoder]
 ) -> None:
     """The batch is padded on the left, drafts are taken back, and the connection breaks in the middle."""
@@ -125,9 +125,7 @@ def test_batch_with_drafts_and_a_break_equals_the_library(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
-def test_a_beam_search_finds_what_the_library_does(
-    decoders: Clients, family: str, model: Any, protocol: Protocol
-) -> None:
+def test_beam_search_matches_library(decoders: Clients, family: str, model: Any, protocol: Protocol) -> None:
     if family == "roberta":
         pytest.skip("its generate() feeds other positions than its forward()")
     outputs = ["embeddings", *example.COMPANIONS.get(family, ())]
@@ -149,7 +147,7 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("forgotten", ["rewind", "reorder"])
-def test_forgotten_rewind_or_reorder_is_noticed(decoders: Clients, forgotten: str) -> None:
+def test_generation_without_rewind_or_reorder_differs(decoders: Clients, forgotten: str) -> None:
     """The proofs above can fail."""
     model = tiny("gpt2")
     prompts = prompts_of("gpt2")
@@ -169,13 +167,13 @@ def test_forgotten_rewind_or_reorder_is_noticed(decoders: Clients, forgotten: st
     assert found != library(model, "gpt2", 1)
 
 
-def test_the_example_takes_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generation_example_accepts_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny("opt").save_pretrained(tmp_path)
     example.main([str(tmp_path)])
     assert capsys.readouterr().out.count("as the library") == 2 * len(example.PROMPTS)
 
 
-def test_the_example_refuses_a_family_that_it_does_not_know(tmp_path: Path) -> None:
+def test_generation_example_rejects_unknown_family(tmp_path: Path) -> None:
     config = transformers.BioGptConfig(
         vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
     )

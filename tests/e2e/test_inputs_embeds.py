@@ -43,14 +43,14 @@ def logits_from(gpt2: Any, address: str, output: str) -> torch.Tensor:
     return logits
 
 
-def test_only_token_embeddings_give_the_logits_of_the_ids(gpt2: Any, address: str) -> None:
+def test_only_token_embeddings_reproduce_logits_of_ids(gpt2: Any, address: str) -> None:
     with torch.inference_mode():
         expected = gpt2(torch.tensor(IDS)).logits
     assert torch.equal(logits_from(gpt2, address, "token_embeddings"), expected)
     assert (logits_from(gpt2, address, "embeddings") - expected).abs().max() > 1
 
 
-def test_the_description_says_which_output_a_model_takes(address: str) -> None:
+def test_model_description_states_use_of_each_output(address: str) -> None:
     outputs = httpx.get(address).json()["outputs"]
     assert outputs["token_embeddings"]["use_as"] == "inputs_embeds or prompt_embeds of a model"
     assert outputs["embeddings"]["use_as"] == "input of block 0"

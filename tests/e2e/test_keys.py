@@ -92,7 +92,7 @@ def ask(server: Server, method: str, path: str, key: str | None) -> httpx.Respon
 
 @pytest.mark.parametrize("key", [None, "wrong"])
 @pytest.mark.parametrize(("method", "path"), PATHS + OTHERS)
-def test_nothing_is_answered_without_a_key(guarded: Server, method: str, path: str, key: str | None) -> None:
+def test_request_without_valid_key_returns_401(guarded: Server, method: str, path: str, key: str | None) -> None:
     response = ask(guarded, method, path, key)
     assert response.status_code == 401
     assert response.headers["WWW-Authenticate"] == "Bearer"
@@ -101,7 +101,7 @@ def test_nothing_is_answered_without_a_key(guarded: Server, method: str, path: s
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-def test_model_outside_the_scope_is_forbidden(guarded: Server, keys: dict[str, str], method: str, path: str) -> None:
+def test_model_outside_key_scope_returns_403(guarded: Server, keys: dict[str, str], method: str, path: str) -> None:
     response = ask(guarded, method, path, keys["bert"])
     assert response.status_code == 403, response.text
     assert re.search("model: got gpt|may not use the model gpt", response.text)
@@ -110,7 +110,7 @@ def test_model_outside_the_scope_is_forbidden(guarded: Server, keys: dict[str, s
     assert unknown.status_code == 403
 
 
-def test_unknown_model_lists_the_models_of_the_scope(guarded: Server, keys: dict[str, str]) -> None:
+def test_unknown_model_error_lists_models_in_key_scope(guarded: Server, keys: dict[str, str]) -> None:
     response = ask(guarded, "GET", "/models/bort", keys["bert"])
     assert response.status_code == 404
     assert response.json()["expected"] == "bert"
@@ -125,14 +125,14 @@ def test_unknown_model_lists_the_models_of_the_scope(guarded: Server, keys: dict
         *("/docs", "/openapi.json", "/docs/static/swagger-ui-bundle.js"),
     ],
 )
-def test_health_and_documentation_need_no_key(guarded: Server, path: str) -> None:
+def test_health_and_documentation_without_key_return_200(guarded: Server, path: str) -> None:
     assert ask(guarded, "GET", path, None).status_code == 200
 
 
 @pytest.mark.parametrize(
     "path", ["/docs/static/%2e%2e/%2e%2e/models", "/docs/static/../../models", "/docs/static//models"]
 )
-def test_files_of_the_documentation_lead_nowhere_else(guarded: Server, path: str) -> None:
+def test_docs_static_path_traversal_returns_404(guarded: Server, path: str) -> None:
     host, _, port = guarded.address.partition("://")[2].partition(":")
     connection = HTTPConnection(host, int(port), timeout=60)  # sends the path unchanged
     connection.request("GET", path)
@@ -141,7 +141,7 @@ def test_files_of_the_documentation_lead_nowhere_else(guarded: Server, path: str
 
 
 @pytest.mark.parametrize("key", [None, "wrong", "all"])
-def test_document_says_which_operations_need_a_key(guarded: Server, keys: dict[str, str], key: str | None) -> None:
+def test_openapi_security_matches_required_keys(guarded: Server, keys: dict[str, str], key: str | None) -> None:
     document = ask(guarded, "GET", "/openapi.json", None).json()
     (scheme,) = document["components"]["securitySchemes"].values()
     assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
@@ -153,7 +153,7 @@ def test_document_says_which_operations_need_a_key(guarded: Server, keys: dict[s
             assert (response.status_code == 401) == (needs_key and key != "all"), path
 
 
-def test_lists_hold_the_models_of_the_scope(guarded: Server, keys: dict[str, str]) -> None:
+def test_model_lists_hold_models_in_key_scope(guarded: Server, keys: dict[str, str]) -> None:
     found = {}
     for name in ("bert", "all"):
         models, index, documents, stats = (
@@ -174,7 +174,7 @@ def test_lists_hold_the_models_of_the_scope(guarded: Server, keys: dict[str, str
     assert found == {"bert": [{"bert"}] * 4, "all": [{"bert", "gpt"}] * 4}
 
 
-def test_only_an_administrator_changes_models(guarded: Server, keys: dict[str, str]) -> None:
+def test_model_control_without_admin_key_returns_403(guarded: Server, keys: dict[str, str]) -> None:
     def change(verb: str, key: str, model: str = "bert") -> int:
         return ask(guarded, "POST", f"/v2/repository/models/{model}/{verb}", keys[key]).status_code
 
@@ -184,7 +184,7 @@ def test_only_an_administrator_changes_models(guarded: Server, keys: dict[str, s
 
 
 @pytest.mark.parametrize("rows", [1, 8000])
-def test_the_client_of_openai_sends_a_key(guarded: Server, keys: dict[str, str], rows: int) -> None:
+def test_openai_client_with_key_reaches_only_its_models(guarded: Server, keys: dict[str, str], rows: int) -> None:
     """A thread reads a large body, and finds its model."""
 
     def client(key: str) -> openai.OpenAI:
@@ -199,7 +199,7 @@ def test_the_client_of_openai_sends_a_key(guarded: Server, keys: dict[str, str],
         refused.embeddings.create(model="bert", input=ids)
 
 
-def test_the_client_sends_a_key_at_every_protocol(guarded: Server, keys: dict[str, str]) -> None:
+def test_client_with_key_works_for_calls_and_streams(guarded: Server, keys: dict[str, str]) -> None:
     with preblock.connect(guarded.address, key=keys["bert"]) as client:
         assert client.embed([1, 2], model="bert").vectors.shape == (1, 2, 4)
         with client.decode("bert") as stream:
@@ -229,13 +229,15 @@ def status_of(server: Server, method: str, fields: dict[str, str], key: str | No
 
 
 @pytest.mark.parametrize(("method", "fields"), METHODS.items(), ids=METHODS)
-def test_grpc_says_the_same(guarded: Server, keys: dict[str, str], method: str, fields: dict[str, str]) -> None:
+def test_grpc_without_valid_key_is_rejected(
+    guarded: Server, keys: dict[str, str], method: str, fields: dict[str, str]
+) -> None:
     assert status_of(guarded, method, fields, None) == "UNAUTHENTICATED"
     assert status_of(guarded, method, fields, "wrong") == "UNAUTHENTICATED"
     assert status_of(guarded, method, fields, keys["bert"]) == "PERMISSION_DENIED"
 
 
-def test_tritonclient_sends_a_key(guarded: Server, keys: dict[str, str]) -> None:
+def test_tritonclient_with_key_reaches_its_models(guarded: Server, keys: dict[str, str]) -> None:
     tensor = tritonclient.grpc.InferInput("input_ids", [1, 1], "INT64")
     tensor.set_data_from_numpy(np.array([[1]]))
     headers = {"authorization": f"Bearer {keys['bert']}"}
@@ -249,7 +251,7 @@ def test_tritonclient_sends_a_key(guarded: Server, keys: dict[str, str]) -> None
             client.get_server_metadata()
 
 
-def test_the_health_of_grpc_needs_no_key_and_reflection_does(guarded: Server) -> None:
+def test_grpc_health_needs_no_key_but_reflection_does(guarded: Server) -> None:
     with grpc.insecure_channel(guarded.grpc) as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.SERVING
@@ -261,7 +263,7 @@ def test_the_health_of_grpc_needs_no_key_and_reflection_does(guarded: Server) ->
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_every_worker_follows_the_file(tiny_repository: Path, tmp_path: Path) -> None:
+def test_key_file_change_reaches_every_worker(tiny_repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     old = add_key(file, "old")
     with serve(tiny_repository, "--workers", "2", PREBLOCK_API_KEYS_FILE=str(file)) as server:
@@ -274,7 +276,7 @@ def test_every_worker_follows_the_file(tiny_repository: Path, tmp_path: Path) ->
         assert {ask(server, "GET", "/models", old).status_code for _ in range(8)} == {401}
 
 
-def test_a_mistake_in_the_file_is_said_before_anything_is_served(tiny_repository: Path, tmp_path: Path) -> None:
+def test_serve_with_invalid_key_file_fails(tiny_repository: Path, tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text("keys = []")
     options = "--repository", tiny_repository, "--port", "0", "--api-keys-file", tmp_path / "keys.toml"
     done = subprocess.run([PREBLOCK, "serve", *options], capture_output=True, text=True, check=False)
@@ -283,7 +285,7 @@ def test_a_mistake_in_the_file_is_said_before_anything_is_served(tiny_repository
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_commands_of_the_documentation_make_keys(tmp_path: Path) -> None:
+def test_documented_key_commands_create_keys(tmp_path: Path) -> None:
     section = (ROOT / "docs" / "operations.md").read_text().partition("## Keys")[2]
     commands = [line for line in section.splitlines() if line.startswith("preblock key ")]
     for command in commands:

@@ -62,7 +62,7 @@ def connected(server: Server) -> socket.socket:
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_a_large_answer_that_is_being_sent_is_finished(models: Path, alike: bool) -> None:
+def test_large_response_is_finished_on_shutdown(models: Path, alike: bool) -> None:
     with serve(models) as server:
         if alike:
             with connected(server) as stream:
@@ -80,7 +80,7 @@ def test_a_large_answer_that_is_being_sent_is_finished(models: Path, alike: bool
 
 
 @pytest.mark.parametrize("late", [1, 8])
-def test_requests_with_a_template_are_answered_until_shutdown(models: Path, late: int) -> None:
+def test_partial_fast_path_request_is_finished_on_shutdown(models: Path, late: int) -> None:
     """Their last bytes, or all of their bodies, come when the end has begun."""
     small = request(1, 1)
     with serve(models) as server, connected(server) as stream:
@@ -97,7 +97,7 @@ def test_requests_with_a_template_are_answered_until_shutdown(models: Path, late
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str) -> None:
+def test_second_sigterm_stops_server_immediately(models: Path, tmp_path: Path, workers: str) -> None:
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", workers]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -116,7 +116,7 @@ def test_a_second_signal_ends_it_now(models: Path, tmp_path: Path, workers: str)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_signal_is_obeyed_before_there_is_a_worker(models: Path, tmp_path: Path) -> None:
+def test_sigterm_before_workers_start_stops_server(models: Path, tmp_path: Path) -> None:
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path)}) as process:
         wait_until(lambda: fork_servers(process.pid), pause=0.005)
@@ -131,7 +131,7 @@ def test_a_signal_is_obeyed_before_there_is_a_worker(models: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_sighup_changes_nothing(models: Path, workers: str) -> None:
+def test_sighup_is_ignored(models: Path, workers: str) -> None:
     with serve(models, "--workers", workers) as server, httpx.Client(base_url=server.address, timeout=30) as client:
         assert client.get("/readyz").status_code == 200
         before = workers_of(server.process.pid)
@@ -144,7 +144,7 @@ def test_sighup_changes_nothing(models: Path, workers: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_all_processes_lets_them_finish(models: Path, number: signal.Signals) -> None:
+def test_signal_to_process_group_finishes_requests(models: Path, number: signal.Signals) -> None:
     """As a terminal sends it, or a stop of a whole control group."""
     command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--workers", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -165,7 +165,7 @@ def test_a_signal_to_all_processes_lets_them_finish(models: Path, number: signal
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_certificate_is_renewed_without_a_restart(models: Path, tmp_path: Path) -> None:
+def test_certificate_is_reloaded_without_restart(models: Path, tmp_path: Path) -> None:
     ca = trustme.CA()
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
 

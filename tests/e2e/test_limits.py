@@ -59,7 +59,7 @@ def clients(strict: Server) -> Iterator[Clients]:
         yield connected
 
 
-def test_rows_of_text_and_of_streams_are_limited(clients: Clients) -> None:
+def test_rows_of_text_and_streams_over_limit_are_rejected(clients: Clients) -> None:
     text = clients.http.post("/models/bert/embed", json={"text": ["a"] * 4})
     assert (text.status_code, text.json()["field"]) == (413, "text")
     stream = clients.http.post("/models/gpt/decode?rows=4", content=b"", headers=LINES)
@@ -76,7 +76,7 @@ def test_slow_small_body_does_not_block_other_requests(strict: Server, clients: 
         assert half.recv(12) == b"HTTP/1.1 200"
 
 
-def test_streams_are_limited_at_every_protocol(strict: Server, clients: Clients) -> None:
+def test_stream_over_limit_is_rejected_at_every_protocol(strict: Server, clients: Clients) -> None:
     address = f"{strict.socket}/models/gpt/decode"
     wait_for_streams(clients.http, 0)
     with ExitStack() as stack:
@@ -102,7 +102,7 @@ def test_streams_are_limited_at_every_protocol(strict: Server, clients: Clients)
 
 
 @pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
-def test_rate_of_a_caller_counts_every_protocol(tiny_repository: Path, tmp_path: Path, keys: bool) -> None:
+def test_rate_limit_counts_requests_of_every_protocol(tiny_repository: Path, tmp_path: Path, keys: bool) -> None:
     environment, headers = {"PREBLOCK_RATE_LIMIT_PER_SECOND": "0.05"}, {}
     if keys:
         (tmp_path / "keys.toml").write_text(ENTRY)
@@ -131,7 +131,7 @@ def test_rate_of_a_caller_counts_every_protocol(tiny_repository: Path, tmp_path:
         assert clients.http.get("/models").status_code == 200
 
 
-def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
+def test_stream_step_counts_for_rate_of_caller(tiny_repository: Path) -> None:
     with (
         serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.05") as server,
         connect_socket(f"{server.socket}/models/gpt/decode") as stream,
@@ -147,7 +147,7 @@ def test_a_step_counts_for_who_opened_the_stream(tiny_repository: Path) -> None:
             assert 1 <= error["retry_after"] <= 20
 
 
-def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
+def test_stream_step_over_request_limits_is_rejected(tiny_repository: Path) -> None:
     """Plain steps are answered in the connection, others are not."""
     with (
         serve(tiny_repository, "--max-request-tokens", "4", "--max-request-rows", "2") as server,
@@ -168,7 +168,7 @@ def test_a_step_has_the_limits_of_any_request(tiny_repository: Path) -> None:
         assert b"2 rows" in answer
 
 
-def test_refused_request_does_not_count_for_the_rate() -> None:
+def test_rejected_request_does_not_count_for_rate() -> None:
     limits = Limits(live_settings(max_concurrent_requests=1, rate_limit_per_second=10))
     limits.enter()
     for _ in range(50):
@@ -202,13 +202,13 @@ def times(per_second: float, moments: list[float]) -> list[int | None]:
         (1.5, [0, 0, 0.4, 0.7], [None, 1, None, 1]),
     ],
 )
-def test_rate_limit_allows_its_number_within_a_second(
+def test_rate_limit_allows_its_number_per_second(
     per_second: float, moments: list[float], told: list[int | None]
 ) -> None:
     assert times(per_second, moments) == told
 
 
-def test_a_higher_rate_soon_ends_the_wait_of_a_lower_one() -> None:
+def test_raised_rate_limit_shortens_wait() -> None:
     settings = live_settings(rate_limit_per_second=0.001)
     limits = Limits(settings)
     limits.enter()
@@ -222,7 +222,7 @@ def test_a_higher_rate_soon_ends_the_wait_of_a_lower_one() -> None:
     limits.enter()
 
 
-def test_callers_are_counted_apart_and_forgotten() -> None:
+def test_rate_limiter_counts_per_caller_and_forgets_old_ones() -> None:
     limits, access = Limits(live_settings(rate_limit_per_second=1)), Authenticator()
 
     def ask(address: str) -> None:
@@ -238,7 +238,7 @@ def test_callers_are_counted_apart_and_forgotten() -> None:
     assert list(limits._arrivals) == ["late"]
 
 
-def test_work_past_the_queue_timeout_never_runs() -> None:
+def test_work_past_queue_timeout_never_runs() -> None:
     gate, ran = threading.Event(), list[int]()
 
     async def scenario() -> None:

@@ -39,7 +39,7 @@ def test_linked_version_has_the_bits_of_its_tables(linked: Path) -> None:
         assert np.array_equal(np.frombuffer(embed(server.address, "embeddings"), np.float32), expected.ravel())
 
 
-def test_version_stops_if_its_data_changes_through_the_other_name(linked: Path) -> None:
+def test_version_stops_if_data_changes_through_its_other_name(linked: Path) -> None:
     options = ("--model-control", "poll", "--model-poll-interval-seconds", "0.2")
     with serve(linked, *options) as server:
         before = embed(server.address, "embeddings")

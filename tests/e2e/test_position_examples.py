@@ -19,20 +19,20 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```\n\n```\n(.*?)^```$", GUIDE, re.MULTI
 
 
 @pytest.mark.parametrize(("code", "output"), BLOCKS)
-def test_guide_shows_the_output_of_its_code(code: str, output: str) -> None:
+def test_guide_output_matches_its_code(code: str, output: str) -> None:
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)
     assert done.stdout == output
 
 
-def test_guide_has_the_shares_of_both_lengths() -> None:
+def test_guide_states_parameter_shares() -> None:
     assert len(BLOCKS) == GUIDE.count("```python") == 2
     for max_len, share in ((512, "1.6%"), (2048, "6.0%")):
         assert f"{100 * max_len * 768 / ((32000 + max_len) * 768):.1f}%" == share
         assert share in GUIDE
 
 
-def test_every_trained_kind_learns_order_and_a_table_ends(tmp_path: Path) -> None:
+def test_position_experiment_learns_order_and_ends_at_table(tmp_path: Path) -> None:
     experiment = load(EXAMPLES / "choose_positions.py")
     found = experiment.run(400, ("none", "learned", "ALiBi"))
     trained = experiment.TESTED_LENGTHS.index(experiment.TRAINED_LENGTH)
@@ -47,7 +47,7 @@ def test_every_trained_kind_learns_order_and_a_table_ends(tmp_path: Path) -> Non
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
 
 
-def test_experiment_prints_each_length_and_refuses_wrong_options(
+def test_experiment_prints_lengths_and_rejects_wrong_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     experiment = load(EXAMPLES / "choose_positions.py")
@@ -62,7 +62,7 @@ def test_experiment_prints_each_length_and_refuses_wrong_options(
         assert message in capsys.readouterr().err
 
 
-def test_module_gives_the_bits_of_its_artifact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_module_example_artifact_matches_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example = load(EXAMPLES / "module_to_vectors.py")
     example.main(["--repository", str(tmp_path)])
     example.main(["--repository", str(tmp_path)])
@@ -70,7 +70,7 @@ def test_module_gives_the_bits_of_its_artifact(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.count("The artifact gives the bits of the module.") == 2
 
 
-def test_comparison_has_the_cosines_of_numpy(
+def test_position_comparison_matches_numpy_cosines(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = load(EXAMPLES / "compare_positions.py")
@@ -93,7 +93,7 @@ def test_comparison_has_the_cosines_of_numpy(
         (["-o", "both.gif"], "both.gif"),
     ],
 )
-def test_comparison_says_what_is_wrong(arguments: list[str], message: str, repository: Path) -> None:
+def test_position_comparison_rejects_wrong_arguments(arguments: list[str], message: str, repository: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         load(EXAMPLES / "compare_positions.py").main(["--repository", str(repository), *arguments])
     assert message in str(ended.value.code)

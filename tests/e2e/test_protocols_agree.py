@@ -67,7 +67,7 @@ def row_of(fields: Fields, index: int) -> Fields:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("model", "version"), [("bert", 2), ("gpt", 1)])
-def test_every_way_gives_the_same_bits_for_random_requests(
+def test_random_requests_match_bit_for_bit_over_all_protocols(
     anywhere: list[Clients], tables: dict[str, NDArray[np.float32]], model: str, version: int, seed: int
 ) -> None:
     random = np.random.default_rng([seed, len(model)])
@@ -94,7 +94,7 @@ def test_every_way_gives_the_same_bits_for_random_requests(
             assert ask(openai_mean, fields).tobytes() == np.stack(means).astype(np.float32).tobytes(), fields
 
 
-def test_another_version_gives_other_bits(tiny_clients: Clients) -> None:
+def test_other_version_returns_other_vectors(tiny_clients: Clients) -> None:
     fields = {"input_ids": [[1, 2, 3]]}
     for protocol in protocols_for(fields):
         found = {address: protocol(tiny_clients, address, fields).tobytes() for address in ("bert", "bert/versions/1")}
@@ -102,7 +102,7 @@ def test_another_version_gives_other_bits(tiny_clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_a_batch_of_random_rows_is_bit_equal_to_each_row_alone(clients: Clients, model: str) -> None:
+def test_ragged_batch_matches_single_rows_bit_for_bit(clients: Clients, model: str) -> None:
     random = np.random.default_rng(3)
     lengths = [1, 17, 64, 5, 33]
     rows, offset = random_rows(random, lengths, 30000), random.integers(0, 400, 5).tolist()
@@ -115,14 +115,14 @@ def test_a_batch_of_random_rows_is_bit_equal_to_each_row_alone(clients: Clients,
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_equal_rows_have_the_bits_of_each_row_alone(clients: Clients, model: str) -> None:
+def test_equal_length_batch_matches_single_rows_bit_for_bit(clients: Clients, model: str) -> None:
     rows = random_rows(np.random.default_rng(4), [48] * 6, 30000)
     alone = [native_bytes(clients, model, {"input_ids": [row], "offset": 9}) for row in rows]
     assert native_bytes(clients, model, {"input_ids": rows, "offset": 9}).tobytes() == np.concatenate(alone).tobytes()
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small"])
-def test_the_protocols_give_the_same_bits_for_a_real_model(clients: Clients, model: str) -> None:
+def test_protocols_match_bit_for_bit_for_large_models(clients: Clients, model: str) -> None:
     fields: dict[str, Any] = {"input_ids": random_rows(np.random.default_rng(5), [7], 30000), "offset": 3}
     expected = native_json(clients, model, fields).tobytes()
     assert {

@@ -30,15 +30,15 @@ BLOCKS = [
     )
 ]
 ELSEWHERE = {
-    "make serve\n": "test_serve_commands_of_the_documents_start_a_server below",
-    "preblock serve": "test_serve_commands_of_the_documents_start_a_server below",
+    "make serve\n": "test_documented_serve_command_starts_server below",
+    "preblock serve": "test_documented_serve_command_starts_server below",
     "make test": "this is one of its runs",
     "make reliability": "takes hours; its tests run for seconds in tests/reliability",
     "python -m benchmarks": "measures, and takes minutes",
     ".venv/bin/python examples/choose_positions.py": "tests/e2e/test_position_examples.py",
     "preblock inspect gemma": "tests/cli/test_artifacts.py, on an artifact with an embedding scale",
     "curl http://127.0.0.1:8000/models/mine": "deploy/smoke.sh exports this model",
-    "preblock export trained": "test_trained_module_of_the_documents_is_served below",
+    "preblock export trained": "test_documented_trained_module_is_exported below",
     'echo \'{"data"': "the package of perf_analyzer holds no program",
     "perf_analyzer": "the package of perf_analyzer holds no program",
     "genai-perf": "genai-perf runs perf_analyzer",
@@ -68,7 +68,7 @@ def run(arguments: list[str], cwd: Path) -> str:
     return done.stdout
 
 
-def test_every_kind_of_block_is_run() -> None:
+def test_code_blocks_use_only_tested_languages() -> None:
     assert {language for _, language, _ in BLOCKS} == {"sh", "python", "toml", "yaml"}
     for beginning in ELSEWHERE:
         assert any(code.startswith(beginning) for _, _, code in BLOCKS), beginning
@@ -129,7 +129,7 @@ def test_python_blocks_run(code: str, server: Server, folder: Path) -> None:
         assert output.strip()
 
 
-def test_trained_module_of_the_documents_is_served(folder: Path) -> None:
+def test_documented_trained_module_is_exported(folder: Path) -> None:
     (train,) = (code for name, _, code in BLOCKS if "save_frontend" in code and name.startswith("docs/"))
     (serve,) = (code for _, _, code in BLOCKS if code.startswith("preblock export trained"))
     run([sys.executable, "-W", "error", "-c", train], folder)
@@ -145,7 +145,7 @@ def save_custom(folder: Path, description: str) -> None:
     save_file(tables | {"norm.weight": torch.ones(8), "norm.bias": torch.zeros(8)}, folder / "model.safetensors")
 
 
-def test_custom_front_end_of_the_documents_is_exported(tmp_path: Path) -> None:
+def test_documented_custom_front_end_is_exported(tmp_path: Path) -> None:
     save_custom(tmp_path / "checkpoint", "".join(CUSTOM))
     run(["preblock", "export", "checkpoint", "--name", "mine"], tmp_path)
     manifest = json.loads((tmp_path / "model_repository/mine/1/manifest.json").read_bytes())
@@ -168,7 +168,7 @@ def test_toml_blocks_are_valid_settings_and_keys(tmp_path: Path) -> None:
         next(line for _, _, code in BLOCKS for line in code.splitlines() if line.startswith("preblock serve")),
     ],
 )
-def test_serve_commands_of_the_documents_start_a_server(command: str, tmp_path: Path) -> None:
+def test_documented_serve_command_starts_server(command: str, tmp_path: Path) -> None:
     port = str(free_port())
     if command == "make serve":
         # The second time: the first installs and exports missing and outdated files.

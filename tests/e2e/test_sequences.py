@@ -32,9 +32,7 @@ __all__ = ["client"]
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
-def test_requests_one_by_one_go_on_with_their_sequence(
-    client: TritonClient, tiny_clients: Clients, id_: int | str
-) -> None:
+def test_separate_requests_continue_their_sequence(client: TritonClient, tiny_clients: Clients, id_: int | str) -> None:
     answers: list[bytes | str] = []
     for ids, told, _ in STEPS:
         try:
@@ -46,7 +44,7 @@ def test_requests_one_by_one_go_on_with_their_sequence(
     assert sequences_open(tiny_clients.http) == 0
 
 
-def test_json_goes_on_with_the_sequence_that_bytes_began(tiny_clients: Clients) -> None:
+def test_json_request_continues_sequence_of_grpc_request(tiny_clients: Clients) -> None:
     def infer(http: httpx.Client, **told: Any) -> list[float]:
         tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
         body = {"inputs": [tensor], "parameters": {"sequence_id": 2**64 - 1, **told}}
@@ -63,7 +61,7 @@ def test_json_goes_on_with_the_sequence_that_bytes_began(tiny_clients: Clients) 
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
-def test_a_stream_has_sequences_of_its_own(tiny_server: Server, tiny_clients: Clients, id_: int | str) -> None:
+def test_grpc_streams_have_separate_sequences(tiny_server: Server, tiny_clients: Clients, id_: int | str) -> None:
     with streaming(tiny_server) as stream, streaming(tiny_server) as other:
         for ids, told, _ in STEPS:  # without waiting: answers keep the order of requests
             stream.send(ids, id_, **told)
@@ -75,7 +73,7 @@ def test_a_stream_has_sequences_of_its_own(tiny_server: Server, tiny_clients: Cl
     wait_for_sequences(tiny_clients.http, 0)
 
 
-def test_a_stream_of_the_asynchronous_client_has_sequences(tiny_server: Server, tiny_clients: Clients) -> None:
+def test_aio_client_stream_continues_sequence(tiny_server: Server, tiny_clients: Clients) -> None:
     asked = TritonClient(tritonclient.grpc.aio, "")
 
     async def requests() -> Any:
@@ -92,7 +90,7 @@ def test_a_stream_of_the_asynchronous_client_has_sequences(tiny_server: Server, 
     check(asyncio.run(run()), 5, tiny_clients)
 
 
-def test_ids_of_a_stream_are_those_of_a_version(tiny_server: Server, tiny_clients: Clients) -> None:
+def test_sequence_ids_are_separate_per_version(tiny_server: Server, tiny_clients: Clients) -> None:
     with streaming(tiny_server) as stream:
         versions = [{"model_version": "1"}, {"model_version": "2"}, {}]
         for rows, told in enumerate(versions[:2], 1):
@@ -103,7 +101,7 @@ def test_ids_of_a_stream_are_those_of_a_version(tiny_server: Server, tiny_client
             assert stream.ask([[3]], 5, "bert", **told) == expected.tobytes()
 
 
-def test_statistics_count_the_requests_of_sequences(tiny_server: Server, tiny_clients: Clients) -> None:
+def test_statistics_count_sequence_requests(tiny_server: Server, tiny_clients: Clients) -> None:
     def counts() -> tuple[int, int, int]:
         (model,) = tiny_clients.http.get("/v2/models/gpt/stats").json()["model_stats"]
         stats = model["inference_stats"]
@@ -122,7 +120,7 @@ def test_configuration_has_no_sequence_batching(tiny_clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("leave", ["cancel", "disconnect"])
-def test_a_client_that_leaves_releases_its_sequences_at_once(
+def test_cancelled_or_closed_stream_releases_its_sequences(
     tiny_clients: Clients, tiny_server: Server, leave: str
 ) -> None:
     wait_for_sequences(tiny_clients.http, 0)
@@ -157,7 +155,7 @@ def strict(tiny_repository: Path) -> Iterator[tuple[Server, Clients]]:
         yield server, clients
 
 
-def test_over_its_limits_a_server_is_busy(strict: tuple[Server, Clients]) -> None:
+def test_sequence_rows_over_limit_return_unavailable(strict: tuple[Server, Clients]) -> None:
     server, clients = strict
     with streaming(server) as stream:
         for id_ in (1, 2):
@@ -177,7 +175,7 @@ def test_over_its_limits_a_server_is_busy(strict: tuple[Server, Clients]) -> Non
     wait_for_sequences(clients.http, 0)
 
 
-def test_sequences_that_wait_too_long_are_forgotten(strict: tuple[Server, Clients]) -> None:
+def test_idle_sequences_are_removed(strict: tuple[Server, Clients]) -> None:
     server, clients = strict
     call_grpc(clients, "ModelInfer", request([[1]], 9, sequence_start=True))
     with streaming(server) as stream:
@@ -195,7 +193,7 @@ def test_sequences_that_wait_too_long_are_forgotten(strict: tuple[Server, Client
     wait_for_streams(clients.http, 0)
 
 
-def test_unread_stream_is_held_back_and_its_sequences_end(repository: Path) -> None:
+def test_unread_stream_is_throttled_and_its_sequences_end(repository: Path) -> None:
     message = request([[1] * 1000], 5, sequence_start=True)
     message.model_name = "gpt2-small"
 
@@ -216,7 +214,7 @@ def test_unread_stream_is_held_back_and_its_sequences_end(repository: Path) -> N
         wait_for_streams(clients.http, 0)
 
 
-def test_a_server_that_stops_tells_where_sequences_are(tiny_repository: Path) -> None:
+def test_shutdown_reports_offsets_of_sequences(tiny_repository: Path) -> None:
     with serve(tiny_repository) as server, connect(server), streaming(server) as stream, streaming(server) as other:
         stream.ask([[1], [2]], "a", sequence_start=True)
         stream.ask([[1, 2]], 5, "bert", sequence_start=True, model_version="1")
@@ -236,7 +234,7 @@ def test_a_server_that_stops_tells_where_sequences_are(tiny_repository: Path) ->
         assert time.monotonic() - begin < 9  # less than the grace of requests in flight
 
 
-def test_with_several_workers_requests_state_their_offset(tiny_repository: Path) -> None:
+def test_sequence_without_stream_needs_single_worker(tiny_repository: Path) -> None:
     with serve(tiny_repository, "--workers", "2") as server, connect(server) as clients:
         message = "parameters.sequence_id needs a single worker: any of the 2 workers here may get the next request"
         for module, address in (
@@ -252,7 +250,7 @@ def test_with_several_workers_requests_state_their_offset(tiny_repository: Path)
             check([stream.recv() for _ in STEPS], 5, clients)
 
 
-def test_sequence_has_the_bits_of_stateless_requests(server: Server, clients: Clients) -> None:
+def test_sequence_matches_stateless_requests_bit_for_bit(server: Server, clients: Clients) -> None:
     ids = np.random.default_rng(6).integers(0, 30000, 40)
     whole = native_bytes(clients, "gpt2-small", {"input_ids": [ids.tolist()]})
     parts = np.split(ids, [1, 2, 9, 10, 30])

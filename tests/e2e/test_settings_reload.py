@@ -46,18 +46,18 @@ def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         yield running
 
 
-def test_exactly_these_settings_are_reloaded() -> None:
+def test_tests_cover_every_reloadable_setting() -> None:
     assert set(SEEN) == {name for names in TOGETHER for name in names} == RELOADABLE
 
 
-def test_the_documentation_lists_them() -> None:
+def test_documentation_lists_reloadable_settings() -> None:
     text = (ROOT / "docs" / "operations.md").read_text().partition("## Changes without a restart")[2]
     (row,) = [line for line in text.splitlines() if line.startswith("| of the file `config_file`")]
     assert set(re.findall(r"`(\w+)`", row)) - {"config_file"} == RELOADABLE
 
 
 @pytest.mark.parametrize("names", TOGETHER)
-def test_a_setting_holds_soon_after_it_is_written(server: Served, names: tuple[str, ...]) -> None:
+def test_written_setting_takes_effect_and_reverts(server: Served, names: tuple[str, ...]) -> None:
     assert not any(SEEN[name][1](server) for name in names)
     server.set("".join(f"{name} = {SEEN[name][0]}\n" for name in names))
     for name in names:
@@ -68,7 +68,7 @@ def test_a_setting_holds_soon_after_it_is_written(server: Served, names: tuple[s
             wait_until(lambda: not SEEN[name][1](server))  # noqa: B023
 
 
-def test_a_request_like_one_that_was_answered_is_refused(server: Served) -> None:
+def test_lowered_token_limit_rejects_fast_path_request(server: Served) -> None:
     """Requests with a template follow new limits. No connection is dropped."""
 
     def ask() -> int:
@@ -95,7 +95,7 @@ def test_a_request_like_one_that_was_answered_is_refused(server: Served) -> None
         assert json.loads(opened.recv(SECONDS))["next_offset"] == [3]
 
 
-def test_a_step_of_more_rows_than_are_allowed_by_now_is_refused(server: Served) -> None:
+def test_lowered_row_limit_rejects_step_of_open_stream(server: Served) -> None:
     with connect_socket(f"{server.address.replace('http', 'ws', 1)}/models/gpt/decode?rows=3") as opened:
 
         def answered() -> bool:
@@ -111,7 +111,7 @@ def test_a_step_of_more_rows_than_are_allowed_by_now_is_refused(server: Served) 
         server.set("")
 
 
-def test_higher_rate_ends_the_wait_of_a_caller(server: Served) -> None:
+def test_raised_rate_limit_ends_wait_of_caller(server: Served) -> None:
     server.set("rate_limit_per_second = 0.001\n")
     wait_until(lambda: server.refused(ONE, 429, "at most 0.001 a second"))
     server.set("rate_limit_per_second = 1000\n")
@@ -119,7 +119,7 @@ def test_higher_rate_ends_the_wait_of_a_caller(server: Served) -> None:
     server.set("")
 
 
-def test_a_file_that_cannot_be_used_changes_nothing(server: Served) -> None:
+def test_invalid_settings_file_keeps_previous_settings(server: Served) -> None:
     server.set("max_request_tokens = 2\n")
     wait_until(lambda: too_many_tokens(server))
     for number, (text, message) in enumerate(
@@ -138,7 +138,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(server: Served) -> None:
     wait_until(lambda: not too_many_tokens(server))
 
 
-def test_setting_that_needs_a_restart_is_logged(server: Served) -> None:
+def test_changed_setting_without_reload_is_logged(server: Served) -> None:
     server.set(
         "port = 1\nmax_request_tokens = 2\nintra_op_threads = 3\nmax_body_bytes = 9\n"
     )  # an option states the port
@@ -148,14 +148,14 @@ def test_setting_that_needs_a_restart_is_logged(server: Served) -> None:
     wait_until(lambda: not too_many_tokens(server))
 
 
-def test_an_option_still_wins(tiny_repository: Path, tmp_path: Path) -> None:
+def test_option_overrides_reloaded_file(tiny_repository: Path, tmp_path: Path) -> None:
     with served(tiny_repository, tmp_path, "--max-request-tokens", "3") as server:
         server.set("max_request_tokens = 2\nmax_request_rows = 1\n")
         wait_until(lambda: too_many_rows(server))
         assert server.ask({"input_ids": [[1, 2, 3]]})[0] == 200
 
 
-def test_each_worker_follows_and_so_does_one_that_starts_later(tiny_repository: Path, tmp_path: Path) -> None:
+def test_settings_reload_reaches_running_and_restarted_workers(tiny_repository: Path, tmp_path: Path) -> None:
     with served(tiny_repository, tmp_path, "--workers", "2") as server:
         server.set("max_request_tokens = 2\n")
         wait_until(lambda: too_many_tokens(server))
@@ -177,7 +177,7 @@ def test_each_worker_follows_and_so_does_one_that_starts_later(tiny_repository: 
         assert statuses() == {413}
 
 
-def test_a_change_between_the_reading_and_the_first_look_is_seen(tmp_path: Path) -> None:
+def test_settings_change_before_first_poll_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "preblock.toml"
     file.write_text("max_request_rows = 5\n")
     settings = Settings(config_file=str(file), port="1")

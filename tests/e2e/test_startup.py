@@ -43,7 +43,7 @@ def starting(root: Path, *options: str) -> Iterator["tuple[str, subprocess.Popen
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_start_refuses_connections_until_models_are_open(many: Path, workers: str) -> None:
+def test_server_refuses_connections_until_models_are_loaded(many: Path, workers: str) -> None:
     with starting(many, "--workers", workers) as (address, process):
         refused = 0
         while True:
@@ -65,7 +65,7 @@ def test_start_refuses_connections_until_models_are_open(many: Path, workers: st
         assert output.startswith("Preblock serves on ")
 
 
-def test_start_reports_an_address_that_another_start_took(tiny_repository: Path) -> None:
+def test_concurrent_start_on_same_port_reports_port_in_use(tiny_repository: Path) -> None:
     ports = "--port", str(free_port())
     with starting(tiny_repository, *ports) as (_, first), starting(tiny_repository, *ports) as (_, second):
         while first.poll() is None and second.poll() is None:
@@ -78,7 +78,7 @@ def test_start_reports_an_address_that_another_start_took(tiny_repository: Path)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_signal_ends_a_start(many: Path, workers: str) -> None:
+def test_sigterm_during_startup_stops_server(many: Path, workers: str) -> None:
     with starting(many, "--workers", workers) as (_, process):
         time.sleep(1)  # modules are being imported, models opened, or workers started
         process.send_signal(signal.SIGTERM)
@@ -86,7 +86,7 @@ def test_a_signal_ends_a_start(many: Path, workers: str) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_broken_model_ends_a_start_with_one_line(many: Path, tmp_path: Path, workers: str) -> None:
+def test_startup_with_broken_model_fails_with_one_line(many: Path, tmp_path: Path, workers: str) -> None:
     for model in many.iterdir():
         (tmp_path / model.name).symlink_to(model)
     (tmp_path / "zzz" / "1").mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_a_broken_model_ends_a_start_with_one_line(many: Path, tmp_path: Path, w
 
 
 @pytest.mark.parametrize(("output", "workers"), [("pipe", "1"), ("pipe", "2"), ("full", "1"), ("closed", "1")])
-def test_who_does_not_read_the_address_ends_nothing(tiny_repository: Path, output: str, workers: str) -> None:
+def test_server_survives_closed_or_full_stdout(tiny_repository: Path, output: str, workers: str) -> None:
     port = free_port()
     command = [PREBLOCK, "serve", "--repository", str(tiny_repository), "--port", str(port), "--workers", workers]
     command += ["--log-level", "warning"]

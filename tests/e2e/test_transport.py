@@ -72,7 +72,7 @@ def ready_over_grpc(server: Server, files: Files, certificate: bool) -> bool:
         return bool(stub.ModelReady(service_pb2.ModelReadyRequest(name="gpt"), timeout=20).ready)
 
 
-def test_every_protocol_speaks_tls(secure: tuple[Server, bool], files: Files) -> None:
+def test_every_protocol_works_over_tls(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
     tls = context(files, certificate=asked)
     assert server.address.startswith("https://")
@@ -84,7 +84,7 @@ def test_every_protocol_speaks_tls(secure: tuple[Server, bool], files: Files) ->
     assert ready_over_grpc(server, files, certificate=asked)
 
 
-def test_responses_before_an_error_are_read_over_tls(secure: tuple[Server, bool], files: Files) -> None:
+def test_responses_before_malformed_request_arrive_over_tls(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
     good = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
     with (
@@ -96,7 +96,7 @@ def test_responses_before_an_error_are_read_over_tls(secure: tuple[Server, bool]
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200"] * 3 + [b"400"]
 
 
-def test_no_protocol_answers_without_tls(secure: tuple[Server, bool], files: Files) -> None:
+def test_plaintext_or_untrusted_connection_to_tls_server_fails(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
     with pytest.raises(httpx.HTTPError):
         httpx.get(server.address.replace("https", "http") + "/livez", timeout=60)
@@ -109,7 +109,7 @@ def test_no_protocol_answers_without_tls(secure: tuple[Server, bool], files: Fil
     assert httpx.get(f"{server.address}/livez", verify=old, timeout=60).status_code == 200
 
 
-def test_client_without_a_certificate_is_refused(secure: tuple[Server, bool], files: Files) -> None:
+def test_client_without_required_certificate_is_rejected(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
     if not asked:
         assert httpx.get(f"{server.address}/livez", verify=context(files, False), timeout=60).status_code == 200
@@ -139,7 +139,7 @@ def test_client_without_a_certificate_is_refused(secure: tuple[Server, bool], fi
         ),
     ],
 )
-def test_files_that_cannot_be_used_are_named(
+def test_serve_with_unusable_tls_files_fails(
     tiny_repository: Path, files: Files, options: dict[str, str], message: str
 ) -> None:
     folder = files.ca.parent
@@ -163,7 +163,7 @@ def preflight(server: Server, origin: str) -> httpx.Response:
     return httpx.options(f"{server.address}/models/gpt/embed", headers={"Origin": origin, **asked}, timeout=60)
 
 
-def test_a_page_that_is_named_may_ask_and_no_other(open_to_a_page: Server, tiny_server: Server) -> None:
+def test_cors_allows_only_configured_origin(open_to_a_page: Server, tiny_server: Server) -> None:
     answer = preflight(open_to_a_page, PAGE)
     assert answer.status_code == 200
     assert answer.headers["Access-Control-Allow-Origin"] == PAGE
@@ -179,7 +179,7 @@ def test_a_page_that_is_named_may_ask_and_no_other(open_to_a_page: Server, tiny_
     assert not any(name.startswith("access-control") for name in closed.headers)
 
 
-def test_an_answer_to_a_page_has_the_same_bytes(open_to_a_page: Server, tiny_server: Server) -> None:
+def test_cors_response_body_is_unchanged(open_to_a_page: Server, tiny_server: Server) -> None:
     content = {"input_ids": [[1, 2]] * 2000, "encoding": "float"}
     headers = {"Origin": PAGE, "X-Forwarded-For": "203.0.113.9"}
     one, other = (
@@ -191,7 +191,7 @@ def test_an_answer_to_a_page_has_the_same_bytes(open_to_a_page: Server, tiny_ser
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "https://pages.example:444", ""])
-def test_a_socket_of_another_page_is_refused(open_to_a_page: Server, tiny_server: Server, origin: str) -> None:
+def test_websocket_from_foreign_origin_returns_403(open_to_a_page: Server, tiny_server: Server, origin: str) -> None:
     for server in (open_to_a_page, tiny_server):
         with (
             pytest.raises(InvalidStatus) as refused,
@@ -202,7 +202,7 @@ def test_a_socket_of_another_page_is_refused(open_to_a_page: Server, tiny_server
         assert json.loads(refused.value.response.body or b"")["field"] == "Origin"
 
 
-def test_socket_of_an_allowed_page_is_opened(open_to_a_page: Server, tiny_server: Server) -> None:
+def test_websocket_from_allowed_origin_opens(open_to_a_page: Server, tiny_server: Server) -> None:
     for number, (server, origin) in enumerate([(tiny_server, tiny_server.address), (open_to_a_page, PAGE)]):
         headers = {"Origin": origin, "X-Forwarded-For": f"198.51.100.{number}"}
         with connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers):
@@ -216,7 +216,7 @@ def test_socket_of_an_allowed_page_is_opened(open_to_a_page: Server, tiny_server
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/json", "text/plain"])
-def test_another_page_cannot_change_models(tiny_server: Server, kind: str) -> None:
+def test_model_control_from_foreign_origin_returns_403(tiny_server: Server, kind: str) -> None:
     """A browser sends the first and the last without a preflight."""
     path, headers = f"{tiny_server.address}/v2/repository/models/gpt/unload", {"Content-Type": kind}
     for origin, field in (("https://evil.example", "Origin"), (tiny_server.address, "model_control")):
@@ -234,12 +234,12 @@ def statuses(server: Server, addresses: list[str]) -> list[int]:
     return found
 
 
-def test_trusted_proxy_names_the_caller(open_to_a_page: Server) -> None:
+def test_rate_limit_uses_caller_address_of_trusted_proxy(open_to_a_page: Server) -> None:
     asked = ["203.0.113.1", "203.0.113.1", "203.0.113.2", "203.0.113.1, 203.0.113.3", "203.0.113.3"]
     assert statuses(open_to_a_page, asked) == [200, 429, 200, 200, 429]
 
 
-def test_trusted_proxy_names_the_caller_of_template_requests(open_to_a_page: Server) -> None:
+def test_fast_path_uses_caller_address_of_trusted_proxy(open_to_a_page: Server) -> None:
     """The connection answers them, without the application."""
     ids, found = np.array([1, 2, 3]).tobytes(), []
     with httpx.Client(base_url=open_to_a_page.address, timeout=60) as client:

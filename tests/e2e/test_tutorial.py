@@ -40,7 +40,7 @@ def serve(folder: Path, command: str) -> Iterator[str]:
             process.terminate()
 
 
-def test_blocks_run_in_order_and_print_the_shown_output(tmp_path: Path) -> None:
+def test_tutorial_blocks_print_documented_output(tmp_path: Path) -> None:
     languages = [language for language, _ in BLOCKS]
     assert languages == ["sh", *["python"] * 2, "sh", "sh", "python", "", "python", "", "python", ""]
     install, module, export, inspect, start, embed, embedded, decode, decoded, mistake, refused = (

@@ -58,7 +58,7 @@ def start(repository: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("unix")
-def test_httpx_gets_the_bits_of_tcp(folder: Path, tiny_server: Server) -> None:
+def test_http_response_over_unix_socket_matches_tcp(folder: Path, tiny_server: Server) -> None:
     with open_http(folder / "http.sock") as http:
         answer, index = http.post(**EMBED), http.get("http://localhost/")
     expected = httpx.post(f"{tiny_server.address}/models/gpt/embed", json=EMBED["json"])
@@ -67,7 +67,7 @@ def test_httpx_gets_the_bits_of_tcp(folder: Path, tiny_server: Server) -> None:
     assert index.json()["protocols"]["grpc_port"] is None
 
 
-def test_the_command_of_the_banner_works(unix: Server, folder: Path) -> None:
+def test_banner_command_over_unix_socket_works(unix: Server, folder: Path) -> None:
     command = unix.banner.splitlines()[-1].strip()
     assert command.startswith(f"curl --unix-socket '{folder / 'http.sock'}' http://localhost/models/")
     answer = subprocess.run(["sh", "-c", f"{command} --fail --silent"], capture_output=True, text=True, check=True)
@@ -76,7 +76,7 @@ def test_the_command_of_the_banner_works(unix: Server, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("unix")
-def test_grpc_gets_the_bits_of_tcp(folder: Path, tiny_server: Server) -> None:
+def test_grpc_response_over_unix_socket_matches_tcp(folder: Path, tiny_server: Server) -> None:
     addresses = f"unix:{quote(str(folder / 'grpc%20.sock'))}", tiny_server.grpc
     answers = []
     for address in addresses:
@@ -85,7 +85,7 @@ def test_grpc_gets_the_bits_of_tcp(folder: Path, tiny_server: Server) -> None:
     assert answers[0] == answers[1]
 
 
-def test_client_and_its_stream_get_the_bits_of_tcp(unix: Server, tiny_server: Server) -> None:
+def test_client_and_stream_over_unix_socket_match_tcp(unix: Server, tiny_server: Server) -> None:
     vectors = []
     for address in (unix.address, tiny_server.address):
         with preblock.connect(address) as client, client.decode("gpt", rows=2) as stream:
@@ -94,7 +94,7 @@ def test_client_and_its_stream_get_the_bits_of_tcp(unix: Server, tiny_server: Se
         assert np.array_equal(ours, expected)
 
 
-def test_asynchronous_client_and_its_stream_get_the_bits_of_tcp(unix: Server, tiny_server: Server) -> None:
+def test_async_client_and_stream_over_unix_socket_match_tcp(unix: Server, tiny_server: Server) -> None:
     async def ask(address: str) -> list[Any]:
         async with preblock.connect_async(address) as client, client.decode("gpt", rows=2) as stream:
             return [(await client.embed(IDS, model="gpt")).vectors, await stream.step([[5], [6]])]
@@ -104,7 +104,7 @@ def test_asynchronous_client_and_its_stream_get_the_bits_of_tcp(unix: Server, ti
 
 
 @pytest.mark.usefixtures("unix")
-def test_a_live_socket_is_refused_and_goes_on(folder: Path, tiny_repository: Path) -> None:
+def test_serve_on_live_socket_fails_and_keeps_it(folder: Path, tiny_repository: Path) -> None:
     for option, name in (("--uds", "http.sock"), ("--grpc-uds", "grpc%20.sock")):
         failed = start(tiny_repository, option, str(folder / name))
         assert failed.returncode == 1
@@ -114,7 +114,7 @@ def test_a_live_socket_is_refused_and_goes_on(folder: Path, tiny_repository: Pat
     assert {path.name for path in folder.iterdir()} == {"http.sock", "grpc%20.sock"}
 
 
-def test_workers_share_a_socket_and_its_file_goes_with_them(tiny_repository: Path) -> None:
+def test_workers_share_socket_and_remove_its_file(tiny_repository: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name, "http.sock")
         with serve(tiny_repository, "--workers", "2", "--uds", str(path)) as server, open_http(path) as http:
@@ -128,7 +128,7 @@ def test_workers_share_a_socket_and_its_file_goes_with_them(tiny_repository: Pat
         assert not list(Path(name).iterdir())
 
 
-def test_sockets_of_a_killed_server_are_replaced_and_removed_at_the_end(tiny_repository: Path) -> None:
+def test_stale_sockets_are_replaced_and_removed(tiny_repository: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         http_path, grpc_path = Path(name, "http.sock"), Path(name, "grpc.sock")
         options = "--uds", str(http_path), "--grpc-uds", str(grpc_path)
@@ -145,7 +145,7 @@ def test_sockets_of_a_killed_server_are_replaced_and_removed_at_the_end(tiny_rep
         assert not list(Path(name).iterdir())
 
 
-def test_clients_without_an_address_share_a_rate_limit_and_are_logged(tiny_repository: Path) -> None:
+def test_unix_socket_clients_share_rate_limit(tiny_repository: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         http_path, grpc_path = Path(name, "http.sock"), Path(name, "grpc.sock")
         options = "--uds", str(http_path), "--grpc-uds", str(grpc_path), "--access-log-sample-rate", "1"
@@ -158,7 +158,7 @@ def test_clients_without_an_address_share_a_rate_limit_and_are_logged(tiny_repos
 
 
 @pytest.mark.parametrize("option", ["--uds", "--grpc-uds"])
-def test_paths_that_cannot_be_used_are_refused_by_name(option: str, tiny_repository: Path, tmp_path: Path) -> None:
+def test_unusable_socket_paths_are_rejected(option: str, tiny_repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     long = Path("/tmp") / ("x" * (MAX_PATH_BYTES - 4))
@@ -172,7 +172,7 @@ def test_paths_that_cannot_be_used_are_refused_by_name(option: str, tiny_reposit
     assert file.read_text() == "mine"
 
 
-def test_grpc_socket_is_refused_for_several_workers_and_for_the_path_of_http(tiny_repository: Path) -> None:
+def test_grpc_socket_with_workers_or_http_path_is_rejected(tiny_repository: Path) -> None:
     failed = start(tiny_repository, "--workers", "2", "--grpc-uds", "/tmp/preblock-grpc.sock")
     assert failed.returncode == 1
     assert "--grpc-uds works with one worker, and workers is 2: gRPC cannot share a Unix socket" in failed.stderr
@@ -181,7 +181,7 @@ def test_grpc_socket_is_refused_for_several_workers_and_for_the_path_of_http(tin
     assert "--uds and --grpc-uds are both /tmp/preblock.sock; each needs its own socket" in failed.stderr
 
 
-def test_the_mode_of_a_socket_follows_the_umask(folder: Path) -> None:
+def test_socket_mode_follows_umask(folder: Path) -> None:
     for mask, mode in ((0o077, 0o700), (0o007, 0o770)):
         path, before = folder / f"mode{mask}", os.umask(mask)
         try:
@@ -194,7 +194,7 @@ def test_the_mode_of_a_socket_follows_the_umask(folder: Path) -> None:
         assert not path.exists()
 
 
-def test_two_servers_that_start_together_do_not_replace_each_other(folder: Path) -> None:
+def test_concurrent_start_on_same_socket_fails(folder: Path) -> None:
     path = folder / "race"
     with UnixListener("uds", path) as first:
         with UnixListener("uds", path) as second:
@@ -205,7 +205,7 @@ def test_two_servers_that_start_together_do_not_replace_each_other(folder: Path)
             client.connect(str(path))
 
 
-def test_the_end_of_a_server_leaves_the_socket_of_another(folder: Path) -> None:
+def test_shutdown_keeps_socket_of_other_server(folder: Path) -> None:
     path = folder / "other"
     with UnixListener("uds", path) as ours:
         ours.listen(1)
@@ -216,7 +216,7 @@ def test_the_end_of_a_server_leaves_the_socket_of_another(folder: Path) -> None:
             assert path.is_socket()
 
 
-def test_a_server_with_a_full_queue_is_live(folder: Path) -> None:
+def test_socket_with_full_backlog_counts_as_in_use(folder: Path) -> None:
     path = folder / "full"
     with UnixListener("uds", path) as listener:
         listener.listen(0)
@@ -227,7 +227,7 @@ def test_a_server_with_a_full_queue_is_live(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # httpcore does not close a socket without a connection
-def test_client_names_the_path_of_a_missing_socket(folder: Path) -> None:
+def test_client_error_names_path_of_missing_socket(folder: Path) -> None:
     address = f"http+unix://{quote(str(folder / 'none'), safe='')}/prefix"
     with preblock.connect(address, retries=0) as client:
         with pytest.raises(ConnectionFailed, match=f"cannot connect to {folder / 'none'} "):
@@ -245,11 +245,11 @@ def test_client_names_the_path_of_a_missing_socket(folder: Path) -> None:
         (["http+unix://%2Frun%2Fa.sock", "http://b"], "expected one address, or several of TCP"),
     ],
 )
-def test_malformed_addresses_of_sockets_are_refused(addresses: str | list[str], message: str) -> None:
+def test_malformed_socket_addresses_are_rejected(addresses: str | list[str], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         preblock.connect(addresses)
 
 
-def test_bench_refuses_the_address_of_a_socket() -> None:
+def test_bench_rejects_unix_socket_address() -> None:
     with pytest.raises(RequestError, match="expected an address of TCP"):
         LoadTarget("http+unix://%2Frun%2Fa.sock", "gpt")

@@ -37,7 +37,7 @@ def run(python: Path, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=python.parent, env=ENVIRONMENT)
 
 
-def test_there_is_no_torch(python: Path) -> None:
+def test_environment_lacks_torch(python: Path) -> None:
     script = "import importlib.util as u; print([u.find_spec(n) for n in ('torch', 'onnx', 'safetensors')])"
     done = run(python, script)
     assert done.stdout.strip() == "[None, None, None]"
@@ -59,7 +59,7 @@ def test_wheel_contains_every_package(python: Path) -> None:
     }
 
 
-def test_server_answers_without_torch(address: str) -> None:
+def test_server_without_torch_returns_embeddings(address: str) -> None:
     request = urllib.request.Request(
         f"{address}/models/minilm/embed",
         json.dumps({"input_ids": [[101, 102]]}).encode(),
@@ -69,7 +69,7 @@ def test_server_answers_without_torch(address: str) -> None:
         assert json.load(answer)["shape"] == [1, 2, 384]
 
 
-def test_export_names_the_missing_package(python: Path) -> None:
+def test_export_without_torch_names_missing_package(python: Path) -> None:
     done = subprocess.run(
         [python.parent / "preblock", "export", "gpt2-small", "--name", "x"],
         capture_output=True,
@@ -82,7 +82,7 @@ def test_export_names_the_missing_package(python: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_tracing_names_the_missing_package(python: Path, repository: Path, workers: str) -> None:
+def test_tracing_without_opentelemetry_names_missing_package(python: Path, repository: Path, workers: str) -> None:
     options = ["--repository", str(repository), "--port", "0", "--workers", workers, "--tracing", "otlp"]
     done = subprocess.run(
         [python.parent / "preblock", "serve", *options],

@@ -48,18 +48,18 @@ def two(tiny_repository: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
-def test_the_environment_limits_bodies(limited: Clients, path: str) -> None:
+def test_body_over_limit_of_environment_returns_413(limited: Clients, path: str) -> None:
     response = limited.http.post(path, content=bytes(201))
     assert response.status_code == 413
     assert "body: got 201 bytes, expected at most 200 bytes" in response.text
 
 
-def test_the_environment_limits_messages(limited: Clients) -> None:
+def test_grpc_message_over_limit_of_environment_is_rejected(limited: Clients) -> None:
     with pytest.raises(RequestRefused, match="RESOURCE_EXHAUSTED"):
         grpc_raw(limited, "gpt", {"input_ids": [[1] * 30]})
 
 
-def test_workers_give_the_same_bits_and_sum_their_counters(two: Server) -> None:
+def test_workers_return_equal_vectors_and_sum_counters(two: Server) -> None:
     answers = set()
     for _ in range(20):  # a connection each, for both workers
         answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}, timeout=60).text)
@@ -73,7 +73,7 @@ def test_workers_give_the_same_bits_and_sum_their_counters(two: Server) -> None:
     assert samples["preblock_request_duration_seconds_count", "native"] == 40
 
 
-def test_the_gauge_of_streams_is_summed_over_workers(two: Server) -> None:
+def test_open_streams_gauge_is_summed_over_workers(two: Server) -> None:
     address = f"{two.socket}/models/gpt/decode"
     with connect_socket(address) as one, connect_socket(address) as other, connect_socket(address) as third:
         for stream in (one, other, third):
@@ -83,7 +83,7 @@ def test_the_gauge_of_streams_is_summed_over_workers(two: Server) -> None:
             assert "preblock_streams_open 3.0" in httpx.get(f"{two.address}/metrics", timeout=60).text
 
 
-def test_the_statistics_of_a_model_are_summed_over_workers(two: Server) -> None:
+def test_model_statistics_are_summed_over_workers(two: Server) -> None:
     def read() -> tuple[int, int, int]:
         (model,) = httpx.get(f"{two.address}/v2/models/bert/versions/2/stats", timeout=60).json()["model_stats"]
         sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in model["batch_stats"]}
@@ -124,7 +124,7 @@ def test_workers_share_imported_modules(two: Server) -> None:
     assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
 
 
-def test_parent_closes_the_models_its_workers_serve(repository: Path) -> None:
+def test_parent_closes_models_once_workers_serve(repository: Path) -> None:
     """It would keep replaced versions open, and on a GPU take the memory of a worker."""
     with serve(repository, "--workers", "2") as server:
 
@@ -136,13 +136,13 @@ def test_parent_closes_the_models_its_workers_serve(repository: Path) -> None:
         wait_until(lambda: not mapped(server.process.pid))
 
 
-def test_ids_of_requests_are_of_their_worker(two: Server) -> None:
+def test_request_ids_are_unique_and_name_worker(two: Server) -> None:
     asked = [httpx.get(f"{two.address}/readyz", timeout=60).headers["X-Request-Id"] for _ in range(40)]
     assert len(set(asked)) == len(asked)
     assert len({name.partition("-")[0] for name in asked}) == 2
 
 
-def test_temporary_files_may_lie_where_no_socket_has_an_address(tiny_repository: Path, tmp_path: Path) -> None:
+def test_workers_start_with_temp_folder_too_long_for_sockets(tiny_repository: Path, tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     with serve(tiny_repository, "--workers", "2", TMPDIR=str(folder)) as server:
@@ -206,7 +206,7 @@ def test_model_change_returns_after_all_workers_applied_it(tiny_repository: Path
         assert counted == {(("1", len(clients)), ("2", 2 * len(clients)))}
 
 
-def test_every_worker_answers_grpc(two: Server) -> None:
+def test_grpc_responses_of_all_workers_are_equal(two: Server) -> None:
     httpx.get(f"{two.address}/readyz", timeout=60)
     answers = set()
     for _ in range(10):  # a connection each
@@ -215,7 +215,7 @@ def test_every_worker_answers_grpc(two: Server) -> None:
     assert len(answers) == 1
 
 
-def test_an_address_in_use_is_refused_by_name() -> None:
+def test_bind_to_used_port_is_rejected() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Invalid, match=f"^port {port} on 127.0.0.1 is already in use$") as error:
@@ -223,13 +223,13 @@ def test_an_address_in_use_is_refused_by_name() -> None:
         assert error.value.field == "grpc-port"
 
 
-def test_malformed_host_is_refused_by_name() -> None:
+def test_bind_to_unknown_host_is_rejected() -> None:
     with pytest.raises(Invalid, match=r"^the host no\.such\.host\.invalid is unknown: name or service not known$"):
         bind("port", "no.such.host.invalid", 0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_host_may_be_of_either_family(tiny_repository: Path, host: str) -> None:
+def test_serve_accepts_ipv4_and_ipv6_host(tiny_repository: Path, host: str) -> None:
     with serve(tiny_repository, "--host", host) as server:
         written = f"[{host}]" if ":" in host else host
         assert server.address.startswith(f"http://{written}:")
@@ -239,14 +239,14 @@ def test_a_host_may_be_of_either_family(tiny_repository: Path, host: str) -> Non
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_signal_on_the_banner_is_obeyed(tiny_repository: Path, tmp_path: Path, workers: str) -> None:
+def test_sigterm_right_after_banner_stops_server(tiny_repository: Path, tmp_path: Path, workers: str) -> None:
     for _ in range(2):
         with serve(tiny_repository, "--workers", workers, TMPDIR=str(tmp_path)):
             pass  # the end of `serving` sends the signal, and asks for exit code 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_workers_hold_and_carry_is_summed(two: Server) -> None:
+def test_memory_and_byte_metrics_are_summed_over_workers(two: Server) -> None:
     """The same names as with one process, and the memory of both."""
     body = b'{"input_ids": [1]}'
     for _ in range(6):
@@ -262,7 +262,7 @@ def test_what_workers_hold_and_carry_is_summed(two: Server) -> None:
     assert found["preblock_resident_memory_bytes", "anonymous"] > 1.5 * largest
 
 
-def test_running_requests_are_summed_without_dead_workers(two: Server) -> None:
+def test_running_requests_gauge_excludes_dead_workers(two: Server) -> None:
     def running() -> set[float]:
         """Return the values of several scrapes, by any worker."""
         return {read_metrics(two.address)["preblock_requests_running", "native"] for _ in range(4)}

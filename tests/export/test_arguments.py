@@ -28,7 +28,7 @@ def folder_of(parent: Path, **config: Any) -> str:
     return str(parent)
 
 
-def test_import_of_the_arguments_imports_no_torch() -> None:
+def test_arguments_module_does_not_import_torch() -> None:
     code = "import sys, preblock.export.arguments; print({'torch', 'huggingface_hub', 'onnx'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
@@ -51,7 +51,7 @@ def test_import_of_the_arguments_imports_no_torch() -> None:
         ("hf:a/b@", "'hf:a/b@' names no repository of the hub; write hf:owner/name or hf:owner/name@revision"),
     ],
 )
-def test_an_unknown_source_is_refused_with_a_suggestion(
+def test_unknown_source_is_rejected_with_suggestion(
     source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -60,19 +60,19 @@ def test_an_unknown_source_is_refused_with_a_suggestion(
     assert str(error.value) == f"SOURCE: {message}"
 
 
-def test_a_file_is_refused_with_its_folder_as_hint(tmp_path: Path) -> None:
+def test_source_file_is_rejected_with_hint_to_folder(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
     with pytest.raises(ExportError, match="is a file; name its folder, which holds"):
         parse_source(str(file))
 
 
-def test_a_folder_without_a_front_end_is_refused(tmp_path: Path) -> None:
+def test_folder_without_front_end_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"the folder holds neither config\.json nor frontend\.toml$"):
         detect_format(tmp_path, {})
 
 
-def test_the_folder_of_an_artifact_is_refused_as_one(tiny_repository: Path) -> None:
+def test_folder_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
     for folder in (tiny_repository / "bert", tiny_repository / "bert" / "1"):
         with pytest.raises(ExportError, match="it is an exported artifact already, ready for `preblock serve`"):
             detect_format(folder, {})
@@ -90,7 +90,7 @@ def test_the_folder_of_an_artifact_is_refused_as_one(tiny_repository: Path) -> N
         ({"model_type": "vit"}, {"arithmetic": "source"}, "--arithmetic is only for published checkpoints"),
     ],
 )
-def test_config_json_alone_refuses_a_model(
+def test_config_json_alone_suffices_to_reject_model(
     config: dict[str, Any], choices: SourceOptions, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError) as error:
@@ -107,7 +107,7 @@ def test_config_json_alone_refuses_a_model(
         ({"choices": {"side": "encoder"}}, "--side is only for published checkpoints; gpt2-small is none"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_incompatible_options_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ExportError) as error:
         check_arguments(**ALLOWED | arguments)
     assert str(error.value).startswith(message)
@@ -117,7 +117,7 @@ def test_options_that_exclude_each_other_are_refused(arguments: dict[str, Any], 
     ("arguments", "message"),
     [({"max_len": 5}, "--max-len is only for"), ({"dtype": "int8"}, "--dtype int8 is only for")],
 )
-def test_a_stem_refuses_options_of_tables(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_table_options_for_stem_are_rejected(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=message):
         check_arguments(**ALLOWED | {"source": folder_of(tmp_path, model_type="vit")} | arguments)
 
@@ -133,7 +133,7 @@ def test_a_stem_refuses_options_of_tables(arguments: dict[str, Any], message: st
         ("x" * 200, "x" * 128),
     ],
 )
-def test_the_default_name_follows_from_the_source(
+def test_default_name_is_derived_from_source(
     source: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -142,13 +142,13 @@ def test_the_default_name_follows_from_the_source(
     assert default_name(source) == name
 
 
-def test_the_folder_itself_gives_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_name_of_current_folder_is_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bert").mkdir()
     monkeypatch.chdir(tmp_path / "bert")
     assert default_name(".") == "bert"
 
 
-def test_a_folder_without_a_letter_gives_no_name(tmp_path: Path) -> None:
+def test_default_name_of_folder_without_letters_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "___").mkdir()
     with pytest.raises(ExportError, match="--name is needed: the name of the source, '___', has no letter"):
         default_name(str(tmp_path / "___"))

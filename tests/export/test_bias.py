@@ -74,7 +74,7 @@ def saved(name: str, folder: Path, **changes: Any) -> tuple[Any, FrontEnd]:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_graph_equals_its_module(name: str, tmp_path: Path) -> None:
+def test_bias_graph_matches_module(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     bias = MODULES[name]()
     parity = prove_bias(bias, session_of(bias, tmp_path))
@@ -95,20 +95,20 @@ def test_a_graph_equals_its_module(name: str, tmp_path: Path) -> None:
     ],
     ids=["anchor", "recipe", "divisor", "weight", "clamp_len", "direction"],
 )
-def test_the_graph_of_another_module_is_found_out(exported: Bias, other: Bias, tmp_path: Path) -> None:
+def test_bias_graph_of_other_parameters_fails_proof(exported: Bias, other: Bias, tmp_path: Path) -> None:
     session = session_of(exported, tmp_path)
     with pytest.raises(ParityError, match=r"of the graph differs from its PyTorch module by .* at query_"):
         prove_bias(other, session)
 
 
-def test_a_graph_of_another_kind_is_found_out(tmp_path: Path) -> None:
+def test_bias_graph_of_other_kind_fails_proof(tmp_path: Path) -> None:
     session = session_of(RelativeSinusoid(8), tmp_path)
     with pytest.raises(ParityError, match="relative_positions of the graph differs from its PyTorch module by inf"):
         prove_bias(AlibiBias(2), session)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_graph_describes_its_inputs_and_outputs(name: str, tmp_path: Path) -> None:
+def test_bias_graph_describes_inputs_and_outputs(name: str, tmp_path: Path) -> None:
     bias = MODULES[name]()
     export_bias(bias, tmp_path)
     model = onnx.load(tmp_path / BIAS_GRAPH)
@@ -132,7 +132,9 @@ def test_graph_describes_its_inputs_and_outputs(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("decoder", [False, True], ids=["encoder", "decoder"])
 @pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (32, 20), (128, 20000), (6, 100), (320, 800)])
-def test_t5_equals_transformers_at_every_distance(buckets: int, longest: int, decoder: bool, tmp_path: Path) -> None:
+def test_t5_bias_graph_matches_transformers_at_every_distance(
+    buckets: int, longest: int, decoder: bool, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     config = PublishedT5Config(
         d_model=4,
@@ -152,7 +154,7 @@ def test_t5_equals_transformers_at_every_distance(buckets: int, longest: int, de
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_t5_of_a_checkpoint_equals_transformers(side: str, tmp_path: Path) -> None:
+def test_t5_bias_graph_of_checkpoint_matches_transformers(side: str, tmp_path: Path) -> None:
     model, frontend = saved(f"t5/{side}", tmp_path)
     attention = getattr(model, side).block[0].layer[0].SelfAttention
     run = graph_of(frontend.bias, tmp_path)
@@ -162,7 +164,7 @@ def test_t5_of_a_checkpoint_equals_transformers(side: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("heads", [1, 6, 16, 71])
-def test_bloom_and_mpt_equal_transformers(heads: int, tmp_path: Path) -> None:
+def test_bloom_and_mpt_bias_graphs_match_transformers(heads: int, tmp_path: Path) -> None:
     published: dict[str, Callable[[int], Tensor]] = {
         "bloom": lambda keys: build_alibi_tensor(torch.ones(1, keys, dtype=torch.int64), heads, torch.float32),
         "mpt": lambda keys: build_mpt_alibi_tensor(heads, keys),  # type: ignore[no-untyped-call]
@@ -178,7 +180,7 @@ def test_bloom_and_mpt_equal_transformers(heads: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attn_type", ["bi", "uni"])
 @pytest.mark.parametrize("clamp_len", [-1, 20])
-def test_xlnet_equals_transformers(clamp_len: int, attn_type: str, tmp_path: Path) -> None:
+def test_xlnet_bias_graph_matches_transformers(clamp_len: int, attn_type: str, tmp_path: Path) -> None:
     model, frontend = saved("xlnet", tmp_path, clamp_len=clamp_len, attn_type=attn_type)
     run = graph_of(frontend.bias, tmp_path)
     for queries, keys in ((9, 9), (1, LONG), (30, 300)):
@@ -247,7 +249,7 @@ def states(name: str, model: Any, run: Callable[..., Tensor] | None, factor: flo
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_attention_of_transformers_accepts_the_bias_of_the_graph(name: str, tmp_path: Path) -> None:
+def test_attention_with_bias_of_graph_matches_transformers(name: str, tmp_path: Path) -> None:
     model, frontend = saved(name, tmp_path)
     run, own = graph_of(frontend.bias, tmp_path), states(name, model, None)
     if name == "xlnet":
@@ -258,7 +260,7 @@ def test_attention_of_transformers_accepts_the_bias_of_the_graph(name: str, tmp_
     assert (states(name, model, run, factor=2.0) - own).abs().max() > 1e-3
 
 
-def test_a_trained_table_is_read_back_from_the_artifact(tmp_path: Path) -> None:
+def test_trained_bias_is_read_back_from_artifact(tmp_path: Path) -> None:
     _, frontend = saved("t5/decoder", tmp_path)
     export_graph(frontend.eval(), tmp_path)
     assert read_bias(tmp_path) == {}
@@ -269,6 +271,6 @@ def test_a_trained_table_is_read_back_from_the_artifact(tmp_path: Path) -> None:
     assert torch.equal(again.bias(3, 4, 7), frontend.bias(3, 4, 7))
 
 
-def test_nothing_is_read_back_of_a_bias_that_is_not_trained(tmp_path: Path) -> None:
+def test_read_bias_of_untrained_bias_is_empty(tmp_path: Path) -> None:
     export_bias(AlibiBias(4), tmp_path)
     assert read_bias(tmp_path) == {}

@@ -23,7 +23,7 @@ def exported(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return [export(str(tiny_checkpoint), "bert", root), export(str(root / "t5"), "t5", root, side="decoder")]
 
 
-def test_graphs_have_a_producer_and_a_description(exported: list[ExportResult]) -> None:
+def test_graphs_have_producer_and_description(exported: list[ExportResult]) -> None:
     for graph in (graph for artifact in exported for graph in sorted(artifact.folder.glob("*.onnx"))):
         model = onnx.load(graph, load_external_data=False)
         assert (model.producer_name, model.producer_version) == ("preblock", preblock.__version__)
@@ -34,7 +34,7 @@ def test_graphs_have_a_producer_and_a_description(exported: list[ExportResult]) 
     assert {graph.name for graph in exported[1].folder.glob("*.onnx")} == {"bias.onnx", "model.onnx"}
 
 
-def test_onnxruntime_reads_the_limits(exported: list[ExportResult]) -> None:
+def test_onnxruntime_metadata_holds_limits(exported: list[ExportResult]) -> None:
     bert, t5 = (onnxruntime.InferenceSession(artifact.folder / "model.onnx").get_modelmeta() for artifact in exported)
     assert bert.custom_metadata_map == {
         "preblock.family": "bert",
@@ -46,7 +46,7 @@ def test_onnxruntime_reads_the_limits(exported: list[ExportResult]) -> None:
     assert (bert.producer_name, bert.graph_name) == ("preblock", "model")
 
 
-def test_the_limits_of_images_are_sizes(tmp_path: Path) -> None:
+def test_onnxruntime_metadata_of_stem_holds_sizes(tmp_path: Path) -> None:
     stem = PatchStem(PatchConfig(family="vit", width=4, channels=1, image_size=8, patch_size=4))
     torch.nn.init.zeros_(stem.positions)
     artifact = export_loaded(LoadedSource(stem, Source(kind="module")), "vit", tmp_path)

@@ -44,7 +44,7 @@ def copy(tiny: ExportResult, tmp_path: Path) -> Path:
     return shutil.copytree(tiny.folder, tmp_path / "1")
 
 
-def test_an_artifact_is_a_version_folder_of_seven_files(tiny: ExportResult) -> None:
+def test_export_writes_version_folder_with_seven_files(tiny: ExportResult) -> None:
     assert tiny.folder.parts[-2:] == ("tiny", "1")
     assert sorted(path.name for path in tiny.folder.iterdir()) == [
         "manifest.json",
@@ -80,7 +80,7 @@ def test_manifest_describes_inputs_and_outputs(tiny: ExportResult) -> None:
     assert found["versions"]["torch"] == torch.__version__
 
 
-def test_the_manifest_holds_hashlibs_sum_of_every_file(tiny: ExportResult) -> None:
+def test_manifest_holds_sha256_and_size_of_every_file(tiny: ExportResult) -> None:
     found = json.loads((tiny.folder / "manifest.json").read_text())["files"]
     graphs = ["model.onnx", "positioned.onnx", "token.onnx"]
     assert sorted(found) == sorted([*graphs, "model.onnx.data", "tokenizer.json"])
@@ -89,14 +89,14 @@ def test_the_manifest_holds_hashlibs_sum_of_every_file(tiny: ExportResult) -> No
         assert record == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
-def test_the_source_is_recorded_without_its_path(tiny: ExportResult, tiny_checkpoint: Path) -> None:
+def test_manifest_records_source_without_path(tiny: ExportResult, tiny_checkpoint: Path) -> None:
     config = hashlib.sha256((tiny_checkpoint / "config.json").read_bytes()).hexdigest()
     assert tiny.manifest.source == Source(kind="folder", config_sha256=config)
     for name in ("manifest.json", "parity.json"):
         assert "/" not in (tiny.folder / name).read_text()
 
 
-def test_the_tokenizer_is_copied_byte_for_byte(tiny: ExportResult, tiny_checkpoint: Path) -> None:
+def test_tokenizer_is_copied_byte_for_byte(tiny: ExportResult, tiny_checkpoint: Path) -> None:
     assert (tiny.folder / "tokenizer.json").read_bytes() == (tiny_checkpoint / "tokenizer.json").read_bytes()
 
 
@@ -108,14 +108,14 @@ def test_source_without_tokenizer_exports_without_one(tmp_path: Path) -> None:
     assert exported.manifest.source == Source(kind="module")
 
 
-def test_the_same_source_gives_the_same_bytes(tiny: ExportResult, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_export_of_same_source_writes_same_bytes(tiny: ExportResult, tiny_checkpoint: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(tiny_checkpoint, tmp_path / "elsewhere" / "copy")
     again = export(str(moved), "another-name", tmp_path / "repository").folder
     for name in ("model.onnx", "model.onnx.data", "manifest.json", "tokenizer.json"):
         assert (again / name).read_bytes() == (tiny.folder / name).read_bytes(), name
 
 
-def test_each_step_is_reported(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_export_reports_every_step(tiny_checkpoint: Path, tmp_path: Path) -> None:
     steps: list[str] = []
     export(str(tiny_checkpoint), "m", tmp_path, steps.append)
     assert steps[:4] == [
@@ -131,7 +131,7 @@ def test_each_step_is_reported(tiny_checkpoint: Path, tmp_path: Path) -> None:
         assert reported
 
 
-def test_a_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
+def test_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
     exported = export("transformer-base", "m", tmp_path)
     assert exported.manifest.source == Source(kind="preset", name="transformer-base")
     assert isinstance(exported.manifest, Manifest)
@@ -140,7 +140,7 @@ def test_a_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
     assert [output.max_abs for output in parity.outputs.values()] == [0, 0, 0]
 
 
-def test_minilm_equals_transformers_bert(checkpoint: Path, tmp_path: Path) -> None:
+def test_minilm_export_matches_transformers(checkpoint: Path, tmp_path: Path) -> None:
     session = Session(export(str(checkpoint), "minilm", tmp_path).folder)
     embeddings = BertModel.from_pretrained(checkpoint).embeddings.eval()
     generator = np.random.Generator(np.random.PCG64(1))
@@ -157,7 +157,7 @@ def test_minilm_equals_transformers_bert(checkpoint: Path, tmp_path: Path) -> No
         assert np.abs(found - expected).max() <= 2e-6
 
 
-def test_gpt2_equals_the_input_of_block_0_bit_for_bit(tmp_path: Path) -> None:
+def test_gpt2_export_matches_block_0_input_bit_for_bit(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = GPT2Model(GPT2Config(vocab_size=90, n_embd=24, n_positions=40, n_layer=2, n_head=2))
     model.save_pretrained(tmp_path / "source")
@@ -174,7 +174,7 @@ def test_gpt2_equals_the_input_of_block_0_bit_for_bit(tmp_path: Path) -> None:
             assert np.array_equal(found, caught[-1].numpy())
 
 
-def test_verify_proves_an_artifact_once_more(tiny: ExportResult) -> None:
+def test_verify_repeats_parity_of_export(tiny: ExportResult) -> None:
     steps: list[str] = []
     assert verify(tiny.folder, steps.append) == tiny.parity
     assert steps[0] == "checking the hashes"
@@ -188,7 +188,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_verify_adds_the_section_of_a_provider_and_replaces_it(copy: Path, tiny: ExportResult) -> None:
+def test_verify_adds_or_replaces_parity_of_provider(copy: Path, tiny: ExportResult) -> None:
     cpu, cuda = tiny.parity.providers[CPU], verify(copy, provider="cuda").providers[CUDA]
     both = ParityReport(providers={CPU: cpu, CUDA: cuda})
     assert read(ParityReport, copy / "parity.json") == both
@@ -200,7 +200,7 @@ def test_verify_adds_the_section_of_a_provider_and_replaces_it(copy: Path, tiny:
     assert (copy / "parity.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_section_that_stays_the_same_is_not_written(copy: Path) -> None:
+def test_verify_does_not_rewrite_unchanged_parity(copy: Path) -> None:
     before = (copy / "parity.json").stat()
     verify(copy)
     after = (copy / "parity.json").stat()
@@ -208,7 +208,7 @@ def test_a_section_that_stays_the_same_is_not_written(copy: Path) -> None:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_an_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: Path) -> None:
     steps: list[str] = []
     exported = export(str(tiny_checkpoint), "m", tmp_path, steps.append)
     assert list(exported.parity.providers) == [CPU, CUDA]
@@ -216,14 +216,14 @@ def test_an_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: 
 
 
 @pytest.mark.skipif(providers.cuda_unavailable_reason() is None, reason="CUDA works here")
-def test_missing_cuda_device_fails_the_proof(copy: Path) -> None:
+def test_verify_without_cuda_device_fails(copy: Path) -> None:
     with pytest.raises(ExportError, match="provider cuda cannot be used: "):
         verify(copy, provider="cuda")
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])
 @pytest.mark.parametrize("place", [0, -1])
-def test_verify_names_the_file_with_a_flipped_bit(copy: Path, name: str, place: int) -> None:
+def test_verify_names_file_with_flipped_bit(copy: Path, name: str, place: int) -> None:
     content = bytearray((copy / name).read_bytes())
     content[place] ^= 1
     (copy / name).write_bytes(content)
@@ -237,7 +237,7 @@ def truncate(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json", "manifest.json"])
 @pytest.mark.parametrize("harm", [Path.unlink, truncate])
-def test_verify_names_the_file_that_is_missing_or_short(copy: Path, name: str, harm: Callable[[Path], None]) -> None:
+def test_verify_names_missing_or_truncated_file(copy: Path, name: str, harm: Callable[[Path], None]) -> None:
     if name == "manifest.json":
         (copy / name).write_text((copy / name).read_text().rstrip())
     harm(copy / name)
@@ -245,7 +245,7 @@ def test_verify_names_the_file_that_is_missing_or_short(copy: Path, name: str, h
         verify(copy)
 
 
-def test_a_source_that_cannot_be_read_leaves_no_trace(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_export_of_unreadable_source_leaves_no_files(tiny_checkpoint: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(tiny_checkpoint, tmp_path / "broken")
     (broken / "model.safetensors").unlink()
     with pytest.raises(ExportError, match=r"broken: neither model\.safetensors"):
@@ -253,14 +253,14 @@ def test_a_source_that_cannot_be_read_leaves_no_trace(tiny_checkpoint: Path, tmp
     assert not (tmp_path / "repository").exists()
 
 
-def test_bad_name_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+def test_invalid_name_is_rejected_before_weights_are_read(tmp_path: Path) -> None:
     steps: list[str] = []
     with pytest.raises(ExportError, match=r"--name: got '\.\./x'"):
         export("gpt2-small", "../x", tmp_path, steps.append)
     assert steps == []
 
 
-def test_a_graph_that_is_not_proven_is_not_published(tmp_path: Path) -> None:
+def test_unproven_graph_is_not_published(tmp_path: Path) -> None:
     frontend = GPT2Embeddings(7, 4, 6)
     torch.nn.init.constant_(frontend.tokens.weight, float("inf"))
     with pytest.raises(ExportError, match="differs from its PyTorch module"):
@@ -277,7 +277,7 @@ def test_a_graph_that_is_not_proven_is_not_published(tmp_path: Path) -> None:
         (2**20, "int8"),
     ],
 )
-def test_full_disk_is_one_line_and_leaves_no_trace(
+def test_export_on_full_disk_fails_and_leaves_no_files(
     large_checkpoint: Path, tmp_path: Path, room: int, dtype: str
 ) -> None:
     arguments = ("export", large_checkpoint, "--name", "m", "--repository", tmp_path, "--dtype", dtype)
@@ -288,14 +288,14 @@ def test_full_disk_is_one_line_and_leaves_no_trace(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_front_end_in_training_stays_in_training(tmp_path: Path) -> None:
+def test_export_keeps_front_end_in_training_mode(tmp_path: Path) -> None:
     frontend = GPT2Embeddings(7, 4, 6).train()
     export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
     assert frontend.training
     assert frontend.dropout.training
 
 
-def test_computed_positions_are_proven_to_the_last(tmp_path: Path) -> None:
+def test_computed_positions_are_proven_up_to_max_len(tmp_path: Path) -> None:
     config = FrontEndConfig(
         family="unbounded",
         steps=(Tokens(rows=7, width=6), Positions(table="exact")),
@@ -309,7 +309,7 @@ def test_computed_positions_are_proven_to_the_last(tmp_path: Path) -> None:
     assert verify(exported.folder) == exported.parity
 
 
-def test_a_resized_limit_is_recorded(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_resized_max_len_is_recorded_in_manifest(tiny_checkpoint: Path, tmp_path: Path) -> None:
     exported = export(str(tiny_checkpoint), "m", tmp_path, max_len=26, resizing="interpolate")
     assert isinstance(exported.manifest, Manifest)
     assert exported.manifest.max_len == 26
@@ -325,7 +325,7 @@ def test_a_resized_limit_is_recorded(tiny_checkpoint: Path, tmp_path: Path) -> N
         ({"resizing": "truncate"}, "--resize needs --max-len, the new limit of the positions"),
     ],
 )
-def test_a_limit_that_cannot_be_reached_is_refused(
+def test_unreachable_max_len_is_rejected(
     tiny_checkpoint: Path, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ExportError, match=message):
@@ -333,14 +333,14 @@ def test_a_limit_that_cannot_be_reached_is_refused(
 
 
 @pytest.mark.parametrize(("field", "value"), [("max_len", 5000), ("counts", "mask"), ("width", 16)])
-def test_verify_finds_a_manifest_that_says_something_else(copy: Path, field: str, value: int | str) -> None:
+def test_verify_detects_wrong_manifest_field(copy: Path, field: str, value: int | str) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps(manifest | {field: value}))
     with pytest.raises(ExportError, match=rf"manifest\.json: {field} is {value!r}, but the artifact has"):
         verify(copy)
 
 
-def test_verify_finds_a_lookup_that_computes_something_else(copy: Path) -> None:
+def test_verify_detects_wrong_token_graph(copy: Path) -> None:
     model = onnx.load(copy / "token.onnx")
     gather = next(node for node in model.graph.node if node.op_type == "Gather")
     output, gather.output[0] = gather.output[0], "raw"
@@ -354,7 +354,7 @@ def test_verify_finds_a_lookup_that_computes_something_else(copy: Path) -> None:
         verify(copy)
 
 
-def test_weights_that_are_equal_are_all_kept(tmp_path: Path) -> None:
+def test_equal_weights_are_all_stored(tmp_path: Path) -> None:
     steps = (Tokens(rows=30, width=8), Norm(eps=1e-5), Project(width=8), Project(width=8))
     frontend = FrontEnd(FrontEndConfig(family="twins", steps=steps, max_len=20))
     for name in ("norm.bias", "project.bias", "project2.bias"):

@@ -62,9 +62,7 @@ def by_onnxruntime(graph: Path, values: dict[str, NDArray[np.int64]]) -> NDArray
 @KINDS
 @pytest.mark.parametrize("batch", [0, 1, 3, 64])
 @pytest.mark.parametrize("length", [0, 1, 5, M])
-def test_onnxruntime_gives_torchs_values_at_shapes_not_exported(
-    graphs: dict[str, Path], kind: str, batch: int, length: int
-) -> None:
+def test_graph_matches_module_at_other_shapes(graphs: dict[str, Path], kind: str, batch: int, length: int) -> None:
     frontend, last = FRONTENDS[kind], M - length
     for offset in ([0], [last], [row % (last + 1) for row in range(batch)]):
         values = feeds(frontend, batch, length, offset)
@@ -74,7 +72,7 @@ def test_onnxruntime_gives_torchs_values_at_shapes_not_exported(
         np.testing.assert_allclose(found, expected, rtol=0, atol=0 if frontend.config.exact else 1e-6)
 
 
-def test_ids_and_segments_are_two_inputs(graphs: dict[str, Path]) -> None:
+def test_graph_output_depends_on_ids_and_token_types(graphs: dict[str, Path]) -> None:
     values = feeds(FRONTENDS["bert"], 2, 5, [0])
     found = by_onnxruntime(graphs["bert"], values)
     for name in ("input_ids", "token_type_ids"):
@@ -83,7 +81,7 @@ def test_ids_and_segments_are_two_inputs(graphs: dict[str, Path]) -> None:
 
 
 @KINDS
-def test_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
+def test_graph_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
     graph = describe_graph(graphs[kind] / "model.onnx")
     expected = [("input_ids", "int64", ("batch", "length")), ("offset", "int64", ("offsets",))]
     if FRONTENDS[kind].config.indices:
@@ -95,12 +93,12 @@ def test_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
 
 
 @KINDS
-def test_graph_follows_the_onnx_standard(graphs: dict[str, Path], kind: str) -> None:
+def test_graph_follows_onnx_standard(graphs: dict[str, Path], kind: str) -> None:
     check_standard(graphs[kind])
 
 
 @KINDS
-def test_weights_lie_in_the_data_file(graphs: dict[str, Path], kind: str) -> None:
+def test_weights_are_stored_in_external_data_file(graphs: dict[str, Path], kind: str) -> None:
     assert sorted(path.name for path in graphs[kind].iterdir()) == ["model.onnx", "model.onnx.data", "token.onnx"]
     model = onnx.load(graphs[kind] / "model.onnx", load_external_data=False)
     external = {tensor.name: tensor.external_data[0].value for tensor in model.graph.initializer if not tensor.raw_data}
@@ -109,21 +107,21 @@ def test_weights_lie_in_the_data_file(graphs: dict[str, Path], kind: str) -> Non
 
 
 @KINDS
-def test_the_trained_weights_are_read_back(graphs: dict[str, Path], kind: str) -> None:
+def test_trained_weights_are_read_back_from_graph(graphs: dict[str, Path], kind: str) -> None:
     found, expected = read_initializers(graphs[kind]), FRONTENDS[kind].state_dict()
     assert sorted(found) == sorted(expected)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @KINDS
-def test_nothing_of_this_machine_is_in_the_file(graphs: dict[str, Path], kind: str) -> None:
+def test_graph_file_contains_no_local_paths(graphs: dict[str, Path], kind: str) -> None:
     content = (graphs[kind] / "model.onnx").read_bytes()
     machine = [Path.cwd(), Path.home(), Path(torch.__file__).parents[1], graphs[kind], Path(__file__).parents[2]]
     for text in [*map(str, machine), "site-packages", ".py", "Traceback", "File "]:
         assert text.encode() not in content, text
 
 
-def test_the_same_front_end_gives_the_same_bytes(graphs: dict[str, Path], tmp_path: Path) -> None:
+def test_graph_of_same_front_end_has_same_bytes(graphs: dict[str, Path], tmp_path: Path) -> None:
     export_graph(FRONTENDS["bert"], tmp_path)
     for name in ("model.onnx", "model.onnx.data"):
         assert (tmp_path / name).read_bytes() == (graphs["bert"] / name).read_bytes()

@@ -113,7 +113,7 @@ def run(
     return commands.run(function, *arguments, environment=environment)
 
 
-def test_hub_repository_exports_like_its_folder(hub: Hub, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_hub_export_matches_folder_export(hub: Hub, tiny_checkpoint: Path, tmp_path: Path) -> None:
     command = ("export", f"hf:{REPOSITORY}@v1.0", "--name", "m", "--repository", tmp_path / "hubs")
     done = run(hub, tmp_path / "home", commands.preblock, *command)
     assert done.returncode == 0, done.stderr
@@ -126,7 +126,7 @@ def test_hub_repository_exports_like_its_folder(hub: Hub, tiny_checkpoint: Path,
     )
 
 
-def test_revision_is_recorded_as_commit_and_downloaded_once(hub: Hub, tmp_path: Path) -> None:
+def test_hub_revision_is_recorded_as_commit_and_downloaded_once(hub: Hub, tmp_path: Path) -> None:
     sources = [f"hf:{REPOSITORY}{revision}" for revision in ("", "@main", "@v1.0", f"@{COMMIT}")]
     done = run(hub, tmp_path / "home", commands.load, *sources)
     assert done.stdout.splitlines() == [COMMIT] * 4, done.stderr
@@ -141,7 +141,7 @@ def shard(hub: Hub) -> dict[str, str]:
     return files
 
 
-def test_only_shards_of_the_front_end_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+def test_only_shards_of_front_end_are_downloaded(hub: Hub, tmp_path: Path) -> None:
     files = shard(hub)
     needed = {file for name, file in files.items() if name.startswith("embeddings.")}
     assert needed < set(files.values())
@@ -152,7 +152,7 @@ def test_only_shards_of_the_front_end_are_downloaded(hub: Hub, tmp_path: Path) -
     )
 
 
-def test_only_files_of_the_description_are_downloaded(hub: Hub, tmp_path: Path) -> None:
+def test_only_files_named_in_frontend_toml_are_downloaded(hub: Hub, tmp_path: Path) -> None:
     files = shard(hub)
     weight = "encoder.layer.0.intermediate.dense.weight"
     (hub.folder / "frontend.toml").write_text(f'[[steps]]\nkind = "tokens"\nweight = "{weight}"\n')
@@ -163,7 +163,7 @@ def test_only_files_of_the_description_are_downloaded(hub: Hub, tmp_path: Path) 
     )
 
 
-def test_unknown_model_downloads_no_weights(hub: Hub, tmp_path: Path) -> None:
+def test_unknown_model_type_downloads_no_weights(hub: Hub, tmp_path: Path) -> None:
     config = json.loads((hub.folder / "config.json").read_text())
     (hub.folder / "config.json").write_text(json.dumps(config | {"model_type": "other"}))
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
@@ -181,7 +181,7 @@ def test_unknown_model_downloads_no_weights(hub: Hub, tmp_path: Path) -> None:
         ("hf:owner/--", "'owner/--'"),
     ],
 )
-def test_missing_repository_is_reported_in_one_line(hub: Hub, source: str, message: str, tmp_path: Path) -> None:
+def test_missing_hub_repository_fails_with_one_line(hub: Hub, source: str, message: str, tmp_path: Path) -> None:
     command = ("export", source, "--name", "m", "--repository", tmp_path / "r")
     done = run(hub, tmp_path / "home", commands.preblock, *command)
     assert done.returncode == 1
@@ -193,14 +193,14 @@ def test_missing_repository_is_reported_in_one_line(hub: Hub, source: str, messa
     assert not (tmp_path / "r").exists()
 
 
-def test_repository_of_pickles_is_refused_without_a_download(hub: Hub, tmp_path: Path) -> None:
+def test_hub_repository_without_safetensors_is_rejected(hub: Hub, tmp_path: Path) -> None:
     (hub.folder / "model.safetensors").unlink()
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert "neither model.safetensors nor model.safetensors.index.json" in done.stderr.splitlines()[-1]
     assert hub.downloads() == ["config.json", "tokenizer.json"]
 
 
-def test_a_hub_that_does_not_answer_is_an_error_of_the_export(hub: Hub, tmp_path: Path) -> None:
+def test_unreachable_hub_raises_export_error(hub: Hub, tmp_path: Path) -> None:
     hub.address = "http://127.0.0.1:9"
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert done.stderr.splitlines()[-1].startswith(f"preblock.export.errors.ExportError: hf:{REPOSITORY}: ")

@@ -42,7 +42,7 @@ PLAIN = make_node("Add", ["rows", "position_embeddings"], ["embeddings"])
         ([Gather, make_node("Mul", ["rows", "factor"], ["scaled"], domain="other"), Add], None),
     ],
 )
-def test_only_rows_of_a_table_times_a_number_are_a_table(nodes: list[onnx.NodeProto], found: float | None) -> None:
+def test_kernel_recognizes_only_scaled_table_lookups(nodes: list[onnx.NodeProto], found: float | None) -> None:
     tensors = [
         make_tensor("factor", TensorProto.FLOAT, [], [0.5]),
         make_tensor("double", TensorProto.DOUBLE, [], [0.5]),

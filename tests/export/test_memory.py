@@ -86,24 +86,24 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[st
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_an_export_needs_the_table_once(measured: tuple[dict[str, Any], Path], dtype: str) -> None:
+def test_export_memory_holds_table_once(measured: tuple[dict[str, Any], Path], dtype: str) -> None:
     assert measured[0][dtype] <= 1.2 * TABLE + PARTS
 
 
-def test_an_export_in_another_type_needs_the_sources_table_once(measured: tuple[dict[str, Any], Path]) -> None:
+def test_int8_export_memory_holds_source_table_once(measured: tuple[dict[str, Any], Path]) -> None:
     assert measured[0]["int8"] <= 1.2 * TABLE + PARTS
 
 
 @pytest.mark.parametrize("name", ["verify", "verify int8"])  # a small data file is mapped by several sessions
-def test_a_proof_needs_the_table_once(measured: tuple[dict[str, Any], Path], name: str) -> None:
+def test_verify_memory_holds_table_once(measured: tuple[dict[str, Any], Path], name: str) -> None:
     assert measured[0][name] <= 1.2 * TABLE + PARTS
 
 
-def test_an_artifact_that_was_checked_opens_at_once(measured: tuple[dict[str, Any], Path]) -> None:
+def test_verified_artifact_opens_within_200_ms(measured: tuple[dict[str, Any], Path]) -> None:
     assert measured[0]["open"] < 0.2
 
 
-def test_processes_share_the_table(measured: tuple[dict[str, Any], Path]) -> None:
+def test_worker_processes_share_memory_of_table(measured: tuple[dict[str, Any], Path]) -> None:
     folder = measured[1] / "float32" / "1"
     command = [sys.executable, "-c", WORKER, str(folder), str(ROWS)]
     workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]

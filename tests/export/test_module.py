@@ -62,9 +62,7 @@ class Sum(nn.Module):
 
 
 @pytest.mark.parametrize(("tokens", "places", "kernel"), [(D, D, True), (D, 1, False), (1, D, False)])
-def test_a_sum_has_a_kernel_where_neither_side_is_widened(
-    tmp_path: Path, tokens: int, places: int, kernel: bool
-) -> None:
+def test_sum_has_kernel_only_without_broadcast_width(tmp_path: Path, tokens: int, places: int, kernel: bool) -> None:
     module = Sum(tokens, places)
     exported = export_module(module, "sum", tmp_path, vocab_size=V, max_len=LONG)
     assert isinstance(exported.manifest, Manifest)
@@ -88,7 +86,7 @@ def exported(mine: Mine, tmp_path_factory: pytest.TempPathFactory) -> ExportResu
     return export_module(mine, "mine", tmp_path_factory.mktemp("repository"), vocab_size=V, max_len=M)
 
 
-def test_its_grid_is_proven(exported: ExportResult) -> None:
+def test_module_parity_covers_batch_length_and_offset(exported: ExportResult) -> None:
     parity = exported.parity.providers[CPU].outputs["embeddings"]
     cases: list[dict[str, Any]] = [case.arguments for case in parity.cases]
     assert {(case["batch"], case["length"]) for case in cases} == {(b, n) for b in (1, 2, 5) for n in (1, 2, M)}
@@ -96,11 +94,11 @@ def test_its_grid_is_proven(exported: ExportResult) -> None:
     assert parity.max_ulp <= 8
 
 
-def test_graph_follows_the_onnx_standard(exported: ExportResult) -> None:
+def test_module_graph_follows_onnx_standard(exported: ExportResult) -> None:
     check_standard(exported.folder)
 
 
-def test_it_is_served(mine: Mine, exported: ExportResult) -> None:
+def test_exported_module_is_served(mine: Mine, exported: ExportResult) -> None:
     ids = np.array([[1, 2, 3], [4, 5, 12]])
     request = TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([0, 6]))
     with open_engine(exported.folder.parents[1]) as engine:
@@ -115,7 +113,7 @@ def test_it_is_served(mine: Mine, exported: ExportResult) -> None:
     )
 
 
-def test_unreproducible_module_is_reported(exported: ExportResult) -> None:
+def test_verify_of_custom_module_reports_unrepeatable_proof(exported: ExportResult) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.front_end, exported.manifest.token_embeddings) == (None, None)
     with pytest.raises(ExportError, match="the hashes agree; the proof cannot be repeated"):
@@ -143,7 +141,7 @@ class Counted(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["range", "shift", "slice"])
-def test_a_number_of_past_tokens_is_exported(kind: str, tmp_path: Path) -> None:
+def test_module_with_integer_offset_is_exported(kind: str, tmp_path: Path) -> None:
     """Oracle: the module, called once for each row."""
     module = Counted(kind)
     exported = export_module(module, "counted", str(tmp_path), vocab_size=V, max_len=M, exact=True)
@@ -178,7 +176,7 @@ class Ageless(nn.Module):
         (BertEmbeddings(V, D, M), {"exact": True}, "exact: got True"),
     ],
 )
-def test_arguments_of_the_wrong_module_are_named(
+def test_wrong_arguments_for_module_are_rejected(
     module: nn.Module, arguments: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match=message):
@@ -187,7 +185,7 @@ def test_arguments_of_the_wrong_module_are_named(
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_front_end_is_exported_with_its_description(biased: bool, tmp_path: Path) -> None:
+def test_front_end_module_is_exported_with_description(biased: bool, tmp_path: Path) -> None:
     frontend = build_frontend("alibi") if biased else BertEmbeddings(V, D, M)
     exported = export_module(frontend, "trained", str(tmp_path))
     assert exported.manifest.front_end is not None
@@ -207,24 +205,24 @@ class Wide(nn.Module):
         return (input_ids + offset).to(torch.float32)
 
 
-def test_a_graph_with_a_baked_offset_is_not_published(tmp_path: Path) -> None:
+def test_module_with_constant_offset_is_not_published(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="offset is baked in: offset 8 gives the vectors of 0"):
         export_module(Frozen(), "frozen", tmp_path, vocab_size=V, max_len=M)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_module_without_vectors_is_refused(tmp_path: Path) -> None:
+def test_module_without_vector_output_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"module: got torch.float32 \(1, 1\) for ids \(1, 1\)"):
         export_module(Wide(), "wide", tmp_path, vocab_size=V, max_len=M)
 
 
-def test_a_module_in_training_stays_in_training(tmp_path: Path) -> None:
+def test_export_keeps_module_in_training_mode(tmp_path: Path) -> None:
     module = Mine().train()
     export_module(module, "mine", tmp_path, vocab_size=V, max_len=M)
     assert module.training
 
 
-def test_saved_front_end_is_exported_with_its_trained_weights(tmp_path: Path) -> None:
+def test_saved_front_end_is_exported_with_trained_weights(tmp_path: Path) -> None:
     frontend = BertEmbeddings(V, D, M)
     optimizer = torch.optim.SGD(frontend.parameters(), lr=0.1)
     ids = torch.tensor([[1, 2, 12], [3, 0, 5]])

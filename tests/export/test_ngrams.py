@@ -149,7 +149,7 @@ def test_proof_finds_another_table(exported: ExportResult, checkpoint: Path) -> 
         prove_ngrams(frontend, Session(exported.folder, graph="ngrams.onnx"))
 
 
-def test_a_model_without_such_layers_has_no_such_output(tmp_path: Path) -> None:
+def test_model_without_ngram_layers_has_no_ngram_output(tmp_path: Path) -> None:
     result = export(str(save_qwen4(tmp_path / "plain", ple_layer_ids=[])), "m", tmp_path)
     assert isinstance(result.manifest, Manifest)
     assert "ngram_embeddings" not in result.manifest.shapes

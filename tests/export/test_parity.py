@@ -60,7 +60,7 @@ def arguments(case: ParityCase) -> GridCase:
     return GridCase(**{**values, "offset": tuple(values["offset"])})
 
 
-def test_the_grid_covers_batches_lengths_offsets_and_segments(artifacts: dict[str, Path]) -> None:
+def test_parity_grid_covers_batch_length_offset_and_segments(artifacts: dict[str, Path]) -> None:
     parity = prove(BERT, Session(artifacts["bert"]))
     found = {(case.batch, case.length, case.offset, case.segments) for case in map(arguments, parity.cases)}
     expected = {
@@ -75,7 +75,7 @@ def test_the_grid_covers_batches_lengths_offsets_and_segments(artifacts: dict[st
     assert len(parity.cases) == len(expected)
 
 
-def test_rows_that_are_too_long_for_a_batch_are_as_long_as_fits() -> None:
+def test_parity_grid_shortens_rows_of_wide_batches() -> None:
     width, longest = 2**11, 4096
     lengths: dict[int, set[int]] = {}
     for case in grid(GPT2Embeddings(30, 8, longest).signature):
@@ -89,13 +89,13 @@ def test_rows_that_are_too_long_for_a_batch_are_as_long_as_fits() -> None:
     assert wide == {1: {1, 2, 17, longest}, 2: {1, 2, 17, 2**11}, 5: {1, 2, 17, 2**23 // (5 * width)}}
 
 
-def test_a_front_end_without_segments_is_proven_without_them(artifacts: dict[str, Path]) -> None:
+def test_parity_without_segments_has_no_segment_cases(artifacts: dict[str, Path]) -> None:
     parity = prove(GPT2, Session(artifacts["gpt2"]))
     assert {case.segments for case in map(arguments, parity.cases)} == {False}
     assert parity.max_abs == parity.max_ulp == parity.allowed_ulp == 0
 
 
-def test_a_maximum_shorter_than_the_grid_is_respected(tmp_path: Path) -> None:
+def test_parity_grid_respects_small_max_len(tmp_path: Path) -> None:
     frontend = GPT2Embeddings(30, 8, 2)
     exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
     parity = exported.parity.providers[CPU].outputs["embeddings"]
@@ -104,14 +104,14 @@ def test_a_maximum_shorter_than_the_grid_is_respected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arithmetic", "unit"), [("float16", 2**13), ("bfloat16", 2**16)])
-def test_a_norm_that_is_rounded_may_fall_on_the_neighbour(tmp_path: Path, arithmetic: Any, unit: int) -> None:
+def test_parity_of_rounded_norm_allows_one_unit(tmp_path: Path, arithmetic: Any, unit: int) -> None:
     frontend = FrontEnd(replace(BertEmbeddings(500, 256, 512).config, arithmetic=arithmetic))
     seeded_(frontend, 0)
     exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
     assert exported.parity.providers[CPU].outputs["embeddings"].max_ulp <= unit
 
 
-def test_every_case_went_through_the_session(artifacts: dict[str, Path]) -> None:
+def test_parity_runs_every_case_in_session(artifacts: dict[str, Path]) -> None:
     session = RecordingSession(artifacts["bert"])
     parity = prove(BERT, session)
     assert [(*feeds["input_ids"].shape, tuple(feeds["offset"])) for feeds in session.asked] == [
@@ -122,7 +122,7 @@ def test_every_case_went_through_the_session(artifacts: dict[str, Path]) -> None
     ]
 
 
-def test_the_ids_of_every_case_reach_both_ends_of_the_table(artifacts: dict[str, Path]) -> None:
+def test_parity_ids_include_first_and_last_table_row(artifacts: dict[str, Path]) -> None:
     session = RecordingSession(artifacts["gpt2"])
     prove(GPT2, session)
     for feeds in session.asked:
@@ -130,7 +130,7 @@ def test_the_ids_of_every_case_reach_both_ends_of_the_table(artifacts: dict[str,
         assert feeds["input_ids"][0, 0] == 0 or feeds["input_ids"].size == 1
 
 
-def test_the_report_says_how_far_it_is(artifacts: dict[str, Path]) -> None:
+def test_parity_reports_progress_of_cases(artifacts: dict[str, Path]) -> None:
     seen: list[tuple[int, int]] = []
     parity = prove(GPT2, Session(artifacts["gpt2"]), lambda done, of, _: seen.append((done, of)))
     count = len(parity.cases)
@@ -155,19 +155,19 @@ def changed(frontend: FrontEnd, name: str, row: int, by: float) -> FrontEnd:
         ("transformer", TRANSFORMER, "tokens.weight", 0),
     ],
 )
-def test_one_changed_number_is_found(
+def test_parity_detects_one_changed_weight(
     artifacts: dict[str, Path], family: str, frontend: FrontEnd, name: str, row: int
 ) -> None:
     with pytest.raises(ParityError, match=r"differs .* by .* at batch \d+, length \d+, offset \[.*\], segments"):
         prove(changed(frontend, name, row, by=1e-3), Session(artifacts[family]))
 
 
-def test_the_smallest_change_is_found_where_bits_must_be_equal(artifacts: dict[str, Path]) -> None:
+def test_exact_parity_detects_smallest_change(artifacts: dict[str, Path]) -> None:
     with pytest.raises(ParityError, match="expected 0"):
         prove(changed(GPT2, "tokens.weight", 0, by=1e-8), Session(artifacts["gpt2"]))
 
 
-def test_the_error_names_the_worst_case(artifacts: dict[str, Path]) -> None:
+def test_parity_error_names_worst_case(artifacts: dict[str, Path]) -> None:
     # The last position is reached by the full length, and by the last offsets: position 19 alone is changed.
     with pytest.raises(ParityError) as error:
         prove(changed(GPT2, "positions.weight", M - 1, by=5.0), Session(artifacts["gpt2"]))
@@ -175,7 +175,7 @@ def test_the_error_names_the_worst_case(artifacts: dict[str, Path]) -> None:
     assert "batch 1, length 1, offset [19], segments False" in str(error.value)
 
 
-def test_nan_is_found_at_any_position(artifacts: dict[str, Path]) -> None:
+def test_parity_detects_nan_at_last_position(artifacts: dict[str, Path]) -> None:
     with pytest.raises(ParityError, match="inf"):
         prove(changed(GPT2, "positions.weight", M - 1, by=float("nan")), Session(artifacts["gpt2"]))
 
@@ -187,7 +187,7 @@ def rehash(folder: Path, name: str) -> None:
     write(manifest.model_copy(update={"files": files}), folder / "manifest.json")
 
 
-def test_verify_finds_a_graph_that_computes_something_else(artifacts: dict[str, Path], tmp_path: Path) -> None:
+def test_verify_detects_changed_graph(artifacts: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(artifacts["gpt2"], tmp_path / "1")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     (last,) = [node for node in model.graph.node if "embeddings" in node.output]
@@ -201,7 +201,7 @@ def test_verify_finds_a_graph_that_computes_something_else(artifacts: dict[str, 
         verify(folder)
 
 
-def test_verify_finds_a_changed_number_in_a_derived_table(artifacts: dict[str, Path], tmp_path: Path) -> None:
+def test_verify_detects_change_in_derived_table(artifacts: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(artifacts["transformer"], tmp_path / "1")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     (table,) = [tensor for tensor in model.graph.initializer if tensor.name.endswith(".table")]
@@ -215,7 +215,7 @@ def test_verify_finds_a_changed_number_in_a_derived_table(artifacts: dict[str, P
         verify(folder)
 
 
-def test_difference_is_in_units_of_the_largest_value() -> None:
+def test_difference_is_measured_in_ulp_of_largest_value() -> None:
     expected = np.array([[[1.0, 4.0], [0.25, 0.0]]], np.float32)
     found = expected + np.array([[[2**-21, 0.0], [0.0, 2**-25]]], np.float32)
     # numpy's spacing of 4 is 2^-21, and of 0.25 2^-25.
@@ -225,17 +225,17 @@ def test_difference_is_in_units_of_the_largest_value() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("side", ["found", "expected", "both"])
-def test_a_difference_from_no_number_is_infinite(value: float, side: str) -> None:
+def test_difference_with_nan_or_infinity_is_infinite(value: float, side: str) -> None:
     sound, broken = np.ones((1, 2, 3), np.float32), np.ones((1, 2, 3), np.float32)
     broken[0, 1, 2] = value
     found, expected = (broken if side in (name, "both") else sound for name in ("found", "expected"))
     assert difference(found, expected) == (np.inf, np.inf)
 
 
-def test_a_difference_between_shapes_is_infinite() -> None:
+def test_difference_between_shapes_is_infinite() -> None:
     assert difference(np.ones((1, 2, 3), np.float32), np.ones((2, 2, 3), np.float32)) == (np.inf, np.inf)
 
 
-def test_dropout_takes_no_part(artifacts: dict[str, Path]) -> None:
+def test_parity_in_training_mode_ignores_dropout(artifacts: dict[str, Path]) -> None:
     torch.manual_seed(0)
     assert prove(GPT2.train(), Session(artifacts["gpt2"])).max_abs == 0

@@ -75,7 +75,7 @@ def ulp(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     return float((np.abs(rows - others).max(1) / np.spacing(np.abs(others).max(1))).max())
 
 
-def test_graphs_equal_transformers(exported: ExportResult, expected: dict[str, NDArray[np.float32]]) -> None:
+def test_per_layer_graphs_match_transformers(exported: ExportResult, expected: dict[str, NDArray[np.float32]]) -> None:
     for name, graph in NAMES.items():
         found = Session(exported.folder, graph=graph).run({"input_ids": IDS})[name]
         assert found.shape == expected[name].shape
@@ -84,7 +84,7 @@ def test_graphs_equal_transformers(exported: ExportResult, expected: dict[str, N
     assert expected["per_layer_inputs"].shape == (2, 4, LAYERS * WIDTH)
 
 
-def test_manifest_and_proof_cover_both_outputs(exported: ExportResult) -> None:
+def test_per_layer_outputs_are_in_manifest_and_parity(exported: ExportResult) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert not exported.manifest.exact_rows  # a product of matrices depends on the shape of the call
     assert exported.manifest.shapes["per_layer_token_inputs"] == (LAYERS, WIDTH)
@@ -94,7 +94,7 @@ def test_manifest_and_proof_cover_both_outputs(exported: ExportResult) -> None:
     assert outputs["per_layer_inputs"].max_ulp <= outputs["per_layer_inputs"].allowed_ulp == ALLOWED
 
 
-def test_service_returns_both_outputs(exported: ExportResult, expected: dict[str, NDArray[np.float32]]) -> None:
+def test_server_returns_per_layer_outputs(exported: ExportResult, expected: dict[str, NDArray[np.float32]]) -> None:
     with serve(exported.folder.parents[1]) as server, preblock.connect(server.address) as client:
         model = client.model("m")
         for name, wanted in expected.items():
@@ -148,7 +148,7 @@ def test_other_families_equal_transformers(name: str, refused: int, streams: int
         ({"text_config": None}, "text_config is missing, expected an object"),
     ],
 )
-def test_a_damaged_part_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_damaged_part_is_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     save("gemma3n/text", tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | changes))
@@ -157,13 +157,13 @@ def test_a_damaged_part_is_refused(changes: dict[str, Any], message: str, tmp_pa
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_stored_type_applies_to_the_table(dtype: str, checkpoint: str, tmp_path: Path) -> None:
+def test_stored_dtype_applies_to_per_layer_table(dtype: str, checkpoint: str, tmp_path: Path) -> None:
     result = export(checkpoint, "m", tmp_path, dtype=dtype)
     assert set(result.parity.storage) == {"tokens.weight", "per_layer.tokens.weight"}
     assert verify(result.folder).providers["CPUExecutionProvider"].outputs["per_layer_token_inputs"].max_abs == 0
 
 
-def test_proof_finds_a_changed_row(exported: ExportResult, checkpoint: str) -> None:
+def test_per_layer_proof_detects_changed_row(exported: ExportResult, checkpoint: str) -> None:
     frontend = read_frontend(Path(checkpoint)).eval()
     with torch.no_grad():
         frontend.per_layer.tokens.weight = torch.nn.Parameter(frontend.per_layer.tokens.weight.clone())
@@ -173,7 +173,7 @@ def test_proof_finds_a_changed_row(exported: ExportResult, checkpoint: str) -> N
             prove_per_layer(frontend, Session(exported.folder, graph=graph), name)
 
 
-def test_a_model_without_per_layer_inputs_has_no_such_outputs(tmp_path: Path) -> None:
+def test_export_without_per_layer_inputs_has_no_such_outputs(tmp_path: Path) -> None:
     result = export(small_gemma(tmp_path / "plain", hidden_size_per_layer_input=0), "m", tmp_path)
     assert isinstance(result.manifest, Manifest)
     assert not result.manifest.shapes.keys() & NAMES.keys()
@@ -182,7 +182,7 @@ def test_a_model_without_per_layer_inputs_has_no_such_outputs(tmp_path: Path) ->
     assert not alone.manifest.shapes.keys() & NAMES.keys()
 
 
-def test_a_smaller_table_is_refused(checkpoint: str, tmp_path: Path) -> None:
+def test_per_layer_table_with_fewer_rows_is_rejected(checkpoint: str, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint, tmp_path / "copy")
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(

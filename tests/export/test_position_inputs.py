@@ -44,7 +44,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResul
 
 
 @pytest.mark.parametrize(("name", "first"), FAMILIES.items())
-def test_a_family_has_one_whose_positions_are_rows(
+def test_positioned_graph_exists_only_for_consecutive_table_rows(
     artifacts: dict[str, ExportResult], name: str, first: int | None
 ) -> None:
     manifest = artifacts[name].manifest
@@ -61,13 +61,13 @@ def test_a_family_has_one_whose_positions_are_rows(
     assert (manifest.kernel is not None) == (name in SUMS)
 
 
-def test_narrow_tables_get_no_positioned_graph(artifacts: dict[str, ExportResult], tmp_path: Path) -> None:
+def test_quantized_export_has_no_positioned_graph(artifacts: dict[str, ExportResult], tmp_path: Path) -> None:
     checkpoint = artifacts["gpt2"].folder.parents[2] / "checkpoints/gpt2"
     for dtype in ("float16", "int8"):
         assert "positioned.onnx" not in export(str(checkpoint), dtype, tmp_path, dtype=dtype).manifest.graphs
 
 
-def test_another_row_of_position_0_is_found(artifacts: dict[str, ExportResult]) -> None:
+def test_positioned_proof_detects_wrong_first_row(artifacts: dict[str, ExportResult]) -> None:
     folder, manifest = artifacts["bart/decoder"].folder, artifacts["bart/decoder"].manifest
     assert isinstance(manifest, Manifest)
     assert manifest.front_end is not None
@@ -89,7 +89,7 @@ def test_another_row_of_position_0_is_found(artifacts: dict[str, ExportResult]) 
         ({"begin": 2**50}, "positions.rows: got "),
     ],
 )
-def test_a_manifest_that_promises_other_rows_is_refused(
+def test_manifest_with_wrong_position_table_is_rejected(
     artifacts: dict[str, ExportResult], tmp_path: Path, changed: dict[str, int] | None, message: str
 ) -> None:
     shutil.copytree(artifacts["bart/decoder"].folder.parent, tmp_path / "bart")
@@ -103,7 +103,7 @@ def test_a_manifest_that_promises_other_rows_is_refused(
 
 
 @pytest.mark.parametrize("name", [name for name, first in FAMILIES.items() if first is not None])
-def test_the_service_gives_the_bits_of_the_plain_graph(artifacts: dict[str, ExportResult], name: str) -> None:
+def test_served_positioned_graph_matches_plain_graph(artifacts: dict[str, ExportResult], name: str) -> None:
     folder = artifacts[name].folder
     model = next(
         model for model in Repository(folder.parents[1], CPU, 1).all(SERVICE) if model.name == folder.parent.name

@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_step_of_less_than_a_second_says_nothing(clock: Clock) -> None:
+def test_step_under_one_second_reports_nothing(clock: Clock) -> None:
     said: list[str] = []
     step = StepProgress(said.append, "writing", 1000)
     for _ in range(9):
@@ -36,7 +36,7 @@ def test_a_step_of_less_than_a_second_says_nothing(clock: Clock) -> None:
     assert said == []
 
 
-def test_a_longer_step_says_bytes_and_rate_ten_times_a_second(clock: Clock) -> None:
+def test_long_step_reports_bytes_and_rate_ten_times_per_second(clock: Clock) -> None:
     said: list[str] = []
     step = StepProgress(said.append, "writing", 4 * 10**9)
     for _ in range(150):
@@ -47,7 +47,7 @@ def test_a_longer_step_says_bytes_and_rate_ten_times_a_second(clock: Clock) -> N
     assert 18 <= len(said) <= 21
 
 
-def test_cases_are_shown_at_once_and_bytes_after_a_second(clock: Clock) -> None:
+def test_cases_are_reported_at_once_and_bytes_after_one_second(clock: Clock) -> None:
     said: list[str] = []
     step = StepProgress(said.append, "proving")
     for done in (1, 2):
@@ -56,7 +56,7 @@ def test_cases_are_shown_at_once_and_bytes_after_a_second(clock: Clock) -> None:
     assert said == ["proving: 1 of 2 cases", "proving: 2 of 2 cases, 6 kB, 4 kB/s"]
 
 
-def test_the_hash_is_hashlibs(tmp_path: Path) -> None:
+def test_progress_sha256_matches_hashlib(tmp_path: Path) -> None:
     content = bytes(range(256)) * 5000 + b"rest"  # more than one part
     (tmp_path / "file").write_bytes(content)
     with (tmp_path / "file").open("rb") as stream:
@@ -67,6 +67,6 @@ def test_the_hash_is_hashlibs(tmp_path: Path) -> None:
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (2**31, "2.15 GB"), (5e12, "5000 GB")],
 )
-def test_bytes_have_three_digits_and_a_unit(count: float, text: str) -> None:
+def test_in_bytes_formats_three_digits_and_unit(count: float, text: str) -> None:
     assert in_bytes(count) == text
     assert re.fullmatch(r"[\d.]+ [kMG]?B", text)

@@ -32,19 +32,19 @@ def add(repository: Path, name: str, content: str = "") -> int:
         return publish(folder)
 
 
-def test_versions_count_from_1_for_each_name(tmp_path: Path) -> None:
+def test_versions_count_from_1_per_name(tmp_path: Path) -> None:
     assert [add(tmp_path, name) for name in ("a", "a", "b", "a")] == [1, 2, 1, 3]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["1", "2", "3"]
 
 
-def test_a_version_follows_the_highest_not_the_count(tmp_path: Path) -> None:
+def test_new_version_follows_highest_existing(tmp_path: Path) -> None:
     for version in ("2", "9", "10"):
         (tmp_path / "m" / version).mkdir(parents=True)
     assert versions(tmp_path / "m") == [2, 9, 10]
     assert add(tmp_path, "m") == 11
 
 
-def test_a_published_version_is_whole_and_readable_by_others(tmp_path: Path) -> None:
+def test_published_version_is_complete_and_world_readable(tmp_path: Path) -> None:
     add(tmp_path, "m", "content")
     folder = tmp_path / "m" / "1"
     assert (folder / "file").read_text() == "content"
@@ -52,26 +52,26 @@ def test_a_published_version_is_whole_and_readable_by_others(tmp_path: Path) -> 
     assert (folder / "file").stat().st_mode & 0o777 == 0o644
 
 
-def test_an_export_that_fails_leaves_no_trace(tmp_path: Path) -> None:
+def test_failed_export_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), draft(tmp_path, "m") as folder:
         shutil.copyfile(tmp_path / "missing", folder / "file")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_export_that_fails_leaves_earlier_versions(tmp_path: Path) -> None:
+def test_failed_export_keeps_earlier_versions(tmp_path: Path) -> None:
     add(tmp_path, "m")
     with pytest.raises(RuntimeError), draft(tmp_path, "m"):
         raise RuntimeError
     assert [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
 
 
-def test_a_draft_is_no_artifact(tmp_path: Path) -> None:
+def test_draft_is_not_listed_as_artifact(tmp_path: Path) -> None:
     add(tmp_path, "other")
     with draft(tmp_path, "m"):
         assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
 
 
-def test_a_draft_of_this_process_is_not_swept(tmp_path: Path) -> None:
+def test_sweep_keeps_draft_of_running_process(tmp_path: Path) -> None:
     with draft(tmp_path, "m") as first, draft(tmp_path, "m") as second:
         sweep(tmp_path / "m")
         assert first.is_dir()
@@ -88,7 +88,7 @@ with draft(Path(sys.argv[1]), "m") as folder:
 """
 
 
-def test_draft_of_a_dead_process_is_swept(tmp_path: Path) -> None:
+def test_sweep_removes_draft_of_dead_process(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", DRAFT_AND_WAIT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -135,7 +135,7 @@ def there(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("moment", ["the middle of the table", "the proof"])
-def test_killed_export_is_invisible_and_swept_by_the_next(
+def test_killed_export_is_invisible_and_removed_by_next_export(
     tiny_checkpoint: Path, large_checkpoint: Path, tmp_path: Path, moment: str
 ) -> None:
     add(tmp_path, "other")
@@ -155,7 +155,7 @@ def test_killed_export_is_invisible_and_swept_by_the_next(
         (signal.SIGTERM, 143, "terminated", "the middle of the table"),
     ],
 )
-def test_an_export_that_is_interrupted_leaves_no_trace(
+def test_interrupted_export_leaves_no_files(
     large_checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, said: str, moment: str
 ) -> None:
     found, errors = end_in_the_middle(large_checkpoint, tmp_path, number, moment)
@@ -165,7 +165,7 @@ def test_an_export_that_is_interrupted_leaves_no_trace(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_draft_interrupted_at_any_line_leaves_no_trace(tmp_path: Path) -> None:
+def test_draft_interrupted_at_any_line_leaves_no_files(tmp_path: Path) -> None:
     """Interrupts `draft` before each of its lines in turn, until the `with` block is reached."""
 
     def stop_at(line: int) -> bool:
@@ -197,7 +197,7 @@ def test_draft_interrupted_at_any_line_leaves_no_trace(tmp_path: Path) -> None:
     assert stopped > 10
 
 
-def test_draft_removed_at_any_line_is_made_again(tmp_path: Path) -> None:
+def test_draft_removed_at_any_line_is_recreated(tmp_path: Path) -> None:
     """Acts as another export: sweeps and removes the name before each line of `draft` and pathlib in turn."""
     files = {publication.__file__, pathlib.__file__}
 
@@ -234,7 +234,7 @@ def test_draft_removed_at_any_line_is_made_again(tmp_path: Path) -> None:
     assert taken > 50
 
 
-def test_two_exports_at_once_give_two_versions(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_two_concurrent_exports_publish_two_versions(tiny_checkpoint: Path, tmp_path: Path) -> None:
     command = (commands.preblock, "export", tiny_checkpoint, "--name", "m", "--repository", tmp_path)
     with commands.running(*command) as first, commands.running(*command) as second:
         done = [first.wait(), second.wait()]
@@ -244,7 +244,7 @@ def test_two_exports_at_once_give_two_versions(tiny_checkpoint: Path, tmp_path: 
     assert made == [f"exported m version {version}: {tmp_path / 'm' / version}" for version in "12"]
 
 
-def test_many_exports_at_once_give_as_many_versions(tmp_path: Path) -> None:
+def test_concurrent_drafts_publish_distinct_versions(tmp_path: Path) -> None:
     count, begin = 8, threading.Barrier(8)
 
     def run(number: int) -> list[int]:
@@ -260,29 +260,29 @@ def test_many_exports_at_once_give_as_many_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".x", "-x", "a b", "a\n", "ä", "x" * 129, "a\0"])
-def test_a_name_that_is_no_part_of_a_path_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_artifact_name_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ExportError, match="--name: got "), draft(tmp_path / "r", name):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["a", "0", "gpt2-small", "all-MiniLM-L6-v2.1_x", "x" * 128])
-def test_an_ordinary_name_is_allowed(name: str) -> None:
+def test_valid_artifact_name_is_accepted(name: str) -> None:
     check_name(name)
 
 
-def test_a_repository_that_is_a_file_is_refused(tmp_path: Path) -> None:
+def test_draft_in_repository_path_of_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ExportError, match="file/m: Not a directory"), draft(tmp_path / "file", "m"):
         pass
 
 
-def test_a_name_that_is_a_file_is_refused(tmp_path: Path) -> None:
+def test_draft_with_name_of_existing_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "m").touch()
     with pytest.raises(ExportError, match="m: File exists"), draft(tmp_path, "m"):
         pass
 
 
-def test_a_repository_that_cannot_be_written_is_refused() -> None:
+def test_draft_in_unwritable_repository_is_rejected() -> None:
     with pytest.raises(ExportError, match="/proc/m: "), draft(Path("/proc"), "m"):
         pass

@@ -140,7 +140,7 @@ def put(frontend: FrontEnd, root: Path, dtype: str) -> ExportResult:
 @pytest.mark.parametrize(
     ("batch", "length", "offset"), [(1, 1, [0]), (3, 5, [2]), (2, M, [0]), (2, 3, [1, 20]), (0, 2, [0])]
 )
-def test_bare_onnxruntime_gives_the_sum_of_rows_rounded_by_numpy(
+def test_quantized_graph_matches_numpy_rounding(
     repository: Path, tables: tuple[Array, Array], way: str, batch: int, length: int, offset: list[int]
 ) -> None:
     tokens, positions = (rounded(table, way) for table in tables)
@@ -153,12 +153,12 @@ def test_bare_onnxruntime_gives_the_sum_of_rows_rounded_by_numpy(
 
 
 @ALL
-def test_graph_follows_the_onnx_standard(repository: Path, way: str) -> None:
+def test_quantized_graph_follows_onnx_standard(repository: Path, way: str) -> None:
     check_standard(repository / way / "1")
 
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), [("float16", "source"), ("bfloat16", "float32")])
-def test_a_source_in_its_own_type_keeps_every_bit(tmp_path: Path, source: Path, dtype: str, arithmetic: Any) -> None:
+def test_export_in_source_dtype_is_lossless(tmp_path: Path, source: Path, dtype: str, arithmetic: Any) -> None:
     model = transformers.GPT2Model.from_pretrained(source, dtype=getattr(torch, dtype))
     model.save_pretrained(tmp_path / "source")
     folders = [
@@ -174,7 +174,7 @@ def test_a_source_in_its_own_type_keeps_every_bit(tmp_path: Path, source: Path, 
 
 
 @ALL
-def test_the_manifest_and_the_data_file_are_of_that_type(repository: Path, way: str) -> None:
+def test_manifest_and_data_file_have_quantized_dtype(repository: Path, way: str) -> None:
     folder = repository / way / "1"
     manifest = json.loads((folder / MANIFEST).read_text())
     scale = {"int8": "row", "int8-tensor": "tensor", "int4": "block"}.get(way)
@@ -188,7 +188,7 @@ def test_the_manifest_and_the_data_file_are_of_that_type(repository: Path, way: 
 
 
 @ALL
-def test_no_table_is_widened_as_a_whole_also_not_by_onnxruntime(repository: Path, way: str, tmp_path: Path) -> None:
+def test_quantized_table_is_never_dequantized_as_whole(repository: Path, way: str, tmp_path: Path) -> None:
     for graph in (GRAPH, "token.onnx"):
         options = ort.SessionOptions()
         options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
@@ -204,9 +204,7 @@ def test_no_table_is_widened_as_a_whole_also_not_by_onnxruntime(repository: Path
 
 
 @ALL
-def test_the_report_compares_the_tables_with_those_in_float32(
-    repository: Path, tables: tuple[Array, Array], way: str
-) -> None:
+def test_parity_report_compares_tables_with_float32(repository: Path, tables: tuple[Array, Array], way: str) -> None:
     folder = repository / way / "1"
     found = json.loads((folder / PARITY).read_text())["storage"]
     assert list(found) == ["tokens.weight", "positions.weight"]
@@ -223,7 +221,7 @@ def test_the_report_compares_the_tables_with_those_in_float32(
 
 
 @ALL
-def test_verify_builds_it_again_from_the_artifact_and_proves_it(repository: Path, way: str) -> None:
+def test_verify_of_quantized_artifact_repeats_parity(repository: Path, way: str) -> None:
     proven = verify(repository / way / "1").providers
     assert proven == read(ParityReport, repository / way / "1" / PARITY).providers
     assert all(output.max_abs == 0 for parity in proven.values() for output in parity.outputs.values())
@@ -231,7 +229,7 @@ def test_verify_builds_it_again_from_the_artifact_and_proves_it(repository: Path
 
 @pytest.mark.parametrize("way", ["float16", "int8", "int4"])
 @pytest.mark.parametrize("ending", ["", ".scale"])
-def test_table_with_other_rounding_is_found(copy: Path, source: Path, way: str, ending: str) -> None:
+def test_compare_tables_detects_other_rounding(copy: Path, source: Path, way: str, ending: str) -> None:
     folder, frontend = copy / way / "1", load_source(str(source)).frontend
     format_ = find_format(**WAYS[way])
     assert isinstance(frontend, FrontEnd)
@@ -250,7 +248,7 @@ def test_table_with_other_rounding_is_found(copy: Path, source: Path, way: str, 
         compare_tables(frontend, format_, folder)
 
 
-def test_narrow_table_has_the_rows_of_numpy_in_any_shape(repository: Path, tables: tuple[Array, Array]) -> None:
+def test_quantized_module_lookup_matches_numpy_rounding(repository: Path, tables: tuple[Array, Array]) -> None:
     for way in WAYS:
         manifest = read(Manifest, repository / way / "1" / MANIFEST)
         assert manifest.front_end is not None
@@ -263,7 +261,7 @@ def test_narrow_table_has_the_rows_of_numpy_in_any_shape(repository: Path, table
         assert frontend.look_up(torch.zeros((2, 0), dtype=torch.int64)).shape == (2, 0, D)
 
 
-def test_of_a_lookup_alone_every_id_is_compared(tmp_path: Path) -> None:
+def test_parity_of_lookup_only_model_covers_every_id(tmp_path: Path) -> None:
     exported = put(tiny(), tmp_path, "int8")
     output = exported.parity.providers[CPU].outputs[EMBEDDINGS]
     assert output.cases[-1].arguments == {"from_id": 0, "to_id": 29}
@@ -279,7 +277,7 @@ def test_of_a_lookup_alone_every_id_is_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["int4", "int8"])
-def test_verify_finds_a_graph_that_widens_otherwise(copy: Path, way: str) -> None:
+def test_verify_detects_changed_dequantization(copy: Path, way: str) -> None:
     folder = copy / way / "1"
     model = onnx.load(folder / GRAPH, load_external_data=False)
     if way == "int4":
@@ -301,14 +299,14 @@ def test_verify_finds_a_graph_that_widens_otherwise(copy: Path, way: str) -> Non
         ("int4", {"block": 16}, "block"),
     ],
 )
-def test_verify_finds_a_manifest_that_says_something_else(copy: Path, way: str, values: Any, field: str) -> None:
+def test_verify_detects_wrong_quantization_field_in_manifest(copy: Path, way: str, values: Any, field: str) -> None:
     seal(copy / way / "1", **values)
     with pytest.raises(ExportError, match=rf"manifest\.json: {field} is "):
         verify(copy / way / "1")
 
 
 @ALL
-def test_a_manifest_of_another_type_is_refused_by_all(copy: Path, way: str) -> None:
+def test_manifest_with_wrong_dtype_is_rejected(copy: Path, way: str) -> None:
     seal(copy / way / "1", dtype="float32")
     stored = {"int8-tensor": "int8", "int4": "uint8"}.get(way, way)
     message = rf"dtype.*{stored}"
@@ -319,7 +317,9 @@ def test_a_manifest_of_another_type_is_refused_by_all(copy: Path, way: str) -> N
 
 
 @pytest.mark.parametrize("way", ["int8", "int4"])
-def test_the_same_source_gives_the_same_bytes(repository: Path, source: Path, way: str, tmp_path: Path) -> None:
+def test_quantized_export_of_same_source_writes_same_bytes(
+    repository: Path, source: Path, way: str, tmp_path: Path
+) -> None:
     again = export(str(source), "again", tmp_path, **WAYS[way]).folder
     for name in (GRAPH, "token.onnx", DATA, MANIFEST):
         assert (again / name).read_bytes() == (repository / way / "1" / name).read_bytes(), name
@@ -329,7 +329,7 @@ def test_the_same_source_gives_the_same_bytes(repository: Path, source: Path, wa
     ("dtype", "value"),
     [("float16", 65520), ("bfloat16", 3.4e38), ("int8", np.inf), ("int4", np.nan), ("float16", -7e4)],
 )
-def test_a_value_that_does_not_fit_is_named_and_nothing_is_left(tmp_path: Path, dtype: str, value: float) -> None:
+def test_weight_beyond_dtype_is_rejected_and_leaves_no_files(tmp_path: Path, dtype: str, value: float) -> None:
     frontend = tiny(Positions(rows=20))
     with torch.no_grad():
         frontend.get_parameter("positions.weight")[3, 2] = value
@@ -340,7 +340,7 @@ def test_a_value_that_does_not_fit_is_named_and_nothing_is_left(tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_largest_float16_fits(tmp_path: Path) -> None:
+def test_largest_float16_weight_is_exported(tmp_path: Path) -> None:
     frontend = tiny()
     with torch.no_grad():
         frontend.tokens.weight[3, 2] = 65519  # 65520 is halfway to the next value, and overflows
@@ -348,7 +348,7 @@ def test_the_largest_float16_fits(tmp_path: Path) -> None:
     assert run(exported.folder, {"input_ids": np.array([[3]]), "offset": np.array([0])})[0, 0, 2] == 65504
 
 
-def test_norms_and_projections_stay_in_float32(tmp_path: Path) -> None:
+def test_norms_and_projections_stay_in_float32_in_int4_export(tmp_path: Path) -> None:
     frontend = tiny(
         Segments(rows=30), Segments(rows=2, input="kinds"), Positions(rows=20), Norm(eps=1e-5), Project(width=12)
     )
@@ -368,7 +368,7 @@ def test_norms_and_projections_stay_in_float32(tmp_path: Path) -> None:
     check_standard(exported.folder)
 
 
-def test_hybrid_table_is_rounded_without_its_sinusoids(tmp_path: Path) -> None:
+def test_int8_hybrid_positions_keep_exact_sinusoids(tmp_path: Path) -> None:
     frontend = FrontEnd(
         FrontEndConfig(
             family="hybrid",
@@ -396,7 +396,7 @@ def test_hybrid_table_is_rounded_without_its_sinusoids(tmp_path: Path) -> None:
         ("bloom", {"dtype": "int4"}),
     ],
 )
-def test_every_other_option_goes_with_it(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+def test_quantization_combines_with_other_export_options(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     if name in bias_models.BIASED:
         bias_models.save(name, tmp_path / "source")
     else:
@@ -411,7 +411,7 @@ def test_every_other_option_goes_with_it(tmp_path: Path, name: str, options: dic
     check_standard(exported.folder, exported.manifest.indices)
 
 
-def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
+def test_quantized_export_of_stem_is_rejected(tmp_path: Path) -> None:
     config = transformers.ViTConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
     )
@@ -421,14 +421,14 @@ def test_a_stem_is_refused_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "root").exists()
 
 
-def test_a_module_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
+def test_quantized_export_of_custom_module_is_rejected(tmp_path: Path) -> None:
     custom = CustomFrontEnd(GPT2Embeddings(7, 4, 6), vocab_size=7, max_len=6)
     loaded = LoadedSource(custom, Source(kind="module"))
     with pytest.raises(ExportError, match="--dtype: got 'int4', expected only float32 for stems and custom modules"):
         export_loaded(loaded, "m", tmp_path, format_=find_format("int4"))
 
 
-def test_bad_type_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+def test_invalid_scale_option_is_rejected_before_reading_weights(tmp_path: Path) -> None:
     told: list[str] = []
     with pytest.raises(ExportError, match="--scale is only for --dtype int8"):
         export("gpt2-small", "m", tmp_path, told.append, dtype="int4", scale="row")
@@ -436,7 +436,9 @@ def test_bad_type_is_refused_before_weights_are_read(tmp_path: Path) -> None:
 
 
 @ALL
-def test_the_engine_serves_it_with_rows_of_any_length(repository: Path, tables: tuple[Array, Array], way: str) -> None:
+def test_engine_serves_quantized_artifact_with_ragged_rows(
+    repository: Path, tables: tuple[Array, Array], way: str
+) -> None:
     rows, offsets = [[5, 6, 7, 8], [9], [89, 0]], [0, 23, 4]
     ids = TokenRows(np.array([id_ for row in rows for id_ in row]), np.array([len(row) for row in rows]))
     request = TokenRequest(input_ids=ids, offset=np.array(offsets))
@@ -447,7 +449,7 @@ def test_the_engine_serves_it_with_rows_of_any_length(repository: Path, tables: 
     assert np.array_equal(answer.arrays["embeddings"], np.concatenate(expected))
 
 
-def test_a_server_answers_in_the_type_that_was_asked_for(repository: Path, tables: tuple[Array, Array]) -> None:
+def test_server_converts_quantized_output_to_requested_dtype(repository: Path, tables: tuple[Array, Array]) -> None:
     with serve(repository) as server:
         for way in WAYS:
             fields = {"input_ids": [[5, 6, 7]], "offset": 2, "dtype": "float16"}

@@ -104,7 +104,7 @@ def repositories(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_bytes_are_the_same(repositories: tuple[Path, Path], name: str) -> None:
+def test_exports_by_different_users_have_same_bytes(repositories: tuple[Path, Path], name: str) -> None:
     first, second = (place / "repository" / name / "1" for place in repositories)
     files = {file.name for file in first.iterdir()}
     assert files == {file.name for file in second.iterdir()}
@@ -114,7 +114,7 @@ def test_the_bytes_are_the_same(repositories: tuple[Path, Path], name: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_hashed_file_names_the_machine(repositories: tuple[Path, Path], name: str) -> None:
+def test_artifact_files_contain_no_machine_details(repositories: tuple[Path, Path], name: str) -> None:
     for place in repositories:
         for file in (place / "repository" / name / "1").iterdir():
             content = file.read_bytes()
@@ -125,17 +125,17 @@ def test_no_hashed_file_names_the_machine(repositories: tuple[Path, Path], name:
                 assert b"pkg.torch" not in content
 
 
-def test_the_module_of_the_test_has_a_graph_within_its_graph(repositories: tuple[Path, Path]) -> None:
+def test_custom_module_graph_has_subgraph(repositories: tuple[Path, Path]) -> None:
     model = onnx.load(repositories[0] / "repository/own/1" / GRAPH, load_external_data=False)
     assert [attribute.name for node in model.graph.node for attribute in node.attribute if attribute.HasField("g")]
 
 
-def test_another_source_is_another_identity(repositories: tuple[Path, Path]) -> None:
+def test_different_sources_have_different_identities(repositories: tuple[Path, Path]) -> None:
     identities = {read_with_identity(repositories[0] / "repository" / name / "1")[1] for name in NAMES}
     assert len(identities) == len(NAMES)
 
 
-def test_white_space_and_order_are_no_part_of_the_identity(repositories: tuple[Path, Path], tmp_path: Path) -> None:
+def test_identity_ignores_whitespace_and_key_order(repositories: tuple[Path, Path], tmp_path: Path) -> None:
     folder = repositories[0] / "repository/bert/1"
     record = json.loads((folder / MANIFEST).read_text())
     (tmp_path / MANIFEST).write_text(json.dumps(dict(reversed(record.items())), indent=7))

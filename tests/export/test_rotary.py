@@ -62,7 +62,7 @@ def frontend_of(artifact: Path) -> FrontEnd:
     return FrontEnd(FrontEndConfig.from_document(document)).eval()
 
 
-def test_the_artifact_has_a_graph_with_them_and_one_without(artifact: Path) -> None:
+def test_rotary_artifact_has_graphs_with_and_without_rotary(artifact: Path) -> None:
     manifest = read(Manifest, artifact / "manifest.json")
     assert set(manifest.files) == {"model.onnx", "embeddings.onnx", "model.onnx.data"}
     vectors = ("embeddings", ("batch", "length", D))
@@ -76,7 +76,7 @@ def test_the_artifact_has_a_graph_with_them_and_one_without(artifact: Path) -> N
 
 
 @pytest.mark.parametrize("offset", [(0,), (FAR - 9,), (3, 70_000), (0, FAR - 9)])
-def test_angles_have_one_row_for_each_offset(artifact: Path, offset: tuple[int, ...]) -> None:
+def test_rotary_outputs_have_one_row_per_offset(artifact: Path, offset: tuple[int, ...]) -> None:
     values = feeds(2, 9, *offset)
     found = Session(artifact).run(values)
     expected = frontend_of(artifact).rotary_outputs(*map(torch.from_numpy, values.values()))
@@ -86,7 +86,7 @@ def test_angles_have_one_row_for_each_offset(artifact: Path, offset: tuple[int, 
         assert np.abs(found[name] - tensor.numpy()).max() <= 2.0**-24  # half of the allowed error
 
 
-def test_a_bit_does_not_depend_on_the_shape_of_the_call(artifact: Path) -> None:
+def test_rotary_outputs_are_equal_for_every_call_shape(artifact: Path) -> None:
     session, positions = Session(artifact), np.arange(70_000, 70_300)
     whole = session.run(feeds(1, 300, 70_000))
     rows = session.run({"input_ids": np.zeros((300, 1), np.int64), "offset": positions})
@@ -98,7 +98,7 @@ def test_a_bit_does_not_depend_on_the_shape_of_the_call(artifact: Path) -> None:
                 assert np.array_equal(part[name][0], whole[name][0, start : start + length])
 
 
-def test_it_is_verified(artifact: Path) -> None:
+def test_verify_accepts_rotary_artifact(artifact: Path) -> None:
     verify(artifact)
 
 
@@ -115,12 +115,12 @@ def change(artifact: Path, copy: Path, name: str, old: str, new: str) -> Path:
     return folder
 
 
-def test_verify_finds_another_angle(artifact: Path, tmp_path: Path) -> None:
+def test_verify_detects_changed_rotary_output(artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(ParityError, match="rotary_sin of the graph differs from its PyTorch module by"):
         verify(change(artifact, tmp_path / "1", GRAPH, "Sin", "Cos"))
 
 
-def test_verify_finds_other_vectors_without_angles(artifact: Path, tmp_path: Path) -> None:
+def test_proof_detects_changed_graph_without_rotary(artifact: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(artifact, tmp_path / "1")
     model = onnx.load(folder / EMBEDDINGS_GRAPH, load_external_data=False)
     (gather,) = model.graph.node
@@ -132,7 +132,7 @@ def test_verify_finds_other_vectors_without_angles(artifact: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("changes", [{"theta": 5.0001e5}, {"scaling": "linear", "factor": 1.00001}])
-def test_the_proof_finds_frequencies_that_are_barely_others(artifact: Path, changes: dict[str, Any]) -> None:
+def test_rotary_proof_detects_slightly_different_frequencies(artifact: Path, changes: dict[str, Any]) -> None:
     config = frontend_of(artifact).config
     (output,) = config.rotary
     other = replace(config, rotary=(replace(output, config=replace(output.config, **changes)),))
@@ -140,7 +140,7 @@ def test_the_proof_finds_frequencies_that_are_barely_others(artifact: Path, chan
         prove_rotary(FrontEnd(other).eval(), Session(artifact), Session(artifact, graph=EMBEDDINGS_GRAPH))
 
 
-def test_a_length_is_asked_for_where_angles_depend_on_it(tmp_path: Path) -> None:
+def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:
     reports: list[str] = []
     source = checkpoint(tmp_path / "llama", rope_type="dynamic", factor=4.0)
     left_out = export(source, "left-out", tmp_path, reports.append)
@@ -157,14 +157,14 @@ def test_a_length_is_asked_for_where_angles_depend_on_it(tmp_path: Path) -> None
         assert np.abs(found[name] - tensor.numpy()).max() <= 2.0**-23
 
 
-def test_a_length_for_a_source_that_leaves_none_open_is_refused(tmp_path: Path) -> None:
+def test_needless_rotary_length_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="--rotary-length is only for published checkpoints"):
         export("gpt2-small", "m", tmp_path, rotary_length=9)
     with pytest.raises(ExportError, match="--rotary-length: the angles of 'llama' here do not"):
         export(checkpoint(tmp_path / "llama"), "m", tmp_path, rotary_length=9)
 
 
-def test_outputs_that_are_scaled_are_proven(tmp_path: Path) -> None:
+def test_scaled_rotary_outputs_are_verified(tmp_path: Path) -> None:
     source = checkpoint(
         tmp_path / "llama", rope_type="yarn", factor=32.0, original_max_position_embeddings=4096, attention_factor=3.3
     )

@@ -65,7 +65,7 @@ def outputs_of(result: ExportResult) -> dict[str, NDArray[np.float32]]:
     return found
 
 
-def test_half_form_has_each_value_once(half: ExportResult) -> None:
+def test_half_form_matches_half_of_full_values(half: ExportResult) -> None:
     found, (cos, sin) = outputs_of(half), expected()
     assert {name: values.shape for name, values in found.items()} == {
         "rotary_cos": (1, LENGTH, R // 2),
@@ -75,14 +75,14 @@ def test_half_form_has_each_value_once(half: ExportResult) -> None:
     np.testing.assert_allclose(found["rotary_sin"], sin[..., : R // 2], rtol=0, atol=1.2e-7)
 
 
-def test_fused_form_has_cosines_and_then_sines(fused: ExportResult) -> None:
+def test_fused_form_holds_cosines_then_sines(fused: ExportResult) -> None:
     found, (cos, sin) = outputs_of(fused), expected()
     assert list(found) == ["rotary_cos_sin"]
     both = torch.cat((cos[..., : R // 2], sin[..., : R // 2]), dim=-1)
     np.testing.assert_allclose(found["rotary_cos_sin"], both, rtol=0, atol=1.2e-7)
 
 
-def test_half_form_is_the_cache_of_the_onnx_operator(half: ExportResult) -> None:
+def test_half_form_works_as_cache_of_onnx_operator(half: ExportResult) -> None:
     graph = onnx.parser.parse_model(
         """<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
         rotate (float[b, h, l, d] x, int64[b, l] positions, float[m, r] cos, float[m, r] sin) => (float[b, h, l, d] y)
@@ -97,7 +97,7 @@ def test_half_form_is_the_cache_of_the_onnx_operator(half: ExportResult) -> None
     np.testing.assert_allclose(turned, wanted, rtol=0, atol=1e-6)
 
 
-def test_manifest_states_the_form_and_verify_repeats_the_proof(half: ExportResult, fused: ExportResult) -> None:
+def test_rotary_form_is_in_manifest_and_verified(half: ExportResult, fused: ExportResult) -> None:
     for result, form, names in (
         (half, "half", ("rotary_cos", "rotary_sin")),
         (fused, "fused", ("rotary_cos_sin",) * 2),
@@ -109,23 +109,23 @@ def test_manifest_states_the_form_and_verify_repeats_the_proof(half: ExportResul
         assert {*names, "embeddings"} == {*outputs}
 
 
-def test_full_form_leaves_the_manifest_as_before() -> None:
+def test_full_form_is_omitted_from_document() -> None:
     output = RotaryOutput(config=RotaryConfig(dim=8))
     assert "form" not in output.to_document()
     assert RotaryOutput.from_document(output.to_document()) == output
 
 
 @pytest.mark.parametrize("form", ["half", "fused"])
-def test_form_survives_a_document(form: Literal["half", "fused"]) -> None:
+def test_rotary_form_survives_document_round_trip(form: Literal["half", "fused"]) -> None:
     output = RotaryOutput(config=RotaryConfig(dim=8), form=form)
     assert RotaryOutput.from_document(output.to_document()) == output
 
 
-def test_unknown_form_is_refused() -> None:
+def test_unknown_rotary_form_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"^rotary\.form: got 'quarter', expected 'full', 'half', 'fused'"):
         RotaryOutput.from_document({"dim": 8, "form": "quarter"})
 
 
-def test_a_form_without_rotary_outputs_is_refused(tmp_path: Path) -> None:
+def test_rotary_layout_without_rotary_outputs_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"^--rotary-layout: got half, but the model has no rotary outputs: "):
         export("gpt2-small", "m", tmp_path, rotary_layout="half")

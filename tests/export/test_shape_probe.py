@@ -90,7 +90,7 @@ class DependsOnValues(Sound):
         return super().forward(input_ids, offset)
 
 
-def test_a_sound_module_is_exported(tmp_path: Path) -> None:
+def test_module_with_dynamic_shapes_is_exported(tmp_path: Path) -> None:
     assert export_module(Sound(), "m", tmp_path, vocab_size=V, max_len=M, exact=True).folder.is_dir()
 
 
@@ -106,7 +106,7 @@ def test_a_sound_module_is_exported(tmp_path: Path) -> None:
         (DependsOnValues, r"the exporter of torch cannot follow the module: Could not guard on data-dependent"),
     ],
 )
-def test_module_without_a_dynamic_graph_is_refused(
+def test_module_without_dynamic_graph_is_rejected(
     module: Callable[[], nn.Module], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ExportError, match=message):
@@ -165,7 +165,7 @@ def clamp(graph: onnx.GraphProto) -> None:
 
 @pytest.mark.parametrize("frontend", [GPT2, BERT])
 @pytest.mark.parametrize("graph", ["model.onnx", "token.onnx"])
-def test_a_sound_graph_passes(frontend: FrontEnd, graph: str, tmp_path: Path) -> None:
+def test_shape_probe_accepts_dynamic_graph(frontend: FrontEnd, graph: str, tmp_path: Path) -> None:
     broken(frontend, tmp_path, nothing, graph).check()
 
 
@@ -184,7 +184,7 @@ def test_a_sound_graph_passes(frontend: FrontEnd, graph: str, tmp_path: Path) ->
         ("model.onnx", clamp, r"^model\.onnx: positions are clamped: 9, beyond the last, gives the vectors of 8"),
     ],
 )
-def test_a_graph_that_was_broken_is_found(
+def test_shape_probe_detects_frozen_axis_or_clamped_position(
     graph: str, change: Callable[[onnx.GraphProto], None], message: str, tmp_path: Path
 ) -> None:
     probe = broken(GPT2, tmp_path, change, graph)

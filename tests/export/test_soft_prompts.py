@@ -101,7 +101,7 @@ def test_soft_prompts_are_part_of_the_artifact(repository: Path) -> None:
     verify(folder, provider="cpu")
 
 
-def test_a_table_of_another_size_is_refused(repository: Path, tmp_path: Path) -> None:
+def test_table_of_another_size_is_rejected(repository: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(repository / "gpt2" / "1", tmp_path / "gpt2" / "1")
     manifest = json.loads((copy / MANIFEST).read_text())
     manifest["soft_prompts"]["again"]["first"] = 4
@@ -122,7 +122,7 @@ def refusal(checkpoint: Path, root: Path, *prompts: str, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("item", ["polite", "=x", "polite=", "a b=x"])
-def test_a_bad_option_is_refused(checkpoint: Path, tmp_path: Path, item: str) -> None:
+def test_bad_option_is_rejected(checkpoint: Path, tmp_path: Path, item: str) -> None:
     assert refusal(checkpoint, tmp_path, item) == f"--soft-prompt: got {item!r}, expected NAME=FOLDER, each NAME once"
     assert "each NAME once" in refusal(checkpoint, tmp_path, f"a={PEFT}", f"a={PEFT}")
 
@@ -163,7 +163,7 @@ def test_half_precision_is_widened(checkpoint: Path, folder: Path, tmp_path: Pat
     assert (result.folder / SOFT_PROMPTS).read_bytes() == prompt.float().numpy().tobytes()
 
 
-def test_a_model_without_token_vectors_takes_none(tmp_path: Path) -> None:
+def test_model_without_token_vectors_takes_no_soft_prompt(tmp_path: Path) -> None:
     vit = transformers.ViTModel(
         transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
     )

@@ -23,7 +23,7 @@ from tests.support import commands
 from tests.support.tokenizers import write_tokenizer
 
 
-def test_a_folder_is_read_as_a_checkpoint(tiny_checkpoint: Path) -> None:
+def test_load_source_of_folder_reads_checkpoint(tiny_checkpoint: Path) -> None:
     loaded = load_source(str(tiny_checkpoint))
     expected = read_frontend(tiny_checkpoint).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.frontend.state_dict().items())
@@ -31,7 +31,7 @@ def test_a_folder_is_read_as_a_checkpoint(tiny_checkpoint: Path) -> None:
     assert loaded.tokenizer == tiny_checkpoint / "tokenizer.json"
 
 
-def test_a_preset_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_source_of_preset_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     loaded = load_source("transformer-base")
     assert loaded.record == Source(kind="preset", name="transformer-base")
@@ -40,7 +40,7 @@ def test_a_preset_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert loaded.tokenizer is None
 
 
-def test_a_folder_comes_before_a_preset_of_its_name(
+def test_load_source_prefers_folder_to_preset(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -51,7 +51,9 @@ def test_a_folder_comes_before_a_preset_of_its_name(
     assert loaded.frontend.signature.vocab_size == 40
 
 
-def test_a_folder_comes_before_a_hub(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_source_prefers_folder_to_hub(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hf:owner").mkdir()
     (tmp_path / "hf:owner" / "name").symlink_to(tiny_checkpoint)
@@ -66,24 +68,24 @@ def test_a_folder_comes_before_a_hub(tiny_checkpoint: Path, tmp_path: Path, monk
         ("hf:a/b@refs/pr/3", "a/b", "refs/pr/3"),
     ],
 )
-def test_a_hub_source_names_a_repository_and_perhaps_a_revision(source: str, name: str, revision: str | None) -> None:
+def test_hub_source_is_parsed_into_name_and_revision(source: str, name: str, revision: str | None) -> None:
     match = HUB.fullmatch(source)
     assert match is not None
     assert (match["name"], match["revision"]) == (name, revision)
 
 
 @pytest.mark.parametrize(("side", "arithmetic"), [("encoder", "float32"), (None, "source")])
-def test_a_preset_leaves_no_choice(side: str | None, arithmetic: Literal["float32", "source"]) -> None:
+def test_side_or_arithmetic_of_preset_is_rejected(side: str | None, arithmetic: Literal["float32", "source"]) -> None:
     with pytest.raises(ExportError, match=r"--(side|arithmetic) is only for published checkpoints; gpt2-small is none"):
         load_source("gpt2-small", side=side, arithmetic=arithmetic)
 
 
-def test_a_preset_has_no_segments_to_choose() -> None:
+def test_segments_option_for_preset_is_rejected() -> None:
     with pytest.raises(ExportError, match="--segments is only for published checkpoints"):
         load_source("gpt2-small", segments=True)
 
 
-def test_a_checkpoint_whose_segments_are_no_choice_says_so(tiny_checkpoint: Path) -> None:
+def test_segments_option_for_unsupported_model_is_rejected(tiny_checkpoint: Path) -> None:
     with pytest.raises(ExportError, match=r"--segments is only for .*; the model is 'bert'"):
         load_source(str(tiny_checkpoint), segments=True)
 
@@ -97,13 +99,13 @@ def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "content", ["", "no JSON", "{}", "[1]", '{"version": "1.0"}', "[" * 100_000, '{"model":' * 100_000]
 )
-def test_a_file_that_is_no_tokenizer_is_refused(folder: Path, content: str) -> None:
+def test_invalid_tokenizer_file_is_rejected(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
     with pytest.raises(ExportError, match=r"tiny/tokenizer\.json is no tokenizer of the package tokenizers: "):
         load_source(str(folder))
 
 
-def test_a_tokenizer_that_is_a_pipe_is_refused(folder: Path) -> None:
+def test_tokenizer_pipe_is_rejected(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     os.mkfifo(folder / "tokenizer.json")
     with pytest.raises(ExportError, match=r"tokenizer\.json: a folder, pipe or device, expected a regular file"):
@@ -111,14 +113,14 @@ def test_a_tokenizer_that_is_a_pipe_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["/dev/zero", "/etc/passwd"])
-def test_a_tokenizer_that_is_a_link_out_of_the_folder_is_refused(folder: Path, target: str) -> None:
+def test_tokenizer_link_outside_folder_is_rejected(folder: Path, target: str) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to(target)
     with pytest.raises(ExportError, match=rf"tokenizer\.json: a link to {target}, outside the folder"):
         load_source(str(folder))
 
 
-def test_a_tokenizer_that_leads_nowhere_is_refused(folder: Path) -> None:
+def test_dangling_tokenizer_link_is_rejected(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").symlink_to("nowhere")
     with pytest.raises(ExportError, match=r"tokenizer\.json: no such file or directory"):
@@ -135,7 +137,7 @@ def with_vocabulary(folder: Path, vocabulary: int) -> Path:
     return folder
 
 
-def test_ids_of_a_tokenizer_beyond_the_table_are_refused(folder: Path) -> None:
+def test_tokenizer_ids_beyond_table_are_rejected(folder: Path) -> None:
     assert load_source(str(with_vocabulary(folder, 11))).tokenizer is not None
     with pytest.raises(ExportError) as error:
         load_source(str(with_vocabulary(folder, 10)))
@@ -145,7 +147,7 @@ def test_ids_of_a_tokenizer_beyond_the_table_are_refused(folder: Path) -> None:
     )
 
 
-def test_added_tokens_and_those_around_a_text_count_too(folder: Path) -> None:
+def test_added_and_special_tokens_beyond_table_are_rejected(folder: Path) -> None:
     file = folder / "tokenizer.json"
     tokenizer = tokenizers.Tokenizer.from_file(str(file))
     tokenizer.add_tokens([f"added {number}" for number in range(30)])
@@ -160,7 +162,7 @@ def test_added_tokens_and_those_around_a_text_count_too(folder: Path) -> None:
         load_source(str(folder))
 
 
-def test_an_unreadable_source_is_permission_denied() -> None:
+def test_unreadable_source_reports_permission_denied() -> None:
     if os.geteuid():
         pytest.skip("needs root, to become another user")
     with tempfile.TemporaryDirectory() as place:
@@ -173,6 +175,6 @@ def test_an_unreadable_source_is_permission_denied() -> None:
             os.seteuid(0)
 
 
-def test_a_known_family_is_exported_without_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_known_family_is_exported_without_transformers(tiny_checkpoint: Path, tmp_path: Path) -> None:
     done = commands.run(commands.export_without_transformers, tiny_checkpoint, tmp_path)
     assert done.stdout == f"{tmp_path}/m/1\n", done.stderr

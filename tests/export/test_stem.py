@@ -59,7 +59,7 @@ def arguments(case: ParityCase) -> tuple[int, ...]:
 
 
 @KINDS
-def test_the_graph_equals_the_module_over_batches_and_sizes(graphs: dict[str, Path], kind: str) -> None:
+def test_stem_graph_matches_module_over_batches_and_sizes(graphs: dict[str, Path], kind: str) -> None:
     seen: list[tuple[int, int]] = []
     parity = prove_stem(STEMS[kind], Session(graphs[kind]), lambda done, of, _: seen.append((done, of)))
     shapes = [arguments(case) for case in parity.cases]
@@ -73,20 +73,20 @@ def test_the_graph_equals_the_module_over_batches_and_sizes(graphs: dict[str, Pa
 
 
 @KINDS
-def test_graph_follows_the_onnx_standard(graphs: dict[str, Path], kind: str) -> None:
+def test_stem_graph_follows_onnx_standard(graphs: dict[str, Path], kind: str) -> None:
     check_standard(graphs[kind])
     config = STEMS[kind].config
     if isinstance(config, PatchConfig):
         check_standard(graphs[kind], height=config.image_size, width=config.image_size)
 
 
-def test_the_bound_is_that_of_the_document() -> None:
+def test_allowed_ulp_matches_documented_bound() -> None:
     vit, whisper = (STEMS[kind].signature for kind in ("vit", "whisper"))
     assert allowed_ulp(vit) == 8 + 4 * (48**0.5 + 3)
     assert allowed_ulp(whisper) == 8 + 4 * 24**0.5
 
 
-def test_at_the_native_size_the_table_is_used_as_it_is(tmp_path: Path) -> None:
+def test_stem_at_native_size_uses_position_table_unchanged(tmp_path: Path) -> None:
     stem = STEMS["vit"]
     tensors = {name: value.clone() for name, value in stem.state_dict().items()}
     for name in tensors:
@@ -105,7 +105,7 @@ def test_at_the_native_size_the_table_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 @KINDS
-def test_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
+def test_stem_graph_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
     graph = describe_graph(graphs[kind] / "model.onnx")
     (given,), (made,) = graph.inputs, graph.outputs
     signature = STEMS[kind].signature
@@ -115,7 +115,7 @@ def test_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
 
 
 @KINDS
-def test_the_file_is_sound_and_of_the_chosen_opset(graphs: dict[str, Path], kind: str) -> None:
+def test_stem_graph_is_valid_and_has_opset_20(graphs: dict[str, Path], kind: str) -> None:
     onnx.checker.check_model(graphs[kind] / "model.onnx", full_check=True)
     model = onnx.load(graphs[kind] / "model.onnx", load_external_data=False)
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 20)]
@@ -123,13 +123,13 @@ def test_the_file_is_sound_and_of_the_chosen_opset(graphs: dict[str, Path], kind
 
 
 @KINDS
-def test_the_weights_are_read_back(graphs: dict[str, Path], kind: str) -> None:
+def test_stem_weights_are_read_back(graphs: dict[str, Path], kind: str) -> None:
     stem = STEMS[kind]
     again = from_tensors(stem.config, read_stem_weights(graphs[kind], stem.config))
     assert all(torch.equal(again.state_dict()[name], value) for name, value in stem.state_dict().items())
 
 
-def test_weights_that_are_equal_are_read_back_too(tmp_path: Path) -> None:
+def test_equal_stem_weights_are_read_back(tmp_path: Path) -> None:
     stem = AudioStem(AudioConfig(family="own", width=D, channels=D, positions=3))
     for parameter in stem.parameters():
         nn.init.zeros_(parameter)
@@ -138,7 +138,7 @@ def test_weights_that_are_equal_are_read_back_too(tmp_path: Path) -> None:
 
 
 @KINDS
-def test_nothing_of_this_machine_is_in_the_file(graphs: dict[str, Path], kind: str) -> None:
+def test_stem_graph_contains_no_local_paths(graphs: dict[str, Path], kind: str) -> None:
     content = (graphs[kind] / "model.onnx").read_bytes()
     machine = [Path.cwd(), Path.home(), Path(torch.__file__).parents[1], graphs[kind]]
     for text in [*map(str, machine), "site-packages", ".py", "Traceback", "File "]:
@@ -146,7 +146,7 @@ def test_nothing_of_this_machine_is_in_the_file(graphs: dict[str, Path], kind: s
 
 
 @pytest.mark.parametrize("kind", ["vit", "whisper"])
-def test_the_same_stem_gives_the_same_bytes(graphs: dict[str, Path], kind: str, tmp_path: Path) -> None:
+def test_graph_of_same_stem_has_same_bytes(graphs: dict[str, Path], kind: str, tmp_path: Path) -> None:
     export_stem(STEMS[kind], tmp_path)
     for name in ("model.onnx", "model.onnx.data"):
         assert (tmp_path / name).read_bytes() == (graphs[kind] / name).read_bytes()
@@ -165,7 +165,9 @@ def test_the_same_stem_gives_the_same_bytes(graphs: dict[str, Path], kind: str, 
         ("whisper", "conv2.weight", (0, 0, 2)),
     ],
 )
-def test_one_changed_number_is_found(graphs: dict[str, Path], kind: str, name: str, place: tuple[int, ...]) -> None:
+def test_stem_proof_detects_one_changed_weight(
+    graphs: dict[str, Path], kind: str, name: str, place: tuple[int, ...]
+) -> None:
     stem = STEMS[kind]
     tensors = {key: value.clone() for key, value in stem.state_dict().items()}
     tensors[name][place] += 1e-3
@@ -173,6 +175,6 @@ def test_one_changed_number_is_found(graphs: dict[str, Path], kind: str, name: s
         prove_stem(from_tensors(stem.config, tensors), Session(graphs[kind]))
 
 
-def test_a_graph_that_fails_is_named_with_the_shape(graphs: dict[str, Path]) -> None:
+def test_stem_proof_of_failing_graph_names_shape(graphs: dict[str, Path]) -> None:
     with pytest.raises(ParityError, match=r"the graph of embeddings fails at shape \[1, 3, 13, 13\]: .*input_features"):
         prove_stem(STEMS["vit"], Session(graphs["whisper"]))

@@ -85,7 +85,7 @@ def with_tables(module: Any, *tables: tuple[str, Tensor]) -> Any:
 
 
 @EVERY
-def test_every_way_is_proven_bit_for_bit_and_again(kind: str, exported: dict[str, ExportResult]) -> None:
+def test_verify_of_every_composition_is_bit_exact(kind: str, exported: dict[str, ExportResult]) -> None:
     parity = verify(exported[kind].folder).providers[CPU].outputs["embeddings"]
     assert parity.allowed_ulp == parity.max_ulp == parity.max_abs == 0
     assert {case.arguments["segments"] for case in parity.cases} == (
@@ -94,11 +94,11 @@ def test_every_way_is_proven_bit_for_bit_and_again(kind: str, exported: dict[str
 
 
 @EVERY
-def test_graph_follows_the_onnx_standard(kind: str, exported: dict[str, ExportResult]) -> None:
+def test_composed_graph_follows_onnx_standard(kind: str, exported: dict[str, ExportResult]) -> None:
     check_standard(exported[kind].folder)
 
 
-def test_levels_are_added_first_in_their_order(exported: dict[str, ExportResult]) -> None:
+def test_levels_are_summed_in_order_then_added_to_tokens(exported: dict[str, ExportResult]) -> None:
     frontend, ids = FRONTENDS["levels"], random(V, 3, 6)
     indices = {name: random(rows, 3, 6) for name, rows in LEVELS.items()}
     module = with_tables(
@@ -116,7 +116,7 @@ def test_levels_are_added_first_in_their_order(exported: dict[str, ExportResult]
     assert torch.equal(frontend(ids, indices=indices), expected)
 
 
-def test_levels_have_no_limit_and_are_inputs_of_their_names(exported: dict[str, ExportResult]) -> None:
+def test_levels_manifest_has_named_inputs_and_no_max_len(exported: dict[str, ExportResult]) -> None:
     manifest = exported["levels"].manifest
     assert isinstance(manifest, Manifest)
     assert [tensor.name for tensor in manifest.graphs["model.onnx"].inputs] == ["input_ids", "offset", *LEVELS]
@@ -124,7 +124,7 @@ def test_levels_have_no_limit_and_are_inputs_of_their_names(exported: dict[str, 
     assert manifest.indices == FRONTENDS["levels"].signature.indices == LEVELS
 
 
-def test_several_segment_inputs_are_supported_together(exported: dict[str, ExportResult]) -> None:
+def test_front_end_with_two_segment_inputs_matches_tables(exported: dict[str, ExportResult]) -> None:
     frontend, ids, speaker, types = FRONTENDS["segments"], random(V, 2, 6), random(3, 2, 6), random(V - 1, 2, 6)
     places = frontend.get_parameter("positions.weight")[4:10]
     x = frontend.tokens.weight[ids] + places + frontend.segments.weight[speaker]
@@ -159,7 +159,7 @@ GRIDS: dict[str, Callable[[FrontEnd], Any]] = {
 
 
 @pytest.mark.parametrize("kind", GRIDS)
-def test_grid_is_numbered_row_by_row_whole_or_in_chunks(kind: str, exported: dict[str, ExportResult]) -> None:
+def test_grid_positions_are_row_major_whole_or_in_chunks(kind: str, exported: dict[str, ExportResult]) -> None:
     frontend, ids = FRONTENDS[kind], random(V, 2, H * W)
     x = frontend.tokens(ids) * (3.0 if kind == "sinusoidal grid" else 1.0)
     expected = GRIDS[kind](frontend)(x, grid_ids(H, W))
@@ -170,7 +170,7 @@ def test_grid_is_numbered_row_by_row_whole_or_in_chunks(kind: str, exported: dic
 
 
 @pytest.mark.parametrize("kind", ["sinusoidal grid", "learned grid", "factorised grid"])
-def test_a_grid_has_as_many_positions_as_cells(kind: str) -> None:
+def test_grid_position_beyond_last_cell_is_rejected(kind: str) -> None:
     with pytest.raises(ValueError, match=r"length 1 \+ offset 15 = 16 exceeds the maximum length 15"):
         FRONTENDS[kind](random(V, 1, 1), H * W)
 
@@ -187,18 +187,18 @@ def test_a_grid_has_as_many_positions_as_cells(kind: str) -> None:
         ),
     ],
 )
-def test_an_index_that_is_not_allowed_is_refused(indices: dict[str, Tensor], message: str) -> None:
+def test_invalid_level_index_is_rejected(indices: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FRONTENDS["levels"](torch.tensor([[1]]), indices=indices)
 
 
-def test_segments_are_given_once() -> None:
+def test_token_type_ids_given_twice_are_rejected() -> None:
     types = torch.tensor([[0]])
     with pytest.raises(ValueError, match="token_type_ids is given twice: also in indices"):
         FRONTENDS["segments"](torch.tensor([[1]]), 0, types, indices={"token_type_ids": types})
 
 
-def test_every_level_has_its_own_table(exported: dict[str, ExportResult]) -> None:
+def test_level_index_changes_only_its_own_table_rows(exported: dict[str, ExportResult]) -> None:
     ids, index = torch.tensor([[1]]), {name: torch.zeros((1, 1), dtype=torch.int64) for name in LEVELS}
     plain = run(exported["levels"], ids, [0], **index)
     for place, name in enumerate(LEVELS):

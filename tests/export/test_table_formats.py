@@ -39,13 +39,13 @@ def table(rows: int, width: int) -> Float32:
 
 @pytest.mark.parametrize(("dtype", "type_"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
 @pytest.mark.parametrize("values", [HARD, -HARD, table(20, 9)], ids=["hard", "negative", "random"])
-def test_short_floats_are_rounded_to_nearest_even(dtype: str, type_: type, values: Float32) -> None:
+def test_float16_and_bfloat16_round_to_nearest_even(dtype: str, type_: type, values: Float32) -> None:
     _, widened = stored(values, dtype)
     assert widened.tobytes() == values.astype(type_).astype(np.float32).tobytes()  # signs of zeros too
 
 
 @pytest.mark.parametrize("scale", ["row", "tensor"])
-def test_int8_is_the_nearest_of_255_steps(scale: str) -> None:
+def test_int8_rounds_to_nearest_of_255_steps(scale: str) -> None:
     values = table(12, 40)
     values[3] = 0
     parts, widened = stored(values, "int8", scale)
@@ -65,7 +65,7 @@ def test_int8_is_the_nearest_of_255_steps(scale: str) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 31, 32, 33, 70, 96])
-def test_int4_has_two_columns_in_a_byte_and_a_scale_for_32(width: int) -> None:
+def test_int4_packs_two_columns_per_byte_with_block_scales(width: int) -> None:
     values = table(5, width)
     values[2, :32] = 0
     parts, widened = stored(values, "int4")
@@ -84,7 +84,7 @@ def test_int4_has_two_columns_in_a_byte_and_a_scale_for_32(width: int) -> None:
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: f"{format_.dtype}-{format_.scale}")
-def test_a_row_is_the_same_whatever_stands_beside_it(format_: TableFormat) -> None:
+def test_rounding_of_row_is_independent_of_other_rows(format_: TableFormat) -> None:
     rows = torch.from_numpy(table(9, 70))
     whole = format_.whole(iter([rows]))
     together = format_.narrow(rows, whole)
@@ -94,14 +94,14 @@ def test_a_row_is_the_same_whatever_stands_beside_it(format_: TableFormat) -> No
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("int8", "row"), ("int8", "tensor"), ("int4", None)])
-def test_numbers_too_small_for_a_scale_stay_in_range(dtype: str, scale: str | None) -> None:
+def test_subnormal_values_stay_finite_after_rounding(dtype: str, scale: str | None) -> None:
     for value in (1e-45, 1.9e-43, 2e-38):
         _, widened = stored(np.array([[value, -value]], np.float32), dtype, scale)
         assert np.isfinite(widened).all()
         assert np.abs(widened).max() <= 2 * value
 
 
-def test_every_format_has_a_name() -> None:
+def test_find_format_returns_every_named_format() -> None:
     assert find_format("float32") is None
     names = [(format_.dtype, format_.scale) for format_ in FORMATS]
     assert names == [("float16", None), ("bfloat16", None), ("int8", "row"), ("int8", "tensor"), ("int4", "block")]
@@ -121,6 +121,6 @@ def test_every_format_has_a_name() -> None:
         ("float32", "row", "--scale is only for --dtype int8; the dtype is float32"),
     ],
 )
-def test_other_names_are_refused(dtype: str, scale: str | None, message: str) -> None:
+def test_find_format_rejects_unknown_names(dtype: str, scale: str | None, message: str) -> None:
     with pytest.raises(ExportError, match=message):
         find_format(dtype, scale)

@@ -34,7 +34,7 @@ def exported(tmp_path: Path, dtype: str = "float32", lookup: int = 2, by: float 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_unscaled_output_has_the_rows_of_the_table(dtype: str, tmp_path: Path) -> None:
+def test_unscaled_output_matches_table_rows(dtype: str, tmp_path: Path) -> None:
     result = exported(tmp_path, dtype)
     assert isinstance(result.manifest, Manifest)
     lookup = result.manifest.token_embeddings
@@ -49,7 +49,7 @@ def test_unscaled_output_has_the_rows_of_the_table(dtype: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("lookup", "by"), [(1, 3.0), (2, 1.0), (3, 1.0)])
-def test_lookup_without_a_scale_has_no_such_output(lookup: int, by: float, tmp_path: Path) -> None:
+def test_lookup_without_embedding_scale_has_no_unscaled_output(lookup: int, by: float, tmp_path: Path) -> None:
     result = exported(tmp_path, lookup=lookup, by=by)
     assert isinstance(result.manifest, Manifest)
     assert UNSCALED_GRAPH not in result.manifest.graphs
@@ -58,7 +58,7 @@ def test_lookup_without_a_scale_has_no_such_output(lookup: int, by: float, tmp_p
     assert result.manifest.token_embeddings.embedding_scale == by
 
 
-def test_proof_finds_a_changed_row(tmp_path: Path) -> None:
+def test_unscaled_proof_detects_changed_row(tmp_path: Path) -> None:
     folder, other = exported(tmp_path).folder, frontend_of()
     with torch.no_grad():
         other.tokens.weight[10, 3] += 1

@@ -116,7 +116,7 @@ NO_LOOKUP = {
 }
 """Models without `inputs_embeds`, or with further inputs beside them."""
 STREAMS = {"qwen4_exp_text", "qwen4_exp/text"}
-"""Models with several residual streams, side by side, that all begin with the same vectors."""
+"""Models with several residual streams, side by side, equal at first."""
 SIDES = {"clip/text": "text_model", "qwen4_exp/text": "language_model"}
 """Sides with a module of another name."""
 QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")

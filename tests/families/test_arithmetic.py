@@ -34,7 +34,7 @@ IDS = np.random.default_rng(0).integers(3, 90, (2, 7))
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_narrow_checkpoint_equals_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_float16_and_bfloat16_checkpoints_match_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     save(name, tmp_path, dtype)
     kind = model_class(name)
     for arithmetic, loaded in (("float32", torch.float32), ("source", dtype)):

@@ -19,14 +19,14 @@ SAMPLED = 5
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_sample_of_edits_changes_no_vector_silently(name: str, tmp_path: Path) -> None:
+def test_sampled_config_edits_never_give_wrong_vectors(name: str, tmp_path: Path) -> None:
     config = save_whole(name, tmp_path / "source")
     for number, edit in enumerate(random.Random(name).sample(list(edits_of(config)), SAMPLED)):
         outcome = try_edit(name, tmp_path / "source", config, edit, tmp_path / str(number))
         assert outcome.kind not in WRONG, (edit, outcome)
 
 
-def test_the_document_has_every_family_and_no_difference() -> None:
+def test_config_document_lists_every_family_without_difference() -> None:
     document = DOCUMENT.read_text(encoding="utf-8")
     rows = [line.split("|") for line in document.partition("Preblock alone refuses")[0].splitlines()]
     different = {row[1].strip(" `"): int(row[3]) for row in rows if len(row) > 3 and row[1].startswith(" `")}
@@ -66,9 +66,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("modernbert", {"layer_types": [SLIDING, SLIDING]}, "equal"),
     ],
 )
-def test_an_edit_means_what_it_means_to_transformers(
-    name: str, changes: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
+def test_config_edit_has_expected_outcome(name: str, changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
     config = save_whole(name, tmp_path / "source")
     *others, last = changes.items()
     for key, value in others:
@@ -87,14 +85,14 @@ def test_an_edit_means_what_it_means_to_transformers(
         ("marian/encoder", "max_position_embeddings", 10**9),
     ],
 )
-def test_a_size_that_would_fill_the_memory_is_refused(name: str, key: str, value: int, tmp_path: Path) -> None:
+def test_oversized_config_value_is_rejected(name: str, key: str, value: int, tmp_path: Path) -> None:
     config = save_whole(name, tmp_path / "source") | {key: value}
     (tmp_path / "source/config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=f"{key}: got 1000000000, expected 1 to"):
         read_frontend(tmp_path / "source", name.partition("/")[2] or None)
 
 
-def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
+def test_interrupted_config_run_is_continued(tmp_path: Path) -> None:
     edits = [str(edit) for edit in edits_of(save_whole("t5/encoder", tmp_path / "source"))]
     record = {"family": "t5/encoder", "kind": "equal", "detail": "", "versions": versions()}
     lines = [json.dumps(record | {"edit": edit}) for edit in edits]

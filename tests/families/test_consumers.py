@@ -18,7 +18,7 @@ SCALED = (
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_output_for_transformers_enters_its_first_block_as_ids_do(name: str, tmp_path: Path) -> None:
+def test_stated_output_matches_ids_in_transformers_first_block(name: str, tmp_path: Path) -> None:
     save(name, tmp_path / "checkpoint")
     exported = export(str(tmp_path / "checkpoint"), "m", tmp_path, side=name.partition("/")[2] or None)
     manifest = exported.manifest
@@ -46,7 +46,7 @@ def test_output_for_transformers_enters_its_first_block_as_ids_do(name: str, tmp
     assert same == {output: output == stated for output in same}
 
 
-def test_every_row_names_its_source_and_the_checked_library() -> None:
+def test_consumer_rows_state_source_and_library_version() -> None:
     for rows in CONSUMERS.values():
         assert (rows[0].engine, READ_VERSION in rows[0].source) == ("transformers", True)
         assert all(row.source and row.scale in ("applied", "none") for row in rows)

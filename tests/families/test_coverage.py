@@ -22,7 +22,7 @@ DOCUMENTED = DOCUMENT.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - NOT_DISCOVERED))
-def test_discovery_finds_the_row_of_the_table(name: str, tmp_path: Path) -> None:
+def test_discovery_matches_family_table(name: str, tmp_path: Path) -> None:
     save(name, tmp_path)
     side = name.partition("/")[2] or None
     row = read_frontend(tmp_path, side).eval()
@@ -37,7 +37,7 @@ def test_discovery_finds_the_row_of_the_table(name: str, tmp_path: Path) -> None
         assert torch.equal(found(ids), row(ids))
 
 
-def test_document_has_these_versions_and_nothing_wrong() -> None:
+def test_coverage_document_states_version_and_exact_share() -> None:
     assert library_version() in DOCUMENTED
     assert "## Wrong" not in DOCUMENTED
     share = re.search(r"are exact \((\d+\.\d) %\)", DOCUMENTED)
@@ -46,7 +46,7 @@ def test_document_has_these_versions_and_nothing_wrong() -> None:
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_sample_of_discovered_types_is_exact(place: int) -> None:
+def test_sampled_documented_types_are_discovered(place: int) -> None:
     discovered = re.findall(
         r"^\| `([\w.-]+)` \|.*whole model \|$", DOCUMENTED.partition("## Discovered")[2], re.MULTILINE
     )

@@ -23,7 +23,7 @@ class Recorded(Config):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_defaults_of_a_family_are_the_librarys(name: str) -> None:
+def test_family_defaults_match_transformers(name: str) -> None:
     library = CONFIG_MAPPING[name.partition("/")[0]]().to_dict()
     # Files always state keys without a default in the library, and keys unrelated to a front-end.
     stated = {"hidden_size": 32, "d_model": 32, "pad_token_id": library.get("pad_token_id") or 1}

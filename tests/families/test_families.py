@@ -21,11 +21,11 @@ from tests.families.table import DOCUMENT, versions
 NO_BLOCK = {"xlm", "gemma3n_text", "gemma3n/text", "gemma4_text", "gemma4/text", *STREAMS}
 
 
-def test_every_row_of_the_table_has_an_oracle() -> None:
+def test_family_table_rows_have_oracles() -> None:
     assert sorted(PUBLISHED) == sorted(FAMILIES)
 
 
-def test_the_document_is_of_this_table_and_these_versions() -> None:
+def test_family_document_matches_table_and_versions() -> None:
     document = DOCUMENT.read_text(encoding="utf-8")
     assert [line.split("`")[1] for line in document.splitlines() if line.startswith("| `")] == [
         *FAMILIES,
@@ -35,7 +35,7 @@ def test_the_document_is_of_this_table_and_these_versions() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_family_equals_transformers(name: str, tmp_path: Path) -> None:
+def test_family_matches_transformers(name: str, tmp_path: Path) -> None:
     checkpoint, artifact = tmp_path / "checkpoint", tmp_path / "artifact"
     save(name, checkpoint)
     artifact.mkdir()

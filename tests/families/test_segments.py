@@ -58,7 +58,7 @@ def continued(model: TransformersModel) -> list[NDArray[Any]]:
 
 
 @pytest.mark.parametrize("name", [*CACHED, "openai-gpt"])
-def test_segments_are_rows_of_the_token_table(name: str, tmp_path: Path) -> None:
+def test_segment_vectors_of_token_table_match_transformers(name: str, tmp_path: Path) -> None:
     save(name, tmp_path / "checkpoint")
     session = session_of(tmp_path / "checkpoint", tmp_path / "artifact")
     model = TransformersModel.load(name, tmp_path / "checkpoint")
@@ -70,7 +70,7 @@ def test_segments_are_rows_of_the_token_table(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["gpt2", "ctrl"])
-def test_segment_scale_is_rounded_like_a_token_in_a_narrow_type(name: str, tmp_path: Path) -> None:
+def test_bfloat16_segments_match_transformers(name: str, tmp_path: Path) -> None:
     save(name, tmp_path / "checkpoint", torch.bfloat16)
     session = session_of(tmp_path / "checkpoint", tmp_path / "artifact", arithmetic="source")
     kind = model_class(name)
@@ -86,7 +86,7 @@ def test_segments_are_off_by_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt_neox", "biogpt"])
-def test_a_family_without_such_segments_refuses_the_choice(name: str, tmp_path: Path) -> None:
+def test_segments_option_for_unsupported_family_is_rejected(name: str, tmp_path: Path) -> None:
     save(name, tmp_path)
     allowed = ", ".join(sorted(("xlm", "openai-gpt", *CACHED), key=list(FAMILIES).index))
     with pytest.raises(
@@ -108,7 +108,7 @@ def xlm(folder: Path, **values: Any) -> TransformersModel:
 
 
 @pytest.mark.parametrize("segments", [False, True])
-def test_the_languages_of_xlm_are_an_input(segments: bool, tmp_path: Path) -> None:
+def test_xlm_languages_are_graph_input(segments: bool, tmp_path: Path) -> None:
     model = xlm(tmp_path / "checkpoint", n_langs=3)
     frontend = read_frontend(tmp_path / "checkpoint", segments=segments).eval()
     (tmp_path / "artifact").mkdir()
@@ -121,13 +121,13 @@ def test_the_languages_of_xlm_are_an_input(segments: bool, tmp_path: Path) -> No
     assert difference(session.run(None, feeds)[0], model.first_block_input(IDS, IDS * 0 + 1, **indices))[1] <= 8
 
 
-def test_an_xlm_of_many_languages_may_have_no_table_of_them(tmp_path: Path) -> None:
+def test_xlm_without_language_table_has_no_language_input(tmp_path: Path) -> None:
     xlm(tmp_path, n_langs=3, use_lang_emb=False)
     assert read_frontend(tmp_path).config.indices == {}
 
 
 @pytest.mark.parametrize(("kind", "prefix"), [(CLIPTextModel, ""), (CLIPTextModelWithProjection, "text_model.")])
-def test_a_text_model_of_clip_is_read_from_either_file(kind: Any, prefix: str, tmp_path: Path) -> None:
+def test_clip_text_model_is_read_from_either_checkpoint_layout(kind: Any, prefix: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = kind(CLIPTextConfig(**PUBLISHED["clip_text_model"].config)).eval()
     model.save_pretrained(tmp_path)
@@ -144,7 +144,7 @@ def change(folder: Path, **values: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_the_text_side_of_clip_reads_its_own_part_of_the_config(tmp_path: Path) -> None:
+def test_clip_text_side_reads_text_config(tmp_path: Path) -> None:
     save("clip/text", tmp_path)
     with pytest.raises(
         CheckpointError, match="--side is missing, but a model of type 'clip' needs one of vision, text"
@@ -163,7 +163,7 @@ def test_the_text_side_of_clip_reads_its_own_part_of_the_config(tmp_path: Path) 
             read_frontend(tmp_path, "text")
 
 
-def test_xlm_with_other_languages_than_its_table_is_refused(tmp_path: Path) -> None:
+def test_xlm_with_wrong_number_of_languages_is_rejected(tmp_path: Path) -> None:
     xlm(tmp_path, n_langs=3)
     change(tmp_path, n_langs=4)
     with pytest.raises(CheckpointError, match="n_langs is 4, the tensors have 3"):

@@ -13,12 +13,12 @@ from tests.families.parity import compare_stem
 from tests.families.stems import MODELS, ROWS, save
 
 
-def test_every_row_has_an_oracle() -> None:
+def test_stem_table_rows_have_oracles() -> None:
     assert sorted(ROWS.values()) == sorted(STEMS)
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_stem_equals_transformers(name: str, tmp_path: Path) -> None:
+def test_stem_matches_transformers(name: str, tmp_path: Path) -> None:
     checkpoint, side = save(name, tmp_path / "checkpoint"), MODELS[name][2]
     exported = export(str(checkpoint), "stem", tmp_path / "repository", side=side)
     allowed = allowed_ulp(read_stem(checkpoint, side).signature)
@@ -27,7 +27,7 @@ def test_a_stem_equals_transformers(name: str, tmp_path: Path) -> None:
     assert verify(exported.folder) == exported.parity
 
 
-def test_the_files_that_a_stem_needs_are_those_of_its_tensors(tmp_path: Path) -> None:
+def test_stem_files_needed_are_shards_of_its_tensors(tmp_path: Path) -> None:
     save("whisper", tmp_path / "whole")
     assert stem_files_needed(tmp_path / "whole", "encoder") == ["model.safetensors"]
     save("whisper", tmp_path / "shards", max_shard_size="2kB")

@@ -44,25 +44,25 @@ def bert(oracle: modeling_bert.BertEmbeddings) -> FrontEnd:
     return FrontEnd.from_tensors(config, tensors).eval()
 
 
-def test_without_segments_equals_transformers_bert(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
+def test_bert_without_segments_equals_transformers(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
     assert torch.equal(bert(IDS), oracle(IDS))
 
 
-def test_with_segments_equals_transformers_bert(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
+def test_bert_with_segments_equals_transformers(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
     assert torch.equal(bert(IDS, token_type_ids=SEGMENTS), oracle(IDS, SEGMENTS))
     assert not torch.equal(bert(IDS, token_type_ids=SEGMENTS), bert(IDS))
 
 
-def test_with_position_ids_equals_transformers_bert(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
+def test_bert_with_position_ids_equals_transformers(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
     position_ids = torch.tensor([[11, 0, 5, 5, 1], [0, 1, 2, 0, 0]])
     assert torch.equal(bert(IDS, position_ids=position_ids), oracle(IDS, position_ids=position_ids))
 
 
-def test_with_an_offset_equals_transformers_bert(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
+def test_bert_with_offset_equals_transformers(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
     assert torch.equal(bert(IDS, 7), oracle(IDS, past_key_values_length=7))
 
 
-def test_gradients_equal_those_of_transformers_bert(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
+def test_bert_gradients_equal_transformers(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
     weights = torch.randn(2, 5, D)
     (oracle(IDS, SEGMENTS) * weights).sum().backward()
     expected = [parameter.grad for parameter in oracle.parameters()]
@@ -76,7 +76,7 @@ def test_gradients_equal_those_of_transformers_bert(bert: FrontEnd, oracle: mode
     assert not bert.tokens.weight.grad[PADDING].any()
 
 
-def test_the_real_checkpoint_equals_transformers_bert(checkpoint: Path) -> None:
+def test_bert_checkpoint_equals_transformers(checkpoint: Path) -> None:
     frontend = read_frontend(checkpoint).eval()
     embeddings = BertModel.from_pretrained(checkpoint).embeddings.eval()
     generator = torch.Generator().manual_seed(0)
@@ -107,7 +107,7 @@ def entering_block_0(model: GPT2Model, input_ids: Tensor, fed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("fed", [0, 1, 3])
-def test_equals_what_enters_the_first_block_of_transformers_gpt2(gpt2: GPT2Model, fed: int) -> None:
+def test_gpt2_equals_transformers_block_0_input(gpt2: GPT2Model, fed: int) -> None:
     tensors = {"tokens.weight": gpt2.wte.weight, "positions.weight": gpt2.wpe.weight}
     frontend = FrontEnd.from_tensors(GPT2Embeddings(V, D, M).config, tensors).eval()
     assert torch.equal(frontend(IDS[:, fed:], fed), entering_block_0(gpt2, IDS, fed))
@@ -121,14 +121,14 @@ def test_transformer_embedding_is_scaled_table_plus_positions(positions: str) ->
     assert torch.equal(frontend(IDS, 2), table(IDS) * math.sqrt(D) + rows)
 
 
-def test_a_transformer_embedding_has_sinusoids_beyond_its_table() -> None:
+def test_transformer_embedding_extends_sinusoids_beyond_table() -> None:
     frontend = TransformerEmbedding(V, D, M, scale=False).eval()
     table = nn.Embedding(V, D, _weight=frontend.tokens.weight)
     assert torch.equal(frontend(IDS, 1000), table(IDS) + SinusoidalPositionalEncoding(D, 2000)(IDS, offset=1000))
 
 
 @pytest.mark.parametrize("build", [TransformerEmbedding, BertEmbeddings, GPT2Embeddings])
-def test_dropout_comes_once_and_in_training_alone(build: Callable[..., FrontEnd]) -> None:
+def test_dropout_applies_once_and_only_in_training(build: Callable[..., FrontEnd]) -> None:
     torch.manual_seed(3)
     frontend = build(V, 512, M, dropout=0.5)
     expected, found = frontend.eval()(IDS), frontend.train()(IDS)
@@ -139,7 +139,7 @@ def test_dropout_comes_once_and_in_training_alone(build: Callable[..., FrontEnd]
     assert torch.equal(frontend.eval()(IDS), expected)
 
 
-def test_training_teaches_every_table() -> None:
+def test_training_changes_every_parameter() -> None:
     torch.manual_seed(4)
     frontend = BertEmbeddings(V, D, M, dropout=0.0)
     before = {name: parameter.detach().clone() for name, parameter in frontend.named_parameters()}
@@ -156,7 +156,7 @@ def test_training_teaches_every_table() -> None:
         assert not torch.equal(parameter, before[name]), name
 
 
-def test_built_from_tensors_it_shares_their_memory() -> None:
+def test_from_tensors_shares_memory() -> None:
     source = BertEmbeddings(V, D, M)
     tensors = source.state_dict()
     built = FrontEnd.from_tensors(source.config, tensors)
@@ -164,14 +164,14 @@ def test_built_from_tensors_it_shares_their_memory() -> None:
         assert tensor.data_ptr() == tensors[name].data_ptr(), name
 
 
-def test_built_from_tensors_it_has_its_sinusoids() -> None:
+def test_from_tensors_restores_sinusoids() -> None:
     source = TransformerEmbedding(V, D, M).eval()
     built = FrontEnd.from_tensors(source.config, source.state_dict()).eval()
     assert torch.equal(built(IDS, 3), source(IDS, 3))
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown", "reshaped"])
-def test_other_tensors_are_refused(change: str) -> None:
+def test_from_tensors_with_wrong_tensors_is_rejected(change: str) -> None:
     source = GPT2Embeddings(V, D, M)
     tensors = dict(source.state_dict())
     if change == "missing":
@@ -184,25 +184,25 @@ def test_other_tensors_are_refused(change: str) -> None:
         FrontEnd.from_tensors(source.config, tensors)
 
 
-def test_saved_weights_load_back(tmp_path: Path) -> None:
+def test_state_dict_round_trips_through_file(tmp_path: Path) -> None:
     source, other = BertEmbeddings(V, D, M).eval(), BertEmbeddings(V, D, M).eval()
     torch.save(source.state_dict(), tmp_path / "weights.pt")
     other.load_state_dict(torch.load(tmp_path / "weights.pt"))
     assert torch.equal(other(IDS), source(IDS))
 
 
-def test_segments_are_refused_by_a_model_without_them() -> None:
+def test_token_type_ids_without_segments_are_rejected() -> None:
     with pytest.raises(ValueError, match="token_type_ids: the front-end 'gpt2' has no such index, expected none"):
         GPT2Embeddings(V, D, M)(IDS, token_type_ids=SEGMENTS)
 
 
 @pytest.mark.parametrize("build", [BertEmbeddings, GPT2Embeddings])
-def test_a_sequence_longer_than_the_maximum_is_refused(build: Callable[..., FrontEnd]) -> None:
+def test_sequence_longer_than_max_len_is_rejected(build: Callable[..., FrontEnd]) -> None:
     with pytest.raises(ValueError, match=r"length 5 \+ offset 8 = 13 exceeds the maximum length 12"):
         build(V, D, M)(IDS, 8)
 
 
-def test_positions_take_the_published_share_of_parameters() -> None:
+def test_position_tables_have_published_parameter_share() -> None:
     with torch.device("meta"):
         bert, gpt2 = BertEmbeddings(30522, 768, 512), GPT2Embeddings(50257, 768, 1024)
     for frontend, percent in ((bert, 1.7), (gpt2, 2.0)):

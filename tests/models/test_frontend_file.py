@@ -105,7 +105,7 @@ def test_narrow_weights_keep_their_values(dtype: torch.dtype, tmp_path: Path) ->
         assert torch.equal(tensor, frontend.state_dict()[key].float())
 
 
-def test_save_replaces_the_file_it_was_read_from(tmp_path: Path) -> None:
+def test_save_into_source_folder_replaces_the_file(tmp_path: Path) -> None:
     GPT2Embeddings(V, D, M).save_frontend(tmp_path)
     read = read_description(tmp_path)
     before = read.tokens.weight.detach().clone()
@@ -118,19 +118,19 @@ def test_save_replaces_the_file_it_was_read_from(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["frontend.toml", "model.safetensors"]
 
 
-def test_save_of_an_unstorable_type_is_refused(tmp_path: Path) -> None:
+def test_save_with_unsupported_dtype_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokens\.weight: got torch\.float64, expected torch\.float32"):
         GPT2Embeddings(V, D, M).double().save_frontend(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
-def test_save_with_a_bias_is_refused(tmp_path: Path) -> None:
+def test_save_with_attention_bias_is_rejected(tmp_path: Path) -> None:
     config = replace(GPT2Embeddings(V, D, M).config, bias=AlibiConfig(heads=2))
     with pytest.raises(ValueError, match=r"bias: got 'alibi', expected none: frontend\.toml cannot describe it"):
         FrontEnd(config).save_frontend(tmp_path)
 
 
-def test_save_beside_a_checkpoint_in_several_files_is_refused(tmp_path: Path) -> None:
+def test_save_beside_sharded_checkpoint_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match="would hide the saved weights"):
         GPT2Embeddings(V, D, M).save_frontend(tmp_path)

@@ -47,12 +47,12 @@ def test_public_name_is_importable(name: str) -> None:
     assert getattr(models, name).__name__ == name
 
 
-def test_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_public_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'TokenTable'"):
         _ = models.TokenTable  # type: ignore[attr-defined]
 
 
-def test_import_of_the_package_imports_no_torch() -> None:
+def test_import_of_models_does_not_import_torch() -> None:
     code = "import sys, preblock.models, preblock.models.serialization; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
@@ -85,5 +85,5 @@ def test_import_of_the_package_imports_no_torch() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_repr_names_the_sizes(module: nn.Module, sizes: str) -> None:
+def test_module_repr_names_its_sizes(module: nn.Module, sizes: str) -> None:
     assert module.extra_repr() == sizes

@@ -16,7 +16,7 @@ from preblock.models.presets import PRESETS, build_preset
         ("transformer-base", {"tokens.weight": (32000, 512)}),
     ],
 )
-def test_weights_are_numpys_stream_of_the_seed(name: str, tables: dict[str, tuple[int, int]]) -> None:
+def test_preset_weights_equal_numpy_stream_of_seed(name: str, tables: dict[str, tuple[int, int]]) -> None:
     generator = np.random.Generator(np.random.PCG64(PRESETS[name].seed))
     weights = build_preset(name).state_dict()
     assert list(weights) == list(tables)
@@ -26,7 +26,7 @@ def test_weights_are_numpys_stream_of_the_seed(name: str, tables: dict[str, tupl
 
 
 @pytest.mark.parametrize(("name", "max_len"), [("gpt2-small", 1024), ("transformer-base", 4096)])
-def test_limits_are_those_of_the_papers(name: str, max_len: int) -> None:
+def test_preset_max_len_equals_published_value(name: str, max_len: int) -> None:
     with torch.device("meta"):
         config = PRESETS[name].build().config
     assert config.max_len == max_len
@@ -42,7 +42,7 @@ def test_seed_determines_the_weights() -> None:
         assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
 
 
-def test_seeding_leaves_the_norm_as_it_is() -> None:
+def test_seeding_does_not_change_norm() -> None:
     frontend = BertEmbeddings(11, 4, 8)
     seeded_(frontend, 1)
     assert frontend.norm is not None
@@ -50,6 +50,6 @@ def test_seeding_leaves_the_norm_as_it_is() -> None:
     assert frontend.norm.bias.tolist() == [0.0] * 4
 
 
-def test_an_unknown_preset_is_refused() -> None:
+def test_unknown_preset_is_rejected() -> None:
     with pytest.raises(KeyError):
         build_preset("gpt3")

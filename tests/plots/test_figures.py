@@ -19,11 +19,11 @@ def source(**parts: object) -> plots.PlotSource:
     return plots.PlotSource(name="model", **parts)  # type: ignore[arg-type]
 
 
-def test_kinds_of_the_command_are_those_of_the_figures() -> None:
+def test_plot_command_lists_all_figure_kinds() -> None:
     assert tuple(KINDS) == command.KINDS
 
 
-def test_a_heatmap_holds_the_rows_of_the_table(tmp_path: Path) -> None:
+def test_heatmap_shows_position_table_rows(tmp_path: Path) -> None:
     folder = copy_artifact("gpt", tmp_path)
     (image,) = plots.heatmap(plots.read_artifact(folder)).axes[0].images
     assert np.array_equal(np.asarray(image.get_array()), read_tables(folder)["positions"])
@@ -31,7 +31,7 @@ def test_a_heatmap_holds_the_rows_of_the_table(tmp_path: Path) -> None:
     assert low == -high
 
 
-def test_similarity_holds_the_cosines_of_positions(tmp_path: Path) -> None:
+def test_similarity_shows_cosines_of_positions(tmp_path: Path) -> None:
     folder = copy_artifact("gpt", tmp_path)
     (image,) = plots.similarity(plots.read_artifact(folder)).axes[0].images
     rows = read_tables(folder)["positions"].astype(np.float64)
@@ -39,11 +39,11 @@ def test_similarity_holds_the_cosines_of_positions(tmp_path: Path) -> None:
     assert np.allclose(np.asarray(image.get_array()), expected, atol=1e-12)
 
 
-def test_a_row_of_zeros_has_cosine_zero() -> None:
+def test_cosine_of_zero_row_is_zero() -> None:
     assert cosine_similarity(np.array([[0.0, 0.0], [3.0, 4.0]])).tolist() == [[0, 0], [0, 1]]
 
 
-def test_principal_components_are_those_of_the_covariance() -> None:
+def test_principal_components_equal_covariance_eigenvectors() -> None:
     points, shares = principal_components(ROWS)
     values, vectors = np.linalg.eigh(np.cov(ROWS.T.astype(np.float64)))
     expected = (ROWS - ROWS.mean(0, dtype=np.float64)) @ vectors[:, [-1, -2]]
@@ -51,7 +51,7 @@ def test_principal_components_are_those_of_the_covariance() -> None:
     assert np.allclose(shares, values[[-1, -2]] / values.sum())
 
 
-def test_pca_shows_a_bounded_sample_of_tokens() -> None:
+def test_pca_of_large_vocabulary_plots_1000_tokens() -> None:
     seen: list[int] = []
 
     def tokens(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> object:
@@ -63,21 +63,21 @@ def test_pca_shows_a_bounded_sample_of_tokens() -> None:
     assert np.asarray(dots.get_offsets()).shape == (1000, 2)
 
 
-def test_wavelengths_are_lines_of_their_values() -> None:
+def test_wavelength_lines_equal_formula() -> None:
     rotary = plots.read_module(models.RotaryEmbedding(models.RotaryConfig(dim=8)))
     (line,) = plots.wavelengths(rotary).axes[0].lines
     assert np.allclose(np.asarray(line.get_ydata(), np.float64), 2 * np.pi * 10000 ** (np.arange(4) / 4), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5"])
-def test_a_bias_has_a_panel_for_each_head(name: str, tmp_path: Path) -> None:
+def test_bias_figure_has_one_panel_per_head(name: str, tmp_path: Path) -> None:
     read = plots.read_artifact(copy_artifact(name, tmp_path))
     assert read.bias is not None
     panels = [axes.images[0].get_array() for axes in plots.bias(read).axes[:3]]
     assert np.array_equal(np.asarray(panels), read.bias(64))
 
 
-def test_parameters_are_bars_with_shares() -> None:
+def test_parameter_bars_show_counts_and_shares() -> None:
     axes = plots.parameters(source(parameters={"tokens": 30, "positions": 10})).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [30, 10]  # type: ignore[attr-defined]
     assert [text.get_text() for text in axes.texts] == ["30 (75.0%)", "10 (25.0%)"]
@@ -93,17 +93,17 @@ def test_parameters_are_bars_with_shares() -> None:
         ("bias", "model has no attention bias by distance; expected parameters"),
     ],
 )
-def test_a_kind_that_the_model_lacks_is_refused(kind: str, message: str) -> None:
+def test_figure_kind_without_data_is_rejected(kind: str, message: str) -> None:
     with pytest.raises(Invalid, match=f"^{message}$"):
         KINDS[kind].draw(source(parameters={"tokens": 1}))
 
 
-def test_a_model_without_any_part_is_refused() -> None:
+def test_parameters_figure_without_trained_table_is_rejected() -> None:
     with pytest.raises(Invalid, match="model has no trained table; expected another model"):
         plots.parameters(source())
 
 
-def test_settings_of_the_user_change_no_picture(tmp_path: Path) -> None:
+def test_user_matplotlib_settings_do_not_change_figures(tmp_path: Path) -> None:
     read = plots.read_artifact(copy_artifact("gpt", tmp_path))
     plots.save(plots.heatmap(read), tmp_path / "plain.svg")
     with rc_context({"font.size": 30, "axes.grid": True, "svg.fonttype": "none", "image.cmap": "gray"}):
@@ -111,7 +111,7 @@ def test_settings_of_the_user_change_no_picture(tmp_path: Path) -> None:
     assert (tmp_path / "plain.svg").read_bytes() == (tmp_path / "changed.svg").read_bytes()
 
 
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_figure_file_with_unknown_extension_is_rejected(tmp_path: Path) -> None:
     figure = plots.parameters(source(parameters={"tokens": 1}))
     with pytest.raises(Invalid, match=r"x\.pdf, expected a name that ends in \.svg or \.png"):
         plots.save(figure, tmp_path / "x.pdf")

@@ -17,7 +17,7 @@ FIRST_ROWS = {"gpt": 0, "bert": 0, "counts-slots": 2, "counts-ids": 2, "counts-m
 
 
 @pytest.mark.parametrize("name", FIRST_ROWS)
-def test_position_rows_of_an_artifact_are_those_of_its_table(name: str, tmp_path: Path) -> None:
+def test_artifact_position_rows_equal_its_table(name: str, tmp_path: Path) -> None:
     folder = copy_artifact(name, tmp_path)
     source = plots.read_artifact(folder)
     assert source.positions is not None
@@ -27,7 +27,7 @@ def test_position_rows_of_an_artifact_are_those_of_its_table(name: str, tmp_path
     assert np.array_equal(source.positions(3, 2), table[3:5])
 
 
-def test_sinusoids_of_an_artifact_are_computed_in_its_graph(repository: Path) -> None:
+def test_artifact_sinusoids_equal_formula(repository: Path) -> None:
     source = plots.read_artifact(repository / "transformer-base" / "1")
     assert source.positions is not None
     wavelengths = 2 * np.pi * 10000 ** (np.arange(256) / 256)
@@ -39,7 +39,7 @@ def test_sinusoids_of_an_artifact_are_computed_in_its_graph(repository: Path) ->
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "llama", "alibi"])
-def test_token_rows_of_an_artifact_are_those_of_its_table(name: str, tmp_path: Path) -> None:
+def test_artifact_token_rows_equal_its_table(name: str, tmp_path: Path) -> None:
     folder = copy_artifact(name, tmp_path)
     source = plots.read_artifact(folder)
     assert source.tokens is not None
@@ -48,14 +48,14 @@ def test_token_rows_of_an_artifact_are_those_of_its_table(name: str, tmp_path: P
     assert np.array_equal(source.tokens(np.array([3, 0, 6])), table[[3, 0, 6]])
 
 
-def test_parameters_of_an_artifact_are_the_sizes_of_its_tables(tmp_path: Path) -> None:
+def test_artifact_parameter_counts_equal_table_sizes(tmp_path: Path) -> None:
     folder = copy_artifact("bert", tmp_path)
     expected = {f"{name}.weight": table.size for name, table in read_tables(folder).items()}
     assert dict(plots.read_artifact(folder).parameters) == expected | {"norm.weight": 4, "norm.bias": 4}
 
 
 @pytest.mark.parametrize("name", ["bert", "segments", "rotary", "alibi", "t5"])
-def test_an_artifact_and_its_module_have_the_same_numbers(name: str, tmp_path: Path) -> None:
+def test_artifact_source_equals_module_source(name: str, tmp_path: Path) -> None:
     stored, module = plots.read_artifact(copy_artifact(name, tmp_path)), plots.read_module(build_frontend(name))
     assert (stored.positions is None) == (module.positions is None)
     if stored.positions and module.positions:
@@ -73,7 +73,7 @@ def test_an_artifact_and_its_module_have_the_same_numbers(name: str, tmp_path: P
     assert sum(stored.parameters.values()) == sum(module.parameters.values())
 
 
-def test_an_alibi_bias_falls_with_the_distance() -> None:
+def test_alibi_bias_decreases_with_distance() -> None:
     source = plots.read_module(models.AlibiBias(8))
     assert source.bias is not None
     index = np.arange(6)
@@ -87,12 +87,12 @@ def test_rotary_wavelengths_follow_the_formula() -> None:
 
 
 @pytest.mark.parametrize("kind", [models.SinusoidalPositionalEncoding, models.HybridPositionalEncoding])
-def test_wavelengths_of_a_module_have_its_base(kind: type[nn.Module]) -> None:
+def test_module_wavelengths_use_its_base(kind: type[nn.Module]) -> None:
     source = plots.read_module(kind(8, 4, base=100.0))
     assert np.allclose(source.wavelengths["positions"], 2 * np.pi * 100.0 ** (np.arange(4) / 4), rtol=1e-12)
 
 
-def test_position_rows_of_a_module_ignore_its_dropout() -> None:
+def test_module_position_rows_ignore_dropout() -> None:
     module = models.LearnedPositionalEncoding(4, 6, dropout=0.9)
     source = plots.read_module(module.train())
     assert source.positions is not None
@@ -100,7 +100,7 @@ def test_position_rows_of_a_module_ignore_its_dropout() -> None:
     assert module.training
 
 
-def test_position_rows_of_a_grid_are_its_cells() -> None:
+def test_grid_position_rows_are_its_cells() -> None:
     module = models.LearnedGridEncoding(4, 2, 3)
     source = plots.read_module(module)
     assert source.positions is not None
@@ -108,18 +108,18 @@ def test_position_rows_of_a_grid_are_its_cells() -> None:
     assert np.array_equal(source.positions(0, 6), module.weight.numpy(force=True))
 
 
-def test_a_token_table_has_its_rows() -> None:
+def test_token_embedding_source_returns_its_rows() -> None:
     module = models.TokenEmbedding(5, 4)
     source = plots.read_module(module)
     assert source.tokens is not None
     assert np.array_equal(source.tokens(np.array([4, 1])), module.weight.numpy(force=True)[[4, 1]])
 
 
-def test_a_module_of_another_kind_is_refused() -> None:
+def test_unsupported_module_is_rejected() -> None:
     with pytest.raises(Invalid, match="module: got Linear, expected a front-end, TokenEmbedding"):
         plots.read_module(torch.nn.Linear(2, 2))
 
 
-def test_an_unknown_preset_is_refused() -> None:
+def test_unknown_preset_is_rejected() -> None:
     with pytest.raises(Invalid, match="preset: got 'gpt9', expected gpt2-small, transformer-base"):
         plots.read_preset("gpt9")

@@ -30,7 +30,7 @@ from tests.support.protocols import (
         for protocol in protocols
     ],
 )
-def test_bad_input_is_refused_by_name_and_server_goes_on(
+def test_bad_input_is_rejected_and_server_keeps_serving(
     tiny_clients: Clients,
     expected: bytes,
     model: str,
@@ -49,7 +49,7 @@ def test_bad_input_is_refused_by_name_and_server_goes_on(
     "version", ["0", "3", "01", "-1", "1.0", "abc", "1%0a", "%EF%BC%91", "99999999999999999999", "%00"]
 )
 @pytest.mark.parametrize(("prefix", "verb"), [("", "embed"), ("/v2", "infer")])
-def test_an_unknown_version_is_refused(tiny: httpx.Client, prefix: str, verb: str, version: str) -> None:
+def test_unknown_version_is_rejected(tiny: httpx.Client, prefix: str, verb: str, version: str) -> None:
     response = tiny.post(f"{prefix}/models/bert/versions/{version}/{verb}", json={"input_ids": [1]})
     assert response.status_code == 404
     document = response.json()
@@ -59,7 +59,7 @@ def test_an_unknown_version_is_refused(tiny: httpx.Client, prefix: str, verb: st
 
 
 @pytest.mark.parametrize("version", ["0", "3", "abc", "..", "\0"])
-def test_an_unknown_version_is_refused_over_grpc(tiny_clients: Clients, version: str) -> None:
+def test_unknown_version_over_grpc_is_rejected(tiny_clients: Clients, version: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         call_grpc(tiny_clients, "ModelInfer", service_pb2.ModelInferRequest(model_name="bert", model_version=version))
     assert refused.value.status == "StatusCode.NOT_FOUND"
@@ -105,7 +105,9 @@ def nested(depth: int) -> bytes:
     ],
 )
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])
-def test_deep_nesting_is_refused(tiny_clients: Clients, expected: bytes, path: str, body: bytes, status: int) -> None:
+def test_deeply_nested_json_is_rejected(
+    tiny_clients: Clients, expected: bytes, path: str, body: bytes, status: int
+) -> None:
     response = tiny_clients.http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == (400 if path.startswith("/v") else status)
     assert len(response.content) < 1000
@@ -120,7 +122,7 @@ NO_OBJECTS = (
 
 @pytest.mark.parametrize("body", NO_OBJECTS)
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])
-def test_what_is_no_json_object_is_refused(tiny: httpx.Client, path: str, body: bytes) -> None:
+def test_body_without_json_object_is_rejected(tiny: httpx.Client, path: str, body: bytes) -> None:
     response = tiny.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert ", expected a JSON object" in response.text
@@ -139,13 +141,13 @@ def test_what_is_no_json_object_is_refused(tiny: httpx.Client, path: str, body: 
         ("/v2/repository/index", '{"ready": true, "ready": false}', "ready"),
     ],
 )
-def test_a_name_that_stands_twice_is_refused(tiny: httpx.Client, path: str, body: str, name: str) -> None:
+def test_duplicate_json_key_is_rejected(tiny: httpx.Client, path: str, body: str, name: str) -> None:
     response = tiny.post(path, content=body)
     assert response.status_code == 400
     assert f"body: got {name} twice, expected each name of an object once" in response.text
 
 
-def test_a_text_that_looks_like_a_name_is_a_text(tiny: httpx.Client) -> None:
+def test_json_keys_inside_text_are_not_duplicates(tiny: httpx.Client) -> None:
     text = json.dumps({"text": 'a": "a": b', "return_tokens": True})
     assert tiny.post("/models/bert/embed", content=text).json()["input_ids"] == [[1, 3, 3, 5, 2]]
     deep = b'{"text": "\\":", "offset": ' + nested(1000) + b"}"
@@ -154,7 +156,7 @@ def test_a_text_that_looks_like_a_name_is_a_text(tiny: httpx.Client) -> None:
 
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit_is_refused(tiny_clients: Clients, expected: bytes, path: str, chunked: bool) -> None:
+def test_body_over_limit_is_rejected(tiny_clients: Clients, expected: bytes, path: str, chunked: bool) -> None:
     size = 16 * 2**20 + 1
     content: Any = iter([bytes(size - 1), b"x"]) if chunked else bytes(size)
     # A client of its own, since the server closes this connection.
@@ -165,7 +167,7 @@ def test_a_body_over_the_limit_is_refused(tiny_clients: Clients, expected: bytes
     still_right(tiny_clients.http, expected)
 
 
-def test_a_body_of_the_limit_exactly_is_read(tiny: httpx.Client) -> None:
+def test_body_of_exact_limit_is_accepted(tiny: httpx.Client) -> None:
     body = b'{"input_ids": [1]}'.ljust(16 * 2**20)
     assert tiny.post("/models/gpt/embed", content=body).status_code == 200
 
@@ -174,7 +176,7 @@ def test_a_body_of_the_limit_exactly_is_read(tiny: httpx.Client) -> None:
     "kind", ["text/plain", "application/xml", "multipart/form-data; boundary=x", "application/x-pickle", "", "json"]
 )
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
-def test_another_content_type_is_refused(tiny: httpx.Client, path: str, kind: str) -> None:
+def test_unsupported_content_type_is_rejected(tiny: httpx.Client, path: str, kind: str) -> None:
     response = tiny.post(path, content=b'{"input_ids": [1]}', headers={"Content-Type": kind})
     assert response.status_code == 415
     assert f"Content-Type: got {kind}, expected application/json or application/" in response.text
@@ -226,14 +228,14 @@ def described(descr: str, shape: str) -> str:
         pytest.param(npy("x" * 20_000, version=(2, 0)), id="long-header"),
     ],
 )
-def test_a_hostile_npy_is_refused(tiny_clients: Clients, expected: bytes, body: bytes) -> None:
+def test_invalid_npy_is_rejected(tiny_clients: Clients, expected: bytes, body: bytes) -> None:
     response = tiny_clients.http.post("/models/gpt/embed", content=body, headers={"Content-Type": "application/x-npy"})
     assert response.status_code in (400, 422)
     assert response.json()["field"] in ("body", "input_ids dtype", "input_ids shape")
     still_right(tiny_clients.http, expected)
 
 
-def test_a_long_value_is_not_reflected(tiny: httpx.Client) -> None:
+def test_long_value_is_not_echoed_in_error(tiny: httpx.Client) -> None:
     response = tiny.post("/models/gpt/embed", content=json.dumps({"input_ids": ["x" * 1_000_000]}))
     assert response.status_code == 422
     assert len(response.content) < 1000

@@ -47,7 +47,7 @@ def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         (0x88, (1011).to_bytes(2, "big") + b"why", 1011),
     ],
 )
-def test_a_fault_is_seen_in_a_message_of_a_socket(kind: int, content: bytes, expected: int) -> None:
+def test_error_status_in_websocket_message_is_detected(kind: int, content: bytes, expected: int) -> None:
     async def read() -> int:
         reader = asyncio.StreamReader()
         reader.feed_data(bytes([0x89, 0, kind, len(content)]) + content)  # behind a ping
@@ -61,13 +61,13 @@ ERROR = Unavailable("queue", "more than 30 s in it", "at most 30 s; try again la
 
 @pytest.mark.parametrize("begin", [b"", b"event: error\ndata: "])
 @pytest.mark.parametrize("error", [ERROR, ArtifactError("bert/1", "what is broken", "an artifact that can be opened")])
-def test_a_fault_is_seen_in_a_stream_over_http(begin: bytes, error: PreblockError) -> None:
+def test_error_in_http_stream_is_detected(begin: bytes, error: PreblockError) -> None:
     head, good = b"HTTP/1.1 200 OK\r\n\r\n", b'9\r\n{"got":""}\r\n'
     assert worst(head + good) == 200
     assert worst(head + good + begin + write_error(problem(error)) + good) == STATUS[type(error)] >= 500
 
 
-def test_a_fault_is_seen_in_a_stream_of_grpc() -> None:
+def test_error_in_grpc_stream_is_detected() -> None:
     def told(message: str) -> str:
         return refusal(service_pb2.ModelStreamInferResponse(error_message=message).SerializeToString())
 
@@ -79,7 +79,7 @@ def test_a_fault_is_seen_in_a_stream_of_grpc() -> None:
 
 
 @pytest.mark.timeout(14_400)
-def test_bad_requests_are_refused_and_good_ones_answered(
+def test_bad_requests_do_not_affect_good_requests(
     server: Server, expected: bytes, tmp_path: Path, long: bool, record_property: Callable[[str, object], None]
 ) -> None:
     bad = Bad(server, parsers(tmp_path), expected)
@@ -92,7 +92,7 @@ def test_bad_requests_are_refused_and_good_ones_answered(
     assert reached == {*PATHS, "lines", "events", "socket", *METHODS, "ModelInfer", "ModelStreamInfer"}
 
 
-def test_a_wrong_bit_is_seen(server: Server, tmp_path: Path) -> None:
+def test_wrong_response_bit_is_detected(server: Server, tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(Bad(server, parsers(tmp_path), bytes(48)).run(100_000))
     assert raised.group_contains(WrongAnswer, match=r"^a good request: \(200, ")

@@ -111,7 +111,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_endless_header_block_is_refused(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
+def test_endless_header_block_is_rejected(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
     begin, again = HEADS[name]
     with unharmed(server, http, expected), connection(server) as stream:
         stream.sendall(begin)
@@ -150,7 +150,7 @@ DEAF = {
 
 
 @pytest.mark.parametrize("name", DEAF)
-def test_deaf_client_is_not_read_from(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
+def test_nonreading_client_is_throttled(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
     begin, again = DEAF[name]
     with unharmed(server, http, expected), connection(server) as stream:
         stream.sendall(begin)
@@ -158,7 +158,7 @@ def test_deaf_client_is_not_read_from(server: Server, http: httpx.Client, expect
 
 
 @pytest.mark.parametrize("piece", [b"", b"x"])
-def test_fragments_take_no_more_than_their_message(
+def test_endless_websocket_fragments_use_bounded_memory(
     server: Server, http: httpx.Client, expected: bytes, piece: bytes
 ) -> None:
     with unharmed(server, http, expected), web_socket(server) as stream:
@@ -166,7 +166,7 @@ def test_fragments_take_no_more_than_their_message(
         pour(stream, frame(0, piece, fin=False) * 1000, 3 * 2**20, seconds=3)
 
 
-def test_a_message_of_many_fragments_is_read(server: Server) -> None:
+def test_message_of_many_fragments_is_accepted(server: Server) -> None:
     with web_socket(server) as stream:
         text = json.dumps({"input_ids": [1, 2]}).encode()
         stream.sendall(frame(1, text[:1], fin=False))
@@ -179,7 +179,7 @@ def test_a_message_of_many_fragments_is_read(server: Server) -> None:
         assert b'"next_offset":[2]' in answer
 
 
-def test_slow_headers_and_bodies_do_not_delay_others(
+def test_slow_headers_and_bodies_do_not_delay_other_clients(
     server: Server, http: httpx.Client, expected: bytes, long: bool
 ) -> None:
     """Oracle: all of them are complete in the end, and get the right bits."""
@@ -203,7 +203,7 @@ def test_slow_headers_and_bodies_do_not_delay_others(
             assert answer.endswith(b"\r\n\r\n" + expected)
 
 
-def test_a_head_that_begins_before_an_answer_is_refused_too(server: Server) -> None:
+def test_incomplete_pipelined_head_times_out(server: Server) -> None:
     with connection(server) as stream:
         stream.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET")
         assert status(stream.recv(2**16)) == 200
@@ -266,7 +266,7 @@ def test_half_closed_connection_is_closed(server: Server, http: httpx.Client, be
         pytest.param(request("/models/gpt/embed", b"zz\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-of-zz"),
     ],
 )
-def test_lengths_that_lie_are_refused_or_waited_for(
+def test_wrong_body_length_is_rejected_or_awaited(
     server: Server, http: httpx.Client, expected: bytes, sent: bytes, statuses: list[int]
 ) -> None:
     with unharmed(server, http, expected), connection(server) as stream:
@@ -290,7 +290,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_frames_that_lie_close_the_stream(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
+def test_invalid_websocket_frame_closes_stream(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
     sent, code = LIES[name]
     with unharmed(server, http, expected), web_socket(server) as stream:
         stream.sendall(sent)
@@ -310,9 +310,7 @@ def test_frames_that_lie_close_the_stream(server: Server, http: httpx.Client, ex
         pytest.param((b"A==", b"A"), 400, id="key"),
     ],
 )
-def test_a_handshake_that_cannot_be_read_is_answered(
-    server: Server, change: tuple[bytes, bytes], expected_status: int
-) -> None:
+def test_invalid_handshake_gets_http_error(server: Server, change: tuple[bytes, bytes], expected_status: int) -> None:
     with connection(server) as stream:
         stream.sendall(UPGRADE.replace(*change))
         assert status(received(stream)) == expected_status
@@ -351,7 +349,7 @@ def held(server: Server, count: int) -> Iterator[subprocess.Popen[str]]:
         yield holder
 
 
-def test_many_connections_are_held_while_another_is_served(
+def test_server_answers_beside_many_open_connections(
     tiny_repository: Path,
     expected: bytes,
     long: bool,

@@ -102,7 +102,7 @@ def server(tiny_repository: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_of_large_bodies_leaves_no_memory_behind(server: Server, name: str, expected: bytes) -> None:
+def test_flood_of_large_bodies_leaves_no_memory_in_use(server: Server, name: str, expected: bytes) -> None:
     send, status = FLOODS[name]()
     pid, over = server.process.pid, Event()
 
@@ -137,7 +137,7 @@ CUT = {
 
 
 @pytest.mark.parametrize("kind", CUT)
-def test_clients_that_leave_within_a_body_leave_no_memory_behind(tiny_repository: Path, kind: str) -> None:
+def test_disconnects_within_body_leave_no_memory_in_use(tiny_repository: Path, kind: str) -> None:
     with serve(tiny_repository) as server, ExitStack() as stack:
         pid, host = server.process.pid, server.address.removeprefix("http://").split(":")
         before = status_bytes(pid, "VmRSS")
@@ -153,7 +153,7 @@ def test_clients_that_leave_within_a_body_leave_no_memory_behind(tiny_repository
         wait_until(lambda: status_bytes(pid, "VmRSS") < before + MAX_GROWTH_BYTES, seconds=10)
 
 
-def test_bodies_over_the_bound_get_503_with_the_time_to_retry(tiny_repository: Path, expected: bytes) -> None:
+def test_bodies_over_memory_limit_get_503_with_retry_after(tiny_repository: Path, expected: bytes) -> None:
     body = gzip.compress(numbers(LIMIT), 1)
     with (
         serve(tiny_repository, "--max-queue-size", "3") as server,

@@ -26,7 +26,9 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Parser]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_our_errors_come_out_and_memory_is_bounded(every: dict[str, Parser], name: str, tmp_path: Path) -> None:
+def test_parser_of_random_bytes_raises_only_preblock_errors(
+    every: dict[str, Parser], name: str, tmp_path: Path
+) -> None:
     if name in ALONE:
         count = settings().max_examples
         command = [sys.executable, "-m", "tests.reliability.drawn", name, str(tmp_path), str(count)]
@@ -37,7 +39,7 @@ def test_only_our_errors_come_out_and_memory_is_bounded(every: dict[str, Parser]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ALONE])
-def test_what_is_changed_was_taken(every: dict[str, Parser], name: str) -> None:
+def test_parser_accepts_its_seeds(every: dict[str, Parser], name: str) -> None:
     for seed in every[name].seeds:
         every[name].read(seed)  # raises nothing
 
@@ -47,17 +49,17 @@ FOUND = {"a key of external data that is no UTF-8": ("graphs", (b"location", b"l
 
 
 @pytest.mark.parametrize("what", FOUND)
-def test_what_was_found_once_is_an_error_of_ours(every: dict[str, Parser], what: str) -> None:
+def test_earlier_crash_input_raises_preblock_error(every: dict[str, Parser], what: str) -> None:
     name, change = FOUND[what]
     with pytest.raises(PreblockError):
         every[name].read(every[name].seeds[0].replace(*change))
 
 
-def test_every_parser_is_held(every: dict[str, Parser]) -> None:
+def test_every_parser_is_tested(every: dict[str, Parser]) -> None:
     assert tuple(every) == NAMES
 
 
-def test_another_error_and_too_much_memory_are_seen() -> None:
+def test_other_error_and_excess_memory_are_detected() -> None:
     with pytest.raises(ZeroDivisionError):
         Parser(lambda data: 1 // len(data), ()).hold(b"")
     with pytest.raises(MemoryError, match=r"bytes for an input of 1$"):

@@ -22,7 +22,7 @@ from tests.support.processes import children, fork_servers, workers
 from tests.support.servers import Server, free_port, read_banner, serve
 
 
-def test_killed_worker_costs_its_own_requests_and_is_replaced(
+def test_killed_worker_loses_only_its_requests_and_is_replaced(
     tiny_repository: Path, expected: bytes, long: bool
 ) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
@@ -69,7 +69,7 @@ def parent(repository: Path, port: int, grpc_port: int) -> Iterator[subprocess.P
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_service_that_is_killed_leaves_its_port_to_the_next(
+def test_killed_service_frees_its_port(
     tiny_repository: Path, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # a killed process tidies nothing up
@@ -112,7 +112,7 @@ def test_killed_fork_server_is_replaced_with_its_workers(tiny_repository: Path, 
         assert seen.broken <= 4 * clients  # each may lose its connection to an ending worker, and reach another one
 
 
-def test_removed_or_broken_folder_leaves_answers_as_they_were(weighty_repository: Path, tmp_path: Path) -> None:
+def test_removed_or_replaced_folder_does_not_change_responses(weighty_repository: Path, tmp_path: Path) -> None:
     """Oracle: the answers before. Files are replaced, as is the way to write them."""
     ids = {"input_ids": [list(range(50))]}
     for mode in ("none", "poll"):
@@ -137,7 +137,7 @@ def test_removed_or_broken_folder_leaves_answers_as_they_were(weighty_repository
             assert ask() == before
 
 
-def test_a_file_that_is_changed_in_place_is_not_answered_from(weighty_repository: Path, tmp_path: Path) -> None:
+def test_model_file_changed_in_place_becomes_unavailable(weighty_repository: Path, tmp_path: Path) -> None:
     root = shutil.copytree(weighty_repository, tmp_path / "root")
     shutil.copytree(root / "gpt", root / "other")
     content = (root / "gpt/1" / DATA).read_bytes()
@@ -158,7 +158,7 @@ def test_a_file_that_is_changed_in_place_is_not_answered_from(weighty_repository
         assert client.post("/models/gpt/embed", json={"input_ids": [1]}).json() == before
 
 
-def test_worker_that_cannot_start_is_tried_again(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
+def test_failed_worker_start_is_retried(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
     root = shutil.copytree(tiny_repository, tmp_path / "root")
     with serve(root, "--workers", "2") as server:
         wait_for(partial(ready, server))
@@ -188,7 +188,7 @@ FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
-def test_a_clock_that_jumps_changes_nothing(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
+def test_clock_jumps_do_not_affect_responses(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
     """The service measures time by the monotonic clock; only the date of an answer shows the jumps."""
     clock = tmp_path / "clock"
     clock.write_text("+0")

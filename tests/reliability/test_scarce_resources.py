@@ -40,7 +40,7 @@ def fill(disk: Path) -> Path:
     return file
 
 
-def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected: bytes, small_disk: Path) -> None:
+def test_full_disk_does_not_affect_clients(tiny_repository: Path, expected: bytes, small_disk: Path) -> None:
     """A page of a mapped file without room on the disk would end its process."""
     folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE_DIR": str(small_disk / "cache")}
     with serve(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
@@ -65,7 +65,7 @@ def test_a_full_disk_takes_nothing_from_clients(tiny_repository: Path, expected:
         assert workers(server.process.pid) == before
 
 
-def test_space_of_metric_files_is_reserved_at_the_start(tiny_repository: Path, tmp_path: Path) -> None:
+def test_metric_file_space_is_reserved_at_start(tiny_repository: Path, tmp_path: Path) -> None:
     with serve(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
         wait_for(partial(ready, server))
         (folder,) = tmp_path.glob("preblock-*/metrics")
@@ -76,7 +76,7 @@ def test_space_of_metric_files_is_reserved_at_the_start(tiny_repository: Path, t
             assert file.stat().st_blocks * 512 >= RESERVED_BYTES[kind]
 
 
-def test_server_recovers_from_a_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
+def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
     with (
@@ -102,7 +102,7 @@ def test_server_recovers_from_a_lack_of_descriptors(tiny_repository: Path, tmp_p
         wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
 
 
-def test_metrics_are_true_or_unavailable_without_descriptors(tiny_repository: Path, expected: bytes) -> None:
+def test_metrics_without_descriptors_are_correct_or_503(tiny_repository: Path, expected: bytes) -> None:
     """For some of them files are read."""
     with serve(tiny_repository) as server, ExitStack() as stack:
         clients = [stack.enter_context(httpx.Client(base_url=server.address, timeout=60)) for _ in range(8)]

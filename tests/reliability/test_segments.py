@@ -42,12 +42,12 @@ async def check_all(address: str, count: int) -> None:
                 group.create_task(check(address, seed))
 
 
-def test_any_segments_have_the_same_answers(server: Server, long: bool) -> None:
+def test_responses_are_equal_for_any_segmentation(server: Server, long: bool) -> None:
     asyncio.run(check_all(server.address, 6500 if long else 40))
 
 
 @pytest.mark.parametrize("piece", LAST, ids=range(len(LAST)))
-def test_owed_answers_come_before_the_error(server: Server, piece: Piece) -> None:
+def test_pending_responses_precede_the_error(server: Server, piece: Piece) -> None:
     url, random = httpx.URL(server.address), generator(0)
     sent = GOOD[0].sent + GOOD[7].sent + piece.sent + bytes(2**20)
     segments = next(ways_to_cut(sent, random))

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 from tests.support.servers import Server
 
 
-def test_three_thousand_steps(repository: Path) -> None:
+def test_soak_of_3000_steps_passes(repository: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.soak", "--steps", "3000", "--clients", "1"]
     # The C library's own memory for large answers grows for some minutes.
     arguments = ["--repository", str(repository), "--seed", "3", "--growth", "200"]
@@ -30,7 +30,7 @@ def test_three_thousand_steps(repository: Path) -> None:
     assert "MiB" in memory
 
 
-def test_what_the_server_says_is_seen(repository: Path, tmp_path: Path) -> None:
+def test_soak_reports_server_exit_and_warnings(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "gpt2-small").symlink_to(repository / "gpt2-small")
     (tmp_path / "broken" / "1").mkdir(parents=True)
     (tmp_path / "broken" / "1" / "manifest.json").write_text("{}")
@@ -42,7 +42,7 @@ def test_what_the_server_says_is_seen(repository: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", soak.PROTOCOLS)
-def test_one_wrong_bit_is_seen(server: Server, repository: Path, protocol: str) -> None:
+def test_soak_detects_wrong_response_bit(server: Server, repository: Path, protocol: str) -> None:
     truth = Truth(repository / "gpt2-small" / "1")
     truth.positions = truth.positions.copy()
     truth.positions.view(np.uint32)[:, 5] ^= 1
@@ -59,6 +59,6 @@ def test_soak_runs_for_the_requested_time(server: Server, repository: Path) -> N
     assert 0.5 <= soaking.seconds < 30
 
 
-def test_other_front_ends_are_refused(repository: Path) -> None:
+def test_soak_of_unsupported_front_end_is_rejected(repository: Path) -> None:
     with pytest.raises(SystemExit, match=r"expected tokens and positions in float32"):
         Truth(repository / "minilm" / "1")

@@ -12,7 +12,7 @@ from preblock.service.core.settings import Settings
 from preblock.service.runtime.providers import CPU, cuda_unavailable_reason
 
 
-def test_an_engine_has_every_model_on_the_provider(tiny_repository: Path) -> None:
+def test_engine_opens_every_model_on_provider(tiny_repository: Path) -> None:
     engine = create_engine(Settings(repository=tiny_repository, provider="cpu", max_request_tokens=7))
     assert engine.max_tokens == 7
     assert [(model.name, model.version, model.provider) for model in engine.repository.all()] == [
@@ -24,17 +24,17 @@ def test_an_engine_has_every_model_on_the_provider(tiny_repository: Path) -> Non
 
 
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")
-def test_cuda_that_cannot_be_used_makes_no_engine(tiny_repository: Path) -> None:
+def test_unavailable_cuda_prevents_engine_creation(tiny_repository: Path) -> None:
     with pytest.raises(ProviderError, match="provider cuda cannot be used: "):
         create_engine(Settings(repository=tiny_repository, provider="cuda"))
 
 
-def test_one_broken_artifact_makes_no_engine(tiny_repository: Path, tmp_path: Path) -> None:
+def test_broken_artifact_prevents_engine_creation(tiny_repository: Path, tmp_path: Path) -> None:
     root = shutil.copytree(tiny_repository, tmp_path / "root")
     (root / "bert" / "1" / MANIFEST).write_text("{}")
     with pytest.raises(ArtifactError, match=r"^bert/1/manifest\.json family: got nothing, expected a value$"):
         create_engine(Settings(repository=root, provider="cpu"))
 
 
-def test_the_version_is_that_of_the_project() -> None:
+def test_version_equals_pyproject() -> None:
     assert f'version = "{VERSION}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()

@@ -30,7 +30,7 @@ ROTARY = {"rotary_cos", "rotary_sin", "rotary_cos_near", "rotary_sin_near"}
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
 
-def test_first_view_is_small_and_needs_no_other_origin(page: Page, inspected: Server) -> None:
+def test_first_view_stays_small_and_same_origin(page: Page, inspected: Server) -> None:
     assert page.evaluate("location.pathname") == "/inspect"
     page.wait_for("!document.getElementById('positions-result').hidden")
     check_events(page, inspected)
@@ -44,14 +44,14 @@ def test_first_view_is_small_and_needs_no_other_origin(page: Page, inspected: Se
     assert len(loaded) > len(data)
 
 
-def test_structure_has_every_panel_with_its_heading(page: Page) -> None:
+def test_page_has_every_panel_with_heading(page: Page) -> None:
     found = page.evaluate("""Array.from(document.querySelectorAll("main > section"), (section) =>
         [section.id, document.getElementById(section.getAttribute("aria-labelledby")).innerText, section.hidden])""")
     titles = ("Model", "Embed", "Positions", "Decode", "Nearest tokens")
     assert found == [[name, title, False] for name, title in zip(PANELS, titles, strict=True)]
 
 
-def test_model_is_described_as_the_api_does(page: Page, inspected: Server) -> None:
+def test_model_panel_matches_api_description(page: Page, inspected: Server) -> None:
     choose(page, "bert")
     described = httpx.get(f"{inspected.address}/models/bert").json()
     facts = text(page, "facts")
@@ -67,14 +67,14 @@ def test_model_is_described_as_the_api_does(page: Page, inspected: Server) -> No
     assert other != described["identity"]
 
 
-def test_images_show_their_model_alone(page: Page, inspected: Server) -> None:
+def test_stem_model_shows_only_model_panel(page: Page, inspected: Server) -> None:
     choose(page, "vit")
     shown = page.evaluate(f"{list(PANELS)}.filter((name) => !document.getElementById(name).hidden)")
     assert shown == ["identity"]
     check_events(page, inspected)
 
 
-def test_ids_are_embedded_with_the_numbers_of_the_tables(page: Page, inspected: Server) -> None:
+def test_embed_panel_shows_ids_positions_norms_and_values(page: Page, inspected: Server) -> None:
     choose(page, "gpt")
     fill(page, content="5, 6, 1", offset="2")
     submit(page, "embed")
@@ -97,7 +97,7 @@ def test_ids_are_embedded_with_the_numbers_of_the_tables(page: Page, inspected: 
     check_events(page, inspected)
 
 
-def test_text_becomes_tokens_and_code(page: Page, inspected: Server) -> None:
+def test_embed_panel_shows_code_for_text(page: Page, inspected: Server) -> None:
     choose(page, "bert")
     fill(page, version="1")
     page.wait_for("document.getElementById('status').innerText === 'bert, version 1'")
@@ -113,7 +113,7 @@ def test_text_becomes_tokens_and_code(page: Page, inspected: Server) -> None:
         assert pressed == language
 
 
-def test_segments_of_ids_are_sent(page: Page) -> None:
+def test_embed_panel_sends_token_types(page: Page) -> None:
     choose(page, "bert")
     page.evaluate("document.querySelector('[name=input][value=input_ids]').click()")
     fill(page, content="3, 4")
@@ -137,7 +137,9 @@ def test_segments_of_ids_are_sent(page: Page) -> None:
         ("", "0", "422 Invalid: "),
     ],
 )
-def test_errors_have_the_words_of_the_api(ids: str, offset: str, message: str, page: Page, inspected: Server) -> None:
+def test_embed_panel_shows_api_error_message(
+    ids: str, offset: str, message: str, page: Page, inspected: Server
+) -> None:
     choose(page, "gpt")
     fill(page, content=ids, offset=offset)
     submit(page, "embed")
@@ -147,7 +149,7 @@ def test_errors_have_the_words_of_the_api(ids: str, offset: str, message: str, p
     check_events(page, inspected, (422,))
 
 
-def test_slider_shows_the_window_and_the_end(page: Page, inspected: Server, tmp_path: Path) -> None:
+def test_position_slider_shows_window_and_limit(page: Page, inspected: Server, tmp_path: Path) -> None:
     choose(page, "gpt")
     fill(page, window="2")
     page.wait_for("document.getElementById('ruler-words').innerText.includes('2 tokens at offset 0 ')")
@@ -170,7 +172,7 @@ def test_slider_shows_the_window_and_the_end(page: Page, inspected: Server, tmp_
 
 
 @pytest.mark.parametrize(("model", "kinds"), [("rotary", ROTARY), ("t5", {"bias"})])
-def test_models_without_position_rows_show_their_own(
+def test_positions_panel_shows_rotary_and_bias_pictures(
     model: str, kinds: set[str], page: Page, inspected: Server
 ) -> None:
     choose(page, model)
@@ -189,21 +191,21 @@ def test_models_without_position_rows_show_their_own(
     check_events(page, inspected)
 
 
-def test_stream_over_a_websocket(page: Page, inspected: Server) -> None:
+def test_decode_panel_streams_over_websocket(page: Page, inspected: Server) -> None:
     choose(page, "gpt")
     use_stream(page)
     assert any(event["method"] == "Network.webSocketCreated" for event in page.events)
     check_events(page, inspected)
 
 
-def test_stream_with_a_wrong_offset_says_why(page: Page) -> None:
+def test_decode_panel_shows_error_of_wrong_offset(page: Page) -> None:
     choose(page, "gpt")
     fill(page, open_offset="99")
     submit(page, "open")
     page.wait_for("document.getElementById('decode-error').innerText.includes('99')")
 
 
-def test_nearest_tokens_are_those_of_the_api(page: Page, inspected: Server) -> None:
+def test_nearest_tokens_match_api(page: Page, inspected: Server) -> None:
     choose(page, "gpt")
     fill(page, token="3", count="4")
     submit(page, "neighbours")
@@ -218,7 +220,7 @@ def test_nearest_tokens_are_those_of_the_api(page: Page, inspected: Server) -> N
     assert text(page, "nearest") == ""
 
 
-def test_key_stays_in_memory_and_streams_by_requests(browser: Page, tiny_repository: Path, tmp_path: Path) -> None:
+def test_key_stays_in_memory_and_streams_use_requests(browser: Page, tiny_repository: Path, tmp_path: Path) -> None:
     secret, entry = new_key("alice", (), False)
     keys = tmp_path / "keys.toml"
     keys.write_text(entry)
@@ -249,7 +251,7 @@ def test_key_stays_in_memory_and_streams_by_requests(browser: Page, tiny_reposit
 
 
 @pytest.mark.parametrize("language", ["curl", "python"])
-def test_shown_code_runs(language: str, page: Page) -> None:
+def test_snippet_of_embed_panel_runs(language: str, page: Page) -> None:
     choose(page, "gpt")
     submit(page, "embed")
     page.wait_for("!document.getElementById('embed-result').hidden")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get i
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1280])
-def test_every_width_and_colour_is_accessible(width: int, scheme: str, page: Page) -> None:
+def test_page_is_accessible_in_every_width_and_color_scheme(width: int, scheme: str, page: Page) -> None:
     page.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     choose(page, "bert")
@@ -29,7 +29,7 @@ def test_every_width_and_colour_is_accessible(width: int, scheme: str, page: Pag
 
 
 @pytest.mark.parametrize("width", [320, 1280])
-def test_screenshots_show_every_panel_in_both_colours(width: int, page: Page) -> None:
+def test_screenshots_show_every_panel_in_both_color_schemes(width: int, page: Page) -> None:
     choose(page, "bert")
     submit(page, "embed")
     submit(page, "neighbours")
@@ -64,7 +64,7 @@ def test_screenshots_show_every_panel_in_both_colours(width: int, page: Page) ->
     page.call("Emulation.clearDeviceMetricsOverride")
 
 
-def test_keyboard_reaches_every_control(page: Page) -> None:
+def test_tab_key_reaches_every_control(page: Page) -> None:
     choose(page, "gpt")
     submit(page, "embed")
     submit(page, "open")

@@ -59,7 +59,7 @@ def found(name: str, folder: Path, **values: object) -> Discovery:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_discovered_front_end_equals_whole_model(name: str, tmp_path: Path) -> None:
+def test_discovered_front_end_matches_whole_model(name: str, tmp_path: Path) -> None:
     assert name not in FAMILIES
     discovery = found(name, tmp_path)
     frontend, side = discovery.frontend, name.partition("/")[2] or None
@@ -71,14 +71,14 @@ def test_discovered_front_end_equals_whole_model(name: str, tmp_path: Path) -> N
         assert max(differences(part, side, frontend)) <= discovery.parity.allowed_ulp
 
 
-def test_ids_replaced_by_the_library_are_refused(tmp_path: Path) -> None:
+def test_discovered_ids_replaced_by_library_are_unsupported(tmp_path: Path) -> None:
     config = found("gemma4/text", tmp_path).frontend.config
     document = json.loads((tmp_path / "config.json").read_text())
     replaced = {document[f"{kind}_token_id"] for kind in ("image", "audio", "video")}
     assert set(config.refused_ids) == {number for number in replaced if number is not None}
 
 
-def test_row_overwritten_at_load_is_stored_as_loaded(tmp_path: Path) -> None:
+def test_padding_row_overwritten_at_load_is_stored_as_loaded(tmp_path: Path) -> None:
     frontend = found("chinese_clip/text", tmp_path).frontend
     padding = frontend.config.padding_idx
     assert padding is not None
@@ -87,7 +87,7 @@ def test_row_overwritten_at_load_is_stored_as_loaded(tmp_path: Path) -> None:
     assert not frontend.tokens.weight[padding].any()
 
 
-def test_edited_weights_are_followed(tmp_path: Path) -> None:
+def test_discovery_uses_weights_of_edited_checkpoint(tmp_path: Path) -> None:
     document = save("helium", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].neg()
@@ -106,7 +106,7 @@ def test_edited_weights_are_followed(tmp_path: Path) -> None:
     ],
     ids=["fewer rows", "float64", "missing", "NaN"],
 )
-def test_damaged_table_is_refused(edit: object, message: str, tmp_path: Path) -> None:
+def test_discovery_of_damaged_table_is_rejected(edit: object, message: str, tmp_path: Path) -> None:
     document = save("helium", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     table = edit(tensors.pop("model.embed_tokens.weight"))  # type: ignore[operator]
@@ -120,20 +120,20 @@ def test_damaged_table_is_refused(edit: object, message: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("key", ["auto_map", "trust_remote_code"])
-def test_remote_code_is_refused(key: str, tmp_path: Path) -> None:
+def test_checkpoint_with_remote_code_is_rejected(key: str, tmp_path: Path) -> None:
     (tmp_path / "modeling_own.py").write_text("raise SystemExit('this code ran')")
     document = save("helium", tmp_path, **{key: {"AutoModel": "modeling_own.Own"}})
     with pytest.raises(DiscoveryError, match=f"{key} names code inside the checkpoint, which Preblock never runs"):
         discover(tmp_path, document)
 
 
-def test_unknown_model_type_is_refused(tmp_path: Path) -> None:
+def test_unknown_model_type_is_rejected(tmp_path: Path) -> None:
     document = save("helium", tmp_path) | {"model_type": "hellium"}
     with pytest.raises(DiscoveryError, match=r"known neither to the family table .*; did you mean helium\?"):
         discover(tmp_path, document)
 
 
-def test_hash_of_characters_is_refused_by_name(tmp_path: Path) -> None:
+def test_canine_hash_embedding_is_rejected(tmp_path: Path) -> None:
     reason = r"'canine' is not supported: its vectors depend on hashes of characters \(.*HashBucketCodepointEmbedder_0"
     with pytest.raises(DiscoveryError, match=reason):
         found("canine", tmp_path)
@@ -144,19 +144,19 @@ def test_image_model_is_refused_by_its_input(tmp_path: Path) -> None:
         found("siglip_vision_model", tmp_path)
 
 
-def test_streams_of_hyper_connections_are_recorded(tmp_path: Path) -> None:
+def test_discovery_records_hyper_connection_copies(tmp_path: Path) -> None:
     discovery = found("deepseek_v4", tmp_path)
     assert ([step.kind for step in discovery.frontend.config.steps], discovery.copies) == (["tokens"], 4)
 
 
 @pytest.mark.parametrize(("side", "allowed"), [(None, "encoder, decoder"), ("text", "encoder, decoder")])
-def test_missing_side_is_refused(side: str | None, allowed: str, tmp_path: Path) -> None:
+def test_missing_or_unknown_side_is_rejected(side: str | None, allowed: str, tmp_path: Path) -> None:
     document = save("plbart", tmp_path)
     with pytest.raises(DiscoveryError, match=f"--side: got {side!r}, expected for 'plbart': {allowed}"):
         discover(tmp_path, document, side)
 
 
-def test_artifact_records_the_library(tmp_path: Path) -> None:
+def test_artifact_records_transformers_version_of_discovery(tmp_path: Path) -> None:
     save("git", tmp_path / "checkpoint")
     exported = export(str(tmp_path / "checkpoint"), "m", tmp_path)
     assert exported.manifest.source.discovered_with == library_version()
@@ -168,7 +168,7 @@ def test_artifact_records_the_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model_type", "weighted"), [("inkling_text", True), ("nanochat", False)])
-def test_norm_without_mean_is_exported(model_type: str, weighted: bool, tmp_path: Path) -> None:
+def test_rms_norm_of_discovered_model_is_exported(model_type: str, weighted: bool, tmp_path: Path) -> None:
     save(model_type, tmp_path / "checkpoint")
     exported = export(str(tmp_path / "checkpoint"), "m", tmp_path)
     assert isinstance(exported.manifest, Manifest)
@@ -179,7 +179,7 @@ def test_norm_without_mean_is_exported(model_type: str, weighted: bool, tmp_path
     verify(exported.folder)
 
 
-def test_dtype_of_discovered_tables_is_stored(tmp_path: Path) -> None:
+def test_discovered_tables_are_stored_as_int8(tmp_path: Path) -> None:
     save("helium", tmp_path / "checkpoint")
     exported = export(str(tmp_path / "checkpoint"), "m", tmp_path, dtype="int8")
     assert isinstance(exported.manifest, Manifest)
@@ -187,13 +187,13 @@ def test_dtype_of_discovered_tables_is_stored(tmp_path: Path) -> None:
     assert exported.parity.discovery is not None
 
 
-def test_choices_of_rows_are_refused(tmp_path: Path) -> None:
+def test_segments_option_without_family_row_is_rejected(tmp_path: Path) -> None:
     save("helium", tmp_path)
     with pytest.raises(ExportError, match="--segments is only for model types with a row"):
         export(str(tmp_path), "m", tmp_path, segments=True)
 
 
-def test_token_table_alone_is_exported(tmp_path: Path) -> None:
+def test_tokens_only_export_of_discovered_model_works(tmp_path: Path) -> None:
     save("deepseek_v4", tmp_path / "checkpoint")
     exported = export(str(tmp_path / "checkpoint"), "m", tmp_path, tokens_only=True)
     assert isinstance(exported.manifest, Manifest)
@@ -204,14 +204,14 @@ def test_token_table_alone_is_exported(tmp_path: Path) -> None:
     assert verify(exported.folder).discovery == exported.parity.discovery
 
 
-def test_token_table_of_a_known_family_is_exported(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_tokens_only_export_of_known_family_works(tiny_checkpoint: Path, tmp_path: Path) -> None:
     exported = export(str(tiny_checkpoint), "m", tmp_path, tokens_only=True)
     assert (exported.manifest.family, exported.manifest.width) == ("bert/tokens", 8)
     assert exported.manifest.source.discovered_with is None
 
 
 @pytest.mark.parametrize(("installed", "expected"), [(True, "False"), (False, "install preblock[discover]")])
-def test_transformers_is_needed_for_discovery_only(
+def test_transformers_is_imported_for_discovery_only(
     installed: bool, expected: str, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     code = (
@@ -234,7 +234,7 @@ def test_transformers_is_needed_for_discovery_only(
     assert expected in result.stdout
 
 
-def test_only_the_shard_of_the_token_table_is_needed(tmp_path: Path) -> None:
+def test_discovery_needs_only_shard_of_token_table(tmp_path: Path) -> None:
     document = save("helium", tmp_path)
     head_class("helium").from_pretrained(tmp_path).save_pretrained(tmp_path, max_shard_size="1KB")
     (tmp_path / "model.safetensors").unlink()

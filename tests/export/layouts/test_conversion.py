@@ -33,7 +33,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Gemma3TextMod
 @pytest.mark.parametrize(
     ("layout", "graph"), [("transformers.js", "onnx/embed_tokens.onnx"), ("ort-genai", "embedding.onnx")]
 )
-def test_graphs_have_the_bits_of_inputs_embeds(
+def test_converted_graph_matches_inputs_embeds_bit_for_bit(
     gemma: tuple[Path, Gemma3TextModel], tmp_path: Path, layout: str, graph: str
 ) -> None:
     folder, model = gemma
@@ -51,7 +51,9 @@ def test_graphs_have_the_bits_of_inputs_embeds(
     ("layout", "graph", "scaled"),
     [("transformers.js", "onnx/embed_tokens.onnx", False), ("ort-genai", "embedding.onnx", True)],
 )
-def test_vectors_have_the_scale_of_the_engine(tmp_path: Path, layout: str, graph: str, scaled: bool) -> None:
+def test_converted_vectors_have_embedding_scale_of_engine(
+    tmp_path: Path, layout: str, graph: str, scaled: bool
+) -> None:
     """Granite of transformers scales given vectors itself; a decoder of the builder of ONNX Runtime GenAI does not."""
     save("granite", tmp_path / "granite")
     folder = export(str(tmp_path / "granite"), "granite", tmp_path).folder
@@ -63,7 +65,7 @@ def test_vectors_have_the_scale_of_the_engine(tmp_path: Path, layout: str, graph
     assert np.array_equal(session.run(None, {"input_ids": IDS})[0], expected.numpy())
 
 
-def test_a_layout_holds_the_needed_weights_only(tmp_path: Path) -> None:
+def test_converted_layout_holds_only_needed_weights(tmp_path: Path) -> None:
     folder = copy_artifact("gpt-100x32x50", tmp_path, "gpt")
     convert(folder, "transformers.js", tmp_path / "out")
     assert (tmp_path / "out/onnx/embed_tokens.onnx_data").stat().st_size == 100 * 32 * 4
@@ -72,14 +74,14 @@ def test_a_layout_holds_the_needed_weights_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stored", "suffix"), [("float16", "_fp16"), ("int8", "_quantized"), ("int4", "_q4")])
-def test_transformers_js_names_the_stored_dtype(tmp_path: Path, stored: str, suffix: str) -> None:
+def test_transformers_js_file_name_states_dtype(tmp_path: Path, stored: str, suffix: str) -> None:
     save("llama", tmp_path / "llama")
     folder = export(str(tmp_path / "llama"), "llama", tmp_path, dtype=stored).folder
     files = convert(folder, "transformers.js", tmp_path / "out")
     assert [file.name for file in files] == [f"embed_tokens{suffix}.onnx", f"embed_tokens{suffix}.onnx_data"]
 
 
-def test_transformers_js_has_no_bfloat16(tmp_path: Path) -> None:
+def test_transformers_js_layout_of_bfloat16_is_rejected(tmp_path: Path) -> None:
     save("llama", tmp_path / "llama")
     folder = export(str(tmp_path / "llama"), "llama", tmp_path, dtype="bfloat16").folder
     with pytest.raises(ExportError, match=r"transformers\.js has no name for tables in bfloat16"):
@@ -87,7 +89,7 @@ def test_transformers_js_has_no_bfloat16(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_openvino_has_a_table_of_all_vectors(gemma: tuple[Path, Gemma3TextModel], tmp_path: Path) -> None:
+def test_openvino_layout_holds_table_of_all_vectors(gemma: tuple[Path, Gemma3TextModel], tmp_path: Path) -> None:
     folder, model = gemma
     graph, table = convert(folder, "openvino", tmp_path)[::-1]
     with torch.no_grad():
@@ -97,7 +99,7 @@ def test_openvino_has_a_table_of_all_vectors(gemma: tuple[Path, Gemma3TextModel]
     assert [layer.attrib["type"] for layer in layers] == ["Parameter", "Const", "Const", "Gather", "Result"]
 
 
-def test_edgellm_has_a_scaled_table_and_rotary_caches(gemma: tuple[Path, Gemma3TextModel], tmp_path: Path) -> None:
+def test_edgellm_layout_has_scaled_table_and_rotary_caches(gemma: tuple[Path, Gemma3TextModel], tmp_path: Path) -> None:
     folder, model = gemma
     convert(folder, "edgellm", tmp_path)
     with torch.no_grad():
@@ -121,12 +123,12 @@ def test_edgellm_has_a_scaled_table_and_rotary_caches(gemma: tuple[Path, Gemma3T
         assert np.abs(caches[name] - cache).max() < 1e-6
 
 
-def test_edgellm_without_rotary_attention_has_a_table_only(tmp_path: Path) -> None:
+def test_edgellm_layout_without_rotary_has_only_table(tmp_path: Path) -> None:
     folder = copy_artifact("gpt", tmp_path)
     assert [file.name for file in convert(folder, "edgellm", tmp_path / "out")] == ["embedding.safetensors"]
 
 
-def test_edgellm_refuses_values_beyond_float16(tmp_path: Path) -> None:
+def test_edgellm_layout_with_values_beyond_float16_is_rejected(tmp_path: Path) -> None:
     save("llama", tmp_path / "llama")
     model = LlamaModel.from_pretrained(tmp_path / "llama")
     with torch.no_grad():
@@ -156,13 +158,13 @@ def test_image_features_replace_image_tokens(tmp_path: Path) -> None:
     assert entries["image_token_id"] == 7
 
 
-def test_an_image_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_image_token_beyond_vocabulary_is_rejected(tmp_path: Path) -> None:
     folder = copy_artifact("gpt-100x32x50", tmp_path, "gpt")
     with pytest.raises(ExportError, match="--image-token-id: got 100, expected 0 to 99"):
         convert(folder, "ort-genai", tmp_path / "out", 100)
 
 
-def test_existing_files_stay(tmp_path: Path) -> None:
+def test_convert_does_not_overwrite_existing_files(tmp_path: Path) -> None:
     folder, out = copy_artifact("gpt", tmp_path), tmp_path / "out"
     (out / "onnx").mkdir(parents=True)
     (out / "onnx/decoder_model_merged.onnx").write_text("theirs")
@@ -176,20 +178,20 @@ def test_existing_files_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_stem_has_no_layout(tmp_path: Path, layout: str) -> None:
+def test_convert_of_stem_is_rejected(tmp_path: Path, layout: str) -> None:
     folder = copy_artifact("vit", tmp_path)
     with pytest.raises(ExportError, match="has no token embeddings, so no engine takes them as inputs_embeds"):
         convert(folder, layout, tmp_path / "out")
 
 
-def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
+def test_convert_of_damaged_artifact_is_rejected(tmp_path: Path) -> None:
     folder = make_repository(tmp_path, gpt="gpt") / "gpt/1"
     (folder / "token.onnx").write_bytes(b"?")
     with pytest.raises(ArtifactError, match=r"token\.onnx"):
         convert(folder, "openvino", tmp_path / "out")
 
 
-def test_an_output_below_a_file_is_refused(tmp_path: Path) -> None:
+def test_convert_into_path_below_file_is_rejected(tmp_path: Path) -> None:
     folder = copy_artifact("gpt", tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match=r"file/out: Not a directory"):

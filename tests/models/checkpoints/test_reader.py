@@ -69,20 +69,20 @@ KINDS = pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM, GPT2Model, 
 
 
 @KINDS
-def test_a_saved_model_is_read_as_transformers_reads_it(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+def test_saved_model_matches_transformers(kind: type[PreTrainedModel], tmp_path: Path) -> None:
     build(kind).save_pretrained(tmp_path)
     assert torch.equal(found(tmp_path), entering_block_0(tmp_path, kind))
 
 
 @KINDS
-def test_a_model_in_shards_is_read_as_transformers_reads_it(kind: type[PreTrainedModel], tmp_path: Path) -> None:
+def test_sharded_model_matches_transformers(kind: type[PreTrainedModel], tmp_path: Path) -> None:
     build(kind).save_pretrained(tmp_path, max_shard_size="1KB")
     assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
     assert torch.equal(found(tmp_path), entering_block_0(tmp_path, kind))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_weights_are_read_as_transformers_widens_them(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_float16_and_bfloat16_weights_match_transformers(dtype: torch.dtype, tmp_path: Path) -> None:
     model = build(BertModel)
     torch.nn.Module.to(model, dtype)
     model.save_pretrained(tmp_path)
@@ -90,7 +90,7 @@ def test_narrow_weights_are_read_as_transformers_widens_them(dtype: torch.dtype,
     assert torch.equal(found(tmp_path), entering_block_0(tmp_path, BertModel))
 
 
-def test_the_old_names_of_a_norm_are_read(bert: Path) -> None:
+def test_legacy_norm_names_are_read(bert: Path) -> None:
     expected = found(bert)
     tensors = load_file(bert / "model.safetensors")
     for new, old in (("weight", "gamma"), ("bias", "beta")):
@@ -99,14 +99,14 @@ def test_the_old_names_of_a_norm_are_read(bert: Path) -> None:
     assert torch.equal(found(bert), expected)
 
 
-def test_no_other_tensor_is_read(bert: Path) -> None:
+def test_reader_needs_only_embedding_tensors(bert: Path) -> None:
     expected = found(bert)
     tensors = load_file(bert / "model.safetensors")
     save_file({key: value for key, value in tensors.items() if "embeddings" in key}, bert / "model.safetensors")
     assert torch.equal(found(bert), expected)
 
 
-def test_the_real_checkpoint_has_its_published_sizes(checkpoint: Path) -> None:
+def test_minilm_checkpoint_has_published_shapes(checkpoint: Path) -> None:
     frontend = read_frontend(checkpoint)
     shapes = {name: tuple(tensor.shape) for name, tensor in frontend.state_dict().items()}
     assert shapes == {
@@ -120,7 +120,7 @@ def test_the_real_checkpoint_has_its_published_sizes(checkpoint: Path) -> None:
     assert frontend.norm.eps == 1e-12
 
 
-def test_keys_that_are_absent_have_the_librarys_defaults(bert: Path) -> None:
+def test_missing_config_keys_have_transformers_defaults(bert: Path) -> None:
     change(bert, layer_norm_eps=..., hidden_dropout_prob=..., pad_token_id=...)
     frontend, defaults = read_frontend(bert), BertConfig()
     assert frontend.norm.eps == defaults.layer_norm_eps
@@ -134,35 +134,35 @@ def change(folder: Path, **values: Any) -> None:
     (folder / "config.json").write_text(json.dumps(kept))
 
 
-def test_a_folder_without_a_config_is_refused(bert: Path) -> None:
+def test_folder_without_config_is_rejected(bert: Path) -> None:
     (bert / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"bert: no config\.json"):
         read_frontend(bert)
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "Expecting property name"), ("[1]", "not a JSON object")])
-def test_a_broken_config_is_refused(bert: Path, text: str, message: str) -> None:
+def test_broken_config_is_rejected(bert: Path, text: str, message: str) -> None:
     (bert / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}"):
         read_frontend(bert)
 
 
 @pytest.mark.parametrize("model_type", ["unknown", None, ..., ["bert"]])
-def test_an_unknown_family_is_refused(bert: Path, model_type: Any) -> None:
+def test_unknown_model_type_is_rejected(bert: Path, model_type: Any) -> None:
     change(bert, model_type=model_type)
     named = None if model_type is ... else model_type
     with pytest.raises(CheckpointError, match=f"the model_type {re.escape(repr(named))} is unknown; "):
         read_frontend(bert)
 
 
-def test_positions_that_are_not_absolute_are_refused(bert: Path) -> None:
+def test_relative_position_embedding_type_is_rejected(bert: Path) -> None:
     change(bert, position_embedding_type="relative_key")
     with pytest.raises(CheckpointError, match="position_embedding_type is 'relative_key', understood is 'absolute'"):
         read_frontend(bert)
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "max_position_embeddings"])
-def test_a_size_that_is_missing_is_that_of_the_tensors(bert: Path, key: str) -> None:
+def test_missing_size_is_taken_from_tensors(bert: Path, key: str) -> None:
     expected = read_frontend(bert)
     change(bert, **{key: ...})
     assert read_frontend(bert).config == expected.config
@@ -170,7 +170,7 @@ def test_a_size_that_is_missing_is_that_of_the_tensors(bert: Path, key: str) -> 
 
 @pytest.mark.parametrize("value", [0, -1, 8.0, "8", True])
 @pytest.mark.parametrize("key", ["hidden_size", "type_vocab_size"])
-def test_a_size_that_is_no_size_is_refused(bert: Path, key: str, value: object) -> None:
+def test_invalid_size_is_rejected(bert: Path, key: str, value: object) -> None:
     change(bert, **{key: value})
     with pytest.raises(CheckpointError, match=f"{key} is {value!r}, the tensors have"):
         read_frontend(bert)
@@ -185,26 +185,26 @@ def test_a_size_that_is_no_size_is_refused(bert: Path, key: str, value: object) 
         ("type_vocab_size", 2, "type_vocab_size is 2, the tensors have 3"),
     ],
 )
-def test_a_config_that_its_tensors_disagree_with_is_refused(bert: Path, key: str, value: object, named: str) -> None:
+def test_size_different_from_tensors_is_rejected(bert: Path, key: str, value: object, named: str) -> None:
     change(bert, **{key: value})
     with pytest.raises(CheckpointError, match=f"config.json disagree: .*{named}"):
         read_frontend(bert)
 
 
-def test_a_pickle_is_refused_with_the_way_out(bert: Path) -> None:
+def test_pickle_checkpoint_is_rejected_with_conversion_hint(bert: Path) -> None:
     (bert / "model.safetensors").rename(bert / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle.*convert it to safetensors"):
         read_frontend(bert)
 
 
-def test_a_folder_without_weights_is_refused(bert: Path) -> None:
+def test_folder_without_weights_is_rejected(bert: Path) -> None:
     (bert / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
         read_frontend(bert)
 
 
 @pytest.mark.parametrize("key", ["word_embeddings.weight", "position_embeddings.weight", "LayerNorm.bias"])
-def test_a_missing_tensor_is_refused(bert: Path, key: str) -> None:
+def test_missing_tensor_is_rejected(bert: Path, key: str) -> None:
     tensors = load_file(bert / "model.safetensors")
     del tensors[f"embeddings.{key}"]
     save_file(tensors, bert / "model.safetensors")
@@ -212,7 +212,7 @@ def test_a_missing_tensor_is_refused(bert: Path, key: str) -> None:
         read_frontend(bert)
 
 
-def test_quantized_weights_are_refused(bert: Path) -> None:
+def test_quantized_weights_are_rejected(bert: Path) -> None:
     tensors = load_file(bert / "model.safetensors")
     tensors["embeddings.word_embeddings.weight"] = torch.ones((30, 8), dtype=torch.int8)
     save_file(tensors, bert / "model.safetensors")
@@ -221,7 +221,7 @@ def test_quantized_weights_are_refused(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 4, 200, 2000])
-def test_a_truncated_file_is_refused(bert: Path, kept: int) -> None:
+def test_truncated_weight_file_is_rejected(bert: Path, kept: int) -> None:
     weights = (bert / "model.safetensors").read_bytes()
     (bert / "model.safetensors").write_bytes(weights[:kept])
     with pytest.raises(CheckpointError, match=r"model\.safetensors: "):
@@ -236,7 +236,7 @@ def sharded(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "ctrl", "clip/text", "t5/encoder"])
-def test_the_files_that_are_needed_are_enough(name: str, tmp_path: Path) -> None:
+def test_files_needed_suffice_to_read_front_end(name: str, tmp_path: Path) -> None:
     save(name, tmp_path / "whole")
     kind, side = model_class(name), name.partition("/")[2] or None
     kind.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "shards", max_shard_size="1KB")
@@ -252,7 +252,7 @@ def test_the_files_that_are_needed_are_enough(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("place", ["../outside.safetensors", "/etc/passwd", "inner/../../outside.safetensors"])
-def test_an_index_that_points_outside_the_folder_is_refused(sharded: Path, place: str) -> None:
+def test_index_path_outside_folder_is_rejected(sharded: Path, place: str) -> None:
     shutil.copyfile(next(sharded.glob("model-*.safetensors")), sharded.parent / "outside.safetensors")
     index = json.loads((sharded / "model.safetensors.index.json").read_text())
     index["weight_map"]["embeddings.LayerNorm.bias"] = place
@@ -262,13 +262,13 @@ def test_an_index_that_points_outside_the_folder_is_refused(sharded: Path, place
 
 
 @pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": [1]}', '{"weight_map": {"x": 1}}'])
-def test_a_broken_index_is_refused(sharded: Path, index: str) -> None:
+def test_broken_index_is_rejected(sharded: Path, index: str) -> None:
     (sharded / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: "):
         read_frontend(sharded)
 
 
-def test_a_missing_shard_is_refused(sharded: Path) -> None:
+def test_missing_shard_is_rejected(sharded: Path) -> None:
     index = json.loads((sharded / "model.safetensors.index.json").read_text())
     shard = index["weight_map"]["embeddings.word_embeddings.weight"]
     (sharded / shard).unlink()
@@ -276,7 +276,7 @@ def test_a_missing_shard_is_refused(sharded: Path) -> None:
         read_frontend(sharded)
 
 
-def test_the_message_is_one_line(bert: Path) -> None:
+def test_checkpoint_error_is_one_line(bert: Path) -> None:
     change(bert, vocab_size=31, max_position_embeddings=11)
     with pytest.raises(CheckpointError) as error:
         read_frontend(bert)
@@ -290,7 +290,9 @@ def test_the_message_is_one_line(bert: Path) -> None:
         ("gemma", {"hidden_size": "32"}, "a value has the wrong type: must be real number, not str"),
     ],
 )
-def test_a_missing_value_is_named(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_missing_or_mistyped_config_value_is_rejected(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     save(name, tmp_path)
     change(tmp_path, **changes)
     with pytest.raises(CheckpointError, match=message):

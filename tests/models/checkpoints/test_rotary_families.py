@@ -139,7 +139,7 @@ def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize(("family", "values"), FILES, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_file_means_what_it_means_to_transformers(family: str, values: dict[str, Any]) -> None:
+def test_rotary_config_matches_transformers(family: str, values: dict[str, Any]) -> None:
     config = config_of(family, values)
     saved = json.loads(config.to_json_string())  # of transformers 5
     for stated in (values, saved):
@@ -183,7 +183,7 @@ def test_a_file_means_what_it_means_to_transformers(family: str, values: dict[st
         ),
     ],
 )
-def test_what_the_library_would_not_do_is_refused(family: str, values: dict[str, Any], message: str) -> None:
+def test_unsupported_rotary_config_is_rejected(family: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_rotary(ROTARY[family], values, 64, 2048, 100)
 
@@ -217,7 +217,7 @@ def test_axes_that_name_no_position_are_refused(axes: Any) -> None:
         RotaryOutput(config=RotaryConfig(dim=4), axes=axes)
 
 
-def test_a_number_of_streams_below_one_is_refused(tmp_path: Path) -> None:
+def test_number_of_streams_below_one_is_rejected(tmp_path: Path) -> None:
     save("gemma3n_text", tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | {"altup_num_inputs": 0}))
@@ -226,7 +226,7 @@ def test_a_number_of_streams_below_one_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["phi", "stablelm", "glm4", "qwen3_next"])
-def test_a_share_of_null_is_all_of_a_head(family: str) -> None:
+def test_null_partial_rotary_factor_covers_whole_head(family: str) -> None:
     values: dict[str, Any] = {"partial_rotary_factor": None}
     ((cos, _),) = library(family, values).values()
     config = CONFIG_MAPPING[family](**values)
@@ -234,7 +234,7 @@ def test_a_share_of_null_is_all_of_a_head(family: str) -> None:
     assert output.config.dim == cos.shape[-1]
 
 
-def test_attention_that_is_not_rotary_has_no_outputs() -> None:
+def test_model_without_rotary_attention_has_no_rotary_row() -> None:
     for family, values in (("falcon", {"alibi": True}), ("esm", {}), ("bert", {}), ("granitemoehybrid", {})):
         assert find_rotary(family, values) is None
 
@@ -255,7 +255,7 @@ def outputs_of(frontend: FrontEnd, length: int = 9, offset: int = 0) -> dict[str
 ESM = {"position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 98, "token_dropout": True}
 
 
-def test_esm_counts_slots(tmp_path: Path) -> None:
+def test_esm_rotary_positions_count_padding(tmp_path: Path) -> None:
     model, seen = tiny(tmp_path, "EsmModel", **ESM), []
     model.rotary_embeddings.register_forward_hook(lambda *arguments: seen.append(arguments[2]))
     ids = torch.tensor([[1, 1, 5, 6], [7, 8, 9, 1]])
@@ -267,7 +267,7 @@ def test_esm_counts_slots(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["rotary_embeddings", "encoder.layer.0.attention.self.rotary_embeddings"])
-def test_frequencies_that_a_file_of_esm_holds_win(tmp_path: Path, place: str) -> None:
+def test_stored_esm_frequencies_override_config(tmp_path: Path, place: str) -> None:
     tiny(tmp_path, "EsmModel", **ESM)
     file = tmp_path / "model.safetensors"
     tensors = {key: tensor for key, tensor in load_file(file).items() if "inv_freq" not in key}
@@ -287,7 +287,7 @@ def test_frequencies_that_a_file_of_esm_holds_win(tmp_path: Path, place: str) ->
         read_frontend(tmp_path)
 
 
-def test_a_table_of_roformer_that_is_another_is_not_passed_off(tmp_path: Path) -> None:
+def test_changed_roformer_table_disables_rotary_outputs(tmp_path: Path) -> None:
     tiny(tmp_path, "RoFormerModel")
     assert read_frontend(tmp_path).config.rotary
     file = tmp_path / "model.safetensors"
@@ -301,7 +301,7 @@ def test_a_table_of_roformer_that_is_another_is_not_passed_off(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", ["gptj", "codegen", "roformer", "llama", "nomic_bert"])
-def test_queries_turn_as_in_transformers(family: str) -> None:
+def test_rotate_matches_transformers(family: str) -> None:
     torch.manual_seed(0)
     query, row = torch.randn(1, 2, 9, 16), ROTARY[family]
     cos, sin = RotaryEmbedding(RotaryConfig(dim=16))(torch.zeros(1, 9, dtype=torch.int64))
@@ -317,7 +317,7 @@ def test_queries_turn_as_in_transformers(family: str) -> None:
     assert torch.equal(rotate(query, cos, sin, row.layout), expected)
 
 
-def test_angles_that_depend_on_the_length_need_one(tmp_path: Path) -> None:
+def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:
     model = tiny(tmp_path, "LlamaModel", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
     left_out = read_frontend(tmp_path)
     assert (left_out.config.rotary, left_out.signature.rotary) == ((), {})
@@ -336,7 +336,7 @@ def test_angles_that_depend_on_the_length_need_one(tmp_path: Path) -> None:
         outputs_of(frontend, 5, 196)
 
 
-def test_a_length_that_means_nothing_is_refused(tmp_path: Path) -> None:
+def test_needless_rotary_length_is_rejected(tmp_path: Path) -> None:
     save("llama", tmp_path / "llama")
     save("bert", tmp_path / "bert")
     for family, why in (("llama", "the angles of 'llama' here do not"), ("bert", "'bert' here has no rotary")):
@@ -345,13 +345,13 @@ def test_a_length_that_means_nothing_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, -1])
-def test_a_length_without_a_token_is_refused(tmp_path: Path, length: int) -> None:
+def test_non_positive_rotary_length_is_rejected(tmp_path: Path, length: int) -> None:
     tiny(tmp_path, "LlamaModel", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
     with pytest.raises(CheckpointError, match=f"length: got {length}, expected more than 0"):
         read_frontend(tmp_path, rotary_length=length)
 
 
-def test_layers_that_differ_have_outputs_of_their_own(tmp_path: Path) -> None:
+def test_layer_types_have_separate_rotary_outputs(tmp_path: Path) -> None:
     save("modernbert", tmp_path)
     frontend = read_frontend(tmp_path)
     names = [f"rotary_{part}_{layer}_attention" for layer in ("full", "sliding") for part in ("cos", "sin")]

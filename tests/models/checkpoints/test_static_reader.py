@@ -28,7 +28,7 @@ def read(folder: Path) -> Read:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_vectors_of_tokens_are_those_of_model2vec(dtype: str, tmp_path: Path) -> None:
+def test_token_vectors_match_model2vec(dtype: str, tmp_path: Path) -> None:
     library = StaticModel.from_pretrained(save_plain(tmp_path, dtype))
     ids = torch.tensor(library.tokenize([TEXT]))
     with torch.inference_mode():
@@ -36,7 +36,7 @@ def test_vectors_of_tokens_are_those_of_model2vec(dtype: str, tmp_path: Path) ->
     assert np.array_equal(found.numpy(), library.encode_as_sequence(TEXT).astype(np.float32))
 
 
-def test_mapped_weighted_vectors_are_those_of_model2vec(tmp_path: Path) -> None:
+def test_mapped_and_weighted_vectors_match_model2vec(tmp_path: Path) -> None:
     library = StaticModel.from_pretrained(save_mapped(tmp_path))
     ids = torch.tensor(library.tokenize([TEXT]))
     with torch.inference_mode():
@@ -50,7 +50,7 @@ def test_normalization_limit_and_unknown_id_are_read(tmp_path: Path) -> None:
     assert (plain.normalize, plain.frontend.config.max_len, plain.ignored_ids) == (False, None, (1,))
 
 
-def test_model2vec_without_max_length_has_its_default(tmp_path: Path) -> None:
+def test_model2vec_without_max_length_uses_default(tmp_path: Path) -> None:
     save_plain(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "model2vec"}')
     assert read(tmp_path).frontend.config.max_len == StaticModel.from_pretrained(tmp_path).max_length == 512
@@ -71,14 +71,14 @@ def test_sentence_transformers_folder_is_read(part: str, further: tuple[str, ...
     assert all((tmp_path / name).is_file() for name in static_files_needed(layout))
 
 
-def test_truncation_of_the_tokenizer_is_the_limit(tmp_path: Path) -> None:
+def test_tokenizer_truncation_sets_max_len(tmp_path: Path) -> None:
     file = save_bag(tmp_path) / "0_StaticEmbedding" / "tokenizer.json"
     truncation = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
     file.write_text(json.dumps(json.loads(file.read_bytes()) | {"truncation": truncation}))
     assert read(tmp_path).frontend.config.max_len == 5
 
 
-def test_unigram_tokenizer_states_the_unknown_id(tmp_path: Path) -> None:
+def test_unigram_unknown_id_is_ignored_id(tmp_path: Path) -> None:
     file = save_plain(tmp_path) / "tokenizer.json"
     document = json.loads(file.read_bytes())
     document["model"] = {"type": "Unigram", "unk_id": 2, "vocab": [["a", 0.0], ["b", 0.0], ["<unk>", 0.0]]}
@@ -87,7 +87,7 @@ def test_unigram_tokenizer_states_the_unknown_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["nothing", "a Transformer first"])
-def test_other_folders_hold_no_static_model(folder: str, tmp_path: Path) -> None:
+def test_find_static_in_other_folder_returns_none(folder: str, tmp_path: Path) -> None:
     if folder == "a Transformer first":
         modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
         (tmp_path / "modules.json").write_text(json.dumps(modules))
@@ -142,7 +142,7 @@ def mapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (change_tensors(mapping=None, weights=None), "the tokenizer has the id 25, the tensors end at 8"),
     ],
 )
-def test_broken_model2vec_folder_is_refused(
+def test_broken_model2vec_folder_is_rejected(
     change: Callable[[Path], None], message: str, mapped: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(mapped, tmp_path / "broken")
@@ -160,7 +160,7 @@ def test_broken_model2vec_folder_is_refused(
         ((), {"default_prompt_name": "query"}, "default_prompt_name is 'query', understood is null"),
     ],
 )
-def test_unsupported_modules_are_refused(
+def test_unsupported_sentence_transformers_modules_are_rejected(
     modules: tuple[str, ...], settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError) as error:
@@ -178,7 +178,7 @@ def test_unsupported_modules_are_refused(
         ('[{"type": "x.StaticEmbedding", "path": "/etc"}]', "the path '/etc' lies outside the folder"),
     ],
 )
-def test_malformed_list_of_modules_is_refused(modules: str, message: str, tmp_path: Path) -> None:
+def test_malformed_list_of_modules_is_rejected(modules: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(modules)
     with pytest.raises(CheckpointError) as error:
         find_static(tmp_path)

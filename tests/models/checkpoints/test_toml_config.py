@@ -45,7 +45,7 @@ weight = "widen"
 )
 
 
-def test_every_kind_of_step_does_what_it_says(tmp_path: Path) -> None:
+def test_described_steps_match_torch(tmp_path: Path) -> None:
     frontend = read_description(describe(tmp_path, ALL)).eval()
     types = torch.tensor([[0, 1, 0], [1, 1, 0]])
     x = TABLES["embed"][IDS] * 2.0 + TABLES["kinds"][types] + TABLES["places"][torch.arange(3) + 1]
@@ -55,7 +55,7 @@ def test_every_kind_of_step_does_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weight", ["", 'weight = "gain"'])
-def test_norm_without_mean_is_what_torch_computes(weight: str, tmp_path: Path) -> None:
+def test_rms_norm_step_matches_torch(weight: str, tmp_path: Path) -> None:
     text = f'{TOKENS}\n[[steps]]\nkind = "rms_norm"\neps = 1e-5\n{weight}\n'
     frontend = read_description(describe(tmp_path, text)).eval()
     expected = F.rms_norm(TABLES["embed"][IDS], (4,), TABLES["gain"] if weight else None, 1e-5)
@@ -64,7 +64,7 @@ def test_norm_without_mean_is_what_torch_computes(weight: str, tmp_path: Path) -
     assert FrontEnd(again).state_dict().keys() == frontend.state_dict().keys()
 
 
-def test_sinusoids_need_no_tensor(tmp_path: Path) -> None:
+def test_exact_positions_step_needs_no_tensor(tmp_path: Path) -> None:
     text = TOKENS + '\n[[steps]]\nkind = "positions"\ntable = "exact"\nrows = 5\n'
     frontend = read_description(describe(tmp_path, text)).eval()
     angle = torch.tensor([2.0, 0.02], dtype=torch.float64)
@@ -72,7 +72,7 @@ def test_sinusoids_need_no_tensor(tmp_path: Path) -> None:
     torch.testing.assert_close(frontend(torch.tensor([[3]]), 2)[0, 0], expected)
 
 
-def test_without_positions_nothing_limits_the_length(tmp_path: Path) -> None:
+def test_description_without_positions_has_no_max_len(tmp_path: Path) -> None:
     assert read_description(describe(tmp_path, TOKENS)).config.max_len is None
     assert read_description(describe(tmp_path, "max_len = 7\n" + TOKENS)).config.max_len == 7
 
@@ -93,7 +93,7 @@ weight = "kinds"
 )
 
 
-def test_levels_have_an_input_each(tmp_path: Path) -> None:
+def test_levels_step_has_one_input_per_level(tmp_path: Path) -> None:
     frontend = read_description(describe(tmp_path, LEVELS)).eval()
     assert frontend.config.indices == {"sentence": 9, "word": 2}
     assert frontend.config.max_len is None
@@ -102,7 +102,7 @@ def test_levels_have_an_input_each(tmp_path: Path) -> None:
     assert torch.equal(frontend(IDS, indices={"sentence": sentence, "word": word}), expected)
 
 
-def test_a_level_may_be_rows_of_the_token_table(tmp_path: Path) -> None:
+def test_level_can_use_token_table(tmp_path: Path) -> None:
     text = LEVELS + '\n[[steps.levels]]\ninput = "topic"\ntable = "tokens"\n'
     frontend = read_description(describe(tmp_path, text)).eval()
     assert frontend.config.indices == {"sentence": 9, "word": 2, "topic": 11}
@@ -111,7 +111,7 @@ def test_a_level_may_be_rows_of_the_token_table(tmp_path: Path) -> None:
     assert torch.equal(frontend(IDS, indices={"topic": topic}), expected)
 
 
-def test_segments_may_be_renamed_rows_of_the_token_table(tmp_path: Path) -> None:
+def test_segments_step_can_rename_input_and_use_token_table(tmp_path: Path) -> None:
     text = TOKENS + STEP.format("segments") + 'input = "speaker"\nweight = "kinds"\n'
     text += STEP.format("segments") + 'table = "tokens"\nby = 2.0\n'
     frontend = read_description(describe(tmp_path, text)).eval()
@@ -121,7 +121,7 @@ def test_segments_may_be_renamed_rows_of_the_token_table(tmp_path: Path) -> None
     assert torch.equal(frontend(IDS, 0, types, indices={"speaker": types % 2}), expected)
 
 
-def test_hybrid_positions_are_limited_by_max_len_alone(tmp_path: Path) -> None:
+def test_hybrid_positions_are_limited_only_by_max_len(tmp_path: Path) -> None:
     text = TOKENS + STEP.format("positions") + 'table = "hybrid"\nweight = "places"\n'
     frontend = read_description(describe(tmp_path, text)).eval()
     assert frontend.config.max_len == 2**31
@@ -143,7 +143,7 @@ def test_hybrid_positions_are_limited_by_max_len_alone(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_positions_of_a_grid_are_those_of_its_cells(tmp_path: Path, fields: str, expected: torch.Tensor) -> None:
+def test_grid_positions_match_cells(tmp_path: Path, fields: str, expected: torch.Tensor) -> None:
     text = TOKENS + STEP.format("positions") + f"grid = [3, 3]\n{fields}\n"
     frontend = read_description(describe(tmp_path, text)).eval()
     assert frontend.config.max_len == 9
@@ -221,12 +221,12 @@ def test_positions_of_a_grid_are_those_of_its_cells(tmp_path: Path, fields: str,
         ),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+def test_unsupported_description_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_description(describe(tmp_path, text))
 
 
-def test_every_step_is_the_same_from_its_own_document(tmp_path: Path) -> None:
+def test_steps_survive_document_round_trip(tmp_path: Path) -> None:
     config = read_description(describe(tmp_path, LEVELS)).config
     again = [from_document(json.loads(json.dumps(to_document(step)))) for step in config.steps]
     assert [to_document(step) for step in again] == [to_document(step) for step in config.steps]
@@ -234,7 +234,7 @@ def test_every_step_is_the_same_from_its_own_document(tmp_path: Path) -> None:
     assert FrontEnd(type(config).from_document(config.to_document())).config.indices == config.indices
 
 
-def test_the_files_that_it_needs_are_those_of_its_tensors(tmp_path: Path) -> None:
+def test_files_described_are_shards_of_named_tensors(tmp_path: Path) -> None:
     (tmp_path / "frontend.toml").write_text(LEVELS)
     assert files_described(tmp_path) == ["model.safetensors"]
     files = {name: f"{place}.safetensors" for place, name in enumerate(TABLES)}

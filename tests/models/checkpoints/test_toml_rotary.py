@@ -33,7 +33,7 @@ long_factor = [2.5]
 )
 
 
-def test_rotary_outputs_can_be_described(tmp_path: Path) -> None:
+def test_described_rotary_outputs_are_built(tmp_path: Path) -> None:
     frontend = read_description(describe(tmp_path, ROTARY))
     assert frontend.signature.rotary == {
         "rotary_cos_near": 4,
@@ -68,17 +68,17 @@ def test_rotary_outputs_can_be_described(tmp_path: Path) -> None:
         ("dim = 4\n[[rotary]]\ndim = 4", r"rotary: got the names \['', ''\], expected each once"),
     ],
 )
-def test_a_rotary_output_that_is_not_understood_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_unsupported_rotary_output_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_description(describe(tmp_path, f"{TOKENS}\n[[rotary]]\n{text}\n"))
 
 
-def test_rotary_is_a_list_of_tables(tmp_path: Path) -> None:
+def test_rotary_as_single_table_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"rotary: expected a list of tables, \[\[rotary\]\]"):
         read_description(describe(tmp_path, f"{TOKENS}\n[rotary]\ndim = 4\n"))
 
 
-def test_rotary_and_positions_that_skip_do_not_go_together(tmp_path: Path) -> None:
+def test_rotary_with_mask_counted_positions_is_rejected(tmp_path: Path) -> None:
     positions = '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "mask"\nfirst = 1\n'
     with pytest.raises(CheckpointError, match="rotary: got positions that count 'mask', expected 'slots'"):
         read_description(describe(tmp_path, f"{TOKENS}\n{positions}\n[[rotary]]\ndim = 4\n"))

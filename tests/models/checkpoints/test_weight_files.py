@@ -39,14 +39,14 @@ def gpt(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, "1.safetensors"])
-def test_a_pipe_is_refused_without_waiting_for_a_writer(gpt: Path, name: str) -> None:
+def test_pipe_is_rejected_without_blocking(gpt: Path, name: str) -> None:
     (gpt / name).unlink()
     os.mkfifo(gpt / name)
     with pytest.raises(CheckpointError, match=rf"{name}: a folder, pipe or device, expected a regular file"):
         read_frontend(gpt)
 
 
-def test_a_description_that_is_a_pipe_is_refused(gpt: Path) -> None:
+def test_description_pipe_is_rejected(gpt: Path) -> None:
     os.mkfifo(gpt / "frontend.toml")
     for reader in (read_description, files_described):
         with pytest.raises(CheckpointError, match=r"frontend\.toml: a folder, pipe or device"):
@@ -54,7 +54,7 @@ def test_a_description_that_is_a_pipe_is_refused(gpt: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, "1.safetensors"])
-def test_a_device_is_refused(gpt: Path, name: str) -> None:
+def test_link_to_device_is_rejected(gpt: Path, name: str) -> None:
     (gpt / name).unlink()
     (gpt / name).symlink_to("/dev/zero")
     with pytest.raises(CheckpointError, match=rf"{name}: a link to /dev/zero, outside the folder"):
@@ -62,7 +62,7 @@ def test_a_device_is_refused(gpt: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, "1.safetensors"])
-def test_a_link_out_of_the_folder_is_refused(gpt: Path, name: str) -> None:
+def test_link_outside_folder_is_rejected(gpt: Path, name: str) -> None:
     outside = gpt.parent / f"outside-{name}"
     shutil.move(gpt / name, outside)
     (gpt / name).symlink_to(outside)
@@ -71,18 +71,18 @@ def test_a_link_out_of_the_folder_is_refused(gpt: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, "1.safetensors"])
-def test_a_link_within_the_folder_is_read(gpt: Path, name: str) -> None:
+def test_link_within_folder_is_read(gpt: Path, name: str) -> None:
     shutil.move(gpt / name, gpt / f"other-{name}")
     (gpt / name).symlink_to(f"other-{name}")
     assert read_frontend(gpt).config.max_len == 6
 
 
-def test_a_link_to_the_folder_itself_is_followed(gpt: Path, tmp_path: Path) -> None:
+def test_link_to_checkpoint_folder_is_followed(gpt: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(gpt)
     assert read_frontend(tmp_path / "link").config.max_len == 6
 
 
-def test_the_links_of_a_hub_cache_are_followed_to_its_blobs_alone(gpt: Path, tmp_path: Path) -> None:
+def test_hub_cache_links_are_followed_only_to_blobs(gpt: Path, tmp_path: Path) -> None:
     snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -97,7 +97,7 @@ def test_the_links_of_a_hub_cache_are_followed_to_its_blobs_alone(gpt: Path, tmp
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, "1.safetensors"])
-def test_a_link_that_leads_nowhere_is_refused(gpt: Path, name: str) -> None:
+def test_dangling_link_is_rejected(gpt: Path, name: str) -> None:
     (gpt / name).unlink()
     (gpt / name).symlink_to("nowhere")
     with pytest.raises(CheckpointError, match=rf"{name}: no such file or directory"):
@@ -122,7 +122,7 @@ def private() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, "1.safetensors"])
-def test_an_unreadable_file_is_permission_denied(private: Path, name: str) -> None:
+def test_unreadable_file_reports_permission_denied(private: Path, name: str) -> None:
     os.seteuid(0)
     (private / name).chmod(0o600)
     os.seteuid(65534)
@@ -130,7 +130,7 @@ def test_an_unreadable_file_is_permission_denied(private: Path, name: str) -> No
         read_frontend(private)
 
 
-def test_an_unreadable_folder_is_permission_denied(private: Path) -> None:
+def test_unreadable_folder_reports_permission_denied(private: Path) -> None:
     os.seteuid(0)
     private.chmod(0o700)
     os.seteuid(65534)
@@ -140,7 +140,7 @@ def test_an_unreadable_folder_is_permission_denied(private: Path) -> None:
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize("place", ['"layer_norm_epsilon": {}', '"anything": [{{"else": {}}}]'])
-def test_a_number_that_is_not_finite_is_refused(gpt: Path, place: str, number: str) -> None:
+def test_non_finite_number_in_config_is_rejected(gpt: Path, place: str, number: str) -> None:
     text = json.dumps(CONFIG).removesuffix("}") + ", " + place.format(number) + "}"
     (gpt / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=rf"config\.json: got the number {number}, expected finite numbers"):
@@ -148,7 +148,7 @@ def test_a_number_that_is_not_finite_is_refused(gpt: Path, place: str, number: s
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
-def test_a_description_with_such_a_number_is_refused(gpt: Path, number: str) -> None:
+def test_non_finite_number_in_description_is_rejected(gpt: Path, number: str) -> None:
     text = '[[steps]]\nkind = "tokens"\nweight = "wte.weight"\n\n[[steps]]\nkind = "scale"\nby = '
     (gpt / "frontend.toml").write_text(text + number)
     with pytest.raises(CheckpointError, match=rf"frontend\.toml: got the number {number}, expected finite numbers"):
@@ -156,13 +156,13 @@ def test_a_description_with_such_a_number_is_refused(gpt: Path, number: str) -> 
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX])
-def test_deeply_nested_json_is_refused(gpt: Path, name: str) -> None:
+def test_deeply_nested_json_is_rejected(gpt: Path, name: str) -> None:
     (gpt / name).write_text('{"a":' * 100_000)
     with pytest.raises(CheckpointError, match=rf"{name}: lists or objects are nested too deeply"):
         read_frontend(gpt)
 
 
-def test_a_deeply_nested_description_is_refused(gpt: Path) -> None:
+def test_deeply_nested_description_is_rejected(gpt: Path) -> None:
     (gpt / "frontend.toml").write_text("steps = " + "[" * 100_000)
     for reader in (read_description, files_described):
         with pytest.raises(CheckpointError, match=r"frontend\.toml: "):
@@ -170,7 +170,7 @@ def test_a_deeply_nested_description_is_refused(gpt: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bart/encoder", "clip/text", "clip/vision", "whisper/encoder"])
-def test_the_name_of_a_row_is_no_model_type(gpt: Path, model_type: str) -> None:
+def test_family_name_with_side_as_model_type_is_rejected(gpt: Path, model_type: str) -> None:
     (gpt / "config.json").write_text(json.dumps(CONFIG | {"model_type": model_type}))
     assert not is_stem(gpt)
     with pytest.raises(CheckpointError, match=f"the model_type '{model_type}' is unknown"):

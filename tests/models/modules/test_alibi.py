@@ -50,26 +50,26 @@ def causal_weights(scores: Tensor, query_offset: int) -> Tensor:
     return scores.masked_fill(later, float("-inf")).softmax(-1)
 
 
-def test_the_slopes_of_the_paper() -> None:
+def test_alibi_slopes_of_8_and_16_heads_match_paper() -> None:
     assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
     assert torch.equal(alibi_slopes(16), torch.tensor([2 ** (-i / 2) for i in range(1, 17)]))
 
 
-def test_the_slopes_of_a_count_that_is_no_power_of_two() -> None:
+def test_alibi_slopes_of_3_and_12_heads_have_known_values() -> None:
     every_other = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
     assert torch.equal(alibi_slopes(12), torch.cat((alibi_slopes(8), torch.tensor(every_other))))
     assert torch.equal(alibi_slopes(3), torch.tensor([2.0**-4, 2.0**-8, 2.0**-2]))
 
 
 @pytest.mark.parametrize("heads", [1, 4, 32, 128])
-def test_the_slopes_are_mpmaths_values_rounded_once(heads: int) -> None:
+def test_alibi_slopes_match_mpmath_rounded_once(heads: int) -> None:
     with mpmath.workdps(40):
         exact = [float(mpmath.power(2, -8 * mpmath.mpf(i) / heads)) for i in range(1, heads + 1)]
     assert np.array_equal(alibi_slopes(heads).numpy(), np.array(exact, dtype=np.float32))
 
 
 @pytest.mark.parametrize("first", [1, 65, 129])
-def test_the_slopes_are_those_of_transformers_for_every_count(first: int) -> None:
+def test_alibi_slopes_match_transformers_for_every_head_count(first: int) -> None:
     for heads in range(first, first + 64):
         slopes = alibi_slopes(heads)
         torch.testing.assert_close(slopes, bloom(heads, ones(2))[:, 0, 1], rtol=BLOOM, atol=0)
@@ -77,34 +77,34 @@ def test_the_slopes_are_those_of_transformers_for_every_count(first: int) -> Non
 
 
 @HEADS
-def test_the_bias_is_the_slope_times_the_distance(heads: int) -> None:
+def test_alibi_bias_is_negative_slope_times_distance(heads: int) -> None:
     bias, slopes = AlibiBias(heads)(3, 2, 6)[0], alibi_slopes(heads)
     distances = torch.tensor([[3, 2, 1, 0, -1, -2], [4, 3, 2, 1, 0, -1]])
     assert torch.equal(bias, torch.stack([-slope * distances for slope in slopes]))
 
 
 @HEADS
-def test_the_row_of_bloom_is_that_of_a_query_at_the_first_key(heads: int) -> None:
+def test_alibi_bias_at_first_key_matches_bloom(heads: int) -> None:
     torch.testing.assert_close(AlibiBias(heads)(0, 1, 500)[0], bloom(heads, ones(500)), rtol=BLOOM, atol=0)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 8])
-def test_bloom_row_is_bit_equal_for_powers_of_two(heads: int) -> None:
+def test_alibi_bias_of_power_of_two_heads_equals_bloom_bits(heads: int) -> None:
     assert torch.equal(AlibiBias(heads)(0, 1, 500)[0], bloom(heads, ones(500)))
 
 
 @HEADS
-def test_the_row_of_mpt_is_that_of_a_query_at_the_last_key(heads: int) -> None:
+def test_alibi_bias_at_last_key_matches_mpt(heads: int) -> None:
     torch.testing.assert_close(AlibiBias(heads)(499, 1, 500)[0], mpt(heads, 500), rtol=MPT, atol=0)
 
 
 @HEADS
-def test_the_row_of_falcon_is_rounded_to_bfloat16(heads: int) -> None:
+def test_alibi_bias_matches_falcon_within_bfloat16(heads: int) -> None:
     torch.testing.assert_close(AlibiBias(heads)(0, 1, 200)[0], falcon(heads, ones(200)), rtol=2**-7, atol=0)
 
 
 @HEADS
-def test_every_form_is_its_librarys_to_the_bit(heads: int) -> None:
+def test_alibi_variants_match_transformers_bit_for_bit(heads: int) -> None:
     forms = {
         AlibiBias(heads, "first", "float32_powers"): bloom(heads, ones(1000)),
         AlibiBias(heads, "last", "float32_reciprocals"): mpt(heads, 1000),
@@ -125,7 +125,7 @@ def test_every_form_is_its_librarys_to_the_bit(heads: int) -> None:
         ({"divisor": 0}, "divisor: got 0, expected a number above 0"),
     ],
 )
-def test_a_form_that_is_not_known_is_refused(values: dict[str, Any], message: str) -> None:
+def test_alibi_with_invalid_parameter_is_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AlibiBias(4, **values)
 
@@ -134,7 +134,7 @@ def test_a_form_that_is_not_known_is_refused(values: dict[str, Any], message: st
 @pytest.mark.parametrize(
     "row", [lambda heads: bloom(heads, ones(40)), lambda heads: mpt(heads, 40)], ids=["bloom", "mpt"]
 )
-def test_published_row_differs_by_a_constant(heads: int, row: Callable[[int], Tensor]) -> None:
+def test_alibi_bias_differs_from_published_row_by_constant(heads: int, row: Callable[[int], Tensor]) -> None:
     torch.manual_seed(0)
     published, scores = row(heads), torch.randn(heads, 30, 40)
     bias = AlibiBias(heads)(10, 30, 40)[0]
@@ -146,7 +146,7 @@ def test_published_row_differs_by_a_constant(heads: int, row: Callable[[int], Te
     )
 
 
-def test_padding_before_the_tokens_makes_no_difference_to_bloom() -> None:
+def test_alibi_weights_with_left_padding_match_bloom() -> None:
     torch.manual_seed(0)
     mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
     scores = torch.randn(12, 5, 5)
@@ -154,23 +154,23 @@ def test_padding_before_the_tokens_makes_no_difference_to_bloom() -> None:
     torch.testing.assert_close(causal_weights(scores + AlibiBias(12)(3, 5, 8)[0, ..., 3:], 0), expected)
 
 
-def test_steps_with_past_keys_are_the_rows_of_the_whole() -> None:
+def test_alibi_steps_with_past_keys_match_whole() -> None:
     module = AlibiBias(12)
     steps = [module(start, 3, 12) for start in range(0, 12, 3)]
     assert torch.equal(torch.cat(steps, dim=2), module(0, 12, 12))
 
 
-def test_no_queries_and_no_keys_are_legal() -> None:
+def test_alibi_accepts_zero_queries_or_keys() -> None:
     assert AlibiBias(3)(4, 0, 4).shape == (1, 3, 0, 4)
     assert AlibiBias(3)(4, 2, 0).shape == (1, 3, 2, 0)
 
 
-def test_nothing_is_trained_or_saved() -> None:
+def test_alibi_has_no_parameters_or_state() -> None:
     assert list(AlibiBias(12).parameters()) == []
     assert AlibiBias(12).state_dict() == {}
 
 
-def test_another_type_of_the_module_leaves_the_bias_alone() -> None:
+def test_alibi_bias_stays_float32_after_dtype_change() -> None:
     expected = AlibiBias(12)(0, 9, 9)
     for dtype in (torch.bfloat16, torch.float64):
         found = AlibiBias(12).to(dtype)(0, 9, 9)
@@ -178,13 +178,13 @@ def test_another_type_of_the_module_leaves_the_bias_alone() -> None:
         assert torch.equal(found, expected)
 
 
-def test_storage_that_comes_later_is_filled() -> None:
+def test_alibi_on_meta_device_is_filled_by_to_empty() -> None:
     module = AlibiBias(12).to("meta")
     assert module(0, 9, 9).device.type == "meta"
     assert torch.equal(module.to_empty(device="cpu")(0, 9, 9), AlibiBias(12)(0, 9, 9))
 
 
-def test_no_heads_are_refused() -> None:
+def test_alibi_with_zero_heads_is_rejected() -> None:
     with pytest.raises(ValueError, match="heads: got 0, expected 1 or more"):
         AlibiBias(0)
 
@@ -192,12 +192,12 @@ def test_no_heads_are_refused() -> None:
 @pytest.mark.parametrize(
     ("lengths", "name"), [((-1, 2, 3), "query_offset"), ((0, -1, 3), "query_length"), ((0, 2, -1), "key_length")]
 )
-def test_a_negative_length_is_refused(lengths: tuple[int, int, int], name: str) -> None:
+def test_alibi_with_negative_length_is_rejected(lengths: tuple[int, int, int], name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: got -1, expected 0 or more"):
         AlibiBias(2)(*lengths)
 
 
-def test_the_exported_graph_equals_the_module() -> None:
+def test_alibi_graph_matches_module() -> None:
     module = AlibiBias(12)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside the exporter

@@ -56,13 +56,13 @@ def change(folder: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def test_every_row_is_of_a_family_and_has_an_oracle() -> None:
+def test_bias_table_rows_have_families_and_oracles() -> None:
     assert set(BIASES) <= set(FAMILIES)
     assert set(BIASES) == set(BIASED) == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_a_checkpoint_gives_its_bias(name: str, tmp_path: Path) -> None:
+def test_bias_config_and_weight_are_read_from_checkpoint(name: str, tmp_path: Path) -> None:
     weights = dict(save(name, tmp_path).named_parameters())
     frontend = read_frontend(tmp_path, side_of(name))
     assert frontend.config.bias == EXPECTED[name]
@@ -73,7 +73,7 @@ def test_a_checkpoint_gives_its_bias(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_a_front_end_of_its_document_and_tensors_is_the_same(name: str, tmp_path: Path) -> None:
+def test_bias_survives_document_round_trip(name: str, tmp_path: Path) -> None:
     save(name, tmp_path)
     frontend = read_frontend(tmp_path, side_of(name))
     document = json.loads(json.dumps(frontend.config.to_document()))
@@ -84,7 +84,7 @@ def test_a_front_end_of_its_document_and_tensors_is_the_same(name: str, tmp_path
     assert torch.equal(again.bias(*lengths), frontend.bias(*lengths))
 
 
-def test_a_model_without_a_bias_has_none(tmp_path: Path) -> None:
+def test_model_without_bias_has_none(tmp_path: Path) -> None:
     save("falcon", tmp_path, alibi=False)
     frontend = read_frontend(tmp_path)
     assert frontend.config.bias is None
@@ -92,7 +92,7 @@ def test_a_model_without_a_bias_has_none(tmp_path: Path) -> None:
     assert not hasattr(frontend, "bias")
 
 
-def test_what_a_config_leaves_out_is_the_default_of_transformers() -> None:
+def test_missing_bias_values_have_transformers_defaults() -> None:
     assert bias_of("bloom", {}) == AlibiConfig(heads=8, anchor="first", recipe="float32_powers")
     assert bias_of("mpt", {"attn_config": None}) == AlibiConfig(heads=16, anchor="last", recipe="float32_reciprocals")
     assert bias_of("falcon", {}) is None
@@ -106,12 +106,12 @@ def test_what_a_config_leaves_out_is_the_default_of_transformers() -> None:
     assert bias_of("bert", {}) is None
 
 
-def test_a_count_may_go_by_its_other_name() -> None:
+def test_bias_config_accepts_alternative_key_names() -> None:
     assert bias_of("bloom", {"num_attention_heads": 3, "n_head": 3}) == bias_of("bloom", {"num_attention_heads": 3})
     assert bias_of("xlnet", {"hidden_size": 6}) == bias_of("xlnet", {"d_model": 6})
 
 
-def test_sinusoids_follow_the_config(tmp_path: Path) -> None:
+def test_xlnet_bias_follows_config(tmp_path: Path) -> None:
     save("xlnet", tmp_path, attn_type="uni", clamp_len=5)
     assert read_frontend(tmp_path).config.bias == RelativeSinusoidConfig(width=48, clamp_len=5, bidirectional=False)
 
@@ -132,9 +132,7 @@ def test_sinusoids_follow_the_config(tmp_path: Path) -> None:
         ("t5/decoder", {"num_heads": 2.0}, "num_heads is 2.0, understood is 1 or more"),
     ],
 )
-def test_a_value_that_is_not_understood_is_refused(
-    name: str, values: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_unsupported_bias_value_is_rejected(name: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:
     save(name, tmp_path)
     change(tmp_path, **values)
     with pytest.raises(CheckpointError, match=f"config.json: {message}"):
@@ -142,14 +140,14 @@ def test_a_value_that_is_not_understood_is_refused(
 
 
 @pytest.mark.parametrize("values", [{"num_heads": 3}, {"relative_attention_num_buckets": 16}])
-def test_a_table_of_another_size_than_the_config_says_is_refused(values: dict[str, int], tmp_path: Path) -> None:
+def test_bias_table_with_wrong_size_is_rejected(values: dict[str, int], tmp_path: Path) -> None:
     save("t5/encoder", tmp_path)
     change(tmp_path, **values)
     with pytest.raises(CheckpointError, match=r"tensors and config\.json disagree: .*bias\.weight"):
         read_frontend(tmp_path, "encoder")
 
 
-def test_a_table_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_bias_table_is_rejected(tmp_path: Path) -> None:
     save("t5/decoder", tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -169,12 +167,12 @@ def test_a_table_that_is_missing_is_named(tmp_path: Path) -> None:
         ({"kind": "alibi", "heads": True}, "heads: got True, expected 1 or more"),
     ],
 )
-def test_a_document_that_is_not_known_is_refused(document: dict[str, Any], message: str) -> None:
+def test_invalid_bias_document_is_rejected(document: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_document(document)
 
 
-def test_the_module_holds_what_the_config_says() -> None:
+def test_build_bias_sets_attributes_of_config() -> None:
     module = build_bias(AlibiConfig(heads=3, anchor="last", recipe="exact", arithmetic="bfloat16", divisor=2.0))
     assert isinstance(module, AlibiBias)
     assert (module.heads, module.anchor, module.recipe) == (3, "last", "exact")

@@ -38,11 +38,11 @@ def started(name: str, *arguments: Tensor | float) -> nn.Parameter:
     return table
 
 
-def test_every_start_has_a_name() -> None:
+def test_initialisers_have_expected_names() -> None:
     assert list(INITIALISERS) == ["normal", "xavier_uniform", "zeros", "sinusoidal", "pretrained"]
 
 
-def test_normal_has_the_standard_deviation_of_bert_and_gpt2() -> None:
+def test_normal_init_has_std_of_bert_and_gpt2() -> None:
     table = started("normal").detach().numpy()
     assert abs(table.mean()) < 2e-4
     assert abs(table.std() - 0.02) < 2e-4
@@ -50,30 +50,30 @@ def test_normal_has_the_standard_deviation_of_bert_and_gpt2() -> None:
     assert abs(np.mean(np.abs(table) < 0.04) - 0.9545) < 2e-3
 
 
-def test_xavier_is_uniform_up_to_its_bound() -> None:
+def test_xavier_init_is_uniform_up_to_bound() -> None:
     table, bound = started("xavier_uniform").detach().numpy(), math.sqrt(6 / (M + D))
     assert 0.999 * bound < np.abs(table).max() <= bound
     counts, _ = np.histogram(table, bins=8, range=(-bound, bound))
     assert np.abs(counts / table.size - 1 / 8).max() < 3e-3
 
 
-def test_zeros_add_nothing() -> None:
+def test_zeros_init_adds_nothing() -> None:
     module, x = LearnedPositionalEncoding(8, 10).eval(), torch.randn(2, 10, 8)
     INITIALISERS["zeros"](module.weight)
     assert torch.equal(module(x), x)
 
 
-def test_the_sinusoidal_start_is_transformers_table() -> None:
+def test_sinusoidal_init_matches_transformers() -> None:
     expected = create_sinusoidal_embeddings(M, D, torch.empty(M, D))
     torch.testing.assert_close(started("sinusoidal").detach(), expected, rtol=0, atol=6e-8)
 
 
-def test_the_base_of_the_sinusoidal_start_is_selectable() -> None:
+def test_sinusoidal_init_uses_given_base() -> None:
     assert torch.equal(started("sinusoidal", 500.0), SinusoidalPositionalEncoding(D, M, base=500.0).table)
     assert not torch.equal(started("sinusoidal", 500.0), started("sinusoidal"))
 
 
-def test_pretrained_values_are_copied() -> None:
+def test_pretrained_init_copies_values() -> None:
     values = torch.randn(M, D)
     table = started("pretrained", values)
     assert torch.equal(table, values)
@@ -82,7 +82,7 @@ def test_pretrained_values_are_copied() -> None:
 
 
 @pytest.mark.parametrize("name", ["normal", "xavier_uniform", "zeros", "sinusoidal", "pretrained"])
-def test_every_start_is_trained_further(name: str) -> None:
+def test_initialised_table_is_trainable(name: str) -> None:
     table = started(name, *([torch.randn(M, D)] if name == "pretrained" else []))
     assert table.is_leaf
     assert table.requires_grad
@@ -90,13 +90,13 @@ def test_every_start_is_trained_further(name: str) -> None:
     assert torch.equal(table.grad if table.grad is not None else torch.zeros(0), torch.ones(M, D))
 
 
-def test_sinusoids_of_an_odd_width_are_refused() -> None:
+def test_sinusoidal_init_of_odd_width_is_rejected() -> None:
     with pytest.raises(ValueError, match="d_model: got 7, expected an even width"):
         sinusoidal_(torch.empty(10, 7))
 
 
 @pytest.mark.parametrize("shape", [(8, 10), (1, 8), (8,), (11, 8)])
-def test_pretrained_values_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+def test_pretrained_init_of_wrong_shape_is_rejected(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"pretrained: got shape .*, expected \(10, 8\)"):
         pretrained_(torch.empty(10, 8), torch.zeros(shape))
 
@@ -129,7 +129,7 @@ def tables(module: nn.Module) -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize("build", OWNERS.values(), ids=OWNERS)
-def test_std_is_that_of_every_table(build: Callable[..., nn.Module]) -> None:
+def test_std_applies_to_every_table(build: Callable[..., nn.Module]) -> None:
     torch.manual_seed(0)
     for table in tables(build(std=0.5)):
         assert abs(table.detach().double().std() - 0.5) < 0.01
@@ -142,13 +142,13 @@ def test_init_zeros_fills_every_table(build: Callable[..., nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("build", OWNERS.values(), ids=OWNERS)
-def test_init_unknown_is_refused(build: Callable[..., nn.Module]) -> None:
+def test_unknown_init_is_rejected(build: Callable[..., nn.Module]) -> None:
     with pytest.raises(ValueError, match="init: got 'pretrained', expected normal, xavier_uniform"):
         build(init="pretrained")
 
 
 @pytest.mark.parametrize("std", [0.0, -1.0, math.inf, math.nan])
-def test_std_out_of_range_is_refused(std: float) -> None:
+def test_std_out_of_range_is_rejected(std: float) -> None:
     with pytest.raises(ValueError, match="expected a number above 0"):
         LearnedPositionalEncoding(D, M, std=std)
 
@@ -163,6 +163,6 @@ def test_init_tensor_is_copied(name: str) -> None:
         OWNERS[name](init=torch.zeros(2, 3))
 
 
-def test_init_sinusoidal_equals_the_sinusoids() -> None:
+def test_init_sinusoidal_matches_sinusoidal_table() -> None:
     module = LearnedPositionalEncoding(D, M, init="sinusoidal")
     assert torch.equal(module.weight, SinusoidalPositionalEncoding(D, M).table)

@@ -107,12 +107,12 @@ def loss_after_training(reader: Reader) -> float:
         pytest.param(lambda: Reader(T5RelativeBias(HEADS, 32, 128, bidirectional=False)), id="T5"),
     ],
 )
-def test_every_kind_of_positions_tells_which_token_comes_first(build: Callable[[], Reader]) -> None:
+def test_every_position_kind_learns_token_order(build: Callable[[], Reader]) -> None:
     torch.manual_seed(0)
     assert loss_after_training(build()) < LEARNED
 
 
-def test_without_positions_nothing_tells_which_token_comes_first() -> None:
+def test_model_without_positions_cannot_learn_token_order() -> None:
     torch.manual_seed(0)
     assert loss_after_training(Reader(nn.Identity())) > BASELINE - 1e-4
 
@@ -144,7 +144,7 @@ def cells(batch: int, length: int) -> Tensor:
         ),
     ],
 )
-def test_exported_with_dynamic_axes_it_equals_torch(
+def test_exported_positions_with_dynamic_axes_match_torch(
     module: nn.Module, others: Callable[[Tensor], dict[str, Tensor]]
 ) -> None:
     torch.manual_seed(0)

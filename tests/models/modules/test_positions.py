@@ -23,33 +23,33 @@ def rows(module: Module, positions: list[int]) -> Tensor:
 
 
 @KINDS
-def test_adds_to_vectors(kind: type[Module]) -> None:
+def test_position_module_adds_vectors_to_float_input(kind: type[Module]) -> None:
     module, x = kind(D, M).eval(), torch.randn(2, 4, D)
     assert torch.equal(module(x), x + rows(module, [0, 1, 2, 3]))
 
 
 @KINDS
-def test_returns_the_vectors_alone_for_ids(kind: type[Module]) -> None:
+def test_position_module_returns_only_vectors_for_ids(kind: type[Module]) -> None:
     module = kind(D, M).eval()
     assert torch.equal(module(torch.zeros((2, 4), dtype=torch.int64)), rows(module, [0, 1, 2, 3]))
 
 
 @KINDS
 @pytest.mark.parametrize("offset", [3, torch.tensor([3])], ids=["int", "tensor"])
-def test_one_offset_shifts_every_row(kind: type[Module], offset: int | Tensor) -> None:
+def test_scalar_offset_shifts_every_row(kind: type[Module], offset: int | Tensor) -> None:
     module, x = kind(D, M).eval(), torch.randn(2, 4, D)
     assert torch.equal(module(x, offset=offset), x + rows(module, [3, 4, 5, 6]))
 
 
 @KINDS
-def test_an_offset_per_row_shifts_each_row(kind: type[Module]) -> None:
+def test_per_row_offset_shifts_each_row(kind: type[Module]) -> None:
     module, x = kind(D, M).eval(), torch.randn(3, 2, D)
     expected = x + torch.cat([rows(module, [0, 1]), rows(module, [8, 9]), rows(module, [3, 4])])
     assert torch.equal(module(x, offset=torch.tensor([0, 8, 3])), expected)
 
 
 @KINDS
-def test_a_sequence_fed_in_steps_equals_the_sequence_fed_at_once(kind: type[Module]) -> None:
+def test_stepwise_positions_equal_single_pass(kind: type[Module]) -> None:
     module, x = kind(D, M).eval(), torch.randn(2, M, D)
     steps = [module(x[:, start : start + 3], offset=start) for start in range(0, M, 3)]
     assert torch.equal(torch.cat(steps, dim=1), module(x))
@@ -57,19 +57,19 @@ def test_a_sequence_fed_in_steps_equals_the_sequence_fed_at_once(kind: type[Modu
 
 @KINDS
 @pytest.mark.parametrize("ids", [[[7, 0, 3]], [[7, 0, 3], [9, 9, 1]]], ids=["for all rows", "per row"])
-def test_position_ids_need_not_be_consecutive(kind: type[Module], ids: list[list[int]]) -> None:
+def test_position_ids_may_be_non_consecutive(kind: type[Module], ids: list[list[int]]) -> None:
     module, x = kind(D, M).eval(), torch.randn(2, 3, D)
     expected = x + torch.cat([rows(module, row) for row in ids])
     assert torch.equal(module(x, position_ids=torch.tensor(ids)), expected)
 
 
 @KINDS
-def test_no_tokens_are_legal_also_at_the_very_end(kind: type[Module]) -> None:
+def test_empty_sequence_at_max_len_is_accepted(kind: type[Module]) -> None:
     assert kind(D, M).eval()(torch.randn(2, 0, D), offset=M).shape == (2, 0, D)
 
 
 @KINDS
-def test_no_rows_are_legal(kind: type[Module]) -> None:
+def test_empty_batch_is_accepted(kind: type[Module]) -> None:
     module, x = kind(D, M).eval(), torch.randn(0, 3, D)
     assert module(x).shape == (0, 3, D)
     assert module(x, offset=torch.zeros(0, dtype=torch.int64)).shape == (0, 3, D)
@@ -77,40 +77,40 @@ def test_no_rows_are_legal(kind: type[Module]) -> None:
 
 @KINDS
 @pytest.mark.parametrize("offset", [-1, torch.tensor([-1]), torch.tensor([2, -1])])
-def test_a_negative_offset_is_refused(kind: type[Module], offset: int | Tensor) -> None:
+def test_negative_offset_is_rejected(kind: type[Module], offset: int | Tensor) -> None:
     with pytest.raises(ValueError, match="offset: got -1, expected 0 or more"):
         kind(D, M)(torch.randn(2, 4, D), offset=offset)
 
 
 @KINDS
 @pytest.mark.parametrize("shape", [(2,), (3,), (2, 2), (2, 1, 1)])
-def test_an_offset_of_another_shape_is_refused(kind: type[Module], shape: tuple[int, ...]) -> None:
+def test_offset_with_wrong_shape_is_rejected(kind: type[Module], shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="offset: got shape"):
         kind(D, M)(torch.randn(1, 4, D), offset=torch.zeros(shape, dtype=torch.int64))
 
 
 @KINDS
-def test_a_negative_position_is_refused(kind: type[Module]) -> None:
+def test_negative_position_id_is_rejected(kind: type[Module]) -> None:
     with pytest.raises(ValueError, match="position_ids: got -2, expected 0 or more"):
         kind(D, M)(torch.randn(1, 2, D), position_ids=torch.tensor([[1, -2]]))
 
 
 @KINDS
 @pytest.mark.parametrize("offset", [1, torch.tensor([0])], ids=["int", "tensor"])
-def test_position_ids_and_an_offset_exclude_each_other(kind: type[Module], offset: int | Tensor) -> None:
+def test_position_ids_with_offset_are_rejected(kind: type[Module], offset: int | Tensor) -> None:
     with pytest.raises(ValueError, match="exclude each other"):
         kind(D, M)(torch.randn(1, 2, D), position_ids=torch.tensor([[0, 1]]), offset=offset)
 
 
 @KINDS
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3), (1, 2, 4)])
-def test_position_ids_of_another_shape_are_refused(kind: type[Module], shape: tuple[int, ...]) -> None:
+def test_position_ids_with_wrong_shape_are_rejected(kind: type[Module], shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"position_ids: got shape .*expected \(1, 4\) or \(2, 4\)"):
         kind(D, M)(torch.randn(2, 4, D), position_ids=torch.zeros(shape, dtype=torch.int64))
 
 
 @KINDS
-def test_dropout_is_applied_after_the_sum_in_training_alone(kind: type[Module]) -> None:
+def test_dropout_applies_after_sum_only_in_training(kind: type[Module]) -> None:
     torch.manual_seed(0)
     module, x = kind(64, 50, dropout=0.5), torch.randn(8, 50, 64)
     expected = x + rows(module, list(range(50)))
@@ -121,7 +121,7 @@ def test_dropout_is_applied_after_the_sum_in_training_alone(kind: type[Module]) 
     assert torch.equal(module.eval()(x), expected)
 
 
-def test_the_kinds_are_called_in_the_same_way() -> None:
+def test_position_modules_share_one_call_signature() -> None:
     assert inspect.signature(LearnedPositionalEncoding.forward) == inspect.signature(
         SinusoidalPositionalEncoding.forward
     )
@@ -134,14 +134,14 @@ def test_the_kinds_are_called_in_the_same_way() -> None:
     }
 
 
-def test_learned_is_torchs_embedding_of_the_positions() -> None:
+def test_learned_positions_equal_torch_embedding() -> None:
     module, x = LearnedPositionalEncoding(D, M, dropout=0.0), torch.randn(2, 4, D)
     oracle = nn.Embedding(M, D, _weight=module.weight)
     assert torch.equal(module(x, offset=5), x + oracle(torch.arange(5, 9)))
 
 
 @pytest.mark.parametrize(("length", "offset"), [(M, 0), (1, M - 1), (4, M - 4)])
-def test_exactly_the_maximum_length_is_legal(length: int, offset: int) -> None:
+def test_length_up_to_max_len_is_accepted(length: int, offset: int) -> None:
     module, x = LearnedPositionalEncoding(D, M).eval(), torch.randn(1, length, D)
     assert torch.equal(module(x, offset=offset), x + module.weight[offset:])
 
@@ -150,12 +150,12 @@ def test_exactly_the_maximum_length_is_legal(length: int, offset: int) -> None:
     ("length", "offset", "named"),
     [(M + 1, 0, 0), (1, M, M), (4, M - 3, M - 3), (4, torch.tensor([0, M - 3]), M - 3), (1, 2**62, 2**62)],
 )
-def test_one_token_too_many_is_refused(length: int, offset: int | Tensor, named: int) -> None:
+def test_length_beyond_max_len_is_rejected(length: int, offset: int | Tensor, named: int) -> None:
     with pytest.raises(ValueError, match=rf"length {length} \+ offset {named} = \d+ exceeds the maximum length {M}"):
         LearnedPositionalEncoding(D, M)(torch.randn(2, length, D), offset=offset)
 
 
-def test_a_position_beyond_the_table_is_refused() -> None:
+def test_position_id_beyond_table_is_rejected() -> None:
     with pytest.raises(ValueError, match="position_ids: got 10, expected 0 to 9"):
         LearnedPositionalEncoding(D, M)(torch.randn(1, 2, D), position_ids=torch.tensor([[0, M]]))
 
@@ -164,13 +164,13 @@ def test_a_position_beyond_the_table_is_refused() -> None:
     ("max_len", "d_model", "parameters"),
     [(512, 768, 393_216), (2048, 768, 1_572_864), (2048, 1024, 2_097_152), (8192, 1024, 8_388_608)],
 )
-def test_the_parameters_of_published_sizes(max_len: int, d_model: int, parameters: int) -> None:
+def test_learned_table_has_published_parameter_count(max_len: int, d_model: int, parameters: int) -> None:
     assert (
         sum(parameter.numel() for parameter in LearnedPositionalEncoding(d_model, max_len).parameters()) == parameters
     )
 
 
-def test_the_table_starts_from_a_normal_distribution() -> None:
+def test_learned_table_starts_normally_distributed() -> None:
     torch.manual_seed(0)
     table = LearnedPositionalEncoding(256, 512).weight.detach().double().numpy()
     assert abs(table.mean()) < 2e-4
@@ -179,7 +179,7 @@ def test_the_table_starts_from_a_normal_distribution() -> None:
     assert abs(np.mean(np.abs(table) < 0.04) - 0.9545) < 2e-3
 
 
-def test_only_the_rows_in_use_get_a_gradient() -> None:
+def test_unused_table_rows_get_no_gradient() -> None:
     module, x = LearnedPositionalEncoding(D, M, dropout=0.0), torch.randn(3, 2, D, requires_grad=True)
     module(x, offset=torch.tensor([0, 1, 1])).sum().backward()
     assert module.weight.grad is not None
@@ -188,7 +188,7 @@ def test_only_the_rows_in_use_get_a_gradient() -> None:
     assert torch.equal(x.grad, torch.ones_like(x))
 
 
-def test_training_moves_the_table_to_its_target() -> None:
+def test_training_fits_learned_table_to_target() -> None:
     torch.manual_seed(0)
     module, target = LearnedPositionalEncoding(D, M, dropout=0.0), torch.randn(1, M, D)
     optimizer = torch.optim.SGD(module.parameters(), lr=10.0)

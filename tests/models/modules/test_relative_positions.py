@@ -45,7 +45,7 @@ def published(attention: T5Attention, query_offset: int, query_length: int, key_
 @SETTINGS
 @SIDES
 @pytest.mark.parametrize(("query_length", "key_length"), [(1, 1), (40, 40), (7, 300), (300, 7), (0, 3), (3, 0)])
-def test_equals_transformers_t5(
+def test_t5_bias_equals_transformers(
     buckets: int, max_distance: int, bidirectional: bool, query_length: int, key_length: int
 ) -> None:
     module, attention = t5(buckets, max_distance, bidirectional)
@@ -57,25 +57,27 @@ def test_equals_transformers_t5(
 @SETTINGS
 @SIDES
 @pytest.mark.parametrize("past", [1, 30, 2000])
-def test_with_past_keys_equals_transformers_t5(buckets: int, max_distance: int, bidirectional: bool, past: int) -> None:
+def test_t5_bias_with_past_keys_equals_transformers(
+    buckets: int, max_distance: int, bidirectional: bool, past: int
+) -> None:
     module, attention = t5(buckets, max_distance, bidirectional)
     assert torch.equal(module(past, 3, past + 3), published(attention, past, 3, past + 3))
 
 
 @SIDES
-def test_far_distances_equal_transformers_t5(bidirectional: bool) -> None:
+def test_t5_bias_at_far_distances_equals_transformers(bidirectional: bool) -> None:
     module, attention = t5(32, 10**6, bidirectional)
     assert torch.equal(module(10**6, 1, 1_100_000), published(attention, 10**6, 1, 1_100_000))
 
 
 @SIDES
-def test_past_keys_leave_the_last_rows_of_the_whole(bidirectional: bool) -> None:
+def test_t5_bias_with_past_keys_equals_last_rows_of_full_bias(bidirectional: bool) -> None:
     module, _ = t5(32, 128, bidirectional)
     assert torch.equal(module(200, 5, 205), module(0, 205, 205)[:, :, -5:])
 
 
 @SIDES
-def test_gradients_equal_those_of_transformers_t5(bidirectional: bool) -> None:
+def test_t5_bias_gradients_equal_transformers(bidirectional: bool) -> None:
     module, attention = t5(32, 128, bidirectional)
     weights = torch.randn(1, HEADS, 50, 60)
     gradients = []
@@ -87,13 +89,13 @@ def test_gradients_equal_those_of_transformers_t5(bidirectional: bool) -> None:
     assert torch.equal(*gradients)
 
 
-def test_keys_after_a_query_share_a_bucket_in_a_decoder_alone() -> None:
+def test_future_keys_share_one_bucket_only_in_decoder() -> None:
     decoder, encoder = (t5(32, 128, side)[0] for side in (False, True))
     assert torch.equal(decoder(0, 1, 9), decoder.weight[0].reshape(1, -1, 1, 1).expand(1, HEADS, 1, 9))
     assert len(encoder(0, 1, 8)[0, 0, 0].unique()) == 8
 
 
-def test_the_table_starts_from_a_normal_distribution() -> None:
+def test_t5_table_starts_normally_distributed() -> None:
     torch.manual_seed(0)
     table = T5RelativeBias(512, 128, 1000, True).weight.detach().double()
     assert table.shape == (128, 512)
@@ -101,7 +103,7 @@ def test_the_table_starts_from_a_normal_distribution() -> None:
     assert abs(table.std() - 0.02) < 3e-4
 
 
-def test_the_type_of_the_module_is_that_of_the_bias() -> None:
+def test_t5_bias_has_dtype_of_module() -> None:
     module, _ = t5(32, 128, True)
     expected = module(0, 9, 9).to(torch.bfloat16)
     assert torch.equal(module.to(torch.bfloat16)(0, 9, 9), expected)
@@ -110,13 +112,13 @@ def test_the_type_of_the_module_is_that_of_the_bias() -> None:
 @pytest.mark.parametrize(
     ("buckets", "bidirectional", "allowed"), [(1, False, 2), (2, True, 4), (5, True, 4), (0, True, 4)]
 )
-def test_too_few_buckets_are_refused(buckets: int, bidirectional: bool, allowed: int) -> None:
+def test_too_few_buckets_are_rejected(buckets: int, bidirectional: bool, allowed: int) -> None:
     with pytest.raises(ValueError, match=f"buckets: got {buckets}, expected an? .*number of {allowed} or more"):
         T5RelativeBias(HEADS, buckets, 128, bidirectional)
 
 
 @pytest.mark.parametrize(("bidirectional", "allowed"), [(True, 9), (False, 17)])
-def test_a_maximum_within_the_exact_buckets_is_refused(bidirectional: bool, allowed: int) -> None:
+def test_max_distance_within_exact_buckets_is_rejected(bidirectional: bool, allowed: int) -> None:
     T5RelativeBias(HEADS, 32, allowed, bidirectional)
     with pytest.raises(ValueError, match=f"max_distance: got {allowed - 1}, expected {allowed} or more"):
         T5RelativeBias(HEADS, 32, allowed - 1, bidirectional)
@@ -125,7 +127,7 @@ def test_a_maximum_within_the_exact_buckets_is_refused(bidirectional: bool, allo
 @pytest.mark.parametrize(
     ("lengths", "name"), [((-1, 2, 3), "query_offset"), ((0, -1, 3), "query_length"), ((0, 2, -1), "key_length")]
 )
-def test_a_negative_length_is_refused(lengths: tuple[int, int, int], name: str) -> None:
+def test_t5_bias_negative_length_is_rejected(lengths: tuple[int, int, int], name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: got -1, expected 0 or more"):
         T5RelativeBias(HEADS, 32, 128, True)(*lengths)
 
@@ -147,7 +149,7 @@ def xlnet(d_model: int, clamp_len: int | None, bidirectional: bool) -> XLNetMode
 @SIDES
 @pytest.mark.parametrize("clamp_len", [None, 1, 20, 400])
 @pytest.mark.parametrize("d_model", [2, 8, 130])
-def test_equals_transformers_xlnet(d_model: int, clamp_len: int | None, bidirectional: bool) -> None:
+def test_relative_sinusoid_equals_transformers_xlnet(d_model: int, clamp_len: int | None, bidirectional: bool) -> None:
     module, oracle = RelativeSinusoid(d_model, clamp_len, bidirectional), xlnet(d_model, clamp_len, bidirectional)
     for query_length, key_length in ((1, 1), (7, 7), (1, 50), (5, 300), (300, 3000)):
         expected = oracle.relative_positional_encoding(  # type: ignore[no-untyped-call]
@@ -158,7 +160,7 @@ def test_equals_transformers_xlnet(d_model: int, clamp_len: int | None, bidirect
 
 
 @SIDES
-def test_row_of_a_query_and_a_key_equals_transformers_shift(bidirectional: bool) -> None:
+def test_relative_sinusoid_scores_equal_xlnet_shift(bidirectional: bool) -> None:
     torch.manual_seed(0)
     queries, keys = 4, 9
     rows = RelativeSinusoid(8, bidirectional=bidirectional)(queries, keys)
@@ -171,44 +173,44 @@ def test_row_of_a_query_and_a_key_equals_transformers_shift(bidirectional: bool)
             torch.testing.assert_close(shifted[i, j], query[i] @ rows[queries - i + j])
 
 
-def test_a_row_is_that_of_its_distance_in_transformer_xl() -> None:
+def test_relative_sinusoid_rows_equal_transformer_xl_formula() -> None:
     rows = RelativeSinusoid(6, bidirectional=False)(3, 5)
     distance = torch.arange(5, -1, -1, dtype=torch.float64)
     angle = torch.outer(distance, 10000.0 ** (-torch.arange(0, 6, 2, dtype=torch.float64) / 6))
     torch.testing.assert_close(rows.double(), torch.cat((angle.sin(), angle.cos()), -1), rtol=0, atol=1e-6)
 
 
-def test_nothing_is_trained_or_saved() -> None:
+def test_relative_sinusoid_has_no_parameters_or_state() -> None:
     module = RelativeSinusoid(8)
     assert list(module.parameters()) == []
     assert module.state_dict() == {}
 
 
-def test_another_type_of_the_module_leaves_the_rows_alone() -> None:
+def test_relative_sinusoid_rows_ignore_dtype_cast() -> None:
     expected = RelativeSinusoid(8)(2, 3000)
     assert torch.equal(RelativeSinusoid(8).to(torch.bfloat16)(2, 3000), expected)
 
 
-def test_storage_that_comes_later_is_filled() -> None:
+def test_relative_sinusoid_is_filled_after_meta_device() -> None:
     module = RelativeSinusoid(8).to("meta")
     assert module(2, 3).device.type == "meta"
     assert torch.equal(module.to_empty(device="cpu")(2, 3), RelativeSinusoid(8)(2, 3))
 
 
 @pytest.mark.parametrize("d_model", [0, 7])
-def test_an_odd_width_is_refused(d_model: int) -> None:
+def test_relative_sinusoid_odd_width_is_rejected(d_model: int) -> None:
     with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected an even width of 2 or more"):
         RelativeSinusoid(d_model)
 
 
 @pytest.mark.parametrize("clamp_len", [0, -1])
-def test_a_limit_of_no_tokens_is_refused(clamp_len: int) -> None:
+def test_clamp_len_below_one_is_rejected(clamp_len: int) -> None:
     with pytest.raises(ValueError, match=f"clamp_len: got {clamp_len}, expected 1 or more, or None"):
         RelativeSinusoid(8, clamp_len)
 
 
 @pytest.mark.parametrize(("lengths", "name"), [((-1, 3), "query_length"), ((2, -1), "key_length")])
-def test_a_negative_length_of_sinusoids_is_refused(lengths: tuple[int, int], name: str) -> None:
+def test_relative_sinusoid_negative_length_is_rejected(lengths: tuple[int, int], name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: got -1, expected 0 or more"):
         RelativeSinusoid(8)(*lengths)
 
@@ -233,7 +235,7 @@ def run(graph: onnxruntime.InferenceSession, **lengths: int) -> Tensor:
 
 
 @SIDES
-def test_the_exported_bias_equals_the_module(bidirectional: bool) -> None:
+def test_exported_t5_bias_equals_module(bidirectional: bool) -> None:
     module, _ = t5(32, 128, bidirectional)
     graph = session(module, 5, 3, 8)
     for past, queries, keys in ((5, 3, 8), (0, 1, 1), (0, 9, 9), (3000, 1, 3001), (0, 300, 2500), (4, 0, 4), (4, 2, 0)):
@@ -243,7 +245,7 @@ def test_the_exported_bias_equals_the_module(bidirectional: bool) -> None:
 
 @SIDES
 @pytest.mark.parametrize("clamp_len", [None, 5])
-def test_the_exported_sinusoids_equal_the_module(clamp_len: int | None, bidirectional: bool) -> None:
+def test_exported_relative_sinusoid_equals_module(clamp_len: int | None, bidirectional: bool) -> None:
     module = RelativeSinusoid(16, clamp_len, bidirectional)
     graph = session(module, 3, 8)
     for queries, keys in ((3, 8), (1, 1), (9, 9), (1, 3001), (300, 2500), (0, 4), (2, 0)):

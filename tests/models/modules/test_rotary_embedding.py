@@ -174,14 +174,14 @@ def assert_equal(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) 
 
 @EACH
 @LENGTHS
-def test_equals_transformers(published: PublishedRotary, length: int) -> None:
+def test_rotary_angles_equal_transformers(published: PublishedRotary, length: int) -> None:
     positions = some_positions(length)
     module = RotaryEmbedding(published.read(length))
     assert_equal(angles(module, positions), published.angles(positions))
 
 
 @EACH
-def test_equals_transformers_in_bfloat16(published: PublishedRotary) -> None:
+def test_rotary_angles_in_bfloat16_equal_transformers(published: PublishedRotary) -> None:
     positions = some_positions(5000)
     found = angles(RotaryEmbedding(published.read(5000)), positions, torch.bfloat16)
     assert_equal(found, published.angles(positions, torch.bfloat16))
@@ -189,18 +189,18 @@ def test_equals_transformers_in_bfloat16(published: PublishedRotary) -> None:
 
 @EACH
 @LENGTHS
-def test_file_of_transformers_5_equals_an_older_file(published: PublishedRotary, length: int) -> None:
+def test_transformers_5_config_reads_like_older_config(published: PublishedRotary, length: int) -> None:
     new = published.config().to_dict()
     assert "rope_scaling" not in new
     assert read(new, length, published.config_class.model_type) == published.read(length)
 
 
-def test_every_scaling_is_compared() -> None:
+def test_comparisons_cover_every_rotary_scaling() -> None:
     assert {published.read(1).scaling for published in PUBLISHED.values()} == set(SCALINGS) - {"given"}
     assert set(CONFIGS) == set(SCALINGS)
 
 
-def test_the_angles_of_gptj_are_the_same() -> None:
+def test_gptj_angles_equal_transformers() -> None:
     values = {"n_embd": 64, "n_head": 4, "rotary_dim": 12, "n_positions": 2048}
     config = read(values, family="gptj")
     sin, cos = modeling_gptj.create_sinusoidal_positions(2048, 12).chunk(2, dim=-1)
@@ -212,7 +212,7 @@ def test_the_angles_of_gptj_are_the_same() -> None:
 
 
 @EACH_SCALING
-def test_an_offset_shifts_the_positions(config: RotaryConfig) -> None:
+def test_offset_shifts_rotary_positions(config: RotaryConfig) -> None:
     module = RotaryEmbedding(config)
     whole = module(torch.zeros((1, 50), dtype=torch.int64))
     assert_equal(module(IDS, offset=7), (whole[0][:, 7:12], whole[1][:, 7:12]))
@@ -229,32 +229,32 @@ def test_row_is_independent_of_neighbours_and_earlier_calls(config: RotaryConfig
     assert_equal(module(IDS, offset=3), near)
 
 
-def test_is_called_as_other_positions_are() -> None:
+def test_rotary_embedding_shares_position_call_signature() -> None:
     found, expected = (
         inspect.signature(kind.forward).parameters for kind in (RotaryEmbedding, LearnedPositionalEncoding)
     )
     assert found == expected
 
 
-def test_ids_and_vectors_have_the_same_angles() -> None:
+def test_rotary_angles_are_equal_for_ids_and_vectors() -> None:
     module = RotaryEmbedding(CONFIGS["default"])
     assert_equal(module(torch.zeros(2, 5, 8)), module(IDS))
 
 
-def test_nothing_is_trained_or_saved() -> None:
+def test_rotary_embedding_has_no_parameters_or_state() -> None:
     module = RotaryEmbedding(CONFIGS["default"])
     assert list(module.parameters()) == []
     assert module.state_dict() == {}
 
 
-def test_another_type_of_the_module_leaves_the_angles_alone() -> None:
+def test_rotary_angles_ignore_dtype_cast() -> None:
     module = RotaryEmbedding(CONFIGS["default"])
     far = module(IDS, offset=10_000)
     assert_equal(module.to(torch.bfloat16)(IDS, offset=10_000), far)
     assert_equal(module.double()(IDS, offset=10_000), far)
 
 
-def test_storage_that_comes_later_is_filled() -> None:
+def test_rotary_frequencies_are_filled_after_meta_device() -> None:
     expected = RotaryEmbedding(CONFIGS["llama3"])(IDS)
     with torch.device("meta"):
         module = RotaryEmbedding(CONFIGS["llama3"])
@@ -273,7 +273,7 @@ def test_rotate_equals_transformers_llama(rows: int) -> None:
     assert_equal((rotate(query, cos, sin, "half"), rotate(key, cos, sin, "half")), expected)
 
 
-def test_rotate_of_a_partial_head_equals_gpt_neox() -> None:
+def test_rotate_partial_head_equals_gpt_neox() -> None:
     torch.manual_seed(0)
     query, key = torch.randn(2, 4, 5, 48), torch.randn(2, 4, 5, 48)
     cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS, offset=100)
@@ -293,13 +293,13 @@ def test_rotate_interleaved_equals_transformers_gptj(width: int) -> None:
     assert torch.equal(rotate(query, cos, sin, "interleaved"), expected)
 
 
-def test_rotate_keeps_the_type_of_the_query() -> None:
+def test_rotate_keeps_query_dtype() -> None:
     query = torch.randn(2, 4, 5, 32, dtype=torch.bfloat16)
     cos, sin = RotaryEmbedding(CONFIGS["default"])(query[:, 0])
     assert rotate(query, cos, sin).dtype == cos.dtype == torch.bfloat16
 
 
-def test_interleaved_pairs_are_complex_numbers_times_a_unit() -> None:
+def test_rotate_interleaved_equals_complex_multiplication() -> None:
     torch.manual_seed(0)
     query = torch.randn(1, 2, 50, 32, dtype=torch.float64)
     angle = torch.outer(torch.arange(50).double(), 10000.0 ** (-torch.arange(16).double() / 16))
@@ -309,7 +309,7 @@ def test_interleaved_pairs_are_complex_numbers_times_a_unit() -> None:
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_a_score_depends_on_the_distance_alone(layout: Layout) -> None:
+def test_rotated_score_depends_only_on_distance(layout: Layout) -> None:
     torch.manual_seed(0)
     query, key = torch.randn(2, 1, 1, 1, 32, dtype=torch.float64)
     positions = torch.arange(2000).unsqueeze(0)
@@ -322,7 +322,7 @@ def test_a_score_depends_on_the_distance_alone(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_a_gradient_turns_back(layout: Layout) -> None:
+def test_rotate_gradient_rotates_back(layout: Layout) -> None:
     torch.manual_seed(0)
     query, weights = torch.randn(2, 4, 5, 40, requires_grad=True), torch.randn(2, 4, 5, 40)
     cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS, offset=9)
@@ -331,26 +331,26 @@ def test_a_gradient_turns_back(layout: Layout) -> None:
     torch.testing.assert_close(query.grad, rotate(weights, cos, -sin, layout))
 
 
-def test_an_unknown_layout_is_refused() -> None:
+def test_rotate_unknown_layout_is_rejected() -> None:
     cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS)
     with pytest.raises(ValueError, match="layout: got 'pairs', expected 'half', 'interleaved'"):
         rotate(torch.zeros(2, 1, 5, 32), cos, sin, "pairs")  # type: ignore[arg-type]
 
 
-def test_a_head_narrower_than_the_angles_is_refused() -> None:
+def test_rotate_head_narrower_than_angles_is_rejected() -> None:
     cos, sin = RotaryEmbedding(CONFIGS["default"])(IDS)
     with pytest.raises(ValueError, match="cos: got 32 columns, expected up to the width 16 of a head"):
         rotate(torch.zeros(2, 1, 5, 16), cos, sin)
 
 
 @pytest.mark.parametrize("offset", [-1, torch.tensor([3, -1])])
-def test_a_negative_position_is_refused(offset: int | Tensor) -> None:
+def test_rotary_negative_offset_is_rejected(offset: int | Tensor) -> None:
     with pytest.raises(ValueError, match="offset: got -1, expected 0 or more"):
         RotaryEmbedding(CONFIGS["default"])(IDS, offset=offset)
 
 
 @pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
-def test_position_beyond_the_length_is_refused_if_angles_depend(scaling: str) -> None:
+def test_position_beyond_length_is_rejected_with_length_scaling(scaling: str) -> None:
     module = RotaryEmbedding(replace(CONFIGS[scaling], length=5000))
     module(IDS, offset=4995)
     with pytest.raises(ValueError, match="position: got 5000, expected 0 to 4999"):
@@ -378,18 +378,18 @@ def test_position_beyond_the_length_is_refused_if_angles_depend(scaling: str) ->
         ({"scaling": "yarn", "factor": 2.0, "original_len": 9, "beta_fast": 0.5}, "beta_fast: got 0.5, expected at"),
     ],
 )
-def test_a_number_that_makes_no_angles_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_rotary_config_with_invalid_value_is_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RotaryConfig(**{"dim": 32, **changes})
 
 
-def test_llama3_needs_two_borders() -> None:
+def test_llama3_high_factor_below_low_factor_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"high_freq_factor: got 0.5, expected at least low_freq_factor, 1.0"):
         replace(CONFIGS["llama3"], high_freq_factor=0.5)
 
 
 @pytest.mark.parametrize("factors", [(), (1.0,) * 15, (1.0,) * 15 + (0.0,)])
-def test_longrope_needs_a_factor_per_frequency(factors: tuple[float, ...]) -> None:
+def test_longrope_with_wrong_factors_is_rejected(factors: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"short_factor: got .*, expected 16 numbers of more than 0"):
         replace(CONFIGS["longrope"], short_factor=factors)
 
@@ -425,13 +425,13 @@ def test_longrope_needs_a_factor_per_frequency(factors: tuple[float, ...]) -> No
     ],
 )
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_a_file_that_is_not_understood_is_refused(rope: object, message: str, key: str) -> None:
+def test_invalid_rope_config_is_rejected(rope: object, message: str, key: str) -> None:
     with pytest.raises(ValueError, match=message):
         read({**SIZES, key: rope})
 
 
 @pytest.mark.parametrize("heads", [0, 257, "4", True])
-def test_invalid_number_of_heads_is_refused(heads: object) -> None:
+def test_invalid_head_count_is_rejected(heads: object) -> None:
     with pytest.raises(ValueError, match=rf"num_attention_heads: got {heads!r}, expected 1 to 256"):
         read({**SIZES, "num_attention_heads": heads})
 
@@ -476,7 +476,7 @@ def session(module: nn.Module, x: Tensor, shapes: tuple[object, ...]) -> onnxrun
 
 
 @EACH_SCALING
-def test_the_exported_graph_equals_the_module(config: RotaryConfig) -> None:
+def test_exported_rotary_graph_equals_module(config: RotaryConfig) -> None:
     batch, length, offsets = (torch.export.Dim(name) for name in ("batch", "length", "offsets"))
     graph = session(Angles(config), IDS, ({0: batch, 1: length}, {0: offsets}))
     module = RotaryEmbedding(config)
@@ -498,7 +498,7 @@ def test_the_exported_graph_equals_the_module(config: RotaryConfig) -> None:
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_the_exported_graph_turns_queries(layout: Layout) -> None:
+def test_exported_rotate_graph_equals_module(layout: Layout) -> None:
     torch.manual_seed(0)
     batch, length = (torch.export.Dim(name) for name in ("batch", "length"))
     module, query = Turned(layout), torch.randn(3, 4, 40, 48)

@@ -92,7 +92,7 @@ def survey(d_model: int, count: int, columns: int, base: float = 10000.0) -> Sur
 
 
 @pytest.mark.parametrize(("d_model", "count", "columns"), [(16, 1_000_000, 1), (512, 20_000, 2), (768, 20_000, 2)])
-def test_a_graph_gives_the_same_bits_and_they_are_right(d_model: int, count: int, columns: int) -> None:
+def test_graph_equals_module_bits_and_reference(d_model: int, count: int, columns: int) -> None:
     found = survey(d_model, count, columns)
     assert found.values == 2 * count * columns
     assert found.units_off <= 0.501
@@ -100,7 +100,7 @@ def test_a_graph_gives_the_same_bits_and_they_are_right(d_model: int, count: int
 
 
 @WIDTHS_AND_BASES
-def test_graph_has_the_bits_of_critical_positions(d_model: int, base: float) -> None:
+def test_graph_equals_module_bits_at_critical_positions(d_model: int, base: float) -> None:
     module = Sinusoid(d_model, base)
     positions = np.array(powers_of_two_and_neighbours() + [p for p, _ in closest_to_quarters(d_model, base)])
     expected = module(torch.from_numpy(positions))
@@ -118,7 +118,7 @@ def test_graph_has_no_sine_no_table_no_rounded_constant() -> None:
 
 @pytest.mark.parametrize(("d_model", "pad_odd"), [(8, False), (7, True)])
 @pytest.mark.parametrize("shape", [(1, 1), (4, 6), (0, 3), (3, 0)])
-def test_the_graph_holds_no_size_of_its_sample(shape: tuple[int, int], d_model: int, pad_odd: bool) -> None:
+def test_graph_has_no_fixed_sample_size(shape: tuple[int, int], d_model: int, pad_odd: bool) -> None:
     module = Sinusoid(d_model, pad_odd=pad_odd)
     model = exported(module, dynamic=False)
     del model.graph.value_info[:]
@@ -131,7 +131,7 @@ def test_the_graph_holds_no_size_of_its_sample(shape: tuple[int, int], d_model: 
     assert np.array_equal(bits(graph.run(None, {"positions": positions})[0]), bits(expected))
 
 
-def test_a_padded_width_is_exported() -> None:
+def test_exported_padded_width_equals_module() -> None:
     module, positions = Sinusoid(7, pad_odd=True), np.array([0, 1, 2**30])
     assert np.array_equal(bits(in_graph(session(7), positions)), bits(module(torch.from_numpy(positions))))
 

@@ -57,7 +57,7 @@ ODD_SHAPES = [(3, 5), (300, 63), (70, 511)]
 
 @pytest.mark.parametrize(("rows", "d_model"), SHAPES)
 @pytest.mark.parametrize("family", LIBRARY)
-def test_a_table_is_the_librarys_to_the_bit(family: str, rows: int, d_model: int) -> None:
+def test_table_equals_library_bit_for_bit(family: str, rows: int, d_model: int) -> None:
     recipe, library = LIBRARY[family]
     found = RECIPES[recipe](rows, d_model)
     assert found.dtype == torch.float32
@@ -66,7 +66,7 @@ def test_a_table_is_the_librarys_to_the_bit(family: str, rows: int, d_model: int
 
 @pytest.mark.parametrize(("rows", "d_model"), ODD_SHAPES)
 @pytest.mark.parametrize("family", [family for family in LIBRARY if family != "whisper"])
-def test_a_table_of_odd_width_is_the_librarys_to_the_bit(family: str, rows: int, d_model: int) -> None:
+def test_odd_width_table_equals_library_bit_for_bit(family: str, rows: int, d_model: int) -> None:
     recipe, library = LIBRARY[family]
     assert np.array_equal(bits(RECIPES[recipe](rows, d_model)), bits(library(rows, d_model)))
 
@@ -80,14 +80,14 @@ def test_a_table_of_odd_width_is_the_librarys_to_the_bit(family: str, rows: int,
         Speech2TextSinusoidalPositionalEmbedding,
     ],
 )
-def test_the_padding_row_is_zero_as_in_the_library(library: Any, padding_idx: int) -> None:
+def test_padding_row_is_zero_as_in_library(library: Any, padding_idx: int) -> None:
     found = RECIPES["tensor2tensor"](40, 24, padding_idx)
     assert np.array_equal(bits(found), bits(library.get_embedding(40, 24, padding_idx)))
     assert (found[padding_idx] == 0).all()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_only_the_padding_row_is_zeroed(recipe: str) -> None:
+def test_only_padding_row_is_zeroed(recipe: str) -> None:
     expected = RECIPES[recipe](9, 8)
     expected[5] = 0
     assert torch.equal(RECIPES[recipe](9, 8, 5), expected)
@@ -95,13 +95,13 @@ def test_only_the_padding_row_is_zeroed(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("padding_idx", [-1, 9])
-def test_a_padding_row_outside_the_table_is_refused(recipe: str, padding_idx: int) -> None:
+def test_padding_row_outside_table_is_rejected(recipe: str, padding_idx: int) -> None:
     with pytest.raises(ValueError, match=f"padding_idx: got {padding_idx}, expected 0 to 8"):
         RECIPES[recipe](9, 8, padding_idx)
 
 
 @pytest.mark.parametrize("d_model", [2, 3])
-def test_tensor2tensor_refuses_a_width_that_divides_by_zero(d_model: int) -> None:
+def test_tensor2tensor_width_dividing_by_zero_is_rejected(d_model: int) -> None:
     with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected 4 or more"):
         RECIPES["tensor2tensor"](4, d_model)
 

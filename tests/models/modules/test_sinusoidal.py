@@ -29,14 +29,14 @@ def vectors(module: SinusoidalPositionalEncoding, positions: list[int]) -> NDArr
 
 
 @pytest.mark.parametrize("base", [10000, 500])
-def test_table_is_within_one_unit_of_mpmath(base: int) -> None:
+def test_sinusoid_table_is_within_one_unit_of_mpmath(base: int) -> None:
     positions = [0, 1, 2, 3, 100, *range(511, 4096, 117), 4095]
     expected = exact(positions, 32, base)
     found = vectors(SinusoidalPositionalEncoding(32, 4096, base=base), positions)
     assert (np.abs(found - expected) <= np.spacing(np.abs(expected).astype(np.float32))).all()
 
 
-def test_far_positions_equal_mpmath_beyond_float32_products() -> None:
+def test_far_sinusoids_equal_mpmath_unlike_float32_products() -> None:
     positions = [10**6 - 1, 10**6, 10**6 + 12345]
     expected = exact(positions, 64)
     assert np.abs(vectors(SinusoidalPositionalEncoding(64, 16), positions) - expected).max() <= 1e-7
@@ -45,17 +45,17 @@ def test_far_positions_equal_mpmath_beyond_float32_products() -> None:
     assert np.abs(naive - expected[:, 0::2]).max() > 1e-2
 
 
-def test_positions_stay_apart_beyond_float32_integers() -> None:
+def test_sinusoids_beyond_float32_integers_equal_mpmath() -> None:
     positions = [2**24, 2**24 + 1, 10**9, 10**9 + 1]
     assert np.abs(vectors(SinusoidalPositionalEncoding(16, 16), positions) - exact(positions, 16)).max() <= 1e-6
 
 
-def test_the_table_is_transformers_table_of_distilbert() -> None:
+def test_sinusoid_table_equals_transformers_distilbert() -> None:
     expected = create_sinusoidal_embeddings(512, 48, torch.empty(512, 48))
     assert torch.allclose(SinusoidalPositionalEncoding(48, 512).table, expected, rtol=0, atol=6e-8)
 
 
-def test_beyond_the_table_equals_a_larger_table() -> None:
+def test_positions_beyond_table_equal_larger_table() -> None:
     ids = torch.zeros((2, 20), dtype=torch.int64)
     offset = torch.tensor([0, 90])
     assert torch.equal(
@@ -63,7 +63,7 @@ def test_beyond_the_table_equals_a_larger_table() -> None:
     )
 
 
-def test_a_rotation_by_k_takes_every_position_p_to_p_plus_k() -> None:
+def test_sinusoid_rotation_by_k_shifts_position_by_k() -> None:
     d_model, count = 16, 300
     table = SinusoidalPositionalEncoding(d_model, 2 * count).table.double().numpy()
     frequency = 10000.0 ** (-np.arange(0, d_model, 2) / d_model)
@@ -77,37 +77,37 @@ def test_a_rotation_by_k_takes_every_position_p_to_p_plus_k() -> None:
         assert np.abs(table[:count] @ rotation - table[k : k + count]).max() < 3e-7, k
 
 
-def test_nothing_is_trained_or_saved() -> None:
+def test_sinusoidal_encoding_has_no_parameters_or_state() -> None:
     module = SinusoidalPositionalEncoding(8, 16)
     assert list(module.parameters()) == []
     assert module.state_dict() == {}
 
 
-def test_the_table_follows_the_module() -> None:
+def test_sinusoid_table_follows_module_device_and_dtype() -> None:
     module = SinusoidalPositionalEncoding(8, 16)
     assert module.to("meta").table.device.type == "meta"
     assert SinusoidalPositionalEncoding(8, 16).to(torch.bfloat16).table.dtype == torch.bfloat16
 
 
-def test_the_type_of_the_module_holds_beyond_the_table_too() -> None:
+def test_dtype_of_module_holds_beyond_table() -> None:
     module, x = SinusoidalPositionalEncoding(8, 4).to(torch.bfloat16), torch.zeros(1, 4, 8, dtype=torch.bfloat16)
     assert module(x).dtype == module(x, offset=100).dtype == torch.bfloat16
 
 
-def test_takes_the_place_of_learned_positions() -> None:
+def test_sinusoidal_encoding_can_replace_learned_encoding() -> None:
     x, position_ids = torch.randn(2, 3, 8), torch.tensor([[4, 0, 2]])
     for kind in (LearnedPositionalEncoding, SinusoidalPositionalEncoding):
         module = kind(8, 16, 0.0)
         assert module(x, position_ids).shape == module(x, None, 5).shape == x.shape
 
 
-def test_an_odd_width_is_refused() -> None:
+def test_odd_width_is_rejected() -> None:
     with pytest.raises(ValueError, match="d_model: got 7, expected an even width"):
         SinusoidalPositionalEncoding(7, 16)
 
 
 @pytest.mark.parametrize("d_model", [1, 7])
-def test_an_odd_width_is_padded_with_zeros_on_request(d_model: int) -> None:
+def test_odd_width_is_zero_padded_on_request(d_model: int) -> None:
     positions = [0, 1, 15, 200]
     found = vectors(SinusoidalPositionalEncoding(d_model, 16, pad_odd=True), positions)
     assert found.shape == (4, d_model)

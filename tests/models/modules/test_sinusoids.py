@@ -30,7 +30,7 @@ def test_powers_of_two_equal_mpmath_rounded_once(d_model: int, base: float) -> N
 
 
 @WIDTHS_AND_BASES
-def test_powers_of_two_are_right_in_every_column(d_model: int, base: float) -> None:
+def test_powers_of_two_equal_reference_in_every_column(d_model: int, base: float) -> None:
     positions = np.array(powers_of_two_and_neighbours())[1:]
     found = Sinusoid(d_model, base)(torch.from_numpy(positions)).numpy()
     for pair in range(d_model // 2):
@@ -44,11 +44,11 @@ def test_smallest_values_equal_mpmath_rounded_once(d_model: int, base: float) ->
 
 
 @pytest.mark.parametrize("d_model", [32, 512, 768])
-def test_random_values_are_mpmaths_values_rounded_once(d_model: int) -> None:
+def test_random_values_equal_mpmath_rounded_once(d_model: int) -> None:
     assert worst(random_places(d_model, 3_000), d_model) <= 0.501
 
 
-def test_the_quick_reference_is_mpmaths_value() -> None:
+def test_fast_reference_equals_mpmath() -> None:
     places = [*random_places(512, 2000), *closest_to_quarters(512, 10000.0)]
     positions, pairs = np.array(places).T
     sines, cosines = reference(positions, pairs, 512)
@@ -59,7 +59,7 @@ def test_the_quick_reference_is_mpmaths_value() -> None:
                 assert abs(mpmath.fsum(parts) / exact - 1) < 2**-50, place
 
 
-def test_a_float64_angle_is_wrong_where_values_are_small() -> None:
+def test_float64_angle_is_inaccurate_for_small_values() -> None:
     places = list(closest_to_quarters(512, 10000.0))
     off = []
     for position, pair in places:
@@ -70,7 +70,7 @@ def test_a_float64_angle_is_wrong_where_values_are_small() -> None:
 
 
 @pytest.mark.parametrize(("name", "factor"), [("sin", SINE), ("cos", COSINE)])
-def test_the_polynomials_are_right_to_54_bits(name: str, factor: tuple[float, ...]) -> None:
+def test_polynomials_are_accurate_to_54_bits(name: str, factor: tuple[float, ...]) -> None:
     with mpmath.workprec(PRECISION):
         for step in range(1, 1001):
             turn = (mpmath.mpf(1) / 8 + mpmath.mpf(2) ** -14) * step / 1000
@@ -78,13 +78,13 @@ def test_the_polynomials_are_right_to_54_bits(name: str, factor: tuple[float, ..
             assert abs(value / getattr(mpmath, name)(2 * mpmath.pi * turn) - 1) < 2**-54
 
 
-def test_a_value_does_not_depend_on_what_is_computed_beside_it() -> None:
+def test_value_is_independent_of_its_batch() -> None:
     module, positions = Sinusoid(30), torch.randint(0, POSITIONS, (40, 25), generator=torch.Generator().manual_seed(0))
     rows = [module(position) for position in positions.flatten()]
     assert np.array_equal(bits(torch.stack(rows).reshape(40, 25, 30)), bits(module(positions)))
 
 
-def test_backwards_the_sines_change_their_sign() -> None:
+def test_negative_positions_negate_only_sines() -> None:
     positions = torch.tensor([1, 5, 10**6, POSITIONS - 1])
     forwards, backwards = sinusoid(positions, 64), sinusoid(-positions, 64)
     assert torch.equal(backwards[:, 0::2], -forwards[:, 0::2])
@@ -93,30 +93,30 @@ def test_backwards_the_sines_change_their_sign() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3, 4)])
-def test_positions_have_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_positions_may_have_any_shape(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     found = sinusoid(torch.full(shape, 7, dtype=dtype), 8)
     assert found.shape == (*shape, 8)
     assert torch.equal(found, sinusoid(torch.tensor(7), 8).expand(*shape, 8))
 
 
-def test_a_cast_of_the_module_does_not_round_its_constants() -> None:
+def test_module_cast_does_not_round_constants() -> None:
     positions = torch.tensor([3, 10**6])
     assert torch.equal(Sinusoid(64).to(torch.bfloat16)(positions), Sinusoid(64)(positions))
 
 
-def test_a_module_without_storage_has_real_constants() -> None:
+def test_sinusoid_created_on_meta_device_has_constants() -> None:
     with torch.device("meta"):
         module = Sinusoid(64)
     assert torch.equal(module(torch.tensor([3])), Sinusoid(64)(torch.tensor([3])))
 
 
-def test_nothing_is_trained_or_saved() -> None:
+def test_sinusoid_has_no_parameters_or_state() -> None:
     assert Sinusoid(8).state_dict() == {}
     assert list(Sinusoid(8).parameters()) == []
 
 
 @pytest.mark.parametrize("d_model", [1, 7])
-def test_an_odd_width_is_refused_or_padded_with_zeros(d_model: int) -> None:
+def test_odd_width_is_rejected_or_zero_padded(d_model: int) -> None:
     with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected an even width"):
         Sinusoid(d_model)
     found = sinusoid(torch.tensor([0, 1, 2**30]), d_model, pad_odd=True)
@@ -129,18 +129,18 @@ def test_an_odd_width_is_refused_or_padded_with_zeros(d_model: int) -> None:
 
 
 @pytest.mark.parametrize("d_model", [0, -2])
-def test_a_width_below_one_is_refused(d_model: int) -> None:
+def test_width_below_one_is_rejected(d_model: int) -> None:
     with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected 1 or more"):
         Sinusoid(d_model)
 
 
 @pytest.mark.parametrize("base", [0.0, -10.0, math.inf, math.nan])
-def test_a_base_that_is_no_positive_number_is_refused(base: float) -> None:
+def test_non_positive_or_non_finite_base_is_rejected(base: float) -> None:
     with pytest.raises(ValueError, match=f"base: got {base}, expected finite numbers greater than 0"):
         Sinusoid(8, base)
 
 
 @pytest.mark.parametrize("position", [2**31, -(2**31), 2**62, -(2**63)])
-def test_a_position_of_more_than_31_bits_is_refused(position: int) -> None:
+def test_position_over_31_bits_is_rejected(position: int) -> None:
     with pytest.raises(ValueError, match=f"positions: got {position}, expected -2147483647 to 2147483647"):
         sinusoid(torch.tensor([0, position]), 8)

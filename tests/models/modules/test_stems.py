@@ -50,13 +50,13 @@ def found(folder: Path, name: str, values: Tensor) -> Tensor:
 
 @EVERY
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_a_saved_model_gives_the_bits_that_enter_the_first_block(name: str, batch: int, tmp_path: Path) -> None:
+def test_saved_stem_equals_transformers_block_0_input(name: str, batch: int, tmp_path: Path) -> None:
     values = sample(name, batch)
     assert torch.equal(found(save(name, tmp_path), name, values), entering_block_0(name, values))
 
 
 @pytest.mark.parametrize("name", ["vit head", "clip", "whisper head"])
-def test_a_model_in_shards_is_read(name: str, tmp_path: Path) -> None:
+def test_sharded_stem_checkpoint_is_read(name: str, tmp_path: Path) -> None:
     folder, values = save(name, tmp_path, max_shard_size="2KB"), sample(name)
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
     assert torch.equal(found(folder, name, values), entering_block_0(name, values))
@@ -64,7 +64,7 @@ def test_a_model_in_shards_is_read(name: str, tmp_path: Path) -> None:
 
 @IMAGES
 @pytest.mark.parametrize("grid", [(1, 1), (3, 4), (4, 3), (5, 5), (2, 9), (11, 1)])
-def test_other_sizes_have_the_positions_of_transformers(name: str, grid: tuple[int, int], tmp_path: Path) -> None:
+def test_image_stem_at_other_sizes_equals_transformers(name: str, grid: tuple[int, int], tmp_path: Path) -> None:
     patch = 8 if name == "vit" else 6
     values = sample(name, size=(grid[0] * patch, grid[1] * patch))
     vectors = found(save(name, tmp_path), name, values)
@@ -72,7 +72,7 @@ def test_other_sizes_have_the_positions_of_transformers(name: str, grid: tuple[i
     assert torch.equal(vectors, entering_block_0(name, values))
 
 
-def test_no_other_tensor_is_read(tmp_path: Path) -> None:
+def test_stem_reader_needs_no_other_tensors(tmp_path: Path) -> None:
     folder, values = save("clip", tmp_path), sample("clip")
     expected = found(folder, "clip", values)
     kept = ("vision_model.embeddings.", "vision_model.pre_layrnorm.")
@@ -82,7 +82,7 @@ def test_no_other_tensor_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_weights_are_widened(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_narrow_stem_weights_are_widened_to_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     model = build("vit")
     nn.Module.to(model, dtype).save_pretrained(tmp_path)
     stem = read_stem(tmp_path)
@@ -91,7 +91,7 @@ def test_narrow_weights_are_widened(dtype: torch.dtype, tmp_path: Path) -> None:
     assert torch.equal(stem.positions, expected)
 
 
-def test_an_encoder_that_was_saved_alone_is_read(tmp_path: Path) -> None:
+def test_standalone_encoder_checkpoint_is_read(tmp_path: Path) -> None:
     model, values = build("whisper"), sample("whisper")
     model.get_submodule("encoder").save_pretrained(tmp_path)  # type: ignore[operator]
     assert "conv1.weight" in load_file(tmp_path / "model.safetensors")
@@ -106,7 +106,7 @@ def test_an_encoder_that_was_saved_alone_is_read(tmp_path: Path) -> None:
         ("whisper/encoder", WhisperModel, WhisperConfig()),
     ],
 )
-def test_keys_that_are_absent_have_the_librarys_defaults(row: str, kind: type[PreTrainedModel], config: Any) -> None:
+def test_absent_config_keys_take_library_defaults(row: str, kind: type[PreTrainedModel], config: Any) -> None:
     with torch.device("meta"):
         tensors = kind(config).state_dict()
     family = STEMS[row]
@@ -131,7 +131,7 @@ def change(folder: Path, section: str | None = None, /, **values: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_the_old_second_part_of_a_clip_config_wins(tmp_path: Path) -> None:
+def test_clip_vision_config_dict_overrides_vision_config(tmp_path: Path) -> None:
     folder, values = save("clip", tmp_path), sample("clip")
     part = json.loads((folder / "config.json").read_text())["vision_config"]
     change(folder, vision_config_dict=part | {"layer_norm_eps": 0.5})
@@ -143,7 +143,7 @@ def test_the_old_second_part_of_a_clip_config_wins(tmp_path: Path) -> None:
     assert torch.equal(found(folder, "clip", values), entering_block_0("clip", values))
 
 
-def test_a_square_that_is_given_by_two_numbers_is_read(tmp_path: Path) -> None:
+def test_square_size_as_pair_is_read(tmp_path: Path) -> None:
     folder, values = save("vit", tmp_path), sample("vit")
     change(folder, image_size=[30, 30], patch_size=[8, 8])
     assert torch.equal(found(folder, "vit", values), entering_block_0("vit", values))
@@ -169,9 +169,7 @@ def test_a_square_that_is_given_by_two_numbers_is_read(tmp_path: Path) -> None:
         ("clip", {"vision_config": [1]}, r"vision_config is \[1\]"),
     ],
 )
-def test_values_that_are_not_understood_are_refused_by_name(
-    name: str, values: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_invalid_stem_config_value_is_rejected(name: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = save(name, tmp_path)
     change(folder, **values)
     with pytest.raises(CheckpointError, match=message):
@@ -181,13 +179,13 @@ def test_values_that_are_not_understood_are_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "side"), [("vit", "vision"), ("clip", None), ("clip", "text"), ("whisper", "decoder")]
 )
-def test_a_side_that_is_no_stem_is_refused(name: str, side: str | None, tmp_path: Path) -> None:
+def test_unknown_stem_side_is_rejected(name: str, side: str | None, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"side {side!r}, known are"):
         read_stem(save(name, tmp_path), side)
 
 
 @EVERY
-def test_a_config_leads_to_its_row(name: str, tmp_path: Path) -> None:
+def test_stem_config_is_recognised(name: str, tmp_path: Path) -> None:
     _, config, side, _ = MODELS[name]
     row = f"{config.model_type}/{side}" if side else config.model_type
     assert row in STEMS
@@ -199,7 +197,7 @@ def test_a_config_leads_to_its_row(name: str, tmp_path: Path) -> None:
     ("name", "key"),
     [("vit", "embeddings.cls_token"), ("vit", "embeddings.position_embeddings"), ("vision", "pre_layrnorm.bias")],
 )
-def test_a_missing_tensor_is_named(name: str, key: str, tmp_path: Path) -> None:
+def test_missing_stem_tensor_is_named_in_error(name: str, key: str, tmp_path: Path) -> None:
     folder = save(name, tmp_path)
     tensors = load_file(folder / "model.safetensors")
     missing = next(stored for stored in tensors if stored.endswith(key))
@@ -216,7 +214,7 @@ STEM_OF: dict[str, Stem] = {"patches": PatchStem(PATCHES), "audio": AudioStem(AU
 
 
 @pytest.mark.parametrize("kind", STEM_OF)
-def test_every_parameter_learns(kind: str) -> None:
+def test_every_stem_parameter_is_trained(kind: str) -> None:
     torch.manual_seed(0)
     stem = STEM_OF[kind]
     # An oblong image: its positions are interpolated, and the table behind them still learns.
@@ -235,7 +233,7 @@ def test_every_parameter_learns(kind: str) -> None:
 
 
 @pytest.mark.parametrize("config", [PATCHES, AUDIO, replace(PATCHES, norm_eps=None, bias=False)])
-def test_a_config_survives_its_document(config: PatchConfig | AudioConfig) -> None:
+def test_stem_config_document_round_trips(config: PatchConfig | AudioConfig) -> None:
     assert from_document(json.loads(json.dumps(to_document(config)))) == config
 
 
@@ -249,7 +247,7 @@ def test_a_config_survives_its_document(config: PatchConfig | AudioConfig) -> No
         (to_document(PATCHES) | {"bias": 1}, "bias: got 1"),
     ],
 )
-def test_a_document_that_is_not_understood_is_refused(document: dict[str, Any], message: str) -> None:
+def test_invalid_stem_document_is_rejected(document: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_document(document)
 
@@ -267,13 +265,13 @@ def test_a_document_that_is_not_understood_is_refused(document: dict[str, Any], 
         ("audio", (1, 4, 11), r"input_features: got shape"),
     ],
 )
-def test_other_shapes_are_refused(kind: str, shape: tuple[int, ...], message: str) -> None:
+def test_stem_input_with_wrong_shape_is_rejected(kind: str, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         STEM_OF[kind](torch.zeros(shape))
 
 
 @EVERY
-def test_signature_gives_the_output_shape(name: str, tmp_path: Path) -> None:
+def test_stem_signature_gives_output_shape(name: str, tmp_path: Path) -> None:
     stem, values = read_stem(save(name, tmp_path), MODELS[name][2]), sample(name)
     signature = stem.signature
     signature.check(values.shape)
@@ -282,7 +280,7 @@ def test_signature_gives_the_output_shape(name: str, tmp_path: Path) -> None:
     assert not signature.exact
 
 
-def test_the_tensors_are_not_copied() -> None:
+def test_stem_from_tensors_shares_their_memory() -> None:
     tensors = STEM_OF["patches"].state_dict()
     stem = from_tensors(PATCHES, tensors)
     assert all(value.data_ptr() == tensors[name].data_ptr() for name, value in stem.state_dict().items())

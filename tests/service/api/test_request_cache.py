@@ -42,7 +42,7 @@ def test_callers_with_different_keys_share_a_template(tiny_repository: Path, tmp
         assert app.templates.hits == 1
 
 
-def test_a_model_that_is_unloaded_leaves_memory(tiny_repository: Path) -> None:
+def test_unloaded_model_is_freed(tiny_repository: Path) -> None:
     settings = Settings(repository=tiny_repository)
     engine = create_engine(settings)
     app = create_app(settings, engine)

@@ -34,7 +34,7 @@ async def at_once() -> int:
     return 5
 
 
-def test_what_comes_in_time_is_returned() -> None:
+def test_message_in_time_is_returned() -> None:
     async def test(_: StreamRegistry, lifetime: StreamLifetime) -> None:
         assert await lifetime.wait(at_once) == 5
 
@@ -42,7 +42,7 @@ def test_what_comes_in_time_is_returned() -> None:
 
 
 @pytest.mark.parametrize(("idle", "total", "reason"), [(0.01, 20, "idle"), (20, 0.01, "time")])
-def test_waiting_has_an_end(idle: float, total: float, reason: str) -> None:
+def test_wait_ends_at_idle_or_total_timeout(idle: float, total: float, reason: str) -> None:
     async def test(_: StreamRegistry, lifetime: StreamLifetime) -> None:
         with pytest.raises(StreamEnd) as closing:
             await lifetime.wait(forever)
@@ -51,7 +51,7 @@ def test_waiting_has_an_end(idle: float, total: float, reason: str) -> None:
     run(test, idle, total)
 
 
-def test_a_stream_that_never_waits_ends_too() -> None:
+def test_never_waiting_stream_ends_at_drain_and_timeout() -> None:
     async def test(streams: StreamRegistry, lifetime: StreamLifetime) -> None:
         streams.drain()
         with pytest.raises(StreamEnd, match="shutdown"):
@@ -66,7 +66,7 @@ def test_a_stream_that_never_waits_ends_too() -> None:
     run(late, total=0)
 
 
-def test_every_stream_that_waits_is_woken_to_end() -> None:
+def test_drain_wakes_waiting_streams() -> None:
     async def test(streams: StreamRegistry, lifetime: StreamLifetime) -> None:
         waiting = asyncio.ensure_future(lifetime.wait(forever))
         await asyncio.sleep(0)

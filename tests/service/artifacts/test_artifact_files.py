@@ -16,14 +16,14 @@ from preblock.service.runtime.session import Session, open_session
 from tests.service.artifacts.broken_artifacts import edit, refusal
 
 
-def test_what_is_sealed_again_is_served(folder: Path) -> None:
+def test_resealed_artifact_is_served(folder: Path) -> None:
     edit(folder, lambda model: setattr(model, "producer_name", "another"))
     Repository(folder.parent.parent, CPU, 1)
 
 
 @pytest.mark.parametrize("name", [GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
 @pytest.mark.parametrize("where", [0, -1])
-def test_a_flipped_bit_is_refused(folder: Path, name: str, where: int) -> None:
+def test_flipped_bit_is_rejected(folder: Path, name: str, where: int) -> None:
     content = bytearray((folder / name).read_bytes())
     content[where] ^= 1
     (folder / name).write_bytes(content)
@@ -32,7 +32,7 @@ def test_a_flipped_bit_is_refused(folder: Path, name: str, where: int) -> None:
 
 @pytest.mark.parametrize("name", [GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
 @pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"\0", lambda _: b""])
-def test_another_length_is_refused(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+def test_file_with_wrong_length_is_rejected(folder: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     (folder / name).write_bytes(change((folder / name).read_bytes()))
     assert refusal(folder).startswith(f"{name}: got sha256 ")
 
@@ -41,28 +41,28 @@ FILES = pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, POSITIONED_GRA
 
 
 @FILES
-def test_a_symbolic_link_is_refused(folder: Path, name: str) -> None:
+def test_symbolic_link_is_rejected(folder: Path, name: str) -> None:
     (folder / name).rename(folder.parent / "outside")
     (folder / name).symlink_to(folder.parent / "outside")
     assert refusal(folder) == f"{name}: got a symbolic link, expected a regular file"
 
 
 @FILES
-def test_a_second_hard_link_is_accepted(folder: Path, name: str) -> None:
+def test_second_hard_link_is_accepted(folder: Path, name: str) -> None:
     os.link(folder / name, folder.parent / "outside")
     Repository(folder.parent.parent, CPU, 1)
 
 
 @FILES
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_special_files_are_refused_without_blocking(folder: Path, name: str, make: Callable[[Path], object]) -> None:
+def test_special_file_is_rejected_without_blocking(folder: Path, name: str, make: Callable[[Path], object]) -> None:
     (folder / name).unlink()
     make(folder / name)
     assert refusal(folder) == f"{name}: got a folder or device, expected a regular file"
 
 
 @FILES
-def test_a_device_is_refused(folder: Path, name: str) -> None:
+def test_device_is_rejected(folder: Path, name: str) -> None:
     (folder / name).unlink()
     try:
         os.mknod(folder / name, 0o020666, os.makedev(1, 5))  # /dev/zero has no end
@@ -74,14 +74,14 @@ def test_a_device_is_refused(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "most"), [(MANIFEST, 4 * 2**20), (PARITY, 4 * 2**20), (GRAPH, 16 * 2**20), (TOKEN_GRAPH, 16 * 2**20)]
 )
-def test_a_file_of_a_gigabyte_is_not_read(folder: Path, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_file_is_not_read(folder: Path, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(folder / name, 2**30)
     # The hash, read in small chunks, agrees.
     monkeypatch.setattr(loader, "check_files", lambda *_: {})
     assert refusal(folder) == f"{name}: got more than {most} bytes, expected at most {most} bytes"
 
 
-def test_a_file_that_changes_while_it_is_opened_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_changed_during_open_is_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*arguments: Any) -> Session:
         opened = open_session(*arguments)
         (folder / DATA).write_bytes((folder / DATA).read_bytes())

@@ -61,7 +61,7 @@ def plant(folder: Path, content: str) -> None:
 
 
 @pytest.mark.usefixtures("later")
-def test_hash_cache_key_is_the_stat_of_the_file(folder: Path, file: Path) -> None:
+def test_hash_cache_key_is_file_stat(folder: Path, file: Path) -> None:
     known = Checksums(folder)
     assert ask(known, file) == sum_of(b"content")
     known.save()
@@ -76,7 +76,7 @@ def test_cached_file_is_not_hashed_again(folder: Path, file: Path) -> None:
 
 
 @pytest.mark.usefixtures("later")
-def test_a_change_that_keeps_size_and_time_is_seen(folder: Path, file: Path) -> None:
+def test_change_with_same_size_and_mtime_is_detected(folder: Path, file: Path) -> None:
     known = Checksums(folder)
     ask(known, file)
     before = file.stat()
@@ -109,7 +109,7 @@ def test_file_changed_during_hashing_is_not_cached(folder: Path, file: Path, mon
 
 
 @pytest.mark.usefixtures("later")
-def test_without_a_folder_nothing_is_cached(file: Path) -> None:
+def test_nothing_is_cached_without_folder(file: Path) -> None:
     known = Checksums(None)
     ask(known, file)
     known.save()
@@ -121,7 +121,7 @@ def test_without_a_folder_nothing_is_cached(file: Path) -> None:
     ["", "{", "[]", "null", "[" * 10**5, '{"a": 1}', '{"1:2": "x"}', f'{{"x": "{FALSE}"}}', "9" * 5000, " " * 2**21],
     ids=range(10),
 )
-def test_what_cannot_be_understood_is_replaced(folder: Path, file: Path, content: str) -> None:
+def test_malformed_cache_file_is_replaced(folder: Path, file: Path, content: str) -> None:
     plant(folder, content)
     known = Checksums(folder)
     assert ask(known, file) == sum_of(b"content")
@@ -131,20 +131,20 @@ def test_what_cannot_be_understood_is_replaced(folder: Path, file: Path, content
 
 @pytest.mark.usefixtures("later")
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_what_others_may_write_is_not_believed(folder: Path, file: Path, mode: int) -> None:
+def test_cache_file_writable_by_others_is_ignored(folder: Path, file: Path, mode: int) -> None:
     plant(folder, json.dumps({key_of(file): FALSE}))
     (folder / CACHE_FILE).chmod(mode)
     assert ask(Checksums(folder), file) == sum_of(b"content")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_what_another_user_owns_is_not_believed(folder: Path, file: Path) -> None:
+def test_cache_file_of_another_user_is_ignored(folder: Path, file: Path) -> None:
     plant(folder, json.dumps({key_of(file): FALSE}))
     os.chown(folder / CACHE_FILE, 12345, 12345)
     assert ask(Checksums(folder), file) == sum_of(b"content")
 
 
-def test_a_link_is_not_believed(folder: Path, file: Path, tmp_path: Path) -> None:
+def test_symlinked_cache_file_is_ignored(folder: Path, file: Path, tmp_path: Path) -> None:
     plant(folder, json.dumps({key_of(file): FALSE}))
     (folder / CACHE_FILE).rename(tmp_path / "elsewhere")
     (folder / CACHE_FILE).symlink_to(tmp_path / "elsewhere")
@@ -153,7 +153,7 @@ def test_a_link_is_not_believed(folder: Path, file: Path, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("later")
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere", "/dev/null"])
-def test_where_nothing_can_be_written_files_are_hashed_each_time(file: Path, tmp_path: Path, place: str) -> None:
+def test_files_are_hashed_each_time_if_cache_is_unwritable(file: Path, tmp_path: Path, place: str) -> None:
     for _ in range(2):
         known = Checksums(tmp_path / place)
         assert ask(known, file) == sum_of(b"content")
@@ -162,7 +162,7 @@ def test_where_nothing_can_be_written_files_are_hashed_each_time(file: Path, tmp
 
 
 @pytest.mark.usefixtures("later")
-def test_a_folder_in_its_place_is_left_alone(folder: Path, file: Path) -> None:
+def test_folder_in_place_of_cache_file_is_kept(folder: Path, file: Path) -> None:
     (folder / CACHE_FILE / "kept").mkdir(parents=True)
     known = Checksums(folder)
     assert ask(known, file) == sum_of(b"content")
@@ -171,14 +171,14 @@ def test_a_folder_in_its_place_is_left_alone(folder: Path, file: Path) -> None:
 
 
 @pytest.mark.usefixtures("later")
-def test_a_user_without_a_home_has_every_file_hashed(file: Path) -> None:
+def test_files_are_hashed_without_home_folder(file: Path) -> None:
     known = Checksums(Path("~no-such-user/cache"))
     assert ask(known, file) == sum_of(b"content")
     known.save()
 
 
 @pytest.mark.usefixtures("later")
-def test_the_home_is_found(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_path_expands_home_folder(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     known = Checksums(Path("~/.cache/preblock"))
     ask(known, file)
@@ -203,7 +203,7 @@ def test_cache_keeps_the_most_recently_used_hashes(
 
 
 @pytest.mark.usefixtures("later")
-def test_many_at_once_leave_a_file_that_can_be_read(folder: Path, tmp_path: Path) -> None:
+def test_concurrent_saves_leave_valid_cache_file(folder: Path, tmp_path: Path) -> None:
     files = [tmp_path / str(number) for number in range(40)]
     for file in files:
         file.write_text(file.name)
@@ -222,7 +222,7 @@ def test_many_at_once_leave_a_file_that_can_be_read(folder: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("later")
-def test_a_repository_is_hashed_once(
+def test_repository_files_are_hashed_once(
     weighty_repository: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = shutil.copytree(weighty_repository, tmp_path / "root")

@@ -28,14 +28,14 @@ LOCATIONS = [
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
-def test_another_location_is_refused(folder: Path, location: str) -> None:
+def test_external_data_elsewhere_is_rejected(folder: Path, location: str) -> None:
     edit(folder, lambda model: place(model.graph.initializer[0], location=location))
     got = location.replace("\0", "\\x00")
     assert refusal(folder) == f"{TOKENS} location: got {got}, expected {DATA}, in the same folder"
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-def test_another_location_is_refused_though_it_holds_the_same(folder: Path, absolute: bool) -> None:
+def test_identical_external_data_elsewhere_is_rejected(folder: Path, absolute: bool) -> None:
     outside = shutil.copy(folder / DATA, folder.parent / "outside")
     location = str(outside) if absolute else "../outside"
     edit(folder, lambda model: place(model.graph.initializer[0], location=location))
@@ -44,33 +44,33 @@ def test_another_location_is_refused_though_it_holds_the_same(folder: Path, abso
 
 @pytest.mark.parametrize("key", ["offset", "length"])
 @pytest.mark.parametrize("text", ["-1", "1e3", " 0", "", "0x10", "+1", "\u0661", "1" * 19, "1_0", "0\n"])
-def test_invalid_byte_count_is_refused(folder: Path, key: str, text: str) -> None:
+def test_invalid_byte_count_is_rejected(folder: Path, key: str, text: str) -> None:
     edit(folder, lambda model: place(model.graph.initializer[0], **{key: text}))
     assert refusal(folder) == f"{TOKENS} {key}: got {ascii(text)[1:-1]}, expected a whole number of bytes"
 
 
 @pytest.mark.parametrize("offset", [6401, 19200, 10**17])
-def test_an_offset_beyond_the_data_is_refused(folder: Path, offset: int) -> None:
+def test_external_offset_beyond_data_is_rejected(folder: Path, offset: int) -> None:
     edit(folder, lambda model: place(model.graph.initializer[0], offset=str(offset)))
     message = f"{TOKENS}: got bytes {offset} to {offset + LENGTH}, expected 0 to 19200, as {DATA} has"
     assert refusal(folder) == message
 
 
 @pytest.mark.parametrize("length", [0, 12799, 12801, 19200])
-def test_a_length_of_another_shape_is_refused(folder: Path, length: int) -> None:
+def test_external_length_not_matching_shape_is_rejected(folder: Path, length: int) -> None:
     edit(folder, lambda model: place(model.graph.initializer[0], length=str(length)))
     expected = f"{TOKENS} length: got {length}, expected {LENGTH} bytes, as float32 [100, 32] has"
     assert refusal(folder) == expected
 
 
 @pytest.mark.parametrize("data_type", [11, 10, 7, 2])
-def test_a_length_of_another_type_is_refused(folder: Path, data_type: int) -> None:
+def test_external_length_not_matching_type_is_rejected(folder: Path, data_type: int) -> None:
     edit(folder, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
     assert refusal(folder).startswith(f"{TOKENS} length: got {LENGTH}, expected ")
 
 
 @pytest.mark.parametrize("data_type", [0, 8, 14, 22, 99, -1])
-def test_a_type_that_is_not_read_is_refused(folder: Path, data_type: int) -> None:
+def test_unsupported_data_type_is_rejected(folder: Path, data_type: int) -> None:
     edit(folder, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
     assert refusal(folder).startswith(f"{TOKENS} data_type: got {data_type}, expected 1 (float32), 2 (uint8), ")
 
@@ -87,7 +87,7 @@ def test_a_type_that_is_not_read_is_refused(folder: Path, data_type: int) -> Non
     ],
     ids=range(6),
 )
-def test_invalid_shape_is_refused(folder: Path, dims: list[int], message: str) -> None:
+def test_invalid_shape_is_rejected(folder: Path, dims: list[int], message: str) -> None:
     def change(model: onnx.ModelProto) -> None:
         model.graph.initializer[0].dims[:] = dims
 
@@ -96,18 +96,18 @@ def test_invalid_shape_is_refused(folder: Path, dims: list[int], message: str) -
 
 
 @pytest.mark.parametrize("offset", [1, 12796, 12799])
-def test_tensors_that_overlap_are_refused(folder: Path, offset: int) -> None:
+def test_overlapping_tensors_are_rejected(folder: Path, offset: int) -> None:
     edit(folder, lambda model: place(model.graph.initializer[1], offset=str(offset)))
     message = f"{GRAPH} frontend.positions.weight begins at offset {offset}, within {TOKENS}"
     assert refusal(folder) == message
 
 
-def test_tensors_of_two_graphs_that_overlap_are_refused(folder: Path) -> None:
+def test_overlapping_tensors_of_two_graphs_are_rejected(folder: Path) -> None:
     edit(folder, lambda model: place(model.graph.initializer[0], offset="4"), TOKEN_GRAPH)
     assert " begins at offset 4, within " in refusal(folder)
 
 
-def test_two_tensors_of_the_same_bytes_are_refused(folder: Path) -> None:
+def test_tensors_sharing_bytes_are_rejected(folder: Path) -> None:
     def change(model: onnx.ModelProto) -> None:
         model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
         model.graph.initializer[-1].name = "twin"
@@ -136,7 +136,7 @@ PLACE = (("location", DATA), ("offset", "0"), ("length", "12800"))
     ],
     ids=range(8),
 )
-def test_external_data_that_says_more_or_less_is_refused(
+def test_malformed_external_data_is_rejected(
     folder: Path, change: Callable[[TensorProto], object], message: str
 ) -> None:
     edit(folder, lambda model: change(model.graph.initializer[0]))
@@ -155,7 +155,7 @@ def test_external_data_that_says_more_or_less_is_refused(
     ],
     ids=range(6),
 )
-def test_inline_values_of_another_shape_are_refused(folder: Path, tensor: TensorProto, message: str) -> None:
+def test_inline_values_not_matching_shape_are_rejected(folder: Path, tensor: TensorProto, message: str) -> None:
     tensor.name = "inline"
     edit(folder, lambda model: model.graph.initializer.append(tensor))
     assert refusal(folder) == f"{GRAPH} inline: got {message}"

@@ -28,7 +28,7 @@ def edit(file: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize(("schema", "name"), [(Manifest, MANIFEST), (ParityReport, PARITY)])
-def test_what_is_read_is_written_as_the_same_bytes(folder: Path, schema: Any, name: str) -> None:
+def test_record_round_trips_with_same_bytes(folder: Path, schema: Any, name: str) -> None:
     before = (folder / name).read_bytes()
     write(read(schema, folder / name), folder / name)
     assert (folder / name).read_bytes() == before
@@ -52,7 +52,7 @@ def test_what_is_read_is_written_as_the_same_bytes(folder: Path, schema: Any, na
         ({"source": {"kind": "web"}}, "manifest.json source.kind: got web, expected"),
     ],
 )
-def test_a_manifest_that_breaks_the_schema_is_refused_by_place(folder: Path, values: Any, message: str) -> None:
+def test_manifest_with_invalid_field_is_rejected(folder: Path, values: Any, message: str) -> None:
     edit(folder / MANIFEST, **values)
     with pytest.raises(ArtifactError) as refused:
         read(Manifest, folder / MANIFEST)
@@ -60,13 +60,13 @@ def test_a_manifest_that_breaks_the_schema_is_refused_by_place(folder: Path, val
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff"])
-def test_a_file_that_is_no_json_object_is_refused_by_name(folder: Path, content: bytes) -> None:
+def test_parity_file_without_json_object_is_rejected(folder: Path, content: bytes) -> None:
     (folder / PARITY).write_bytes(content)
     with pytest.raises(ArtifactError, match=r"^parity\.json: got "):
         read(ParityReport, folder / PARITY)
 
 
-def test_a_missing_file_is_refused_by_name(folder: Path) -> None:
+def test_missing_manifest_is_rejected(folder: Path) -> None:
     (folder / MANIFEST).unlink()
     with pytest.raises(ArtifactError, match=r"^manifest\.json cannot be read: no such file or directory$"):
         read(Manifest, folder / MANIFEST)
@@ -78,17 +78,17 @@ def test_records_are_frozen(folder: Path) -> None:
         manifest.vocab_size = 1
 
 
-def test_describe_gives_size_and_sha256(folder: Path) -> None:
+def test_describe_returns_size_and_sha256(folder: Path) -> None:
     content = (folder / DATA).read_bytes()
     assert describe(folder / DATA) == File(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
 
 
-def test_the_files_of_an_artifact_agree_with_its_hashes(folder: Path) -> None:
+def test_unchanged_artifact_passes_hash_check(folder: Path) -> None:
     check_files(folder, read(Manifest, folder / MANIFEST))
 
 
 @pytest.mark.parametrize("name", [GRAPH, DATA])
-def test_a_changed_file_is_refused_by_name(folder: Path, name: str) -> None:
+def test_changed_file_is_rejected(folder: Path, name: str) -> None:
     content = bytearray((folder / name).read_bytes())
     content[-1] ^= 1
     (folder / name).write_bytes(content)
@@ -99,7 +99,7 @@ def test_a_changed_file_is_refused_by_name(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [GRAPH, DATA])
-def test_a_lost_file_is_refused_by_name(folder: Path, name: str) -> None:
+def test_missing_file_is_rejected(folder: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(ArtifactError, match=f"^{name} is missing$"):
         check_files(folder, read(Manifest, folder / MANIFEST))
@@ -109,7 +109,7 @@ def test_a_lost_file_is_refused_by_name(folder: Path, name: str) -> None:
     ("max_abs", "max_ulp", "summary"),
     [(0.0, 0.0, "0 cases bit for bit equal"), (1.2e-7, 1.5, "0 cases within 1.2e-07 (1.5 ULP)")],
 )
-def test_a_comparison_has_a_summary(max_abs: float, max_ulp: float, summary: str) -> None:
+def test_parity_summary_states_largest_difference(max_abs: float, max_ulp: float, summary: str) -> None:
     parity = OutputParity(allowed_ulp=2, max_abs=max_abs, max_ulp=max_ulp, cases=())
     assert parity.summary() == summary
     outputs = {"embeddings": parity, "bias": parity}
@@ -117,7 +117,7 @@ def test_a_comparison_has_a_summary(max_abs: float, max_ulp: float, summary: str
 
 
 @pytest.mark.parametrize(("artifact", "scale", "scaled"), [("gemma", 2.5, True), ("gpt", 1.0, False)])
-def test_manifest_of_an_earlier_export_states_its_scale(
+def test_manifest_of_earlier_export_gets_its_embedding_scale(
     artifact: str, scale: float, scaled: bool, tmp_path: Path
 ) -> None:
     file = copy_artifact(artifact, tmp_path) / MANIFEST

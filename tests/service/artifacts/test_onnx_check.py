@@ -21,7 +21,7 @@ from tests.service.artifacts.broken_artifacts import TOKENS, edit, external, ref
 from tests.support.paths import ROOT
 
 
-def test_a_graph_that_fails_is_refused_and_the_log_says_how(
+def test_failing_graph_is_rejected_and_logged(
     folder: Path, tiny_repository: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """onnxruntime opens the graph, and its first run fails. Other models are served before and after."""
@@ -83,7 +83,7 @@ HIDING_PLACES: dict[str, Callable[[onnx.ModelProto], object]] = {
 
 
 @pytest.mark.parametrize("hide", HIDING_PLACES.values(), ids=HIDING_PLACES)
-def test_a_location_is_refused_wherever_it_hides(folder: Path, hide: Callable[[onnx.ModelProto], object]) -> None:
+def test_hidden_external_location_is_rejected(folder: Path, hide: Callable[[onnx.ModelProto], object]) -> None:
     edit(folder, hide)
     assert refusal(folder) == f"{GRAPH} hidden location: got /etc/passwd, expected {DATA}, in the same folder"
 
@@ -103,14 +103,14 @@ def sparse() -> onnx.SparseTensorProto:
     ],
     ids=["initializer", "attribute", "attributes"],
 )
-def test_a_sparse_tensor_is_refused(folder: Path, change: Callable[[onnx.ModelProto], object]) -> None:
+def test_sparse_tensor_is_rejected(folder: Path, change: Callable[[onnx.ModelProto], object]) -> None:
     edit(folder, change)
     assert refusal(folder) == f"{GRAPH} thin: got a sparse tensor, expected a dense one"
 
 
 @pytest.mark.parametrize("graph", [GRAPH, TOKEN_GRAPH])
 @pytest.mark.parametrize("content", [b"", b"no graph", b"\xff" * 100, b"\x3a\x05", b"\x08\x0a"])
-def test_file_without_an_onnx_graph_is_refused(folder: Path, graph: str, content: bytes) -> None:
+def test_file_without_onnx_graph_is_rejected(folder: Path, graph: str, content: bytes) -> None:
     (folder / graph).write_bytes(content)
     seal(folder)
     assert refusal(folder).startswith(f"{graph} is no ONNX model: ")
@@ -129,7 +129,7 @@ def written(number: int, content: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
-def test_graphs_in_graphs_without_end_are_refused(folder: Path) -> None:
+def test_deeply_nested_graphs_are_rejected(folder: Path) -> None:
     attribute, node = onnx.NodeProto.ATTRIBUTE_FIELD_NUMBER, onnx.GraphProto.NODE_FIELD_NUMBER
     inner = b""
     for _ in range(2000):
@@ -142,7 +142,7 @@ def test_graphs_in_graphs_without_end_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"\xff\xff", b"a\nb", b"x" * 10**6])
-def test_a_name_that_is_no_text_harms_no_message(folder: Path, name: bytes) -> None:
+def test_invalid_tensor_name_keeps_error_message_short(folder: Path, name: bytes) -> None:
     tensor = external("").SerializeToString() + written(TensorProto.NAME_FIELD_NUMBER, name)
     graph = written(onnx.GraphProto.INITIALIZER_FIELD_NUMBER, tensor)
     with (folder / GRAPH).open("ab") as file:  # the same field once more is merged with the first
@@ -174,13 +174,13 @@ def test_a_name_that_is_no_text_harms_no_message(folder: Path, name: bytes) -> N
     ],
     ids=range(9),
 )
-def test_a_manifest_that_promises_something_else_is_refused(folder: Path, values: dict[str, Any], message: str) -> None:
+def test_manifest_disagreeing_with_graph_is_rejected(folder: Path, values: dict[str, Any], message: str) -> None:
     seal(folder, **values)
     assert refusal(folder).startswith(message)
 
 
 @pytest.mark.parametrize("segments", [1, 3])
-def test_segments_that_the_table_has_not_are_refused(bert: Path, segments: int) -> None:
+def test_segment_count_not_matching_table_is_rejected(bert: Path, segments: int) -> None:
     seal(bert, indices={"token_type_ids": segments})
     table = f"{GRAPH} frontend.segments.weight"
     assert refusal(bert) == f"{MANIFEST} indices.token_type_ids: got {segments}, expected 2, the rows of {table}"
@@ -209,7 +209,7 @@ def test_custom_module_is_checked_against_its_tables(tmp_path: Path) -> None:
         assert refusal(folder).startswith(f"{MANIFEST} {field}: got {value}, expected ")
 
 
-def test_an_input_that_no_request_has_is_refused(folder: Path) -> None:
+def test_unknown_graph_input_is_rejected(folder: Path) -> None:
     def change(model: onnx.ModelProto) -> None:
         model.graph.input.append(helper.make_tensor_value_info("strange", TensorProto.INT64, ["batch"]))
 
@@ -244,11 +244,11 @@ def leads_to_tensor(message: Any, seen: set[str]) -> bool:
     return any(leads_to_tensor(field.message_type, seen) for field in message.fields if field.message_type)
 
 
-def test_every_way_to_a_tensor_is_followed() -> None:
+def test_onnx_subset_covers_every_path_to_a_tensor() -> None:
     assert list(paths(onnx_subset_pb2.ModelProto.DESCRIPTOR, onnx.ModelProto.DESCRIPTOR, set())) == []
 
 
-def test_messages_and_fields_are_those_of_onnx() -> None:
+def test_onnx_subset_fields_match_onnx() -> None:
     for name, ours in onnx_subset_pb2.DESCRIPTOR.message_types_by_name.items():
         theirs = getattr(onnx, name).DESCRIPTOR
         for field in ours.fields:
@@ -256,7 +256,7 @@ def test_messages_and_fields_are_those_of_onnx() -> None:
             assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated)
 
 
-def test_the_committed_module_is_what_make_proto_writes(tmp_path: Path) -> None:
+def test_generated_onnx_module_is_current(tmp_path: Path) -> None:
     proto = "preblock/service/artifacts/onnx_subset.proto"
     outputs = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, proto], check=True, cwd=ROOT)

@@ -31,13 +31,13 @@ def test_read_npy_does_not_copy() -> None:
     assert np.shares_memory(read_npy(body), np.frombuffer(body, np.uint8))
 
 
-def test_read_npy_reads_no_pickle() -> None:
+def test_read_npy_rejects_pickle() -> None:
     with pytest.raises(Malformed, match=r"it holds objects.*expected an integer array"):
         read_npy(saved(np.array([{}], dtype=object)))
 
 
 @pytest.mark.parametrize("cut", [0, 5, 6, 8, 9, 10, 40, 127, 128, 129, 175])
-def test_read_npy_refuses_every_cut(cut: int) -> None:
+def test_read_npy_rejects_truncated_file(cut: int) -> None:
     body = saved(np.arange(6))
     assert len(body) == 176
     with pytest.raises(Malformed, match=r"^body: not a valid \.npy file \(it"):
@@ -46,7 +46,7 @@ def test_read_npy_refuses_every_cut(cut: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("shape", [(1, 2, 5), (3, 5), (70000, 1)])
-def test_a_header_before_the_values_is_a_file_that_numpy_reads(dtype: str, shape: tuple[int, ...]) -> None:
+def test_npy_header_equals_numpy(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(0).standard_normal(shape).astype(dtype)
     assert npy_header(array.dtype, array.shape) + array.tobytes() == saved(array, (1, 0))
 
@@ -54,7 +54,7 @@ def test_a_header_before_the_values_is_a_file_that_numpy_reads(dtype: str, shape
 @pytest.mark.parametrize(
     ("shape", "found"), [(None, (6,)), ("6", (6,)), ("2,3", (2, 3)), ("3,2", (3, 2)), ("1,6", (1, 6))]
 )
-def test_raw_values_take_the_given_shape(shape: str | None, found: tuple[int, ...]) -> None:
+def test_raw_values_take_requested_shape(shape: str | None, found: tuple[int, ...]) -> None:
     body = np.arange(6).astype("<i8").tobytes()
     array = read_raw(body, shape)
     assert array.shape == found
@@ -79,6 +79,6 @@ def test_raw_values_take_the_given_shape(shape: str | None, found: tuple[int, ..
         (48, "9" * 10_000, "shape: got 9999"),
     ],
 )
-def test_raw_bytes_that_lie_are_refused(size: int, shape: str | None, message: str) -> None:
+def test_raw_body_not_matching_shape_is_rejected(size: int, shape: str | None, message: str) -> None:
     with pytest.raises(Malformed, match=f"^{message}"):
         read_raw(bytes(size), shape)

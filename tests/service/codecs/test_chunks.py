@@ -27,7 +27,7 @@ from preblock.service.core.types import DTYPES
 RANDOM = np.random.default_rng(0).bytes(5 * CHUNK_BYTES + 7)
 
 
-def test_raw_bytes_are_the_array_itself() -> None:
+def test_raw_bytes_share_memory_with_array() -> None:
     vectors = np.random.default_rng(0).standard_normal((2, 300))
     view = raw_bytes(vectors)
     assert np.shares_memory(np.frombuffer(view, np.uint8), vectors)
@@ -46,7 +46,7 @@ def test_raw_bytes_are_the_array_itself() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, CHUNK_BYTES, CHUNK_BYTES + 1, len(RANDOM)])
-def test_base64_of_parts_is_that_of_the_whole(size: int, cuts: tuple[int, ...]) -> None:
+def test_base64_of_parts_equals_base64_of_whole(size: int, cuts: tuple[int, ...]) -> None:
     whole = RANDOM[:size]
     edges = [0, *(min(cut, size) for cut in cuts), size]
     parts = Base64Chunks(tuple(memoryview(whole)[start:end] for start, end in itertools.pairwise(edges)))
@@ -77,7 +77,7 @@ def test_large_values_are_sent_without_a_copy(size: int) -> None:
     assert sum(len(packet) > MIN_WRITE_BYTES for packet in sent) == max(1, size // CHUNK_BYTES)
 
 
-def test_base64_is_made_when_it_is_asked_for() -> None:
+def test_base64_is_computed_lazily() -> None:
     taken = body_chunks([Base64Chunks((RANDOM,)), Base64Chunks(("no bytes",))])  # type: ignore[arg-type]
     assert next(taken) == base64.b64encode(RANDOM[:CHUNK_BYTES])
 
@@ -98,7 +98,7 @@ def test_base64_is_made_when_it_is_asked_for() -> None:
         ((2 * MAX_JSON_VALUES,), (9,)),
     ],
 )
-def test_numbers_are_the_text_of_the_whole(shape: tuple[int, ...], cuts: Sequence[int], dtype: str) -> None:
+def test_json_floats_of_parts_equal_json_of_whole(shape: tuple[int, ...], cuts: Sequence[int], dtype: str) -> None:
     values = np.random.default_rng(0).standard_normal(shape).astype(DTYPES[dtype])
     vectors = values.reshape(-1, shape[-1] if len(shape) > 1 else 4)  # a piece holds whole vectors
     numbers = JsonFloats(ChunkedTensor(shape, dtype, iter(np.split(vectors, list(cuts)))), shape)

@@ -51,7 +51,7 @@ def step_of(message: DecodeMessage) -> StepOp:
 @pytest.mark.parametrize(
     ("ids", "lengths"), [([1], [1]), ([1, -2, 2**63 - 1], [3]), ([1, 2, 3], [1, 0, 2]), ([], []), ([], [0])]
 )
-def test_a_step_has_ids_and_lengths(ids: list[int], lengths: list[int], version: int) -> None:
+def test_step_frame_has_ids_and_lengths(ids: list[int], lengths: list[int], version: int) -> None:
     message = read_frame(step(ids, lengths, 2**32 - 1, version))
     read = step_of(message)
     assert message.number == (0 if version == 1 else 2**32 - 1)
@@ -62,7 +62,7 @@ def test_a_step_has_ids_and_lengths(ids: list[int], lengths: list[int], version:
 
 @pytest.mark.parametrize("flags", range(8))
 @pytest.mark.parametrize("further", range(4))
-def test_a_step_of_version_2_has_the_parts_that_its_flags_name(flags: int, further: int) -> None:
+def test_version_2_step_has_parts_selected_by_flags(flags: int, further: int) -> None:
     parts = {"position_ids": flags & 1, "attention_mask": flags & 2, "token_type_ids": further & 1, "word": further & 2}
     values = {name: [10 * index, 10 * index + 1] for index, name in enumerate(parts) if parts[name]}
     body = struct.pack("<2q", 3, 4) + b"".join(struct.pack("<2q", *value) for value in values.values())
@@ -78,7 +78,7 @@ def test_a_step_of_version_2_has_the_parts_that_its_flags_name(flags: int, furth
 
 
 @pytest.mark.parametrize("flags", [8, 128, 1 << 10, 1 << 15])
-def test_a_part_that_the_model_does_not_have_is_refused(flags: int) -> None:
+def test_unsupported_step_flags_are_rejected(flags: int) -> None:
     with pytest.raises(Invalid, match=rf"got {flags}, 0 and 000000, expected flags 775 and 0 in a step$"):
         read_frame(frame_of(1, flags, 0, 1, 1, bytes(8) + b"\1\0\0\0"), INDICES)
 
@@ -94,7 +94,7 @@ def test_a_part_that_the_model_does_not_have_is_refused(flags: int) -> None:
         (9, None, CloseOp),
     ],
 )
-def test_every_operation_has_a_kind(kind: int, values: list[int] | None, operation: type[Operation]) -> None:
+def test_every_operation_has_a_frame_kind(kind: int, values: list[int] | None, operation: type[Operation]) -> None:
     count = len(values or [])
     message = read_frame(frame_of(kind, 0, 3, count, 0, struct.pack(f"<{count}q", *(values or []))))
     assert type(message.operation) is operation
@@ -117,7 +117,7 @@ def test_every_operation_has_a_kind(kind: int, values: list[int] | None, operati
             read_frame(frame_of(kind, 0, 3, 1, 0, bytes(8)))
 
 
-def test_a_repetition_is_known_by_its_bytes() -> None:
+def test_repeated_frame_has_equal_digest() -> None:
     assert read_frame(step([1], [1], 5, 2)).digest == read_frame(step([1], [1], 5, 2)).digest != b""
     assert read_frame(step([1], [1], 5, 2)).digest != read_frame(step([2], [1], 5, 2)).digest
     assert read_frame(step([1], [1], 0, 2)).digest == read_frame(step([1], [1], 5, 1)).digest == b""
@@ -125,13 +125,13 @@ def test_a_repetition_is_known_by_its_bytes() -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("cut", range(36))
-def test_every_cut_of_a_step_is_refused(cut: int, version: int) -> None:
+def test_truncated_step_frame_is_rejected(cut: int, version: int) -> None:
     assert len(step([1], [1])) == 36
     with pytest.raises(PreblockError, match=f"^frame: got {cut} bytes"):
         read_frame(step([1], [1], version=version)[:cut])
 
 
-def test_changed_header_byte_is_refused_or_changes_the_number() -> None:
+def test_changed_header_byte_is_rejected_or_changes_number() -> None:
     frame = step([1, 2], [2])
     for position in range(24):
         changed = bytearray(frame)
@@ -145,7 +145,7 @@ def test_changed_header_byte_is_refused_or_changes_the_number() -> None:
 
 
 @pytest.mark.parametrize("frame", [step([1], [2]), step([1, 2], [1, 2]), step([1], [0]), step([1, 2], [2**32 - 1, 3])])
-def test_lengths_that_do_not_sum_up_are_refused(frame: bytes) -> None:
+def test_lengths_not_matching_ids_are_rejected(frame: bytes) -> None:
     with pytest.raises(PreblockError, match=r"^lengths: got "):
         read_frame(frame)
 
@@ -159,7 +159,7 @@ def test_lengths_that_do_not_sum_up_are_refused(frame: bytes) -> None:
         (b"PRBK\2" + bytes(3) + b"\1\2\0\0" + bytes(12), (2, 513)),
     ],
 )
-def test_version_and_number_of_a_broken_frame_are_read(frame: bytes, known: tuple[int, int]) -> None:
+def test_version_and_number_of_broken_frame_are_read(frame: bytes, known: tuple[int, int]) -> None:
     assert read_header(frame) == known
 
 
@@ -174,7 +174,7 @@ def answer_of(**tensors: Any) -> EmbedResult:
     )
 
 
-def test_version_1_of_vectors_is_laid_out_as_ever() -> None:
+def test_version_1_vectors_frame_layout_is_unchanged() -> None:
     vectors = np.arange(12, dtype=np.float16).reshape(3, 4)
     assert write_vectors(answer_of(embeddings=vectors), 7, version=1) == (
         b"PRBK\x01\x02\x00\x00"
@@ -186,13 +186,13 @@ def test_version_1_of_vectors_is_laid_out_as_ever() -> None:
     )
 
 
-def test_version_1_allows_one_output_only() -> None:
+def test_version_1_frame_with_two_outputs_is_rejected() -> None:
     vectors = np.zeros((3, 4), np.float16)
     with pytest.raises(Invalid, match=r"^output: got \['a', 'b'\], expected one output, or"):
         write_vectors(answer_of(a=vectors, b=vectors), 7, version=1)
 
 
-def test_version_2_of_vectors_has_each_output_with_its_width() -> None:
+def test_version_2_vectors_frame_has_width_of_each_output() -> None:
     vectors = np.arange(12, dtype=np.float16).reshape(3, 4)
     cosines = np.arange(6, dtype=np.float16).reshape(3, 2)
     assert write_vectors(answer_of(embeddings=vectors, rotary_cos=cosines), 7) == (
@@ -206,7 +206,7 @@ def test_version_2_of_vectors_has_each_output_with_its_width() -> None:
     )
 
 
-def test_states_and_last_words_hold_offsets() -> None:
+def test_state_and_close_frames_hold_offsets() -> None:
     running = RunningRows(np.array([3, 2**40]))
     body = struct.pack("<qq", 3, 2**40)
     assert write_state(running, 7) == b"PRBK\x02\x0a\x00\x00" + struct.pack("<II", 7, 2) + bytes(8) + body
@@ -232,6 +232,6 @@ def test_contexts_follow_the_offsets() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_write_error_holds_the_problem(version: int) -> None:
+def test_error_frame_holds_the_problem(version: int) -> None:
     head = b"PRBK" + bytes([version]) + b"\x03\x00\x00"
     assert write_error(b'{"a":1}', 7, version) == head + struct.pack("<I", 7) + bytes(12) + b'{"a":1}'

@@ -26,7 +26,7 @@ def separators(value: Any) -> int:
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 50])
 @given(value=VALUES)
-def test_separators_are_counted_outside_of_strings(chunk: int, value: Any) -> None:
+def test_separators_inside_strings_are_not_counted(chunk: int, value: Any) -> None:
     assert count_separators(json.dumps(value).encode(), chunk) == separators(value)
 
 

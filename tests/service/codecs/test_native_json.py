@@ -44,18 +44,18 @@ def test_query_values_are_json(text: str, value: Any) -> None:
     assert read_query({"offset": text}) == {"offset": value}
 
 
-def test_names_in_the_query_are_taken_as_they_are() -> None:
+def test_query_options_are_taken_verbatim() -> None:
     assert read_query({"dtype": "float16", "encoding": "[1]"}) == {"dtype": "float16", "encoding": "[1]"}
 
 
 @pytest.mark.parametrize("text", ["", "x", "[1", "1,2", "\ud800", "NaN"])
-def test_a_query_value_that_is_no_json_is_refused(text: str) -> None:
+def test_invalid_query_json_is_rejected(text: str) -> None:
     with pytest.raises(Malformed, match=r"^offset: got "):
         read_query({"offset": text})
 
 
 @pytest.mark.parametrize("body", [b"", b"1", b"[]", b"null", b'"x"', b"{", b"\xff"])
-def test_body_without_a_json_object_is_refused(body: bytes) -> None:
+def test_body_without_json_object_is_rejected(body: bytes) -> None:
     with pytest.raises(Malformed, match="expected a JSON object"):
         read_json(body)
 
@@ -69,13 +69,13 @@ def test_read_embed_has_the_documented_defaults() -> None:
     assert (request.indices, request.outputs) == ({}, ("embeddings",))
 
 
-def test_base64_holds_the_bytes() -> None:
+def test_base64_holds_vector_bytes() -> None:
     vectors = random_vectors()
     document = json.loads(write_json(build_document(answer(vectors), "base64")))
     assert base64.b64decode(document["embeddings"], validate=True) == vectors.tobytes()
 
 
-def test_text_holds_every_finite_float32_exactly() -> None:
+def test_json_floats_hold_every_float32_exactly() -> None:
     vectors = random_vectors()
     document = json.loads(write_json(build_document(answer(vectors), "float")))
     found = np.array(document["embeddings"], np.float64).astype(np.float32)
@@ -83,14 +83,14 @@ def test_text_holds_every_finite_float32_exactly() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "numpy_type"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
-def test_text_holds_narrow_types_exactly(dtype: str, numpy_type: Any) -> None:
+def test_json_floats_hold_narrow_dtypes_exactly(dtype: str, numpy_type: Any) -> None:
     vectors = np.random.default_rng(0).standard_normal((2, 300)).astype(numpy_type)
     document = json.loads(write_json(build_document(answer(vectors, dtype), "float")))
     assert np.array(document["embeddings"]).astype(numpy_type).tobytes() == vectors.tobytes()
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_text_refuses_values_outside_json(value: float) -> None:
+def test_json_floats_reject_infinity_and_nan(value: float) -> None:
     vectors = np.array([[1, value]], np.float32)
     with pytest.raises(Invalid, match="encoding: got float, expected base64"):
         build_document(answer(vectors, lengths=(1,)), "float")
@@ -135,7 +135,7 @@ ROW = np.array([[1, 2, 3]])
         ({"position_ids": ROW}, "input_ids or text is required: rows of token ids"),
     ],
 )
-def test_arrays_that_say_too_much_or_too_little_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_invalid_arrays_and_lengths_are_rejected(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid, match=f"^{message}"):
         read_embed(fields)
 
@@ -154,7 +154,7 @@ def test_lengths_split_flat_ids_into_rows(dtype: str) -> None:
     assert request.offset.tolist() == [5]
 
 
-def test_values_at_an_odd_address_are_moved() -> None:
+def test_unaligned_values_are_copied_to_aligned_memory() -> None:
     odd = np.frombuffer(bytes(1) + np.arange(3).tobytes(), "<i8", offset=1)
     assert not odd.flags.aligned
     request = read_embed({"input_ids": odd}).request

@@ -46,7 +46,7 @@ def loaded(text: bytes) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (3, 100_000)])
-def test_torch_loads_the_tensor_of_its_own_file(shape: tuple[int, int], dtype: str) -> None:
+def test_torch_loads_prompt_file_like_its_own(shape: tuple[int, int], dtype: str) -> None:
     matrix = vectors(shape, dtype)
     tensor = torch.from_numpy(matrix.view(np.int16 if matrix.itemsize == 2 else np.int32)).view(DTYPES[dtype][1])
     stream = io.BytesIO()
@@ -58,7 +58,7 @@ def test_torch_loads_the_tensor_of_its_own_file(shape: tuple[int, int], dtype: s
     assert not found.requires_grad
 
 
-def test_file_is_a_zip_archive_with_the_entries_of_torch() -> None:
+def test_prompt_file_has_zip_entries_of_torch() -> None:
     matrix = vectors((5, 7))
     archive = zipfile.ZipFile(io.BytesIO(b"".join(file_of(matrix).buffers)))
     assert archive.testzip() is None
@@ -66,7 +66,7 @@ def test_file_is_a_zip_archive_with_the_entries_of_torch() -> None:
     assert archive.read("archive/data/0") == matrix.tobytes()
 
 
-def test_same_vectors_give_the_same_bytes_without_a_copy() -> None:
+def test_prompt_file_is_deterministic_without_a_copy() -> None:
     matrix = vectors((5, 7))
     one, parts = file_of(matrix), [matrix[:2], matrix[2:3], matrix[3:]]
     before, values, behind = one.buffers
@@ -77,7 +77,7 @@ def test_same_vectors_give_the_same_bytes_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 2**31 - 400, 2**31])
-def test_the_size_is_known_before_the_values(size: int) -> None:
+def test_prompt_file_size_is_known_before_values(size: int) -> None:
     zeros = np.zeros((2**17, 2), np.float32)  # 1 MiB
     values = (zeros[: (size - start) // 8] for start in range(0, size, zeros.nbytes))
     file = torch_file((size // 8, 2), zeros.dtype, values)
@@ -100,7 +100,7 @@ def test_rows_of_a_chunked_tensor_equal_rows_of_an_array(chunks: list[int]) -> N
     assert ended
 
 
-def test_one_row_is_a_file_and_several_rows_are_a_list() -> None:
+def test_one_row_is_one_file_and_more_rows_are_a_list() -> None:
     tensor = vectors((6, 4))
     one = write_prompt_embeds(tensor.reshape(1, 6, 4), np.array([6]))
     assert isinstance(one, Base64Chunks)
@@ -135,7 +135,7 @@ def test_known_consumer_is_accepted(embeddings: TokenEmbeddings) -> None:
     check_prompt_embeds(REQUEST, tiny_manifest().model_copy(update={"token_embeddings": embeddings}))
 
 
-def test_both_outputs_are_accepted_for_consumers_that_changed() -> None:
+def test_both_outputs_are_accepted_for_changed_consumer() -> None:
     both = vllm("applied", "token_embeddings"), vllm("none", "unscaled_token_embeddings")
     manifest = tiny_manifest().model_copy(update={"token_embeddings": lookup(2.0, *both, scaled=True)})
     for output in ("token_embeddings", "unscaled_token_embeddings"):

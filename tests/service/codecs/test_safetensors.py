@@ -33,21 +33,21 @@ def entry(dtype: Any = "I64", shape: Any = (2,), offsets: Any = (0, 16), **more:
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, "bool", "float16", "float32", "float64"])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (2, 0, 3)])
-def test_what_the_library_writes_is_read(dtype: str, shape: tuple[int, ...]) -> None:
+def test_library_safetensors_are_read(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     found = read_safetensors(safetensors.numpy.save({"a": array, **IDS}, {"format": "pt"}))
     assert found.keys() == {"a", *IDS}
     assert (found["a"].dtype, found["a"].shape, found["a"].tobytes()) == (array.dtype, shape, array.tobytes())
 
 
-def test_bfloat16_that_the_library_writes_is_read() -> None:
+def test_library_bfloat16_safetensors_are_read() -> None:
     tensor = torch.arange(6).to(torch.bfloat16)
     found = read_safetensors(safetensors.torch.save({"a": tensor}))["a"]
     assert found.dtype == ml_dtypes.bfloat16
     assert found.astype(np.float32).tolist() == tensor.tolist()
 
 
-def test_reading_does_not_copy() -> None:
+def test_safetensors_are_read_without_a_copy() -> None:
     body = safetensors.numpy.save(IDS)
     assert np.shares_memory(read_safetensors(body)["input_ids"], np.frombuffer(body, np.uint8))
 
@@ -75,14 +75,14 @@ def test_safetensors_library_reads_the_output() -> None:
     assert all(start % tensors[name].itemsize == 0 for name, start in starts.items())
 
 
-def test_writing_does_not_copy() -> None:
+def test_safetensors_are_written_without_a_copy() -> None:
     array = np.zeros((2, 3), np.float32)
     _, values = write_safetensors({"a": array}, {})
     assert isinstance(values, memoryview)
     assert np.shares_memory(np.frombuffer(values, np.uint8), array)
 
 
-def test_an_answer_holds_all_that_tells_its_rows_apart() -> None:
+def test_safetensors_response_holds_row_tensors() -> None:
     vectors = np.arange(12, dtype=np.float32).reshape(3, 4)
     lengths, ids = np.array([1, 2]), np.array([7, 8, 9])
     spans = np.arange(6).reshape(3, 2)
@@ -159,12 +159,12 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("body", HOSTILE)
-def test_malformed_file_is_refused(body: bytes) -> None:
+def test_malformed_safetensors_are_rejected(body: bytes) -> None:
     with pytest.raises(Malformed, match=r"^body: not a valid safetensors file \(.*\), expected integer tensors"):
         read_safetensors(body)
 
 
-def test_changed_bytes_are_refused_or_read_like_the_library() -> None:
+def test_changed_bytes_are_rejected_or_read_like_library() -> None:
     random, read = np.random.default_rng(0), 0
     body = safetensors.numpy.save(IDS, {"a": "b"})
     for _ in range(5000):

@@ -25,7 +25,7 @@ from preblock.service.core.errors import Invalid
         ([[-1]], [-1], [1], False),
     ],
 )
-def test_rows_of_json_are_laid_one_after_another(value: Any, values: Any, lengths: Any, flat: bool) -> None:
+def test_json_rows_are_concatenated(value: Any, values: Any, lengths: Any, flat: bool) -> None:
     rows = read_json_rows("x", value)
     assert rows.values.dtype == rows.lengths.dtype == np.int64
     assert (rows.values.tolist(), rows.lengths.tolist(), rows.flat) == (values, lengths, flat)
@@ -55,13 +55,13 @@ def test_rows_of_json_are_laid_one_after_another(value: Any, values: Any, length
         ([[[1]]], "x[0][0]", "[1]"),
     ],
 )
-def test_other_values_than_rows_are_refused_by_place(value: Any, field: str, got: str) -> None:
+def test_invalid_json_rows_are_rejected_with_index(value: Any, field: str, got: str) -> None:
     with pytest.raises(Invalid) as refused:
         read_json_rows("x", value)
     assert (refused.value.field, refused.value.got) == (field, got)
 
 
-def test_integers_are_exact_or_refused() -> None:
+def test_integers_are_exact_or_rejected() -> None:
     values = [0, -1, 2**53 + 1, 2**63 - 1]
     assert read_integers("x", values).tolist() == values
     with pytest.raises(Invalid, match=r"x\[1\]: got 1.0, expected a 64-bit integer"):
@@ -69,21 +69,21 @@ def test_integers_are_exact_or_refused() -> None:
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0, [0]), (-3, [-3]), ([1, 2], [1, 2]), ([5], [5])])
-def test_an_offset_is_one_or_a_list(value: Any, expected: list[int]) -> None:
+def test_offset_is_one_integer_or_a_list(value: Any, expected: list[int]) -> None:
     offset = read_offset(value)
     assert offset.dtype == np.int64
     assert offset.tolist() == expected
 
 
 @pytest.mark.parametrize("value", [None, [], True, 1.0, "1", {}, [[1]], [True], [1, None], 2**63, [2**63]])
-def test_invalid_offset_is_refused(value: Any) -> None:
+def test_invalid_offset_is_rejected(value: Any) -> None:
     with pytest.raises(Invalid, match=r"^offset"):
         read_offset(value)
 
 
 @pytest.mark.parametrize("dtype", ["i1", "u1", "<i2", ">i2", "<i4", "<u4", "<i8", ">i8", "<u8"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_rows_of_an_array_are_its_rows_whatever_type_and_order(dtype: str, order: Any) -> None:
+def test_array_rows_support_any_integer_dtype_and_order(dtype: str, order: Any) -> None:
     array = np.array([[1, 2, 3], [4, 5, 127]], dtype, order=order)
     rows = read_array_rows("x", array)
     assert rows.values.dtype == np.int64
@@ -91,12 +91,12 @@ def test_rows_of_an_array_are_its_rows_whatever_type_and_order(dtype: str, order
     assert rows.lengths.tolist() == [3, 3]
 
 
-def test_an_array_of_one_dimension_is_one_row_and_flat() -> None:
+def test_one_dimensional_array_is_one_flat_row() -> None:
     rows = read_array_rows("x", np.array([1, 2, 3]))
     assert (rows.values.tolist(), rows.lengths.tolist(), rows.flat) == ([1, 2, 3], [3], True)
 
 
-def test_a_contiguous_int64_array_is_not_copied() -> None:
+def test_contiguous_int64_array_is_not_copied() -> None:
     array = np.arange(6).reshape(2, 3)
     assert np.shares_memory(read_array_rows("x", array).values, array)
 
@@ -118,12 +118,12 @@ def test_a_contiguous_int64_array_is_not_copied() -> None:
         (np.array([2**63], np.uint64), "x: got 9223372036854775808, expected a 64-bit integer"),
     ],
 )
-def test_another_array_is_refused(array: Any, message: str) -> None:
+def test_invalid_array_is_rejected(array: Any, message: str) -> None:
     with pytest.raises(Invalid, match=f"^{message}"):
         read_array_rows("x", array)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e39, "1", True, None])
-def test_value_that_float32_cannot_hold_is_refused(value: Any) -> None:
+def test_value_beyond_float32_is_rejected(value: Any) -> None:
     with pytest.raises(Invalid, match=r"^x\[1\]: got .*, expected a number that float32 holds$"):
         read_floats("x", [1.5, value, 2])

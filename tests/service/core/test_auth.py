@@ -35,7 +35,7 @@ def enter(access: Authenticator, authorization: bytes | None, model: str = "gpt"
 
 
 @pytest.mark.parametrize("authorization", [b"Bearer key", b"bearer key", b"BEARER   key "])
-def test_key_of_the_file_is_accepted(file: Path, authorization: bytes) -> None:
+def test_listed_key_is_accepted(file: Path, authorization: bytes) -> None:
     enter(Authenticator(file), authorization)
 
 
@@ -58,13 +58,13 @@ UNKNOWN = "the key in the header Authorization is unknown; send Bearer and a key
         (b"Bearer \xff\x00", UNKNOWN),
     ],
 )
-def test_any_other_is_not_and_is_not_repeated(file: Path, authorization: bytes | None, message: str) -> None:
+def test_invalid_authorization_is_rejected_without_echo(file: Path, authorization: bytes | None, message: str) -> None:
     with pytest.raises(Unauthenticated) as refused:
         enter(Authenticator(file), authorization)
     assert str(refused.value) == message
 
 
-def test_unauthenticated_caller_is_refused_everywhere(file: Path) -> None:
+def test_unauthenticated_caller_is_rejected_everywhere(file: Path) -> None:
     access = Authenticator(file)
     assert not access.shows("gpt", caller())
     with pytest.raises(Forbidden):
@@ -89,7 +89,7 @@ def test_unauthenticated_caller_is_refused_everywhere(file: Path) -> None:
         ('["gpt"]', "gpt\n", False),
     ],
 )
-def test_a_scope_is_names_and_patterns(file: Path, models: str, model: str, allowed: bool) -> None:
+def test_key_scope_supports_names_and_patterns(file: Path, models: str, model: str, allowed: bool) -> None:
     file.write_text(f"{ENTRY}models = {models}\n")
     if allowed:
         enter(Authenticator(file), b"Bearer key", model)
@@ -98,7 +98,7 @@ def test_a_scope_is_names_and_patterns(file: Path, models: str, model: str, allo
             enter(Authenticator(file), b"Bearer key", model)
 
 
-def test_only_an_administrator_of_a_model_may_change_it(file: Path) -> None:
+def test_only_admin_key_may_change_its_models(file: Path) -> None:
     with pytest.raises(Forbidden, match="the key 'one' may not load and unload models; that needs"):
         enter(Authenticator(file), b"Bearer key", admin=True)
     file.write_text(f'{ENTRY}admin = true\nmodels = ["bert"]\n')
@@ -126,9 +126,7 @@ def test_only_an_administrator_of_a_model_may_change_it(file: Path) -> None:
         (ENTRY + ENTRY.replace("one", "two"), f"two entries have the sha256 {DIGEST}"),
     ],
 )
-def test_a_mistake_in_the_file_is_named(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_key_file_is_rejected(text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = Path("keys.toml")
     file.write_text(text)
@@ -138,7 +136,7 @@ def test_a_mistake_in_the_file_is_named(
     assert str(refused.value).startswith("api_keys_file: ")
 
 
-def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+def test_missing_or_binary_key_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"none\.toml cannot be read: No such file"):
         Authenticator(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff")
@@ -146,7 +144,7 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
         Authenticator(tmp_path / "bytes.toml")
 
 
-def test_file_is_reloaded_and_a_broken_one_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_key_file_is_reloaded_unless_broken(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     access = Authenticator(file)
     enter(access, b"Bearer key")
     for broken in ("[[keys", None):
@@ -181,7 +179,7 @@ def test_new_key_is_accepted_under_its_entry(tmp_path: Path, name: str) -> None:
     assert new_key(name, (), admin=False)[0] != key
 
 
-def test_the_file_of_the_documentation_is_one(tmp_path: Path) -> None:
+def test_documented_key_file_is_valid(tmp_path: Path) -> None:
     section = (ROOT / "docs" / "operations.md").read_text().partition("## Keys")[2]
     file = tmp_path / "keys.toml"
     file.write_text(section.partition("```toml")[2].partition("```")[0])

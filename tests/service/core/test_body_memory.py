@@ -46,7 +46,7 @@ def test_short_bodies_never_wait() -> None:
     asyncio.run(scenario())
 
 
-def test_body_over_the_bound_takes_all_of_it() -> None:
+def test_body_over_limit_reserves_all_memory() -> None:
     async def scenario() -> None:
         bodies = memory()
         held = await bodies.reserve(100 * BODY)
@@ -58,7 +58,7 @@ def test_body_over_the_bound_takes_all_of_it() -> None:
     asyncio.run(scenario())
 
 
-def test_more_waiting_bodies_than_the_queue_holds_are_rejected() -> None:
+def test_bodies_beyond_queue_size_are_rejected() -> None:
     async def scenario() -> None:
         bodies = memory(max_queue_size=1)
         held = await bodies.reserve(100 * BODY)
@@ -72,7 +72,7 @@ def test_more_waiting_bodies_than_the_queue_holds_are_rejected() -> None:
     asyncio.run(scenario())
 
 
-def test_a_wait_over_the_queue_timeout_is_rejected() -> None:
+def test_wait_over_queue_timeout_is_rejected() -> None:
     async def scenario() -> None:
         bodies = memory(queue_timeout_seconds=0.05)
         held = await bodies.reserve(100 * BODY)
@@ -85,7 +85,7 @@ def test_a_wait_over_the_queue_timeout_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("admitted", [False, True])
-def test_cancelled_wait_leaves_its_memory_to_others(admitted: bool) -> None:
+def test_cancelled_wait_leaves_memory_to_others(admitted: bool) -> None:
     """The client leaves while its body waits, or in the iteration of the event loop in which its wait ends."""
 
     async def scenario() -> None:

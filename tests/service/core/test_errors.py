@@ -7,18 +7,18 @@ import pytest
 from preblock.service.core.errors import Invalid, Malformed
 
 
-def test_an_error_names_field_value_and_allowed() -> None:
+def test_error_names_field_value_and_expected() -> None:
     error = Invalid("input_ids[3]", 11, "0 to 10")
     assert str(error) == "input_ids[3]: got 11, expected 0 to 10"
     assert (error.field, error.got, error.expected) == ("input_ids[3]", "11", "0 to 10")
 
 
 @pytest.mark.parametrize("got", ["x" * 81, "x" * 10**7, "é" * 81], ids=["81", "10^7", "81-wide"])
-def test_a_long_value_is_cut(got: str) -> None:
+def test_long_value_is_shortened(got: str) -> None:
     assert Malformed("f", got, "a").got == got[:80] + "…"
 
 
-def test_a_value_of_80_characters_is_whole() -> None:
+def test_value_of_80_characters_is_not_shortened() -> None:
     assert Malformed("f", "x" * 80, "a").got == "x" * 80
 
 

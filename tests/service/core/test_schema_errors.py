@@ -50,13 +50,13 @@ class Record(BaseModel):
         ({"count": 1, "fields": 1}, 1, "an object"),
     ],
 )
-def test_error_is_explained_in_plain_words(values: dict[str, Any], got: object, expected: str) -> None:
+def test_schema_error_is_explained_in_plain_words(values: dict[str, Any], got: object, expected: str) -> None:
     with pytest.raises(ValidationError) as error:
         Record.model_validate(values)
     assert explain(error.value.errors()[0]) == (got, expected)
 
 
-def test_error_without_a_template_keeps_its_words() -> None:
+def test_error_without_template_keeps_its_message() -> None:
     with pytest.raises(ValidationError) as error:
         Record.model_validate_json("{")
     assert "Invalid JSON" in explain(error.value.errors()[0])[1]

@@ -18,7 +18,7 @@ def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
-def test_defaults_are_those_of_the_documentation() -> None:
+def test_defaults_match_documentation() -> None:
     table = (ROOT / "docs" / "operations.md").read_text().partition("## Settings")[2]
     rows = [[cell.strip(" `") for cell in line.split("|")] for line in table.splitlines() if "| `PREBLOCK_" in line]
     documented = {(name, option): default for _, name, option, default, *_ in rows}
@@ -86,7 +86,7 @@ def test_every_setting_is_an_environment_variable(
     assert getattr(Settings(), name) == value
 
 
-def test_no_setting_is_left_out_of_those() -> None:
+def test_environment_test_covers_every_setting() -> None:
     assert {name for name, *_ in VARIABLES} | {"config_file"} == set(Settings.model_fields)
 
 
@@ -135,14 +135,14 @@ def test_no_setting_is_left_out_of_those() -> None:
         ("max_stream_sequence_rows", "0"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+def test_invalid_setting_is_rejected(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     monkeypatch.setenv(f"PREBLOCK_{name.upper()}", text)
     with pytest.raises(Invalid) as refused:
         Settings()
     assert (refused.value.field, refused.value.got) == (variable(name), text)
 
 
-def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_overrides_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREBLOCK_PORT", "1")
     assert Settings(port=2).port == 2
 
@@ -151,7 +151,7 @@ def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) 
     ("folder", "cache"),
     [("/home/me/cache", "/home/me/cache/preblock"), ("", "~/.cache/preblock"), ("relative", "~/.cache/preblock")],
 )
-def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, folder: str, cache: str) -> None:
+def test_cache_dir_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, folder: str, cache: str) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", folder)
     assert Settings().cache_dir == Path(cache)
 
@@ -163,7 +163,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+def test_option_overrides_variable_overrides_file(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     monkeypatch.setenv("PREBLOCK_CONFIG_FILE", str(file))
     monkeypatch.setenv("PREBLOCK_HOST", "::2")
     monkeypatch.setenv("PREBLOCK_PORT", "2")
@@ -188,14 +188,14 @@ def test_an_option_wins_over_a_variable_and_that_over_the_file(monkeypatch: pyte
         ("config_file = 'other.toml'", "{file}: a settings file cannot set config_file"),
     ],
 )
-def test_a_mistake_in_the_file_is_named(file: Path, text: str, message: str) -> None:
+def test_invalid_settings_file_is_rejected(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(Invalid) as refused:
         Settings(config_file=file)
     assert str(refused.value) == message.format(file=file)
 
 
-def test_the_file_of_the_documentation_is_one(file: Path) -> None:
+def test_documented_settings_file_is_valid(file: Path) -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     file.write_text(text.partition("```toml")[2].partition("```")[0])
     settings: Any = Settings(config_file=file)
@@ -203,12 +203,12 @@ def test_the_file_of_the_documentation_is_one(file: Path) -> None:
     assert settings.origins["workers"] == str(file)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_settings_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="cannot be read: no such file or directory"):
         Settings(config_file=tmp_path / "nothing.toml")
 
 
-def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_environment_variable_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREBLOCK_PROT", "1")
     with pytest.raises(Invalid, match="PREBLOCK_PROT: there is no setting prot; did you mean port"):
         Settings()

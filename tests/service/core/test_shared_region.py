@@ -21,7 +21,7 @@ def region() -> Region:
     return Region("vectors", "key", 0, 8192, file, os.fstat(file).st_ino)
 
 
-def test_a_write_without_memory_is_unavailable(region: Region) -> None:
+def test_write_without_memory_is_unavailable(region: Region) -> None:
     target = OpenRange(RegionRange("outputs[0].parameters", "vectors", 0, 8192), region)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # stands for a full /dev/shm

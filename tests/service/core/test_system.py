@@ -40,17 +40,17 @@ def group(root: Path, files: dict[str, str]) -> Path:
         ("", {}, math.inf),
     ],
 )
-def test_the_smallest_quota_counts(tmp_path: Path, own: str, files: dict[str, str], expected: float) -> None:
+def test_smallest_cpu_quota_applies(tmp_path: Path, own: str, files: dict[str, str], expected: float) -> None:
     file = tmp_path / "own"
     file.write_text(own)
     assert quota(group(tmp_path / "groups", files), file) == expected
 
 
-def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
+def test_quota_without_control_groups_is_infinite(tmp_path: Path) -> None:
     assert quota(tmp_path / "none", tmp_path / "none") == math.inf
 
 
-def test_the_affinity_counts() -> None:
+def test_usable_cores_follow_affinity() -> None:
     before = os.sched_getaffinity(0)
     assert usable_cores() == len(before)
     try:
@@ -60,7 +60,7 @@ def test_the_affinity_counts() -> None:
         os.sched_setaffinity(0, before)
 
 
-def test_memory_of_objects_that_refer_to_each_other_is_returned() -> None:
+def test_return_free_memory_collects_reference_cycles() -> None:
     class Connection:
         """An object that refers to itself."""
 

@@ -17,20 +17,20 @@ def test_of_array_takes_rows_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize(("lengths", "length"), [([2, 2, 2], 2), ([6], 6), ([1, 2, 3], None), ([3, 1, 2], None)])
-def test_length_is_that_of_all_rows_or_none(lengths: list[int], length: int | None) -> None:
+def test_length_is_common_length_or_none(lengths: list[int], length: int | None) -> None:
     assert TokenRows(np.arange(6), np.array(lengths)).length == length
 
 
-def test_no_rows_have_no_length_of_their_own() -> None:
+def test_length_without_rows_is_zero() -> None:
     assert TokenRows(np.zeros(0, np.int64), np.zeros(0, np.int64)).length == 0
 
 
-def test_starts_are_where_rows_begin() -> None:
+def test_starts_are_first_indices_of_rows() -> None:
     assert RAGGED.starts.tolist() == [0, 3, 4]
 
 
 @pytest.mark.parametrize(("per_row", "spread"), [([4], [4] * 6), ([1, 2, 3], [1, 1, 1, 2, 3, 3])])
-def test_spread_repeats_a_value_for_each_token(per_row: list[int], spread: list[int]) -> None:
+def test_spread_repeats_value_for_each_token(per_row: list[int], spread: list[int]) -> None:
     assert RAGGED.spread(np.array(per_row)).tolist() == spread
 
 
@@ -39,9 +39,9 @@ def test_place_names_row_and_column() -> None:
     assert places == ["[0][0]", "[0][1]", "[0][2]", "[1][0]", "[2][0]", "[2][1]"]
 
 
-def test_place_of_a_flat_list_is_its_index() -> None:
+def test_place_of_flat_list_is_its_index() -> None:
     assert TokenRows(np.arange(3), np.array([3]), flat=True).place(2) == "[2]"
 
 
-def test_the_types_are_those_of_numpy_and_ml_dtypes() -> None:
+def test_dtypes_equal_numpy_and_ml_dtypes() -> None:
     assert {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16} == DTYPES

@@ -74,7 +74,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("model", ["gpt", "bert", "llama"])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_chunks_have_the_bits_of_a_single_run(engine: Engine, case: str, model: str, dtype: str) -> None:
+def test_chunks_equal_single_run_bit_for_bit(engine: Engine, case: str, model: str, dtype: str) -> None:
     lengths, offset = CASES[case]
     request = TokenRequest(
         input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), dtype=dtype, in_pieces=True
@@ -91,7 +91,7 @@ def test_chunks_have_the_bits_of_a_single_run(engine: Engine, case: str, model: 
     assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
 
 
-def test_rotary_family_has_a_fast_path_without_angles(engine: Engine) -> None:
+def test_rotary_family_has_fast_path_only_without_angles(engine: Engine) -> None:
     vectors, angles, both = ("embeddings",), ("rotary_cos",), ("embeddings", "rotary_cos")
     llama = engine.repository.get("llama")
     assert [fast_path_of(engine, llama, outputs, "float32") is None for outputs in (vectors, angles, both)] == [0, 1, 1]
@@ -103,7 +103,7 @@ def test_rotary_family_has_a_fast_path_without_angles(engine: Engine) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_rows_are_pooled_a_few_at_a_time(engine: Engine, case: str, pooling: str) -> None:
+def test_pooling_in_chunks_equals_pooled_rows(engine: Engine, case: str, pooling: str) -> None:
     lengths, offset = CASES[case]
     request = TokenRequest(
         input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), pooling=pooling
@@ -119,7 +119,7 @@ def test_rows_are_pooled_a_few_at_a_time(engine: Engine, case: str, pooling: str
     np.testing.assert_array_equal(answer.arrays["embeddings"], np.stack(list(map(expected, rows))))
 
 
-def test_a_mask_is_kept_by_the_rows_that_it_belongs_to(engine: Engine) -> None:
+def test_pooling_applies_mask_of_each_row(engine: Engine) -> None:
     lengths = [100] * 90
     ids = rows_of(lengths)
     mask = np.random.default_rng(1).integers(0, 2, 9000)
@@ -133,7 +133,7 @@ def test_a_mask_is_kept_by_the_rows_that_it_belongs_to(engine: Engine) -> None:
         np.testing.assert_array_equal(embed(engine, "gpt", alone).arrays["embeddings"][0], found[row])
 
 
-def test_narrow_type_is_refused_before_the_answer_begins(engine: Engine) -> None:
+def test_too_narrow_dtype_is_rejected_before_response(engine: Engine) -> None:
     ids = rows_of([100] * 90)
     ids.values[8999] = 7
     with pytest.raises(Invalid, match="dtype: got float16"):
@@ -144,7 +144,7 @@ def test_narrow_type_is_refused_before_the_answer_begins(engine: Engine) -> None
     )
 
 
-def test_unfit_values_are_refused_before_the_answer_begins(engine: Engine) -> None:
+def test_unfit_values_are_rejected_before_response(engine: Engine) -> None:
     def check(vectors: NDArray[np.generic]) -> None:
         if np.abs(vectors).max() > 1e5:
             raise Invalid("encoding", "float", "base64")
@@ -167,7 +167,7 @@ def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
 
 
 @pytest.mark.parametrize("taken", [0, 1])
-def test_disconnect_is_counted_before_and_after_a_chunk(engine: Engine, taken: int) -> None:
+def test_disconnect_before_or_after_chunk_counts_as_failure(engine: Engine, taken: int) -> None:
     before, _ = counted(engine)
     pieces = embed(engine, "gpt", TokenRequest(input_ids=rows_of([100] * 90), in_pieces=True)).tensors["embeddings"]
     assert isinstance(pieces, ChunkedTensor)
@@ -199,7 +199,7 @@ class RecordingScheduler(Scheduler):
 
 
 @pytest.mark.parametrize(("rows", "in_threads"), [(30, 0), (40, 2)])
-def test_large_requests_are_counted_and_cut_in_a_thread(engine: Engine, rows: int, in_threads: int) -> None:
+def test_only_large_requests_are_processed_in_threads(engine: Engine, rows: int, in_threads: int) -> None:
     scheduler = RecordingScheduler(1, engine.settings)
     try:
         other = Engine(engine.repository, scheduler, Metrics(), engine.settings)
@@ -209,7 +209,7 @@ def test_large_requests_are_counted_and_cut_in_a_thread(engine: Engine, rows: in
         scheduler.close()
 
 
-def test_several_outputs_are_chunked_too(engine: Engine) -> None:
+def test_multiple_outputs_are_chunked(engine: Engine) -> None:
     outputs = ("token_embeddings", "embeddings")
     sessions = engine.repository.get("gpt").sessions
     for lengths, offset in (([100] * 90, [7]), ([4100, 4100, 4100], [5, 0, 800]), ([3, 4000, 1, 4999], None)):
@@ -227,13 +227,13 @@ def test_several_outputs_are_chunked_too(engine: Engine) -> None:
             assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
 
 
-def test_rotary_angles_come_from_the_graph_that_has_both(engine: Engine) -> None:
+def test_embeddings_and_rotary_angles_are_returned_together(engine: Engine) -> None:
     request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), in_pieces=True)
     assert embed(engine, "llama", request).arrays.keys() == {"embeddings", "rotary_cos"}
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_several_outputs_are_counted_once(engine: Engine, left: int) -> None:
+def test_multiple_outputs_are_counted_once(engine: Engine, left: int) -> None:
     def counts() -> dict[str, int]:
         outcomes = engine.metrics.statistics()["gpt", 1].outcomes
         return {outcome: duration.count for outcome, duration in outcomes.items()}
@@ -257,7 +257,7 @@ def test_several_outputs_are_counted_once(engine: Engine, left: int) -> None:
 
 @pytest.mark.parametrize("pooling", ["none", "mean", "first", "last"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_rows_whose_padding_counts_for_nothing_are_cut_too(engine: Engine, pooling: str, masked: bool) -> None:
+def test_chunked_padded_rows_equal_single_run(engine: Engine, pooling: str, masked: bool) -> None:
     """Oracle: each row alone, in one run of the graph with position counts."""
     rows = rows_of([4100, 4100, 4100])
     random = np.random.default_rng(5)
@@ -298,7 +298,7 @@ class Watched(Session):
         return found
 
 
-def test_a_long_row_is_pooled_without_all_of_its_vectors(engine: Engine) -> None:
+def test_pooling_of_long_row_uses_bounded_chunks(engine: Engine) -> None:
     model = engine.repository.get("llama")
     folder = engine.repository.root / "llama/1"
     watched = dataclasses.replace(model, sessions={graph: Watched(folder, graph=graph) for graph in model.sessions})
@@ -321,7 +321,7 @@ def test_request_without_chunks_returns_an_array(engine: Engine) -> None:
 
 @pytest.mark.parametrize("model", ["gpt", "bert", "roberta", "llama"])
 @pytest.mark.parametrize("lengths", [[100] * 400, [3, 4999, 1, *[4500] * 7, 17]])
-def test_buffered_answer_has_the_bits_of_the_chunks(engine: Engine, model: str, lengths: list[int]) -> None:
+def test_buffered_response_equals_chunks_bit_for_bit(engine: Engine, model: str, lengths: list[int]) -> None:
     rows = rows_of(lengths)
     assert len(rows.values) * WIDTH > MAX_BUFFERED_TEXT_VALUES
     found = embed(engine, model, TokenRequest(input_ids=rows, in_pieces=False)).tensors["embeddings"]
@@ -332,7 +332,7 @@ def test_buffered_answer_has_the_bits_of_the_chunks(engine: Engine, model: str, 
     assert found.tobytes() == b"".join(piece.tobytes() for piece in pieces)
 
 
-def test_buffered_outputs_have_the_bits_of_the_chunks(engine: Engine) -> None:
+def test_buffered_outputs_equal_chunks_bit_for_bit(engine: Engine) -> None:
     rows, outputs = rows_of([100] * 400), ("token_embeddings", "embeddings")
     found = embed(engine, "bert", TokenRequest(input_ids=rows, outputs=outputs)).arrays
     pieces = embed(engine, "bert", TokenRequest(input_ids=rows, outputs=outputs, in_pieces=True)).tensors

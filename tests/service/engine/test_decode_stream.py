@@ -80,7 +80,7 @@ def test_steps_equal_one_request_bit_for_bit(engine: Engine) -> None:
     assert stream.offset.tolist() == [8]
 
 
-def test_rows_advance_by_their_own_lengths_also_by_none(engine: Engine) -> None:
+def test_rows_advance_by_their_own_lengths(engine: Engine) -> None:
     stream = stream_of(engine, offset=(0, 3, 5))
     first = feed(stream, rows([1, 2], [], [3]))
     assert (first.lengths.tolist(), first.next_offset.tolist(), stream.offset.tolist()) == (
@@ -114,13 +114,13 @@ def test_step_with_empty_rows_has_segments_masks_and_positions(engine: Engine) -
     assert stream.offset.tolist() == [8, 5, 3]
 
 
-def test_a_row_of_padding_alone_stays_where_it_is(engine: Engine) -> None:
+def test_row_of_only_padding_keeps_its_offset(engine: Engine) -> None:
     stream = stream_of(engine, offset=(2, 3))
     feed(stream, rows([1], [2]), position_ids=rows([5], [6]), attention_mask=rows([0], [1]))
     assert stream.offset.tolist() == [2, 7]
 
 
-def test_operations_move_rows(engine: Engine) -> None:
+def test_operations_change_row_offsets(engine: Engine) -> None:
     stream = stream_of(engine, offset=(4, 5, 6))
     for operation, offsets in (
         (PingOp(), [4, 5, 6]),
@@ -138,7 +138,7 @@ def test_operations_move_rows(engine: Engine) -> None:
         assert stream.offset.tolist() == offsets
 
 
-def test_a_rewound_row_is_fed_again(engine: Engine) -> None:
+def test_rewound_row_can_be_fed_again(engine: Engine) -> None:
     stream = stream_of(engine)
     feed(stream, row(1, 2, 3, 4))
     do(stream, RewindOp(array(2)))
@@ -172,7 +172,7 @@ def test_a_rewound_row_is_fed_again(engine: Engine) -> None:
         (StepOp(input_ids=rows([1])), Invalid, r"^input_ids: got 1 rows, expected 2 rows, as are running$"),
     ],
 )
-def test_what_is_not_allowed_changes_nothing(
+def test_invalid_operation_changes_nothing(
     engine: Engine, operation: Operation, kind: type[ClientFault], message: str
 ) -> None:
     stream = stream_of(engine, offset=(4, 3))
@@ -195,7 +195,7 @@ def test_what_is_not_allowed_changes_nothing(
         (row(1, 1, 1, 1, 1, 1, 1), None, TooLarge),
     ],
 )
-def test_a_step_that_is_not_allowed_changes_nothing(
+def test_invalid_step_changes_nothing(
     engine: Engine, step: TokenRows, segments: TokenRows | None, kind: type[ClientFault]
 ) -> None:
     stream = stream_of(engine, offset=(3,))
@@ -205,7 +205,7 @@ def test_a_step_that_is_not_allowed_changes_nothing(
     assert feed(stream, row(1, 2, 3, 4, 5)).next_offset.tolist() == [8]
 
 
-def test_after_an_exact_fit_a_stream_can_be_rewound(engine: Engine) -> None:
+def test_full_stream_can_be_rewound(engine: Engine) -> None:
     stream = stream_of(engine, offset=(6,))
     assert feed(stream, row(1, 2)).next_offset.tolist() == [8]
     with pytest.raises(Invalid, match=r"got 8 \+ 1 = 9, expected at most 8"):
@@ -214,7 +214,7 @@ def test_after_an_exact_fit_a_stream_can_be_rewound(engine: Engine) -> None:
     assert feed(stream, row(2)).next_offset.tolist() == [8]
 
 
-def test_repeated_step_is_answered_again_and_advances_nothing(engine: Engine) -> None:
+def test_repeated_step_is_answered_without_advancing(engine: Engine) -> None:
     stream = stream_of(engine, offset=(1, 2))
     first = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
     again = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
@@ -223,7 +223,7 @@ def test_repeated_step_is_answered_again_and_advances_nothing(engine: Engine) ->
     assert feed(stream, rows([1], [1]), 6, b"b").next_offset.tolist() == [3, 5]
 
 
-def test_a_numbered_operation_that_is_sent_again_is_done_once(engine: Engine) -> None:
+def test_repeated_numbered_operation_is_applied_once(engine: Engine) -> None:
     stream = stream_of(engine, offset=(1, 2))
     for _ in range(2):
         do(stream, ReorderOp(array(1, 0)), 1, b"a")
@@ -237,7 +237,7 @@ def test_a_numbered_operation_that_is_sent_again_is_done_once(engine: Engine) ->
 
 
 @pytest.mark.parametrize(("number", "digest"), [(5, b"b"), (4, b"a"), (1, b"")])
-def test_a_number_that_was_used_for_something_else_is_a_conflict(engine: Engine, number: int, digest: bytes) -> None:
+def test_reused_step_number_is_a_conflict(engine: Engine, number: int, digest: bytes) -> None:
     stream = stream_of(engine)
     feed(stream, row(1), 5, b"a")
     with pytest.raises(Conflict, match=f"^step: got {number}, expected more than 5, or 5 again with the same content$"):
@@ -245,7 +245,7 @@ def test_a_number_that_was_used_for_something_else_is_a_conflict(engine: Engine,
     assert stream.offset.tolist() == [1]
 
 
-def test_a_repetition_after_another_change_is_a_conflict(engine: Engine) -> None:
+def test_repeated_step_after_other_change_is_a_conflict(engine: Engine) -> None:
     stream = stream_of(engine)
     feed(stream, row(1), 5, b"a")
     do(stream, RewindOp(array(1)))
@@ -253,7 +253,7 @@ def test_a_repetition_after_another_change_is_a_conflict(engine: Engine) -> None
         feed(stream, row(1), 5, b"a")
 
 
-def test_the_number_of_a_refused_step_can_be_used_again(engine: Engine) -> None:
+def test_number_of_rejected_step_can_be_reused(engine: Engine) -> None:
     stream = stream_of(engine)
     with pytest.raises(Invalid):
         feed(stream, row(11), 5, b"a")
@@ -261,7 +261,7 @@ def test_the_number_of_a_refused_step_can_be_used_again(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, 9, 2**63 - 1])
-def test_an_offset_that_no_stream_can_have_is_refused(engine: Engine, offset: int) -> None:
+def test_stream_offset_out_of_range_is_rejected(engine: Engine, offset: int) -> None:
     with pytest.raises(Invalid, match=f"^offset: got {offset}, expected 0 to 8$"):
         stream_of(engine, offset=(offset,))
     with pytest.raises(Invalid, match=rf"^offset\[1\]: got {offset}, expected 0 to 8$"):
@@ -269,25 +269,25 @@ def test_an_offset_that_no_stream_can_have_is_refused(engine: Engine, offset: in
 
 
 @pytest.mark.parametrize("offset", [0, 8])
-def test_an_offset_may_be_as_large_as_max_len(engine: Engine, offset: int) -> None:
+def test_stream_offset_up_to_max_len_is_accepted(engine: Engine, offset: int) -> None:
     assert stream_of(engine, offset=(offset,)).offset.tolist() == [offset]
 
 
-def test_one_offset_stands_for_all_rows(engine: Engine) -> None:
+def test_scalar_stream_offset_applies_to_all_rows(engine: Engine) -> None:
     assert stream_of(engine, offset=(3,), rows=2).offset.tolist() == [3, 3]
     assert stream_of(engine, offset=(3,), rows=0).offset.tolist() == []
     with pytest.raises(TooLarge, match=r"^rows: got 7 rows, expected at most 6 rows of a stream$"):
         stream_of(engine, rows=7)
 
 
-def test_type_and_outputs_are_checked_when_the_stream_opens(engine: Engine) -> None:
+def test_dtype_and_outputs_are_checked_at_stream_open(engine: Engine) -> None:
     with pytest.raises(Invalid, match=r"^dtype: got float64, expected float32, float16, bfloat16$"):
         stream_of(engine, dtype="float64")
     with pytest.raises(Invalid, match=r"^output: got nope, expected embeddings, token_embeddings$"):
         stream_of(engine, outputs=("embeddings", "nope"))
 
 
-def test_type_and_outputs_hold_for_every_step(engine: Engine) -> None:
+def test_dtype_and_outputs_apply_to_every_step(engine: Engine) -> None:
     stream = stream_of(engine, "gpt", dtype="float16", outputs=("token_embeddings", "embeddings"))
     for _ in range(2):
         tensors = feed(stream, row(1)).tensors
@@ -295,7 +295,7 @@ def test_type_and_outputs_hold_for_every_step(engine: Engine) -> None:
         assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float16)}
 
 
-def test_a_step_whose_answer_cannot_be_given_has_not_been_made(engine: Engine) -> None:
+def test_failed_step_response_rolls_back_the_stream(engine: Engine) -> None:
     stream = stream_of(engine, "gpt", offset=(1,))
 
     async def fail() -> None:

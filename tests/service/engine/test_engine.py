@@ -60,12 +60,12 @@ def test_equal_rows_run_as_one_rectangle_with_one_offset(bert: Manifest) -> None
     assert feeds["token_type_ids"].tolist() == [[0, 0], [0, 0]]
 
 
-def test_equal_rows_with_an_offset_each_run_as_one_rectangle(bert: Manifest) -> None:
+def test_equal_rows_with_own_offsets_run_as_one_rectangle(bert: Manifest) -> None:
     feeds = feeds_of(bert, input_ids=[[1, 2], [3, 4]], offset=[5, 0])
     assert (feeds["input_ids"].shape, feeds["offset"].tolist()) == ((2, 2), [5, 0])
 
 
-def test_a_mask_of_ones_is_no_mask(bert: Manifest) -> None:
+def test_mask_of_ones_counts_as_no_mask(bert: Manifest) -> None:
     assert feeds_of(bert, input_ids=[[1, 2]], attention_mask=[[1, 1]])["input_ids"].shape == (1, 2)
 
 
@@ -80,7 +80,7 @@ def test_a_mask_of_ones_is_no_mask(bert: Manifest) -> None:
         ({"input_ids": [[1, 2]], "position_ids": [[7, 3]], "attention_mask": [[0, 1]]}, [7, 3]),
     ],
 )
-def test_the_rest_runs_as_rows_of_one_token_at_their_positions(
+def test_irregular_rows_run_as_single_tokens_at_positions(
     bert: Manifest, fields: dict[str, Any], positions: list[int]
 ) -> None:
     feeds = feeds_of(bert, **fields)
@@ -117,7 +117,7 @@ def test_graph_without_segments_gets_no_segment_ids(gpt: Manifest) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_cast_rounds_every_kind_of_value_as_torch_does(dtype: str) -> None:
+def test_cast_rounds_every_value_like_torch(dtype: str) -> None:
     # Random bits: every exponent, subnormals, and ties, with a lower half of 0x8000 or 0x1000.
     bits = np.random.default_rng(0).integers(0, 2**32, 200_000, np.uint32)
     ties = np.concatenate([bits, bits & 0xFFFF8000 | 0x8000, bits & 0xFFFFE000 | 0x1000])
@@ -128,24 +128,24 @@ def test_cast_rounds_every_kind_of_value_as_torch_does(dtype: str) -> None:
     assert found.tobytes() == oracle[torch.from_numpy(fits)].view(torch.uint8).numpy().tobytes()
 
 
-def test_float32_is_not_copied() -> None:
+def test_cast_to_float32_does_not_copy() -> None:
     vectors = np.ones((1, 2), np.float32)
     assert cast(vectors, "float32") is vectors
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 65520.0), ("float16", -7e4), ("bfloat16", 3.4e38)])
-def test_a_value_that_does_not_fit_is_refused(dtype: str, value: float) -> None:
+def test_cast_of_too_large_value_is_rejected(dtype: str, value: float) -> None:
     with pytest.raises(Invalid, match=f"dtype: got {dtype}, expected float32, since a value of"):
         cast(np.array([[1, value]], np.float32), dtype)
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 65504.0), ("float16", np.inf), ("float16", np.nan)])
-def test_largest_float_and_infinity_are_kept(dtype: str, value: float) -> None:
+def test_cast_keeps_largest_float_and_infinity(dtype: str, value: float) -> None:
     found = cast(np.array([[value]], np.float32), dtype)
     assert np.array_equal(found.astype(np.float32), [[value]], equal_nan=True)
 
 
-def test_response_equals_the_output_of_the_session(engine: Engine) -> None:
+def test_engine_response_equals_session_output(engine: Engine) -> None:
     model = engine.repository.get("gpt")
     answer = asyncio.run(
         ask_engine(engine, model, read_embed({"input_ids": [[1, 2], [3, 4]], "offset": [1, 3]}).request)
@@ -158,7 +158,7 @@ def test_response_equals_the_output_of_the_session(engine: Engine) -> None:
     assert answer.next_offset.tolist() == [3, 5]
 
 
-def test_a_request_is_checked_before_it_runs(engine: Engine) -> None:
+def test_request_is_validated_before_it_runs(engine: Engine) -> None:
     model = engine.repository.get("gpt")
     with pytest.raises(Invalid, match=r"input_ids\[0\]: got -1"):
         asyncio.run(ask_engine(engine, model, read_embed({"input_ids": [-1]}).request))
@@ -166,7 +166,7 @@ def test_a_request_is_checked_before_it_runs(engine: Engine) -> None:
         asyncio.run(ask_engine(engine, model, read_embed({"input_ids": [[0]] * 65537}).request))
 
 
-def test_requests_of_many_tasks_do_not_mix(engine: Engine) -> None:
+def test_concurrent_requests_do_not_mix(engine: Engine) -> None:
     model = engine.repository.get("bert")
     requests = [read_embed({"input_ids": [[i % 11] * (i % 8 + 1)]}).request for i in range(50)]
 
@@ -198,7 +198,7 @@ def bits(answer: EmbedResult) -> list[object]:
     return [answer.version, answer.dtype, *((name, array.shape, array.tobytes()) for name, array in arrays.items())]
 
 
-def test_requests_of_other_length_and_offset_share_one_run(tiny_repository: Path) -> None:
+def test_different_lengths_and_offsets_share_one_run(tiny_repository: Path) -> None:
     with open_engine(tiny_repository) as engine:
         first, second = (
             read_embed(f).request for f in ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5})
@@ -212,7 +212,7 @@ def test_requests_of_other_length_and_offset_share_one_run(tiny_repository: Path
         assert [bits(answer) for answer in together] == [bits(answer) for answer in alone]
 
 
-def test_batched_requests_have_the_bits_of_single_ones(tiny_repository: Path) -> None:
+def test_batched_requests_equal_single_requests_bit_for_bit(tiny_repository: Path) -> None:
     """Both versions of one model and another, every output, type and pooling, random company."""
     with open_engine(tiny_repository) as engine:
         random, asked = np.random.default_rng(5), []
@@ -236,7 +236,7 @@ def test_batched_requests_have_the_bits_of_single_ones(tiny_repository: Path) ->
             assert bits(answer) == bits(alone)
 
 
-def test_what_is_refused_fails_alone_and_never_joins(engine: Engine) -> None:
+def test_rejected_request_does_not_fail_its_batch(engine: Engine) -> None:
     model = engine.repository.get("gpt")
     good, bad = (read_embed({"input_ids": [identifier]}).request for identifier in (3, 7))
 
@@ -250,7 +250,7 @@ def test_what_is_refused_fails_alone_and_never_joins(engine: Engine) -> None:
     assert bits(first) == bits(second) == bits(asyncio.run(ask_engine(engine, model, good)))
 
 
-def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
+def test_too_narrow_dtype_fails_only_its_request(tmp_path: Path) -> None:
     copy_artifact("gpt-huge-value", tmp_path, "gpt")
     with open_engine(tmp_path) as engine:
         requests = [read_embed({"input_ids": [identifier], "dtype": "float16"}).request for identifier in (1, 3, 2)]
@@ -262,7 +262,7 @@ def test_a_type_that_is_too_narrow_fails_alone(tmp_path: Path) -> None:
         assert [type(answer) for answer in asyncio.run(scenario())] == [EmbedResult, Invalid, EmbedResult]
 
 
-def test_models_with_a_product_are_not_batched(tmp_path: Path) -> None:
+def test_models_with_projection_are_not_batched(tmp_path: Path) -> None:
     copy_artifact("projected", tmp_path)
     with open_engine(tmp_path) as engine:
         request = read_embed({"input_ids": [1]}).request

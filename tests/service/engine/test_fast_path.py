@@ -70,7 +70,7 @@ def test_failed_batch_is_answered_and_counted_one_by_one(
     assert 'preblock_requests_total{model="gpt",outcome="internal_error",protocol="native"} 1.0' in told
 
 
-def test_a_run_that_fails_alone_is_counted(engine: Engine, failing: FastPath) -> None:
+def test_failed_single_run_is_counted(engine: Engine, failing: FastPath) -> None:
     run = begin(failing, 3)
     with pytest.raises(MemoryError) as caught:
         run.finish()

@@ -74,7 +74,7 @@ def test_unaligned_memory_is_not_used() -> None:
     assert open_range(64, 2).map_floats(16) is None
 
 
-def test_a_file_between_range_and_region_is_copied_to() -> None:
+def test_file_ending_between_range_and_region_is_copied_to() -> None:
     region = open_range(128).region
     target = OpenRange(RegionRange("outputs[0].parameters", "vectors", 0, 64), region)
     os.ftruncate(region.file, 64)
@@ -105,7 +105,7 @@ def test_memory_without_a_reason_is_unavailable() -> None:
     assert str(error) == "outputs[0].parameters: the region vectors cannot be written: no memory is left"
 
 
-def test_a_foreign_bus_error_stays_fatal() -> None:
+def test_bus_error_outside_the_output_stays_fatal() -> None:
     code = """
 import mmap, os
 from preblock.service.runtime.fused_embedding import guard_writes

@@ -22,7 +22,7 @@ def runs_and_rows(http: httpx.Client, model: str) -> tuple[int, int]:
     return int(found["execution_count"]), int(found["inference_count"])
 
 
-def test_the_steps_of_many_streams_share_runs(clients: Clients) -> None:
+def test_steps_of_many_streams_share_runs(clients: Clients) -> None:
     before = runs_and_rows(clients.http, "gpt2-small")
     found: list[list[bytes]] = [[] for _ in range(STREAMS)]
     with ExitStack() as stack:
@@ -42,7 +42,7 @@ def test_the_steps_of_many_streams_share_runs(clients: Clients) -> None:
     assert b"".join(b"".join(answers) for answers in found) == whole.tobytes()
 
 
-def test_concurrent_protocols_have_the_bits_of_single_requests(clients: Clients) -> None:
+def test_concurrent_protocols_equal_single_requests(clients: Clients) -> None:
     random = np.random.default_rng(0)
     lengths = random.integers(1, 20, 60).tolist()
     asked = [{"input_ids": [random.integers(0, 50000, length).tolist()], "offset": 3 * length} for length in lengths]

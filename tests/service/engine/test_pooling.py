@@ -29,12 +29,12 @@ def parts_of(vectors: NDArray[np.float32]) -> list[NDArray[np.float32]]:
     return np.split(vectors, np.cumsum(LENGTHS)[:-1])
 
 
-def test_the_mean_is_the_exact_one_rounded_to_float32(vectors: NDArray[np.float32], rows: TokenRows) -> None:
+def test_mean_is_within_one_ulp_of_exact_mean(vectors: NDArray[np.float32], rows: TokenRows) -> None:
     exact = [[math.fsum(column) / len(part) for column in part.T.tolist()] for part in parts_of(vectors)]
     np.testing.assert_array_max_ulp(pool(vectors, rows, None, "mean"), np.array(exact, np.float32), 1)
 
 
-def test_the_mean_is_summed_in_float64_token_after_token(vectors: NDArray[np.float32], rows: TokenRows) -> None:
+def test_mean_is_summed_in_float64_in_token_order(vectors: NDArray[np.float32], rows: TokenRows) -> None:
     expected = []
     for part in parts_of(vectors):
         total = np.zeros(part.shape[1])
@@ -46,7 +46,9 @@ def test_the_mean_is_summed_in_float64_token_after_token(vectors: NDArray[np.flo
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 @pytest.mark.parametrize("width", [1, 5])
-def test_a_row_alone_has_the_same_bits(vectors: NDArray[np.float32], rows: TokenRows, pooling: str, width: int) -> None:
+def test_pooled_row_is_independent_of_other_rows(
+    vectors: NDArray[np.float32], rows: TokenRows, pooling: str, width: int
+) -> None:
     narrow = np.ascontiguousarray(vectors[:, :width])
     together = pool(narrow, rows, None, pooling)
     for part, found in zip(parts_of(narrow), together, strict=True):
@@ -55,7 +57,7 @@ def test_a_row_alone_has_the_same_bits(vectors: NDArray[np.float32], rows: Token
 
 
 @pytest.mark.parametrize(("pooling", "index"), [("first", 0), ("last", -1)])
-def test_first_and_last_are_tokens_of_the_row(
+def test_first_and_last_pooling_return_tokens_of_row(
     vectors: NDArray[np.float32], rows: TokenRows, pooling: str, index: int
 ) -> None:
     expected = np.stack([part[index] for part in parts_of(vectors)])
@@ -64,19 +66,21 @@ def test_first_and_last_are_tokens_of_the_row(
 
 @pytest.mark.parametrize("size", [1, 7, 700, 2000])
 @pytest.mark.parametrize("some", [False, True])
-def test_mean_of_chunks_has_the_same_bits(vectors: NDArray[np.float32], rows: TokenRows, size: int, some: bool) -> None:
+def test_mean_of_chunks_equals_mean_bit_for_bit(
+    vectors: NDArray[np.float32], rows: TokenRows, size: int, some: bool
+) -> None:
     real = (np.arange(len(vectors)) % 9 != 8).astype(np.int64) if some else None
     chunks = (vectors[begin : begin + size] for begin in range(0, len(vectors), size))
     assert mean(chunks, rows, real).tobytes() == pool(vectors, rows, real, "mean").tobytes()
 
 
-def test_mean_of_zeros_keeps_their_sign() -> None:
+def test_mean_of_negative_zeros_keeps_their_sign() -> None:
     row = TokenRows.of_array(np.zeros((1, 2), np.int64))
     zeros = np.full((2, 3), -0.0, np.float32)
     assert mean([zeros[:1], zeros[1:]], row, None).tobytes() == pool(zeros, row, None, "mean").tobytes()
 
 
-def test_only_real_tokens_count() -> None:
+def test_pooling_counts_only_real_tokens() -> None:
     vectors = np.arange(6, dtype=np.float32).reshape(6, 1)
     rows, real = TokenRows(np.zeros(6, np.int64), np.array([4, 2])), np.array([0, 1, 1, 0, 1, 0])
     found = {pooling: pool(vectors, rows, real, pooling).tolist() for pooling in ("mean", "first", "last")}

@@ -190,7 +190,7 @@ def test_open_inference_protocol_takes_axes(
         ("qwen2_vl", {"truncate": "left"}, "truncate and position_ids exclude each other"),
     ],
 )
-def test_a_bad_value_is_named(server: Server, model: str, fields: dict[str, Any], message: str) -> None:
+def test_bad_value_is_named(server: Server, model: str, fields: dict[str, Any], message: str) -> None:
     given = {"input_ids": IDS.tolist(), "position_ids": POSITIONS.tolist(), "output": "rotary_cos"} | fields
     answer = post(server, model, **given)
     assert answer.status_code in (400, 422)

@@ -56,7 +56,7 @@ def padded() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 @pytest.mark.parametrize("name", [*COUNTS, "masked"])
-def test_a_real_token_stands_behind_the_real_tokens_before_it(engine: Engine, name: str) -> None:
+def test_real_token_position_counts_preceding_real_tokens(engine: Engine, name: str) -> None:
     ids, mask = padded()
     offset = np.array([0, 1, 2, 3])
     answer = embed(engine, name, ids, mask, offset)
@@ -69,7 +69,7 @@ def test_a_real_token_stands_behind_the_real_tokens_before_it(engine: Engine, na
 
 
 @pytest.mark.parametrize(("name", "row"), [("slots", FIRST), ("ids", FIRST - 1), ("mask", FIRST - 1)])
-def test_padding_stands_where_the_library_puts_it(engine: Engine, name: str, row: int) -> None:
+def test_padding_position_equals_library(engine: Engine, name: str, row: int) -> None:
     ids, mask = padded()
     answer = embed(engine, name, ids, mask, np.array([0, 1, 2, 3]))
     tokens, positions = tables()
@@ -77,14 +77,14 @@ def test_padding_stands_where_the_library_puts_it(engine: Engine, name: str, row
     np.testing.assert_array_equal(found, np.broadcast_to(tokens[PAD] + positions[row], found.shape))
 
 
-def test_padding_is_zero_in_a_family_with_a_mask_step(engine: Engine) -> None:
+def test_padding_is_zero_with_mask_step(engine: Engine) -> None:
     ids, mask = padded()
     found = embed(engine, "masked", ids, mask, np.array([0])).arrays["embeddings"].reshape(4, 5, 4)
     assert not found[mask == 0].any()
 
 
 @pytest.mark.parametrize("name", [*COUNTS, "masked"])
-def test_a_padded_row_fed_token_by_token_is_that_of_one_pass(engine: Engine, name: str) -> None:
+def test_padded_row_token_by_token_equals_one_pass(engine: Engine, name: str) -> None:
     ids, mask = padded()
     whole = embed(engine, name, ids, mask, np.array([0])).arrays["embeddings"].reshape(4, 5, 4)
     offset = np.zeros(4, np.int64)
@@ -96,7 +96,7 @@ def test_a_padded_row_fed_token_by_token_is_that_of_one_pass(engine: Engine, nam
 
 
 @pytest.mark.parametrize("name", [*COUNTS, "masked"])
-def test_rows_of_unequal_length_are_those_of_one_row_each(engine: Engine, name: str) -> None:
+def test_unequal_rows_equal_single_rows(engine: Engine, name: str) -> None:
     ids, mask = padded()
     lengths = np.array([5, 3, 1, 4])
     pieces = [(ids[row, :n], mask[row, :n]) for row, n in enumerate(lengths)]
@@ -110,7 +110,7 @@ def test_rows_of_unequal_length_are_those_of_one_row_each(engine: Engine, name: 
     np.testing.assert_array_equal(together.next_offset, np.concatenate([answer.next_offset for answer in alone]))
 
 
-def test_padding_ids_are_not_counted_without_a_mask_either(engine: Engine) -> None:
+def test_padding_ids_are_not_counted_without_mask(engine: Engine) -> None:
     ids, mask = padded()
     answer = embed(engine, "ids", ids, None, np.array([0]))
     np.testing.assert_array_equal(answer.next_offset, mask.sum(1))
@@ -118,7 +118,7 @@ def test_padding_ids_are_not_counted_without_a_mask_either(engine: Engine) -> No
     np.testing.assert_array_equal(answer.tensors["embeddings"], masked.tensors["embeddings"])
 
 
-def test_the_limit_counts_real_tokens(engine: Engine) -> None:
+def test_max_len_counts_only_real_tokens(engine: Engine) -> None:
     ids = np.array([[PAD] * 5 + [4] * 5])
     mask = (ids != PAD).astype(np.int64)
     for name in (*COUNTS, "masked"):
@@ -127,7 +127,7 @@ def test_the_limit_counts_real_tokens(engine: Engine) -> None:
             embed(engine, name, ids, mask, np.array([6]))
 
 
-def test_an_id_that_changes_other_tokens_is_refused(engine: Engine) -> None:
+def test_unsupported_id_is_rejected(engine: Engine) -> None:
     with pytest.raises(Invalid, match=r"input_ids\[0\]\[1\]: got 7"):
         embed(engine, "masked", np.array([[4, 7]]), None, np.array([0]))
 
@@ -141,9 +141,7 @@ def test_an_id_that_changes_other_tokens_is_refused(engine: Engine) -> None:
         ("ids", [0, 1, 1, 1, 1], [[2], [4]]),
     ],
 )
-def test_what_is_not_real_is_no_part_of_a_mean(
-    engine: Engine, name: str, mask: list[int] | None, real: list[list[int]]
-) -> None:
+def test_mean_ignores_padding(engine: Engine, name: str, mask: list[int] | None, real: list[list[int]]) -> None:
     lengths = np.array([3, 2])
     request = TokenRequest(
         input_ids=TokenRows(np.array([5, PAD, 6, PAD, 8]), lengths),
@@ -156,7 +154,7 @@ def test_what_is_not_real_is_no_part_of_a_mean(
     assert mean.tobytes() == expected.astype(np.float32).tobytes()
 
 
-def test_a_row_of_padding_has_no_mean(engine: Engine) -> None:
+def test_mean_of_row_without_real_token_is_rejected(engine: Engine) -> None:
     request = TokenRequest(input_ids=TokenRows(np.array([5, PAD]), np.array([1, 1])), pooling="mean")
     with pytest.raises(Invalid, match=r"input_ids\[1\]: got no real token, expected at least one, to take the mean"):
         asyncio.run(ask_engine(engine, engine.repository.get("ids"), request))

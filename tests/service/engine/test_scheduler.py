@@ -42,12 +42,12 @@ async def occupy(scheduler: Scheduler, gate: threading.Event) -> list[asyncio.Ta
 
 
 @pytest.mark.parametrize(("size", "elsewhere"), [(0, False), (INLINE_MAX_VALUES, False), (LARGE, True)])
-def test_only_large_work_leaves_the_event_loop(scheduler: Scheduler, size: int, elsewhere: bool) -> None:
+def test_only_large_work_leaves_event_loop(scheduler: Scheduler, size: int, elsewhere: bool) -> None:
     thread = asyncio.run(scheduler.run(size, threading.current_thread))
     assert (thread is not threading.current_thread()) == elsewhere
 
 
-def test_full_queue_refuses_a_chunk_and_accepts_it_later(scheduler: Scheduler) -> None:
+def test_full_queue_rejects_chunk_and_accepts_it_later(scheduler: Scheduler) -> None:
     async def scenario() -> None:
         gate = threading.Event()
         waiting = await occupy(scheduler, gate)
@@ -62,7 +62,7 @@ def test_full_queue_refuses_a_chunk_and_accepts_it_later(scheduler: Scheduler) -
 
 
 @pytest.mark.parametrize("size", [INLINE_MAX_VALUES, LARGE])
-def test_an_exception_reaches_its_own_caller_alone(scheduler: Scheduler, size: int) -> None:
+def test_exception_reaches_only_its_caller(scheduler: Scheduler, size: int) -> None:
     async def scenario() -> None:
         for _ in range(5):  # more often than pieces may wait
             with pytest.raises(ZeroDivisionError):
@@ -128,7 +128,7 @@ def test_work_of_one_iteration_runs_as_one_batch(scheduler: Scheduler) -> None:
     assert sorted(runs) == [[1, 3], [2], [4]]
 
 
-def test_who_is_alone_waits_for_nothing(scheduler: Scheduler) -> None:
+def test_single_request_does_not_wait_for_batch(scheduler: Scheduler) -> None:
     async def scenario() -> list[str]:
         order: list[str] = []
         task = asyncio.create_task(scheduler.run_batched("a", 1, 1, doubled([])))
@@ -169,7 +169,7 @@ def test_cancelled_request_does_not_affect_others(
     assert runs == [*ran, [9]]
 
 
-def test_who_is_at_fault_fails_alone(scheduler: Scheduler) -> None:
+def test_failing_request_does_not_fail_its_batch(scheduler: Scheduler) -> None:
     runs: list[list[int]] = []
 
     async def scenario() -> list[int | BaseException]:
@@ -214,7 +214,7 @@ def protocols(engine: Engine) -> FastAPI:
         ),
     ],
 )
-def test_busy_server_refuses_large_and_serves_small_requests(
+def test_busy_server_rejects_large_and_serves_small_requests(
     tiny_repository: Path, scheduler: Scheduler, path: str, body: bytes, message: Callable[[httpx.Response], str]
 ) -> None:
 
@@ -235,7 +235,7 @@ def test_busy_server_refuses_large_and_serves_small_requests(
         asyncio.run(scenario(protocols(engine)))
 
 
-def test_a_cancelled_request_does_not_change_its_neighbours(tiny_repository: Path) -> None:
+def test_cancelled_request_does_not_change_other_responses(tiny_repository: Path) -> None:
     scheduler = Scheduler(2, live_settings())
     engine = Engine(
         Repository(tiny_repository, CPU, 1),
@@ -261,7 +261,7 @@ def test_a_cancelled_request_does_not_change_its_neighbours(tiny_repository: Pat
     scheduler.close()
 
 
-def test_rejected_work_leaves_no_cycle(scheduler: Scheduler) -> None:
+def test_failed_work_leaves_no_reference_cycle(scheduler: Scheduler) -> None:
     """A cycle of the exception would keep the body of the request."""
 
     async def scenario() -> None:

@@ -75,7 +75,7 @@ def run(engine: Engine, test: Callable[[Sequences, SequenceStore], Awaitable[Non
     asyncio.run(main())
 
 
-def test_requests_go_on_where_the_last_ended(engine: Engine) -> None:
+def test_sequence_request_continues_at_last_offset(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
@@ -90,7 +90,7 @@ def test_requests_go_on_where_the_last_ended(engine: Engine) -> None:
     run(engine, test)
 
 
-def test_a_start_opens_at_its_own_offset_again_and_again(engine: Engine) -> None:
+def test_sequence_start_resets_the_offset(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
@@ -107,7 +107,7 @@ def test_a_start_opens_at_its_own_offset_again_and_again(engine: Engine) -> None
     run(engine, test)
 
 
-def test_ids_are_those_of_a_version_of_a_model(engine: Engine) -> None:
+def test_sequence_ids_are_separate_per_model_version(engine: Engine) -> None:
     models = [engine.repository.get("bert", "1"), engine.repository.get("bert", "2"), engine.repository.get("gpt")]
 
     async def test(_: Sequences, room: SequenceStore) -> None:
@@ -122,7 +122,7 @@ def test_ids_are_those_of_a_version_of_a_model(engine: Engine) -> None:
     run(engine, test, max_stream_sequence_rows=6)
 
 
-def test_padding_and_positions_move_a_row_as_in_a_stream(engine: Engine) -> None:
+def test_padding_and_positions_advance_sequence_rows(engine: Engine) -> None:
     model = engine.repository.get("gpt")
     mask, positions = (TokenRows.of_array(np.array(values)) for values in ([[0, 1], [1, 1]], [[3, 4], [0, 1]]))
 
@@ -192,7 +192,7 @@ REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
 
 
 @pytest.mark.parametrize(("ids", "turn", "offset", "kind", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_what_is_not_allowed_changes_nothing(
+def test_invalid_sequence_request_changes_nothing(
     engine: Engine, ids: Any, turn: SequenceRef, offset: Any, kind: type[PreblockError], message: str
 ) -> None:
     model = engine.repository.get("gpt")
@@ -206,7 +206,7 @@ def test_what_is_not_allowed_changes_nothing(
     run(engine, test)
 
 
-def test_sequence_outlives_a_refusal_after_an_exact_fit(engine: Engine) -> None:
+def test_full_sequence_survives_rejected_request(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
@@ -218,7 +218,7 @@ def test_sequence_outlives_a_refusal_after_an_exact_fit(engine: Engine) -> None:
     run(engine, test)
 
 
-def test_an_answer_that_cannot_be_written_was_not_fed(engine: Engine) -> None:
+def test_failed_response_does_not_advance_sequence(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
@@ -236,7 +236,7 @@ def test_an_answer_that_cannot_be_written_was_not_fed(engine: Engine) -> None:
     run(engine, test)
 
 
-def test_a_sequence_is_fed_by_one_request_at_a_time(engine: Engine) -> None:
+def test_concurrent_request_to_sequence_is_a_conflict(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
@@ -250,7 +250,7 @@ def test_a_sequence_is_fed_by_one_request_at_a_time(engine: Engine) -> None:
     run(engine, test)
 
 
-def test_rows_are_counted_in_a_stream_and_in_the_process(engine: Engine) -> None:
+def test_sequence_rows_are_limited_per_stream_and_process(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
@@ -294,7 +294,7 @@ def test_only_the_idle_sequence_times_out(engine: Engine) -> None:
     run(engine, test, sequence_idle_timeout_seconds=0.2)
 
 
-def test_a_request_that_is_cancelled_leaves_nothing(engine: Engine) -> None:
+def test_cancelled_request_leaves_no_sequence(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
@@ -313,7 +313,7 @@ def test_a_request_that_is_cancelled_leaves_nothing(engine: Engine) -> None:
     run(engine, test)
 
 
-def test_with_several_workers_only_streams_have_sequences(engine: Engine) -> None:
+def test_shared_sequences_need_a_single_worker(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
@@ -326,7 +326,7 @@ def test_with_several_workers_only_streams_have_sequences(engine: Engine) -> Non
     run(engine, test, workers=2)
 
 
-def test_what_belongs_to_no_sequence_is_answered_as_ever(engine: Engine) -> None:
+def test_request_without_sequence_is_answered_statelessly(engine: Engine) -> None:
     model = engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:

@@ -33,7 +33,7 @@ def fitting(row: list[int], real: list[int], room: int, side: str) -> list[int]:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("manifest", [tiny_manifest(), SKIPPING], ids=["slots", "ids"])
-def test_random_rows_keep_the_longest_part_that_fits(side: str, masked: bool, manifest: Manifest) -> None:
+def test_truncation_keeps_longest_fitting_part(side: str, masked: bool, manifest: Manifest) -> None:
     random, cut = np.random.default_rng(0), 0
     for _ in range(200):
         lengths = random.integers(1, 20, random.integers(1, 5))
@@ -67,7 +67,7 @@ def test_random_rows_keep_the_longest_part_that_fits(side: str, masked: bool, ma
 
 
 @pytest.mark.parametrize(("side", "kept"), [("left", [1, 5, 6, 2]), ("right", [1, 3, 4, 2])])
-def test_special_tokens_stay(side: str, kept: list[int]) -> None:
+def test_truncation_keeps_special_tokens(side: str, kept: list[int]) -> None:
     request = TokenRequest(
         input_ids=rows_of([[1, 3, 4, 5, 6, 2]]),
         special=np.array([1, 0, 0, 0, 0, 1], np.bool_),
@@ -83,7 +83,7 @@ def test_special_tokens_stay(side: str, kept: list[int]) -> None:
     assert found.special.tolist() == [True, False, False, True]
 
 
-def test_nothing_is_cut_unless_asked_for() -> None:
+def test_nothing_is_truncated_without_request() -> None:
     request = TokenRequest(input_ids=rows_of([[1] * 20]))
     assert truncate(request, tiny_manifest()) is request
 
@@ -99,13 +99,13 @@ def test_nothing_is_cut_unless_asked_for() -> None:
         ({"position_ids": rows_of([[0] * 10])}, "truncate and position_ids exclude each other"),
     ],
 )
-def test_truncation_to_no_token_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_truncation_to_no_token_is_rejected(fields: dict[str, Any], message: str) -> None:
     request = TokenRequest(input_ids=rows_of([[1] * 10]), truncate="left", **fields)
     with pytest.raises(Invalid, match=message):
         check(request, tiny_manifest(), 1000)
 
 
-def test_where_no_length_is_too_long_nothing_is_cut() -> None:
+def test_nothing_is_truncated_without_max_len() -> None:
     manifest = tiny_manifest().model_copy(update={"max_len": None})
     request = TokenRequest(input_ids=rows_of([[1] * 1000]), truncate="right")
     check(request, manifest, 1000)

@@ -37,7 +37,7 @@ def request(**fields: Any) -> TokenRequest:
         {"input_ids": [[0, 0]], "attention_mask": [[0, 1]], "position_ids": [[7, 0]]},
     ],
 )
-def test_the_limits_themselves_are_legal(fields: dict[str, Any]) -> None:
+def test_requests_at_limits_are_accepted(fields: dict[str, Any]) -> None:
     check(request(**fields), tiny_manifest(), max_tokens=20)
 
 
@@ -110,13 +110,13 @@ def test_the_limits_themselves_are_legal(fields: dict[str, Any]) -> None:
         ({"input_ids": [0], "dtype": "int8"}, "dtype: got int8, expected float32, float16, bfloat16"),
     ],
 )
-def test_one_step_beyond_is_refused_by_field_value_and_allowed(fields: dict[str, Any], message: str) -> None:
+def test_request_beyond_limit_is_rejected(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid) as refused:
         check(request(**fields), tiny_manifest(), max_tokens=20)
     assert str(refused.value) == message
 
 
-def test_segment_ids_are_refused_by_a_model_without_segments() -> None:
+def test_segment_ids_without_segments_are_rejected() -> None:
     with pytest.raises(Invalid, match="token_type_ids is not an input: this model has no segments"):
         check(request(input_ids=[0], token_type_ids=[0]), tiny_manifest(segments=0), 20)
 
@@ -128,19 +128,19 @@ def test_segment_ids_are_refused_by_a_model_without_segments() -> None:
         ([1, 0, 1], r"input_ids\[1\]: got an empty row"),
     ],
 )
-def test_empty_rows_are_refused(lengths: list[int], message: str) -> None:
+def test_empty_rows_are_rejected(lengths: list[int], message: str) -> None:
     rows = TokenRows(np.zeros(sum(lengths), np.int64), np.array(lengths, np.int64))
     with pytest.raises(Invalid, match=message):
         check(TokenRequest(input_ids=rows), tiny_manifest(), 20)
 
 
-def test_the_most_tokens_of_a_request_are_counted_over_all_rows() -> None:
+def test_max_tokens_counts_tokens_of_all_rows() -> None:
     check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=16)
     with pytest.raises(TooLarge, match="input_ids: got 16 tokens, expected at most 15 tokens in a request"):
         check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=15)
 
 
-def test_what_is_checked_is_not_changed() -> None:
+def test_check_does_not_change_the_request() -> None:
     ids = np.array([[1, 2], [3, 4]])
     ids.setflags(write=False)
     check(TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([6, 0])), tiny_manifest(), 20)

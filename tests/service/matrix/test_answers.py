@@ -41,7 +41,7 @@ def test_vectors_equal_the_tables(path: CodePath, caller: Caller, expect: Expect
         ([[1] * (MAX_LEN + 1)], 0, ""),
     ],
 )
-def test_bad_request_is_refused_and_the_next_answered(
+def test_bad_request_does_not_affect_next_request(
     path: CodePath, caller: Caller, expect: Expect, ids: list[list[int]], offset: int, message: str
 ) -> None:
     if offset and not path.offsets:
@@ -63,7 +63,7 @@ def test_unknown_model_is_not_found(path: CodePath, caller: Caller) -> None:
     assert (answer.status, answer.message) == (404, message)
 
 
-def test_content_of_wrong_size_is_refused(path: CodePath, caller: Caller, expect: Expect) -> None:
+def test_content_with_wrong_size_is_rejected(path: CodePath, caller: Caller, expect: Expect) -> None:
     path.prepare(caller, GOOD)
     for cut in (3, 8):
         assert caller.ask(GOOD, cut=cut).status in (400, 422)
@@ -71,7 +71,7 @@ def test_content_of_wrong_size_is_refused(path: CodePath, caller: Caller, expect
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_encoded_request_has_the_same_answer(path: CodePath, caller: Caller, expect: Expect, encoding: str) -> None:
+def test_compressed_request_gets_same_response(path: CodePath, caller: Caller, expect: Expect, encoding: str) -> None:
     if not path.encoded:
         pytest.skip("a stream of messages")
     for _ in range(3):
@@ -84,7 +84,7 @@ def test_encoded_request_has_the_same_answer(path: CodePath, caller: Caller, exp
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_answer_is_encoded_on_request(path: CodePath, caller: Caller, expect: Expect, encoding: str) -> None:
+def test_response_is_compressed_on_request(path: CodePath, caller: Caller, expect: Expect, encoding: str) -> None:
     client = caller.caller if isinstance(caller, Repeating) else caller
     if path.protocol == "decode" or not isinstance(client, HttpCaller):
         pytest.skip("a stream, or gRPC, which tests/service/api/grpc/test_compression.py measures")
@@ -103,7 +103,7 @@ def test_disconnects_leave_the_server_working(path: CodePath, caller: Caller, ex
     assert caller.ask(GOOD).content == expect(GOOD)
 
 
-def test_request_id_is_returned_or_made(path: CodePath, caller: Caller) -> None:
+def test_request_id_is_returned_or_generated(path: CodePath, caller: Caller) -> None:
     path.prepare(caller, GOOD)
     for ids in (GOOD, -GOOD):
         assert caller.ask(ids, headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
@@ -114,7 +114,7 @@ def test_request_id_is_returned_or_made(path: CodePath, caller: Caller) -> None:
     assert all(len(name) < 100 for name in made)
 
 
-def test_header_tells_where_time_went(path: CodePath, caller: Caller) -> None:
+def test_server_timing_header_shows_phases(path: CodePath, caller: Caller) -> None:
     if path.protocol == "decode" or path.name == "grpc-streamed":
         pytest.skip("the headers leave before the first step")
     path.prepare(caller, GOOD)

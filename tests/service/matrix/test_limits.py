@@ -66,7 +66,7 @@ def strict_servers(wide_repository: Path) -> Iterator[Servers]:
         yield servers
 
 
-def test_missing_or_wrong_key_is_refused(path: CodePath, guarded: Guarded) -> None:
+def test_missing_or_wrong_key_is_rejected(path: CodePath, guarded: Guarded) -> None:
     with path.open(guarded.servers) as caller:
         for headers in ({}, {"authorization": "Bearer wrong"}):
             answer = caller.ask(GOOD, headers=headers)
@@ -95,7 +95,7 @@ def revoked(guarded: Guarded) -> Iterator[dict[str, Caller]]:
         yield callers
 
 
-def test_revoked_key_is_refused_on_an_open_connection(path: CodePath, revoked: dict[str, Caller]) -> None:
+def test_revoked_key_is_rejected_on_open_connection(path: CodePath, revoked: dict[str, Caller]) -> None:
     wait_for(revoked[path.name], 401)
 
 
@@ -108,7 +108,7 @@ def test_revoked_key_ends_an_open_stream(guarded: Guarded, name: str) -> None:
         stream.check_end()
 
 
-def test_rate_of_a_key_is_limited(path: CodePath, guarded: Guarded) -> None:
+def test_rate_of_key_is_limited(path: CodePath, guarded: Guarded) -> None:
     with path.open(guarded.servers, guarded.headers(f"{path.name}-rate")) as caller:
         answers = [caller.ask(GOOD) for _ in range(3 * RATE)]
         statuses = [answer.status for answer in answers]
@@ -117,7 +117,7 @@ def test_rate_of_a_key_is_limited(path: CodePath, guarded: Guarded) -> None:
         check_retry(path, next(answer for answer in answers if answer.status == 429))
 
 
-def test_too_many_tokens_or_rows_are_refused(path: CodePath, strict_servers: Servers) -> None:
+def test_too_many_tokens_or_rows_are_rejected(path: CodePath, strict_servers: Servers) -> None:
     with path.open(strict_servers) as caller:
         path.prepare(caller, GOOD)
         for shape in ((1, MAX_TOKENS + 1), (MAX_ROWS + 1, 1)):

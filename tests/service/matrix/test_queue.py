@@ -58,14 +58,14 @@ def busy(request: pytest.FixtureRequest, wide_repository: Path) -> Iterator[tupl
         assert httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [[1]]}).status_code == 200
 
 
-def test_waiting_work_is_a_gauge_and_a_load_signal(busy: tuple[Server, str]) -> None:
+def test_queue_depth_is_reported_in_metrics_and_readiness(busy: tuple[Server, str]) -> None:
     server, _ = busy
     wait_until(lambda: read_metrics(server.address)["preblock_queue_depth",] >= 1)
     wait_until(lambda: httpx.get(f"{server.address}/readyz", timeout=60).json()["queue_depth"] >= 1)
 
 
 @pytest.mark.parametrize("path", ROWS, ids=lambda path: path.name)
-def test_large_request_is_refused_by_a_full_queue(path: CodePath, busy: tuple[Server, str]) -> None:
+def test_large_request_is_rejected_by_full_queue(path: CodePath, busy: tuple[Server, str]) -> None:
     server, message = busy
     with path.connect(server, {}) as caller:
 

@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 GOOD, BAD = np.array([[3, 4]]), np.array([[3, -1]])
 
 
-def test_counters_move_by_each_request(path: CodePath, caller: Caller, plain_servers: Servers) -> None:
+def test_counters_increase_with_each_request(path: CodePath, caller: Caller, plain_servers: Servers) -> None:
     address = plain_servers[path.server].address
     path.prepare(caller, GOOD)
     time.sleep(0.01)
@@ -64,7 +64,7 @@ def told(wide_repository: Path) -> Told:
 
 
 @pytest.mark.parametrize("path", DIRECT, ids=lambda path: path.name)
-def test_access_log_has_a_line_for_each_request(path: CodePath, told: Told) -> None:
+def test_access_log_has_one_line_per_request(path: CodePath, told: Told) -> None:
     lines = [json.loads(line) for line in told.lines]
     protocol = "decode-open" if path.name == "events" else path.protocol  # one line for all events
     found = [line for line in lines if (line["request_id"], line["protocol"]) == (path.name, protocol)]

@@ -38,7 +38,7 @@ def alike(tiny: httpx.Client) -> httpx.Client:
 
 
 @pytest.mark.parametrize("name", ["X-Request-Id", "x-request-id"])
-def test_the_id_of_the_client_comes_back(alike: httpx.Client, name: str) -> None:
+def test_client_request_id_is_returned(alike: httpx.Client, name: str) -> None:
     for path in ("/livez", "/models", "/models/nope", "/nowhere", "/v2/models/gpt"):
         assert alike.get(path, headers={name: "mine/1"}).headers.get_list("X-Request-Id") == ["mine/1"]
     document = {"input_ids": [[1]]}
@@ -48,7 +48,7 @@ def test_the_id_of_the_client_comes_back(alike: httpx.Client, name: str) -> None
 
 
 @pytest.mark.parametrize("request_id", ["", "a b", "a\tb", "é", "x" * 129])
-def test_an_id_that_is_not_allowed_is_replaced(alike: httpx.Client, request_id: str) -> None:
+def test_invalid_request_id_is_replaced(alike: httpx.Client, request_id: str) -> None:
     headers = httpx.Headers({b"X-Request-Id": request_id.encode("latin-1")})
     for answer in (alike.get("/livez", headers=headers), alike.post(EMBED, content=b"{}", headers=headers)):
         assert MADE.fullmatch(answer.headers["X-Request-Id"])
@@ -56,7 +56,7 @@ def test_an_id_that_is_not_allowed_is_replaced(alike: httpx.Client, request_id: 
 
 
 @pytest.mark.parametrize("body", [b"no json", b'{"input_ids": [[70000]]}'])
-def test_a_problem_names_its_request(tiny: httpx.Client, body: bytes) -> None:
+def test_problem_names_its_request_id(tiny: httpx.Client, body: bytes) -> None:
     answer = tiny.post(EMBED, content=body, headers={"X-Request-Id": "wrong-1"})
     assert answer.status_code in (400, 422)
     assert answer.json()["request_id"] == answer.headers["X-Request-Id"] == "wrong-1"
@@ -64,7 +64,7 @@ def test_a_problem_names_its_request(tiny: httpx.Client, body: bytes) -> None:
     assert nowhere.json()["request_id"] == nowhere.headers["X-Request-Id"]
 
 
-def test_the_headers_of_tracing_make_no_two_requests_unlike(tiny_repository: Path) -> None:
+def test_tracing_headers_do_not_prevent_template_reuse(tiny_repository: Path) -> None:
     engine = create_engine(Settings(repository=tiny_repository))
     app = create_app(Settings(), engine)
     body = np.array([[1, 2]]).tobytes()

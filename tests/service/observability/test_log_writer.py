@@ -28,7 +28,7 @@ def record(text: str, *arguments: object) -> logging.LogRecord:
     return logging.LogRecord("a.library", logging.WARNING, __file__, 1, text, arguments, None)
 
 
-def test_line_with_wrong_arguments_is_written_with_the_reason(pipe: tuple[int, int]) -> None:
+def test_log_line_with_wrong_arguments_is_written_with_reason(pipe: tuple[int, int]) -> None:
     log = LogWriter(pipe[1])
     log.handle(record("%d tokens", "many"))
     log.flush()
@@ -36,7 +36,7 @@ def test_line_with_wrong_arguments_is_written_with_the_reason(pipe: tuple[int, i
     assert os.read(pipe[0], 4096).decode().startswith("WARNING a.library: '%d tokens' (not formatted: ")
 
 
-def test_lines_are_counted_if_nobody_can_read_them(pipe: tuple[int, int]) -> None:
+def test_unwritable_log_lines_are_counted_as_dropped(pipe: tuple[int, int]) -> None:
     DROPPED_LINES.take()
     os.close(pipe[0])
     log = LogWriter(pipe[1])
@@ -46,7 +46,7 @@ def test_lines_are_counted_if_nobody_can_read_them(pipe: tuple[int, int]) -> Non
     assert DROPPED_LINES.take() == 1
 
 
-def test_pipe_made_non_blocking_by_another_process_gets_every_line(pipe: tuple[int, int]) -> None:
+def test_non_blocking_log_pipe_gets_every_line(pipe: tuple[int, int]) -> None:
     os.set_blocking(pipe[1], False)
     log, received = LogWriter(pipe[1]), bytearray()
     for number in range(LINES):  # more bytes than the pipe holds

@@ -79,7 +79,7 @@ def ask_everything(address: str, calls: str) -> None:
         stub.ModelInfer(infer_message([[0]]), metadata=[("x-request-id", "call")])
 
 
-def test_access_log_has_a_line_of_text_for_each_request(models: Path) -> None:
+def test_access_log_has_one_text_line_per_request(models: Path) -> None:
     lines = said(models, ask_everything, "--access-log-sample-rate", "1")
     assert len(lines) == 12
     assert str(SECRET) not in "".join(lines)
@@ -92,7 +92,7 @@ def test_access_log_has_a_line_of_text_for_each_request(models: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3, 4096])
-def test_a_line_holds_as_many_ids_as_are_asked_for(models: Path, most: int) -> None:
+def test_log_line_holds_configured_number_of_ids(models: Path, most: int) -> None:
     options = "--log-format", "json", "--access-log-sample-rate", "1", "--access-log-max-token-ids", str(most)
     found = [json.loads(line) for line in said(models, ask_everything, *options)]
     lines: dict[str, list[Any]] = {}
@@ -109,7 +109,7 @@ def test_a_line_holds_as_many_ids_as_are_asked_for(models: Path, most: int) -> N
     }
 
 
-def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_logged_ids_are_grouped_by_rows_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "preblock.requests")
     log, context = (
         AccessLog(live_settings(access_log_sample_rate=1, access_log_max_token_ids=3)),
@@ -125,17 +125,17 @@ def test_ids_of_a_request_are_noted_by_rows_and_once(caplog: pytest.LogCaptureFi
     assert [vars(line)["ids"] for line in caplog.records[:2]] == [" [[0, 1], [], [2]]", ""]
 
 
-def test_no_request_has_a_line_by_default(models: Path) -> None:
+def test_access_log_is_off_by_default(models: Path) -> None:
     assert said(models, ask_everything) == []
 
 
-def test_debug_level_has_the_lines_of_libraries(models: Path) -> None:
+def test_debug_level_includes_library_logs(models: Path) -> None:
     found = [json.loads(line) for line in said(models, lambda *_: None, "--log-format", "json", level="debug")]
     assert any(document["message"].startswith("Started server process") for document in found)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_default_level_has_a_line_for_each_change(tmp_path: Path, workers: str) -> None:
+def test_default_level_logs_each_model_change(tmp_path: Path, workers: str) -> None:
     make_repository(tmp_path, gpt="gpt-50x64x600")
 
     def change(address: str, _: str) -> None:
@@ -186,7 +186,7 @@ def test_unread_log_pipe_does_not_block(models: Path) -> None:
         assert process.returncode == 0
 
 
-def test_a_share_of_the_requests_has_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_sample_rate_selects_share_of_requests(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "preblock.requests")
     log = AccessLog(live_settings(access_log_sample_rate=0.25))
     for _ in range(4000):
@@ -194,7 +194,7 @@ def test_a_share_of_the_requests_has_lines(caplog: pytest.LogCaptureFixture) -> 
     assert 800 < len(caplog.records) < 1200
 
 
-def test_json_log_line_names_the_error_and_the_caller() -> None:
+def test_json_log_line_holds_exception_and_request_id() -> None:
     token = CURRENT_REQUEST.set(RequestContext(b"mine"))
     try:
         raise ValueError('two\nlines "and" é')
@@ -211,7 +211,7 @@ def test_json_log_line_names_the_error_and_the_caller() -> None:
     assert document["exception"].endswith('ValueError: two\nlines "and" é')
 
 
-def test_calls_whose_clients_leave_have_no_line(models: Path) -> None:
+def test_cancelled_grpc_calls_are_not_logged(models: Path) -> None:
     """gRPC would write a traceback for each lost answer, and clients could fill a disk."""
 
     def leave(_: str, calls: str) -> None:
@@ -230,7 +230,7 @@ def test_calls_whose_clients_leave_have_no_line(models: Path) -> None:
     assert said(models, leave) == []
 
 
-def test_a_line_break_in_a_path_forges_no_line(models: Path) -> None:
+def test_line_break_in_path_does_not_forge_log_line(models: Path) -> None:
     def ask(address: str, _: str) -> None:
         httpx.post(f"{address}/models/gpt%0A2026%20INFO%20forged/embed", json={}, timeout=30)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from preblock.service.observability.metric_files import remove_dead_gauges
 
 
-def test_gauges_of_dead_workers_are_removed_and_their_counters_stay(tmp_path: Path) -> None:
+def test_gauges_of_dead_workers_are_removed_but_not_counters(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     for pid in (ended.pid, os.getpid()):

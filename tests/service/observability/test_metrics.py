@@ -27,7 +27,7 @@ def admission(metrics: Metrics) -> Admission:
     return Admission(Limits(settings), metrics, AccessLog(settings))
 
 
-def test_a_request_that_ends_well_is_ok() -> None:
+def test_successful_request_has_outcome_ok() -> None:
     metrics = Metrics()
     with admission(metrics).request("native") as record:
         record.model = "m"
@@ -44,7 +44,7 @@ def test_a_request_that_ends_well_is_ok() -> None:
         (KeyboardInterrupt(), "cancelled"),
     ],
 )
-def test_the_class_of_an_error_is_the_outcome(error: BaseException, outcome: str) -> None:
+def test_error_class_is_the_outcome(error: BaseException, outcome: str) -> None:
     metrics = Metrics()
     with pytest.raises(type(error)), admission(metrics).request("grpc"):
         raise error
@@ -52,7 +52,7 @@ def test_the_class_of_an_error_is_the_outcome(error: BaseException, outcome: str
     assert samples(metrics)["preblock_request_duration_seconds_count", "grpc"] == 1
 
 
-def test_an_ended_request_leaves_no_cycle() -> None:
+def test_ended_request_leaves_no_reference_cycle() -> None:
     metrics = Metrics()
     seen = admission(metrics)
     gc.collect()
@@ -65,7 +65,7 @@ def test_an_ended_request_leaves_no_cycle() -> None:
     assert gc.collect() == 0
 
 
-def test_a_record_ends_once() -> None:
+def test_record_is_counted_once() -> None:
     metrics = Metrics()
     with admission(metrics).request("native") as record:
         record.deferred = True
@@ -75,7 +75,7 @@ def test_a_record_ends_once() -> None:
     assert samples(metrics)["preblock_request_duration_seconds_count", "native"] == 1
 
 
-def test_seconds_fall_into_every_bucket_above_them() -> None:
+def test_request_duration_falls_into_histogram_buckets() -> None:
     metrics = Metrics()
     with admission(metrics).request("native"):
         pass
@@ -123,7 +123,7 @@ def test_records_are_summed_by_model_and_batch() -> None:
     assert samples(metrics) == found
 
 
-def test_a_stream_is_counted_while_it_is_open_and_no_longer() -> None:
+def test_stream_gauge_counts_only_open_streams() -> None:
     metrics = Metrics()
 
     def gauge() -> float:
@@ -146,7 +146,7 @@ def test_a_stream_is_counted_while_it_is_open_and_no_longer() -> None:
         ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text"),
     ],
 )
-def test_the_format_follows_accept(accept: str, kind: str) -> None:
+def test_metrics_format_follows_accept(accept: str, kind: str) -> None:
     content, media_type = Metrics().expose(accept)
     assert media_type.startswith(kind)
     assert content.endswith(b"# EOF\n") == ("openmetrics" in kind)

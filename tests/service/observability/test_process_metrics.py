@@ -42,7 +42,7 @@ def processes(server: Server) -> list[int]:
     return [pid, *fork_servers(pid), *workers(pid)]
 
 
-def test_process_metrics_are_sums_over_the_processes(running: Server) -> None:
+def test_process_metrics_are_summed_over_processes(running: Server) -> None:
     wait_until(lambda: families(running)["process_max_fds"].samples[0].value % len(processes(running)) == 0)
     found = samples_of(httpx.get(f"{running.address}/metrics").text)
     resident = sum(status_bytes(pid, "VmRSS") for pid in processes(running))
@@ -77,7 +77,7 @@ def test_openmetrics_has_units_and_no_created_series(running: Server) -> None:
     assert "_created" not in text
 
 
-def test_usage_of_an_ended_process_is_unknown() -> None:
+def test_usage_of_ended_process_is_none() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     assert read_usage(ended.pid) is None
@@ -87,6 +87,6 @@ def test_usage_of_an_ended_process_is_unknown() -> None:
     assert usage.open_fds > 2
 
 
-def test_version_is_that_of_the_first_installed_package() -> None:
+def test_version_of_returns_first_installed_package() -> None:
     assert version_of("a-package-that-is-not-installed", "numpy") == version("numpy")
     assert version_of("a-package-that-is-not-installed") == ""

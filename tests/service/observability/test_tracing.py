@@ -48,7 +48,7 @@ def told(tiny_repository: Path) -> Told:
         return told_by(tiny_repository, partial(ask_everything, left_open), *options)
 
 
-def test_every_request_has_one_span_of_a_server(told: Told) -> None:
+def test_every_request_has_one_server_span(told: Told) -> None:
     assert all(span.kind == Span.SPAN_KIND_SERVER for _, span in told.spans)
     parents = sorted(int.from_bytes(span.parent_span_id, "big") for _, span in told.spans)
     assert parents == [0, 0, 0, 0, *range(1, 8), *range(10, 18), 19]
@@ -58,7 +58,7 @@ def test_every_request_has_one_span_of_a_server(told: Told) -> None:
     assert [told.of(span).trace_state for span in (1, 2, 3, 10, 15)] == ["vendor=told"] * 2 + ["", "", "vendor=told"]
 
 
-def test_the_service_has_a_name(told: Told) -> None:
+def test_resource_has_service_name_and_version(told: Told) -> None:
     assert [resource["service.name"] for resource in told.resources] == ["preblock"]
     assert told.resources[0]["service.version"]
 
@@ -104,7 +104,7 @@ def test_the_service_has_a_name(told: Told) -> None:
         ),
     ],
 )
-def test_span_has_the_attributes_of_its_request(told: Told, parent: int, name: str, expected: dict[str, Any]) -> None:
+def test_span_has_attributes_of_its_request(told: Told, parent: int, name: str, expected: dict[str, Any]) -> None:
     span = told.of(parent)
     found = attributes(span)
     if name.startswith("inference"):
@@ -133,12 +133,12 @@ def test_span_has_the_attributes_of_its_request(told: Told, parent: int, name: s
     assert found == {f"preblock.{name}": value for name, value in expected.items()}
 
 
-def test_spans_have_the_time_of_the_wall(told: Told) -> None:
+def test_spans_have_wall_clock_time(told: Told) -> None:
     for _, span in told.spans:
         assert time.time() - 300 < span.start_time_unix_nano / 1e9 <= span.end_time_unix_nano / 1e9 < time.time()
 
 
-def test_lines_of_the_log_name_the_trace(told: Told) -> None:
+def test_log_lines_name_their_trace(told: Told) -> None:
     lines = [json.loads(line) for line in told.lines]
     assert {line["logger"] for line in lines} == {"preblock.requests"}  # and no warning of a malformed header
     traces = {attributes(span)["preblock.request_id"]: span.trace_id.hex() for _, span in told.spans}
@@ -146,7 +146,7 @@ def test_lines_of_the_log_name_the_trace(told: Told) -> None:
     assert [line["trace_id"] for line in lines] == [traces[line["request_id"]] for line in lines]
 
 
-def test_each_worker_sends_spans_also_of_refused_requests(tiny_repository: Path, tmp_path: Path) -> None:
+def test_each_worker_sends_spans_including_rejected_requests(tiny_repository: Path, tmp_path: Path) -> None:
     key, entry = new_key("alice", (), False)
     (tmp_path / "keys.toml").write_text(entry)
     asked: list[str] = []
@@ -180,7 +180,7 @@ def test_each_worker_sends_spans_also_of_refused_requests(tiny_repository: Path,
     assert key not in str(told.spans)
 
 
-def test_trusted_proxy_states_the_scheme_of_a_span(tiny_repository: Path) -> None:
+def test_span_scheme_follows_trusted_proxy(tiny_repository: Path) -> None:
     def ask(address: str, _: str) -> None:
         with httpx.Client(base_url=address, timeout=30) as http:
             for span, ids, scheme in ((1, ONE, "https"), (2, ONE, "https"), (3, MANY, "https"), (4, MANY, "http")):
@@ -195,9 +195,7 @@ def test_trusted_proxy_states_the_scheme_of_a_span(tiny_repository: Path) -> Non
 
 
 @pytest.mark.parametrize(("headers", "parents"), [({}, 0), (parent(1), 20)])
-def test_each_has_its_span_where_heads_are_the_same(
-    tiny_repository: Path, headers: dict[str, str], parents: int
-) -> None:
+def test_repeated_headers_get_separate_spans(tiny_repository: Path, headers: dict[str, str], parents: int) -> None:
     def ask(address: str, _: str) -> None:
         with RawConnection(address) as connection:
             assert [connection.ask(same_head(1, 2, **headers))[0] for _ in range(20)] == [200] * 20
@@ -213,7 +211,7 @@ def test_each_has_its_span_where_heads_are_the_same(
     assert [json.loads(line)["trace_id"] for line in told.lines] == [span.trace_id.hex() for span in spans]
 
 
-def test_sampled_spans_are_sent_and_all_requests_have_a_trace(tiny_repository: Path) -> None:
+def test_only_sampled_spans_are_sent_but_all_have_trace_ids(tiny_repository: Path) -> None:
     def ask(address: str, _: str) -> None:
         with RawConnection(address) as connection:
             assert [connection.ask(same_head(1, 2))[0] for _ in range(400)] == [200] * 400
@@ -228,7 +226,7 @@ def test_sampled_spans_are_sent_and_all_requests_have_a_trace(tiny_repository: P
     assert len(set(traces)) == 400
 
 
-def test_missing_collector_delays_the_end_by_seconds(tiny_repository: Path) -> None:
+def test_missing_collector_delays_shutdown_by_seconds(tiny_repository: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     with serve(
         tiny_repository,
@@ -248,7 +246,7 @@ def test_missing_collector_delays_the_end_by_seconds(tiny_repository: Path) -> N
         ("2", "OTEL_TRACES_EXPORTER", "console", "got console, expected otlp, or nothing"),
     ],
 )
-def test_unsupported_exporter_is_refused(
+def test_unsupported_exporter_is_rejected(
     tiny_repository: Path, workers: str, name: str, value: str, message: str
 ) -> None:
     options = "--repository", str(tiny_repository), "--port", "0", "--tracing", "otlp", "--workers", workers

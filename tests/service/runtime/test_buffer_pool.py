@@ -8,7 +8,7 @@ def address(values: Float32) -> int:
     return int(values.__array_interface__["data"][0])
 
 
-def test_an_array_has_its_shape_and_begins_with_a_cache_line() -> None:
+def test_buffer_has_requested_shape_and_cache_line_alignment() -> None:
     pool = BufferPool()
     for shape in ((1, 1, 1), (3, 7, 5), (2, 0, 4), (1, 400, 768), (1, MAX_BYTES, 1)):
         values = pool.take(shape)
@@ -19,7 +19,7 @@ def test_an_array_has_its_shape_and_begins_with_a_cache_line() -> None:
         values[...] = 1
 
 
-def test_memory_is_used_again_only_when_no_view_of_it_is_left() -> None:
+def test_memory_is_reused_only_without_views() -> None:
     pool = BufferPool()
     first = pool.take((1, 200, 64))
     view, place = first[:, 1:, ::2], address(first)
@@ -32,7 +32,7 @@ def test_memory_is_used_again_only_when_no_view_of_it_is_left() -> None:
     assert place in {address(values) for values in held}
 
 
-def test_little_memory_is_kept() -> None:
+def test_pool_keeps_bounded_free_memory() -> None:
     pool = BufferPool()
     held = [pool.take((1, 1024, 2)) for _ in range(3 * MAX_FREE)]
     held += [pool.take((MAX_BYTES,)) for _ in range(2)]

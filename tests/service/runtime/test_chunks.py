@@ -42,7 +42,7 @@ def feeds_of(model: TokenModel, shape: tuple[int, int], offset: Offset) -> dict[
         ((5, 0), np.array([5])),
     ],
 )
-def test_a_call_of_any_shape_has_the_bits_of_the_plain_graph(
+def test_call_of_any_shape_equals_plain_graph(
     models: Repository, name: str, shape: tuple[int, int], offset: Offset
 ) -> None:
     model = models.get(name)

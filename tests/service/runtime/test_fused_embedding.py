@@ -31,7 +31,7 @@ built = pytest.mark.skipif(not BUILT, reason="_fused_embedding.c was not built")
 Float32 = NDArray[np.float32]
 
 
-def test_it_is_built_where_there_is_a_compiler() -> None:
+def test_kernel_is_built_if_compiler_is_available() -> None:
     assert BUILT or shutil.which("cc") is None
 
 
@@ -44,7 +44,7 @@ def summed(ids: NDArray[np.int64], table: Float32, scale: float, positions: Floa
 @pytest.mark.parametrize("width", [1, 3, 64, 767, 768])
 @pytest.mark.parametrize("scale", [1.0, 22.627416997969522, -0.3])
 @pytest.mark.parametrize(("tokens", "placed"), [(0, 0), (0, 3), (1, 1), (2, 1), (3, 3), (4, 2), (5, 5), (36, 9)])
-def test_bits_are_those_of_a_product_and_a_sum(width: int, scale: float, tokens: int, placed: int) -> None:
+def test_sum_equals_numpy_bit_for_bit(width: int, scale: float, tokens: int, placed: int) -> None:
     random = np.random.default_rng([width, tokens])
     scale = float(np.float32(scale))
     table = random.standard_normal((100, width), np.float32)
@@ -58,7 +58,7 @@ def test_bits_are_those_of_a_product_and_a_sum(width: int, scale: float, tokens:
 
 @built
 @pytest.mark.parametrize("special", [0.0, -0.0, np.inf, -np.inf, 1e-45, -3e38])
-def test_special_values_are_summed_as_others(special: float) -> None:
+def test_special_values_equal_numpy(special: float) -> None:
     table = np.full((2, 8), special, np.float32)
     positions = np.array([[0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 3e38, -3e38]], np.float32)
     out = np.empty((2, 8), np.float32)
@@ -72,7 +72,7 @@ def test_special_values_are_summed_as_others(special: float) -> None:
 @built
 @pytest.mark.parametrize("id_", [-1, 100, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("at", [0, 3, 8])
-def test_id_without_a_row_is_refused_before_any_write(id_: int, at: int) -> None:
+def test_id_without_a_row_is_rejected_before_any_write(id_: int, at: int) -> None:
     ids, table, positions = np.arange(9), np.ones((100, 4), np.float32), np.ones((3, 4), np.float32)
     ids[at] = id_
     out = np.full((9, 4), 7, np.float32)
@@ -99,7 +99,7 @@ def test_id_without_a_row_is_refused_before_any_write(id_: int, at: int) -> None
         ("width", lambda _: 2),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(name: str, change: Callable[[dict[str, Any]], Any]) -> None:
+def test_mismatching_sizes_are_rejected(name: str, change: Callable[[dict[str, Any]], Any]) -> None:
     given: dict[str, Any] = {
         "ids": np.arange(9),
         "table": np.ones((100, 4), np.float32),
@@ -116,7 +116,7 @@ def test_sizes_that_do_not_fit_are_refused(name: str, change: Callable[[dict[str
 
 
 @built
-def test_memory_of_another_layout_is_refused() -> None:
+def test_non_contiguous_or_read_only_memory_is_rejected() -> None:
     ids, table, positions = np.arange(4), np.ones((9, 4), np.float32), np.ones((2, 4), np.float32)
     out = np.zeros((4, 4), np.float32)
     with pytest.raises(ValueError, match="contiguous"):
@@ -130,7 +130,7 @@ def test_memory_of_another_layout_is_refused() -> None:
 
 
 @built
-def test_ids_may_lie_anywhere_and_floats_only_where_floats_may() -> None:
+def test_unaligned_ids_are_accepted_but_not_floats() -> None:
     ids, table, positions = np.arange(9), np.ones((9, 4), np.float32), np.ones((3, 4), np.float32)
     odd = np.frombuffer(b"." + ids.tobytes(), np.int64, offset=1)
     out = np.zeros((9, 4), np.float32)
@@ -165,7 +165,7 @@ class Refusing:
 
 
 @built
-def test_calls_have_the_bits_of_the_plain_graph(model: TokenModel) -> None:
+def test_fused_lookup_equals_plain_graph(model: TokenModel) -> None:
     assert model.tables is not None
     kernel = FusedLookup(model.tables, Refusing())
     for batch, length in ((1, 1), (3, 7), (1, 40), (200, 1), (4, 30)):
@@ -181,7 +181,7 @@ def test_calls_have_the_bits_of_the_plain_graph(model: TokenModel) -> None:
 
 @built
 @pytest.mark.parametrize(("batch", "length", "offsets"), [(2, 2, (0, 1)), (0, 3, (0,)), (3, 0, (0,)), (16385, 1, (0,))])
-def test_other_calls_are_left_to_the_session(
+def test_unsupported_calls_are_run_by_session(
     model: TokenModel, batch: int, length: int, offsets: tuple[int, ...]
 ) -> None:
     assert model.tables is not None
@@ -192,7 +192,7 @@ def test_other_calls_are_left_to_the_session(
 
 
 @built
-def test_ids_that_lie_apart_are_taken_in_order(model: TokenModel) -> None:
+def test_strided_ids_are_read_in_order(model: TokenModel) -> None:
     feeds = feeds_of(2, 30, 4)
     apart = np.repeat(feeds["input_ids"], 3, axis=1)[:, ::3]
     assert not apart.flags.c_contiguous
@@ -200,7 +200,7 @@ def test_ids_that_lie_apart_are_taken_in_order(model: TokenModel) -> None:
 
 
 @built
-def test_threads_do_not_meet(model: TokenModel) -> None:
+def test_threads_do_not_interfere(model: TokenModel) -> None:
     calls = [feeds_of(1 + seed % 3, 30 + seed % 5, seed % 10) for seed in range(40)]
     right = [expected(model, feeds) for feeds in calls]
     with ThreadPoolExecutor(8) as pool:
@@ -225,7 +225,7 @@ def test_threads_do_not_meet(model: TokenModel) -> None:
         ("positions", {"first": 1}, "kernel.positions.rows: got 50, expected 51 to "),
     ],
 )
-def test_a_manifest_that_declares_other_tables_is_refused(
+def test_manifest_with_wrong_kernel_tables_is_rejected(
     weighty_repository: Path, tmp_path: Path, table: str, changed: dict[str, Any], message: str
 ) -> None:
     shutil.copytree(weighty_repository, tmp_path / "root")

@@ -33,7 +33,7 @@ def states(repository: Repository) -> dict[tuple[str, int], str]:
     return {(state.name, state.version): state.state for state in repository.index()}
 
 
-def test_new_version_is_opened_beside_the_others(root: Path) -> None:
+def test_new_version_is_opened_beside_others(root: Path) -> None:
     repository = Repository(root, CPU, 1)
     before = repository.get("gpt")
     assert repository.refresh() == []
@@ -45,7 +45,7 @@ def test_new_version_is_opened_beside_the_others(root: Path) -> None:
     assert states(repository) == dict.fromkeys([("bert", 1), ("bert", 2), ("gpt", 1), ("gpt", 2)], "READY")
 
 
-def test_a_new_version_that_is_broken_leaves_the_old_one_serving(root: Path) -> None:
+def test_broken_new_version_keeps_old_one_serving(root: Path) -> None:
     repository = Repository(root, CPU, 1)
     folder = copy_artifact("gpt-again", root, "gpt")
     sound = (folder / GRAPH).read_bytes()
@@ -61,7 +61,7 @@ def test_a_new_version_that_is_broken_leaves_the_old_one_serving(root: Path) -> 
     assert repository.get("gpt").version == 2
 
 
-def test_a_version_that_breaks_answers_as_before(root: Path) -> None:
+def test_broken_update_of_version_keeps_it_serving(root: Path) -> None:
     repository = Repository(root, CPU, 1)
     before = repository.get("gpt")
     broken = root / "gpt/1" / GRAPH
@@ -88,7 +88,7 @@ def test_removed_version_closes_after_its_last_request(root: Path) -> None:
 
 
 @pytest.mark.parametrize("empty", [True, False])
-def test_a_folder_that_cannot_be_read_changes_nothing(root: Path, empty: bool) -> None:
+def test_unreadable_repository_changes_nothing(root: Path, empty: bool) -> None:
     repository = Repository(root, CPU, 1)
     shutil.rmtree(root)
     if empty:
@@ -120,14 +120,14 @@ def test_refresh_after_a_system_error_opens_all_new_versions(root: Path, monkeyp
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
-def test_a_request_for_a_change_needs_the_mode_for_it(root: Path, mode: str) -> None:
+def test_model_change_requires_explicit_mode(root: Path, mode: str) -> None:
     control = ModelControl(Repository(root, CPU, 1), mode, 1)  # type: ignore[arg-type]
     with pytest.raises(Forbidden, match=f"by request: model_control is {mode}, not explicit"):
         asyncio.run(control.unload("gpt"))
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_models_are_unloaded_and_loaded_by_request(root: Path, tmp_path: Path, shared: bool) -> None:
+def test_models_are_loaded_and_unloaded_by_request(root: Path, tmp_path: Path, shared: bool) -> None:
     repository = Repository(root, CPU, 1)
     (tmp_path / "shared").mkdir()
 
@@ -186,7 +186,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_follows_its_folder_without_a_failed_request(root: Path, workers: int) -> None:
+def test_folder_changes_cause_no_failed_request(root: Path, workers: int) -> None:
     options = {"PREBLOCK_MODEL_POLL_INTERVAL_SECONDS": "0.1", "PREBLOCK_WORKERS": str(workers)}
     versions: set[int] = set()
     failures: list[str] = []
@@ -202,7 +202,7 @@ def test_a_server_follows_its_folder_without_a_failed_request(root: Path, worker
         assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
 
 
-def test_a_load_that_an_unload_overtakes_is_no_fault(root: Path) -> None:
+def test_load_overtaken_by_unload_raises_no_error(root: Path) -> None:
     async def change() -> None:
         control = ModelControl(Repository(root, CPU, 1), "explicit", 1)
 
@@ -216,7 +216,7 @@ def test_a_load_that_an_unload_overtakes_is_no_fault(root: Path) -> None:
     asyncio.run(change())
 
 
-def test_a_model_that_is_gone_has_no_versions(root: Path) -> None:
+def test_unloaded_model_has_no_versions(root: Path) -> None:
     repository = Repository(root, CPU, 1)
     assert repository.versions("gpt") == [1]
     repository.refresh({"gpt"})

@@ -39,7 +39,7 @@ def edit(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def test_the_highest_version_is_the_default(root: Path) -> None:
+def test_highest_version_is_the_default(root: Path) -> None:
     shutil.copytree(root / "bert" / "2", root / "bert" / "10")
     repository = Repository(root, CPU, 1)
     assert repository.get("bert").version == 10
@@ -72,7 +72,9 @@ def test_models_are_listed_by_name_and_version(root: Path) -> None:
     ],
     ids=range(12),
 )
-def test_what_is_not_served_is_not_found(tiny_repository: Path, name: str, version: str | None, message: str) -> None:
+def test_unknown_model_or_version_is_not_found(
+    tiny_repository: Path, name: str, version: str | None, message: str
+) -> None:
     with pytest.raises(NotFound) as refused:
         Repository(tiny_repository, CPU, 1).get(name, version)
     assert str(refused.value) == message
@@ -81,27 +83,27 @@ def test_what_is_not_served_is_not_found(tiny_repository: Path, name: str, versi
 @pytest.mark.parametrize(
     "name", [".tmp-gpt-1/1", "gpt/.tmp-2", "gpt/0", "gpt/02", "gpt/latest", "gpt/2x", "gpt/1/1", "3"]
 )
-def test_other_folders_are_no_artifacts(root: Path, name: str) -> None:
+def test_other_folders_are_not_artifacts(root: Path, name: str) -> None:
     (root / name).mkdir(parents=True)
     assert [(found, version) for found, version, _ in find_artifacts(root)] == [("bert", 1), ("bert", 2), ("gpt", 1)]
 
 
-def test_a_file_where_a_version_would_be_is_no_artifact(root: Path) -> None:
+def test_file_in_place_of_version_is_not_an_artifact(root: Path) -> None:
     (root / "gpt" / "2").write_text("")
     assert len(find_artifacts(root)) == 3
 
 
-def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_missing_repository_is_rejected(tmp_path: Path) -> None:
     message = f"the repository {tmp_path / 'no'} does not exist; `preblock export` makes one"
     assert refusal(tmp_path / "no") == message
 
 
-def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
+def test_repository_without_models_is_rejected(tmp_path: Path) -> None:
     assert refusal(tmp_path).endswith("holds no model; `preblock export` adds one")
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, DATA])
-def test_a_missing_file_is_refused_by_name(root: Path, name: str) -> None:
+def test_missing_file_is_rejected(root: Path, name: str) -> None:
     (root / "bert" / "1" / name).unlink()
     reason = "is missing" if name in (GRAPH, DATA) else "cannot be read: no such file or directory"
     assert refusal(root) == f"bert/1/{name} {reason}"
@@ -109,19 +111,19 @@ def test_a_missing_file_is_refused_by_name(root: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff" * 100])
-def test_a_broken_file_is_refused_by_name(root: Path, name: str, content: bytes) -> None:
+def test_malformed_file_is_rejected(root: Path, name: str, content: bytes) -> None:
     (root / "gpt" / "1" / name).write_bytes(content)
     assert refusal(root).startswith(f"gpt/1/{name}")
 
 
-def test_a_data_file_that_is_too_short_is_refused(weighty: Path) -> None:
+def test_truncated_data_file_is_rejected(weighty: Path) -> None:
     data = weighty / DATA
     data.write_bytes(data.read_bytes()[:-4])
     assert refusal(weighty.parent.parent).startswith(f"gpt/1/{DATA}: got sha256 ")
 
 
 @pytest.mark.parametrize(("name", "inputs"), [("gpt", ["input_ids"]), ("bert", ["input_ids", "offset", "positions"])])
-def test_a_manifest_that_disagrees_with_the_graph_is_refused(root: Path, name: str, inputs: list[str]) -> None:
+def test_manifest_disagreeing_with_graph_is_rejected(root: Path, name: str, inputs: list[str]) -> None:
     tensors = [{"name": input_, "dtype": "int64", "shape": ["batch"]} for input_ in inputs]
     edit(root / name / "1" / MANIFEST, graphs={GRAPH: {"inputs": tensors, "outputs": []}})
     told = ", ".join(f"{input_} int64 ['batch']" for input_ in inputs)
@@ -136,20 +138,20 @@ def test_a_manifest_that_disagrees_with_the_graph_is_refused(root: Path, name: s
         ({"tokens": 2, "reset_id": 99}, "history.reset_id: got 99, expected 0 to 98"),
     ],
 )
-def test_a_history_that_disagrees_with_the_graph_is_refused(
+def test_history_inconsistent_with_graph_is_rejected(
     tmp_path: Path, history: dict[str, int] | None, message: str
 ) -> None:
     edit(copy_artifact("ngrams", tmp_path) / MANIFEST, history=history)
     assert refusal(tmp_path).startswith(f"ngrams/1/{MANIFEST} {message}")
 
 
-def test_a_name_that_no_url_holds_is_refused(tiny_repository: Path, tmp_path: Path) -> None:
+def test_model_name_invalid_in_url_is_rejected(tiny_repository: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_repository / "gpt", tmp_path / "gpt\u00e9")
     with pytest.raises(ArtifactError, match="model: got gpt\u00e9"):
         find_artifacts(tmp_path)
 
 
-def test_an_earlier_artifact_with_tiles_is_served_without_them(root: Path) -> None:
+def test_earlier_artifact_with_tiles_is_served_without_them(root: Path) -> None:
     """Earlier exports wrote a second graph of the same vectors, and said in the manifest which calls it was for."""
     folder = root / "gpt/1"
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -164,7 +166,7 @@ def test_an_earlier_artifact_with_tiles_is_served_without_them(root: Path) -> No
     assert Repository(root, CPU, 1).get("gpt", "1").identity == model.identity
 
 
-def test_a_model_is_found_only_for_a_caller_who_may_use_it(tiny_repository: Path, tmp_path: Path) -> None:
+def test_model_is_visible_only_to_authorized_caller(tiny_repository: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(new_key("other", ("gpt",), admin=False)[1])
     repository = Repository(tiny_repository, CPU, 1, access=Authenticator(keys))
@@ -185,7 +187,7 @@ def test_a_model_is_found_only_for_a_caller_who_may_use_it(tiny_repository: Path
 ALIASES = {"embeddings": "bert", "words": "gpt"}
 
 
-def test_an_alias_finds_every_version_of_its_model(tiny_repository: Path) -> None:
+def test_alias_finds_every_version_of_its_model(tiny_repository: Path) -> None:
     repository = Repository(tiny_repository, CPU, 1, aliases=ALIASES)
     repository.check_aliases()
     assert repository.find("embeddings") is repository.find("bert")
@@ -211,13 +213,13 @@ def test_an_alias_finds_every_version_of_its_model(tiny_repository: Path) -> Non
         ({"words": "gpt", "more": "words"}, "alias more: the repository {root} has no model words; it has bert, gpt"),
     ],
 )
-def test_a_wrong_alias_is_refused(tiny_repository: Path, aliases: dict[str, str], message: str) -> None:
+def test_invalid_alias_is_rejected(tiny_repository: Path, aliases: dict[str, str], message: str) -> None:
     with pytest.raises(Invalid) as refused:
         Repository(tiny_repository, CPU, 1, aliases=aliases).check_aliases()
     assert str(refused.value) == message.format(root=tiny_repository)
 
 
-def test_an_alias_keeps_its_model_as_folders_come_and_go(root: Path) -> None:
+def test_alias_keeps_its_model_across_folder_changes(root: Path) -> None:
     repository = Repository(root, CPU, 1, aliases=ALIASES)
     shutil.copytree(root / "gpt", root / "embeddings")
     (change,) = repository.refresh()
@@ -233,7 +235,7 @@ def test_an_alias_keeps_its_model_as_folders_come_and_go(root: Path) -> None:
     assert repository.find("embeddings").name == "bert"
 
 
-def test_an_alias_needs_access_to_its_model(tiny_repository: Path, tmp_path: Path) -> None:
+def test_alias_requires_access_to_its_model(tiny_repository: Path, tmp_path: Path) -> None:
     entries = [new_key("model", ("bert",), False)[1], new_key("alias", ("embeddings",), False)[1]]
     (tmp_path / "keys.toml").write_text("".join(entries))
     access = Authenticator(tmp_path / "keys.toml")
@@ -247,7 +249,7 @@ def test_an_alias_needs_access_to_its_model(tiny_repository: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("level", [".", "gpt", "gpt/1"])
-def test_folders_of_a_repository_may_be_links(tiny_repository: Path, tmp_path: Path, level: str) -> None:
+def test_repository_folders_may_be_symlinks(tiny_repository: Path, tmp_path: Path, level: str) -> None:
     """Modelcar links the folder of the models, and the storage initializer each entry of a volume."""
     link = tmp_path / "models" / level
     link.parent.mkdir(parents=True, exist_ok=True)

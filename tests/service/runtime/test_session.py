@@ -20,7 +20,7 @@ HAS_CUDA = CUDA in onnxruntime.get_available_providers()
 cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")
 
 
-def test_a_session_adds_the_rows_of_its_tables(tiny_repository: Path, tables: dict[str, NDArray[np.float32]]) -> None:
+def test_session_adds_rows_of_its_tables(tiny_repository: Path, tables: dict[str, NDArray[np.float32]]) -> None:
     session = Session(tiny_repository / "gpt" / "1")
     vectors = session.run({"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([0, 4])})["embeddings"]
     expected = tables["tokens"][[[1, 2], [3, 4]]] + tables["positions"][[[0, 1], [4, 5]]]
@@ -36,7 +36,7 @@ def test_one_offset_broadcasts_over_the_batch(tiny_repository: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_the_number_of_threads_changes_no_bit(repository: Path, threads: int) -> None:
+def test_thread_count_does_not_change_results(repository: Path, threads: int) -> None:
     ids = np.random.default_rng(0).integers(0, 30000, (8, 512))
     feeds = {"input_ids": ids, "offset": np.array([0]), "token_type_ids": np.zeros_like(ids)}
     folder = repository / "minilm" / "1"
@@ -56,14 +56,14 @@ def test_session_describes_its_provider_and_inputs(tiny_repository: Path) -> Non
 
 
 @pytest.mark.parametrize("name", [GRAPH, DATA])
-def test_a_missing_file_is_refused_by_name(tiny_repository: Path, tmp_path: Path, name: str) -> None:
+def test_missing_file_is_rejected(tiny_repository: Path, tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(tiny_repository / "gpt" / "1", tmp_path / "1")
     (folder / name).unlink()
     with pytest.raises(ArtifactError, match=f"^{name} is missing$"):
         Session(folder)
 
 
-def test_invalid_graph_is_refused_and_logged(
+def test_invalid_graph_is_rejected_and_logged(
     tiny_repository: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = shutil.copytree(tiny_repository / "gpt" / "1", tmp_path / "1")
@@ -76,12 +76,12 @@ def test_invalid_graph_is_refused_and_logged(
 
 
 @cpu_package
-def test_the_cpu_package_says_why_it_has_no_cuda() -> None:
+def test_cpu_package_explains_missing_cuda() -> None:
     assert cuda_unavailable_reason() == "this onnxruntime has no CUDA: install preblock[gpu] in place of preblock[cpu]"
 
 
 @cpu_package
-def test_cuda_that_cannot_be_used_is_refused_and_never_replaced() -> None:
+def test_unavailable_cuda_is_rejected_without_fallback() -> None:
     with pytest.raises(ProviderError) as refused:
         choose_provider("cuda")
     assert str(refused.value) == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
@@ -89,36 +89,36 @@ def test_cuda_that_cannot_be_used_is_refused_and_never_replaced() -> None:
 
 @cpu_package
 @pytest.mark.filterwarnings("ignore:Specified provider 'CUDAExecutionProvider':UserWarning")
-def test_a_session_that_fell_back_is_refused(tiny_repository: Path) -> None:
+def test_session_with_provider_fallback_is_rejected(tiny_repository: Path) -> None:
     with pytest.raises(ProviderError, match=f"^onnxruntime could not start {CUDA} and took {CPU}$"):
         Session(tiny_repository / "gpt" / "1", CUDA)
 
 
-def test_the_probe_is_the_model_that_it_says() -> None:
+def test_probe_model_is_valid_and_doubles_input() -> None:
     onnx.checker.check_model(PROBE, full_check=True)
     probe = onnxruntime.InferenceSession(PROBE, providers=[CPU])
     assert probe.run(None, {"x": np.array([1.5], np.float32)})[0].tolist() == [3.0]
 
 
 @cpu_package
-def test_auto_takes_the_cpu_where_there_is_nothing_else() -> None:
+def test_auto_provider_is_cpu_without_cuda() -> None:
     assert choose_provider("auto").active == CPU
 
 
-def test_cpu_is_the_cpu() -> None:
+def test_choose_provider_cpu_selects_cpu() -> None:
     assert choose_provider("cpu").active == CPU
 
 
-def test_the_version_is_that_of_onnxruntime() -> None:
+def test_version_equals_onnxruntime() -> None:
     assert onnxruntime.__version__ == VERSION
 
 
-def test_the_probe_of_a_provider_is_a_graph_that_adds() -> None:
+def test_probe_runs_without_explicit_provider() -> None:
     found = onnxruntime.InferenceSession(PROBE).run(None, {"x": np.ones(1, np.float32)})
     assert found[0].tolist() == [2.0]
 
 
-def test_why_a_provider_was_chosen_is_kept() -> None:
+def test_provider_choice_records_its_reason() -> None:
     reason = cuda_unavailable_reason()
     assert choose_provider("auto") == ("auto", CPU if reason else CUDA, None if reason else CUDA, reason)
     assert choose_provider("cpu") == ("cpu", CPU, None, None)
@@ -140,7 +140,7 @@ def feeds_of(session: Session, batch: int, length: int, offsets: int = 1) -> dic
 
 @pytest.mark.parametrize("graph", ["model.onnx", "token.onnx"])
 @pytest.mark.parametrize("model", ["gpt2-small", "minilm", "transformer-base"])
-def test_cuda_session_by_io_binding_has_the_bits_of_a_plain_run(repository: Path, model: str, graph: str) -> None:
+def test_cuda_session_with_io_binding_equals_plain_run(repository: Path, model: str, graph: str) -> None:
     folder = repository / model / "1"
     plain, bound = Session(folder, graph=graph), CudaSession(folder, CPU, graph=graph)
     for shape in SHAPES:
@@ -158,13 +158,13 @@ class Recording(CudaSession):
         return super().run(feeds, outputs)
 
 
-def test_a_gpu_is_warmed_up_for_as_many_tokens_as_share_a_run(repository: Path) -> None:
+def test_gpu_warm_up_covers_sizes_up_to_one_batch(repository: Path) -> None:
     session = Recording(repository / "minilm/1", CPU)
     session.warm_up(feeds_of(session, 1, 1))
     assert session.sizes == [1, 2, 16, 128, 1024]
 
 
-def test_tables_larger_than_the_gpu_memory_limit_are_refused(repository: Path) -> None:
+def test_tables_over_gpu_memory_limit_are_rejected(repository: Path) -> None:
     folder = repository / "minilm/1"
     size = (folder / DATA).stat().st_size
     with pytest.raises(ArtifactError) as refused:

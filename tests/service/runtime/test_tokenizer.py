@@ -35,7 +35,7 @@ def tiny(tmp_path: Path) -> Tokenizer:
     return tokenizer_of(tmp_path / "tokenizer.json")
 
 
-def test_the_tokens_are_those_of_transformers(checkpoint: Path) -> None:
+def test_tokens_equal_transformers_tokenizer(checkpoint: Path) -> None:
     oracle: Any = AutoTokenizer.from_pretrained(checkpoint)(TEXTS, return_offsets_mapping=True, truncation=False)
     tokens = tokenizer_of(checkpoint / "tokenizer.json").encode(TEXTS, 65536, spans=True)
     assert tokens.spans is not None
@@ -52,7 +52,7 @@ def test_truncation_and_padding_of_the_file_are_disabled(tiny: Tokenizer) -> Non
     assert tokens.spans is None
 
 
-def test_too_much_text_is_refused_with_the_numbers(tiny: Tokenizer) -> None:
+def test_too_much_text_is_rejected_with_counts(tiny: Tokenizer) -> None:
     with pytest.raises(TooLarge, match="text: got 9 tokens, expected at most 8 tokens in a request"):
         tiny.encode(["a b c d", "a"], 8, spans=False)
     with pytest.raises(TooLarge, match=f"text: got 65 characters, expected at most {4 * MAX_CHARACTERS_PER_TOKEN} "):
@@ -61,7 +61,7 @@ def test_too_much_text_is_refused_with_the_numbers(tiny: Tokenizer) -> None:
         tiny.encode(["a"] * 5, 4, spans=False)
 
 
-def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
+def test_text_without_token_is_rejected(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json")
     document = json.loads((tmp_path / "tokenizer.json").read_text()) | {"post_processor": None}
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
@@ -69,7 +69,7 @@ def test_a_text_without_a_token_is_refused(tmp_path: Path) -> None:
         tokenizer_of(tmp_path / "tokenizer.json").encode(["a", " "], 100, spans=False)
 
 
-def test_a_file_that_is_no_tokenizer_is_a_broken_artifact(tmp_path: Path) -> None:
+def test_invalid_tokenizer_file_is_an_artifact_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
     tokenizer = tokenizer_of(tmp_path / "tokenizer.json")
     with pytest.raises(ArtifactError, match=r"tokenizer\.json is no tokenizer of the package"):
@@ -77,13 +77,13 @@ def test_a_file_that_is_no_tokenizer_is_a_broken_artifact(tmp_path: Path) -> Non
     assert not tokenizer.opened
 
 
-def test_without_the_package_text_is_refused(tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_without_tokenizers_package_is_rejected(tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(Invalid, match="expected token ids, since the package tokenizers is not installed"):
         tiny.encode(["a"], 100, spans=False)
 
 
-def test_start_up_does_not_import_the_package(tiny_repository: Path) -> None:
+def test_start_up_does_not_import_tokenizers(tiny_repository: Path) -> None:
     script = (
         "import sys; from preblock.service.app import create_app; from preblock.service.core.settings import Settings; "
         f"create_app(Settings(repository={str(tiny_repository)!r})); print('tokenizers' in sys.modules)"
@@ -98,7 +98,7 @@ def engine(tiny_repository: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_large_text_does_not_hold_the_event_loop(engine: Engine) -> None:
+def test_large_text_does_not_block_event_loop(engine: Engine) -> None:
     model = engine.repository.get("bert")
 
     async def scenario() -> tuple[float, float]:
@@ -118,7 +118,7 @@ def test_large_text_does_not_hold_the_event_loop(engine: Engine) -> None:
     assert longest < whole / 2
 
 
-def test_segments_are_those_of_the_tokenizer(tmp_path: Path, engine: Engine) -> None:
+def test_segments_come_from_tokenizer(tmp_path: Path, engine: Engine) -> None:
     model = engine.repository.get("bert")
     file = tmp_path / "tokenizer.json"
     write_tokenizer(file)
@@ -137,7 +137,7 @@ def test_segments_are_those_of_the_tokenizer(tmp_path: Path, engine: Engine) -> 
     assert own.tobytes() != expected.tobytes()
 
 
-def test_a_file_that_changed_since_start_up_is_not_used(tmp_path: Path) -> None:
+def test_tokenizer_file_changed_since_start_up_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     write_tokenizer(file)
     tokenizer = tokenizer_of(file)

@@ -49,7 +49,7 @@ GETS = (
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_get_is_answered(server: Server, path: str) -> None:
+def test_get_route_returns_200(server: Server, path: str) -> None:
     assert httpx.get(server.address + path, timeout=60).status_code == 200
 
 
@@ -71,13 +71,13 @@ def test_head_has_the_headers_of_get(server: Server, path: str) -> None:
         *((path, "POST, OPTIONS") for path in ("/models/gpt/embed", "/v1/embeddings", "/v2/models/gpt/infer")),
     ],
 )
-def test_options_lists_the_methods(server: Server, path: str, allow: str) -> None:
+def test_options_lists_allowed_methods(server: Server, path: str, allow: str) -> None:
     answer = httpx.options(server.address + path, timeout=60)
     assert (answer.status_code, answer.headers["Allow"], answer.content) == (204, allow, b"")
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/livez", "/models/gpt/decode/", "/models/gpt/embed"])
-def test_websocket_of_a_wrong_path_is_not_found(server: Server, path: str) -> None:
+def test_websocket_of_wrong_path_is_not_found(server: Server, path: str) -> None:
     with pytest.raises(InvalidStatus) as refused, connect_socket(server.socket + path):
         pass
     response = refused.value.response
@@ -98,20 +98,20 @@ IDS_TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data":
         ("/v2/repository/index", {}),
     ],
 )
-def test_json_needs_no_content_type(server: Server, path: str, body: object, kind: str | None) -> None:
+def test_json_body_needs_no_content_type(server: Server, path: str, body: object, kind: str | None) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
     answer = httpx.post(server.address + path, content=json.dumps(body), headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("coding", ["gzip", "x-gzip", "X-GZIP"])
-def test_both_names_of_gzip_are_read(server: Server, coding: str) -> None:
+def test_both_gzip_encoding_names_are_accepted(server: Server, coding: str) -> None:
     content = gzip.compress(b'{"input_ids": [1]}')
     headers = {"Content-Encoding": coding}
     assert httpx.post(f"{server.address}/models/gpt/embed", content=content, headers=headers).status_code == 200
 
 
-def test_index_names_the_paths(server: Server) -> None:
+def test_index_lists_working_paths(server: Server) -> None:
     index = httpx.get(server.address).json()
     assert (index["name"], index["version"], index["protocols"]["grpc_port"]) == ("preblock", version("preblock"), None)
     for path in (index["docs"], index["openapi"], index["models"], index["metrics"], *index["health"].values()):

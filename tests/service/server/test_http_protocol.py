@@ -74,7 +74,7 @@ def oracle(client: httpx.Client, ids: Ids, offset: int) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("write", [raw, v2])
-def test_second_answer_has_headers_and_statistics_of_the_first(
+def test_repeated_request_has_same_headers_and_statistics(
     client: httpx.Client, write: Callable[[Ids, int], tuple[str, bytes, dict[str, str]]]
 ) -> None:
     path, body, headers = write(np.array([[3, 4]]), 5)
@@ -158,7 +158,7 @@ def test_disconnect_stops_the_computation(
     assert counts() == (success, fail + 1)
 
 
-def test_unread_large_answer_counts_as_a_request(root: Path) -> None:
+def test_unread_large_response_counts_as_running_request(root: Path) -> None:
     """The first of its form, one like it, one of FastAPI's, and numbers, as they are and compressed."""
     path, body, headers = raw(np.zeros((35, 850), np.int64), 0)
     address, document, _ = LARGE["native"]
@@ -214,7 +214,7 @@ def test_small_requests_of_many_connections_share_runs(running: Server, client: 
     pytest.fail("each request had a run of its own")
 
 
-def test_large_compressed_answer_states_its_end(running: Server, client: httpx.Client) -> None:
+def test_large_compressed_response_is_chunked_and_keeps_alive(running: Server, client: httpx.Client) -> None:
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (16, 400))
     path, body, headers = raw(ids, 0)
     url = httpx.URL(running.address)
@@ -228,7 +228,7 @@ def test_large_compressed_answer_states_its_end(running: Server, client: httpx.C
             assert content[-4 * ids.size * WIDTH :] == oracle(client, ids, 0).tobytes()
 
 
-def test_client_of_http_1_0_gets_no_chunks(running: Server, client: httpx.Client) -> None:
+def test_http_1_0_client_gets_no_chunks(running: Server, client: httpx.Client) -> None:
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (25, 900))
     path, document, values = LARGE["native"]
     body = orjson.dumps(document(ids))
@@ -267,7 +267,7 @@ LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any
         ("open-inference", (3200, 7), "gzip"),
     ],
 )
-def test_large_json_answer_is_streamed(
+def test_large_json_response_is_streamed(
     client: httpx.Client, protocol: str, shape: tuple[int, int], coding: str
 ) -> None:
     path, document, values = LARGE[protocol]
@@ -280,7 +280,7 @@ def test_large_json_answer_is_streamed(
     np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(client, ids, 0))
 
 
-def test_large_ragged_json_answer_is_streamed(client: httpx.Client) -> None:
+def test_large_ragged_json_response_is_streamed(client: httpx.Client) -> None:
     lengths = [3, 800, 1, 900, 5, 899, 850, 800, 890, 899, 700] * 4
     ids = np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths))
     rows = [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]
@@ -310,7 +310,7 @@ def chunks_of(answer: BinaryIO) -> Iterator[bytes]:
     answer.readline()
 
 
-def test_disconnect_after_the_last_chunk_is_not_logged(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_disconnect_after_last_chunk_is_not_logged(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path, body, headers = raw(np.random.default_rng(0).integers(0, VOCABULARY, (4, 775)), 0)
     request = http_request(path, body, headers | {"Accept-Encoding": "gzip"})
     settings = Settings(repository=root)

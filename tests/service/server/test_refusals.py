@@ -53,13 +53,13 @@ def ask(server: Server, sent: bytes) -> tuple[bytes, bytes, bytes]:
         (b"\x16\x03\x01\r\n\r\n", b"400 Bad Request", b"the request is not valid HTTP/1.1"),
     ],
 )
-def test_malformed_head_is_refused(tiny_server: Server, sent: bytes, line: bytes, text: bytes) -> None:
+def test_malformed_head_is_rejected(tiny_server: Server, sent: bytes, line: bytes, text: bytes) -> None:
     found = ask(tiny_server, sent)
     assert (found[0], found[2]) == (b"HTTP/1.1 " + line, text)
     assert b"connection: close" in found[1]
 
 
-def test_input_after_a_refusal_is_bounded(tiny_server: Server) -> None:
+def test_input_after_rejection_is_bounded(tiny_server: Server) -> None:
     sent, piece = 0, bytes(2**20)
     with dial(tiny_server.address) as stream, suppress(ConnectionError):
         stream.sendall(EMBED + BODY)
@@ -69,17 +69,17 @@ def test_input_after_a_refusal_is_bounded(tiny_server: Server) -> None:
     assert sent < 2 * MAX_DISCARDED_BYTES
 
 
-def test_request_of_http_1_0_needs_no_host(tiny_server: Server) -> None:
+def test_http_1_0_request_needs_no_host(tiny_server: Server) -> None:
     assert ask(tiny_server, EMBED.replace(b"1.1", b"1.0") + BODY)[0] == b"HTTP/1.1 200 OK"
 
 
-def test_chunked_in_capitals_is_read(tiny_server: Server) -> None:
+def test_transfer_encoding_is_case_insensitive(tiny_server: Server) -> None:
     head = b"Host: x\r\nConnection: close\r\nTransfer-Encoding: Chunked\r\n\r\n"
     assert ask(tiny_server, EMBED + head + b'12\r\n{"input_ids": [1]}\r\n0\r\n\r\n')[0] == b"HTTP/1.1 200 OK"
 
 
 @pytest.mark.parametrize("version", [b"8", b"12", b"13, 8"])
-def test_other_version_of_websocket_gets_426(tiny_server: Server, version: bytes) -> None:
+def test_unsupported_websocket_version_gets_426(tiny_server: Server, version: bytes) -> None:
     head = b"GET /models/gpt/decode HTTP/1.1\r\nHost: x\r\n" + UPGRADE
     line, headers, body = ask(tiny_server, head + b"Sec-WebSocket-Version: " + version + b"\r\n\r\n")
     assert line == b"HTTP/1.1 426 Upgrade Required"
@@ -88,14 +88,14 @@ def test_other_version_of_websocket_gets_426(tiny_server: Server, version: bytes
     assert body == b"Sec-WebSocket-Version: got " + version + b", expected 13"
 
 
-def test_compression_of_websockets_is_off(tiny_server: Server) -> None:
+def test_websocket_compression_is_disabled(tiny_server: Server) -> None:
     with connect(f"{tiny_server.socket}/models/gpt/decode", compression="deflate") as stream:
         assert stream.response is not None
         assert "Sec-WebSocket-Extensions" not in stream.response.headers
 
 
 @pytest.mark.parametrize("message", [TOO_BIG, TOO_BIG.decode()], ids=["binary", "text"])
-def test_websockets_reads_the_close_code_of_a_large_message(tiny_server: Server, message: bytes | str) -> None:
+def test_websockets_client_gets_close_code_for_large_message(tiny_server: Server, message: bytes | str) -> None:
     with connect(f"{tiny_server.socket}/models/gpt/decode", compression=None) as stream:
         with suppress(ConnectionClosed):  # the close frame may arrive during the message
             stream.send(message)
@@ -105,7 +105,7 @@ def test_websockets_reads_the_close_code_of_a_large_message(tiny_server: Server,
         assert closed.value.rcvd.code == 1009
 
 
-def test_aiohttp_reads_the_close_code_of_a_large_message(tiny_server: Server) -> None:
+def test_aiohttp_client_gets_close_code_for_large_message(tiny_server: Server) -> None:
     async def read() -> aiohttp.WSMessage:
         address = f"{tiny_server.address}/models/gpt/decode"
         async with aiohttp.ClientSession() as session, session.ws_connect(address) as stream:

@@ -48,7 +48,7 @@ def alone(address: str, sent: bytes) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("length", [1, 100, 600])
 @pytest.mark.parametrize("apart", [1, 2])
-def test_body_in_parts_has_its_own_answer(address: str, length: int, apart: int) -> None:
+def test_body_in_parts_gets_its_own_response(address: str, length: int, apart: int) -> None:
     asked = [request(*np.random.default_rng(seed).integers(0, VOCABULARY, length)) for seed in range(6)]
     expected = [alone(address, sent) for sent in asked]
     begin = asked[0].index(b"\r\n\r\n") + 4
@@ -76,7 +76,7 @@ def test_repeated_head_waits_for_its_body(address: str) -> None:
     assert alone(address, sent)[1] == expected
 
 
-def test_empty_lines_are_no_head(address: str) -> None:
+def test_empty_lines_are_not_a_head(address: str) -> None:
     sent = request(1, 2)
     size = len(np.array([1, 2]).tobytes())
     with RawConnection(address) as client:
@@ -88,7 +88,7 @@ def test_empty_lines_are_no_head(address: str) -> None:
 
 
 @pytest.mark.parametrize("ids", [(1, 2), range(40)])
-def test_other_requests_may_come_between(address: str, ids: Iterable[int]) -> None:
+def test_repeated_request_may_be_interleaved_with_others(address: str, ids: Iterable[int]) -> None:
     sent, other, health = request(*ids), request(3), b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
     expected = {each: alone(address, each)[1] for each in (sent, other, health)}
     with RawConnection(address) as client:
@@ -101,7 +101,7 @@ def test_other_requests_may_come_between(address: str, ids: Iterable[int]) -> No
             assert client.answer()[2] == expected[sent]
 
 
-def test_request_in_any_two_parts_is_answered(address: str) -> None:
+def test_request_split_at_any_byte_is_answered(address: str) -> None:
     sent = request(1, 2)
     expected = alone(address, sent)[1]
     with RawConnection(address) as client:
@@ -134,7 +134,7 @@ KINDS = (
 
 
 @hypothesis.given(st.integers(0, 2**32))
-def test_any_parts_have_the_answers_of_single_requests(address: str, seed: int) -> None:
+def test_random_segments_equal_single_requests(address: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     kinds = random.integers(0, len(KINDS), 12).tolist()
     sent = b"".join(KINDS[kind] for kind in kinds)
@@ -169,7 +169,7 @@ NOWHERE = b"POST /nowhere HTTP/1.1\r\nHost: x\r\n"
         (INNER[:-1], b"", 422),  # with a large last id by its first byte, and no request behind
     ],
 )
-def test_request_within_another_is_a_part_of_it(address: str, begin: bytes, end: bytes, status: int) -> None:
+def test_request_inside_another_is_not_executed(address: str, begin: bytes, end: bytes, status: int) -> None:
     """A proxy and the server must agree on the end of a request; otherwise one client gets the answer of another."""
     with RawConnection(address) as client:
         for _ in range(3):
@@ -188,7 +188,7 @@ def test_request_within_another_is_a_part_of_it(address: str, begin: bytes, end:
         assert client.ask(INNER)[0] == 200
 
 
-def test_new_rate_holds_for_each_client_behind_a_proxy(tiny_repository: Path, tmp_path: Path) -> None:
+def test_changed_rate_applies_to_each_client_behind_proxy(tiny_repository: Path, tmp_path: Path) -> None:
     config = tmp_path / "preblock.toml"
     config.write_text("")
     options = "--config-file", str(config), "--trusted-proxies", "127.0.0.1"
@@ -202,7 +202,7 @@ def test_new_rate_holds_for_each_client_behind_a_proxy(tiny_repository: Path, tm
             assert [client.ask(sent)[0] for _ in range(6)] == [200] * 4 + [429] * 2
 
 
-def test_empty_line_starts_no_timeout(tiny_repository: Path) -> None:
+def test_empty_line_does_not_start_header_timeout(tiny_repository: Path) -> None:
     sent = request(1, 2)
     with (
         serve(tiny_repository, "--header-timeout-seconds", "1") as server,
@@ -216,7 +216,7 @@ def test_empty_line_starts_no_timeout(tiny_repository: Path) -> None:
         assert client.ask(sent)[0] == 200
 
 
-def test_new_version_answers_until_it_is_removed(tmp_path: Path) -> None:
+def test_new_version_answers_until_removed(tmp_path: Path) -> None:
     copy_artifact("gpt-50x4x9", tmp_path, "gpt")
     poll = "--model-control", "poll", "--model-poll-interval-seconds", "0.2"
     with serve(tmp_path, *poll) as server, RawConnection(server.address) as client:

@@ -9,7 +9,7 @@ from preblock.service.server.supervisor import Worker, start_forkserver
 SECONDS = 60
 
 
-def test_worker_that_is_stopped_at_its_start_ends() -> None:
+def test_worker_stopped_during_start_terminates() -> None:
     start_forkserver(["preblock.service.server.preload"])  # it ignores SIGTERM
     for pause in (0, 0.001, 0.01):
         worker = Worker(partial(time.sleep, 2 * SECONDS))

@@ -107,7 +107,7 @@ def ways_of_cutting(frames: list[bytes]) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("cut", ["one by one", "together", "byte by byte", "across", "one and a half"])
-def test_steps_in_any_parts_are_answered_in_order(server: Server, clients: Clients, cut: str) -> None:
+def test_steps_in_any_segmentation_are_answered_in_order(server: Server, clients: Clients, cut: str) -> None:
     ids = [[[5]], [[6]], [[7, 8]], [[9]], [[10]]]
     frames = [masked(step(row, number + 1), os.urandom(4)) for number, row in enumerate(ids)]
     with opened(server, "?offset=3") as raw:
@@ -123,9 +123,7 @@ def test_steps_in_any_parts_are_answered_in_order(server: Server, clients: Clien
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("mask", [bytes(4), b"\xff\x00\x12\x80"])
-def test_rows_of_one_length_are_answered_and_others_too(
-    server: Server, clients: Clients, version: int, mask: bytes
-) -> None:
+def test_equal_and_unequal_rows_are_answered(server: Server, clients: Clients, version: int, mask: bytes) -> None:
     with opened(server, "?offset=[2,9,40]") as raw:
         raw.stream.sendall(masked(step([[1, 2], [3, 4], [5, 6]], version=version), mask))
         offsets, vectors = raw.vectors((3, 2))
@@ -140,7 +138,7 @@ def test_rows_of_one_length_are_answered_and_others_too(
         assert vectors == expected(clients, [[7], [8], [9]], [5, 13, 43])
 
 
-def test_other_messages_are_answered_in_order(server: Server, clients: Clients) -> None:
+def test_mixed_messages_are_answered_in_order(server: Server, clients: Clients) -> None:
     mask = os.urandom(4)
     with opened(server) as raw:
         plain = masked(step([[5]]), mask)
@@ -163,7 +161,7 @@ def test_other_messages_are_answered_in_order(server: Server, clients: Clients) 
         assert raw.vectors((1, 1)) == ([5], expected(clients, [[5]], [4]))
 
 
-def test_a_step_that_is_sent_again_is_answered_again(server: Server, clients: Clients) -> None:
+def test_repeated_step_is_answered_again(server: Server, clients: Clients) -> None:
     mask = os.urandom(4)
     with opened(server) as raw:
         for number, ids in enumerate([5, 6, 7]):
@@ -177,7 +175,7 @@ def test_a_step_that_is_sent_again_is_answered_again(server: Server, clients: Cl
         assert raw.vectors((1, 1)) == ([4], expected(clients, [[8]], [3]))
 
 
-def test_step_beyond_max_len_is_refused_and_keeps_the_stream(server: Server, clients: Clients) -> None:
+def test_step_beyond_max_len_is_rejected_and_stream_stays_open(server: Server, clients: Clients) -> None:
     mask = os.urandom(4)
     with opened(server, "?offset=1023") as raw:
         raw.stream.sendall(masked(step([[5]]), mask) + masked(step([[6]]), mask))
@@ -197,7 +195,7 @@ def test_step_beyond_max_len_is_refused_and_keeps_the_stream(server: Server, cli
         b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
     ],
 )
-def test_malformed_frame_ends_its_own_connection_only(server: Server, clients: Clients, frame: bytes) -> None:
+def test_malformed_frame_ends_only_its_own_connection(server: Server, clients: Clients, frame: bytes) -> None:
     with opened(server) as raw:
         raw.stream.sendall(masked(step([[5]]), bytes(4)))
         raw.vectors((1, 1))

@@ -42,7 +42,7 @@ def over_http(server: Server, model: str, ids: NDArray[np.int64], output: str, d
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("model", ["gpt", "bert"])
-def test_large_message_has_the_bytes_of_http(server: Server, stub: Any, model: str, shape: tuple[int, int]) -> None:
+def test_large_grpc_message_equals_http_bytes(server: Server, stub: Any, model: str, shape: tuple[int, int]) -> None:
     ids = np.random.default_rng(7).integers(0, 300, shape)
     expected = over_http(server, model, ids, "embeddings")
     message = infer_message(ids, model, id="mine")
@@ -53,7 +53,7 @@ def test_large_message_has_the_bytes_of_http(server: Server, stub: Any, model: s
         assert list(found.raw_output_contents) == [expected]
 
 
-def test_several_outputs_stand_one_after_another(server: Server, stub: Any) -> None:
+def test_large_grpc_outputs_keep_their_order(server: Server, stub: Any) -> None:
     ids = np.random.default_rng(8).integers(0, 300, (5, 4000))
     outputs = [{"name": name} for name in OUTPUTS]
     answer = stub.ModelInfer(infer_message(ids, "bert", outputs=outputs), timeout=60)
@@ -61,7 +61,7 @@ def test_several_outputs_stand_one_after_another(server: Server, stub: Any) -> N
     assert list(answer.raw_output_contents) == [over_http(server, "bert", ids, output) for output in OUTPUTS]
 
 
-def test_narrow_type_has_the_bytes_of_http(server: Server, stub: Any) -> None:
+def test_float16_grpc_message_equals_http_bytes(server: Server, stub: Any) -> None:
     ids = np.random.default_rng(9).integers(0, 300, (5, 4000))
     message = infer_message(ids)
     message.parameters["dtype"].string_param = "float16"
@@ -69,7 +69,7 @@ def test_narrow_type_has_the_bytes_of_http(server: Server, stub: Any) -> None:
     assert list(answer.raw_output_contents) == [over_http(server, "gpt", ids, "embeddings", "float16")]
 
 
-def test_cancelled_calls_leave_others_answered(server: Server, stub: Any) -> None:
+def test_cancelled_grpc_calls_do_not_affect_others(server: Server, stub: Any) -> None:
     ids = np.ones((13, 5000), np.int64)
     calls = [stub.ModelInfer.future(infer_message(ids), timeout=60) for _ in range(8)]
     for call in calls[:-1]:

@@ -59,7 +59,7 @@ def counting(server: Server) -> Iterator[Counter]:
         ({"accept-encoding": "br"}, False),
     ],
 )
-def test_an_answer_is_compressed_where_metadata_asks(
+def test_grpc_response_is_compressed_on_request(
     tiny_server: Server, tiny_clients: Clients, headers: dict[str, str], compressed: bool
 ) -> None:
     expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS.tolist()}).tobytes()

@@ -32,7 +32,7 @@ def test_concurrent_calls_have_their_own_vectors(tiny_server: Server, stub: Any)
         assert list(call.result().raw_output_contents) == [over_http(tiny_server, ids)]
 
 
-def test_unknown_field_is_not_taken_for_the_ids(tiny_server: Server) -> None:
+def test_unknown_field_is_not_read_as_ids(tiny_server: Server) -> None:
     """An unknown field follows the ids, and holds the same bytes, then others."""
     ids, others = np.array([[1, 2, 3]]), np.array([[4, 4, 4]])
     expected = over_http(tiny_server, ids.tolist())
@@ -54,7 +54,7 @@ def test_unknown_field_is_not_taken_for_the_ids(tiny_server: Server) -> None:
                 assert list(answer.raw_output_contents) == [expected]
 
 
-def test_more_lengths_than_the_cache_holds_are_answered(tiny_server: Server, stub: Any) -> None:
+def test_lengths_beyond_cache_size_are_answered(tiny_server: Server, stub: Any) -> None:
     lengths = [*range(1, 400), *range(399, 0, -1)]
     vectors = over_http(tiny_server, [[1]])
     for rows in lengths:

@@ -47,12 +47,12 @@ def refusal(clients: Clients, message: Any, method: str = "ModelInfer") -> tuple
 
 
 @pytest.mark.parametrize(("model", "version"), [("bert", ""), ("bert", "1"), ("bert", "2"), ("gpt", "1")])
-def test_a_model_that_is_served_is_ready(tiny_clients: Clients, model: str, version: str) -> None:
+def test_served_model_is_ready(tiny_clients: Clients, model: str, version: str) -> None:
     assert tiny_clients.grpc.is_model_ready(model, version)
 
 
 @pytest.mark.parametrize(("name", "version"), [("nope", ""), ("bert", "3"), ("", ""), ("bert", "0")])
-def test_a_model_that_is_not_served_is_not_ready(tiny_clients: Clients, name: str, version: str) -> None:
+def test_unknown_model_is_not_ready(tiny_clients: Clients, name: str, version: str) -> None:
     assert tiny_clients.grpc.is_model_ready(name, version) is False
     message = service_pb2.ModelMetadataRequest(name=name, version=version)
     assert refusal(tiny_clients, message, "ModelMetadata")[0] == "StatusCode.NOT_FOUND"
@@ -65,7 +65,7 @@ def test_server_metadata_names_the_server(tiny_clients: Clients) -> None:
 
 
 @pytest.mark.parametrize(("model", "version"), [("bert", ""), ("bert", "1"), ("gpt", "")])
-def test_model_metadata_is_that_of_http(tiny_clients: Clients, model: str, version: str) -> None:
+def test_grpc_model_metadata_equals_http(tiny_clients: Clients, model: str, version: str) -> None:
     path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
     http = tiny_clients.http.get(path).json()
     metadata = tiny_clients.grpc.get_model_metadata(model, version)
@@ -77,7 +77,7 @@ def test_model_metadata_is_that_of_http(tiny_clients: Clients, model: str, versi
     assert (metadata.name, list(metadata.versions), metadata.platform) == (model, http["versions"], http["platform"])
 
 
-def test_the_answer_is_one_raw_tensor(tiny_clients: Clients) -> None:
+def test_grpc_response_is_one_raw_tensor(tiny_clients: Clients) -> None:
     answer = call_grpc(tiny_clients, "ModelInfer", request(id="7"))
     assert (answer.model_name, answer.model_version, answer.id) == ("gpt", "1", "7")
     assert [(t.name, t.datatype, list(t.shape)) for t in answer.outputs] == [("embeddings", "FP32", [1, 2, 4])]
@@ -85,14 +85,14 @@ def test_the_answer_is_one_raw_tensor(tiny_clients: Clients) -> None:
     assert not answer.outputs[0].HasField("contents")
 
 
-def test_contents_that_hold_nothing_may_stand_beside_bytes(tiny_clients: Clients) -> None:
+def test_empty_contents_beside_raw_bytes_are_accepted(tiny_clients: Clients) -> None:
     message = raw_request([[1, 2]], np.array([1, 2]).tobytes())
     message.inputs[0].contents.SetInParent()
     assert message.inputs[0].HasField("contents")
     assert call_grpc(tiny_clients, "ModelInfer", message) == call_grpc(tiny_clients, "ModelInfer", request())
 
 
-def test_unnamed_outputs_are_all_of_the_metadata(tiny_clients: Clients) -> None:
+def test_omitted_outputs_default_to_all_declared(tiny_clients: Clients) -> None:
     declared = [output.name for output in tiny_clients.grpc.get_model_metadata("gpt").outputs]
     named = request(outputs=[{"name": name} for name in declared])
     answer = call_grpc(tiny_clients, "ModelInfer", request(outputs=[]))
@@ -129,7 +129,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("message", "error"), BAD, ids=[str(index) for index in range(len(BAD))])
-def test_a_bad_message_is_refused_by_name(tiny_clients: Clients, message: Any, error: str) -> None:
+def test_bad_grpc_message_is_rejected(tiny_clients: Clients, message: Any, error: str) -> None:
     status, text = refusal(tiny_clients, message)
     assert status == "StatusCode.INVALID_ARGUMENT"
     assert text.startswith(error)
@@ -139,7 +139,7 @@ def test_a_bad_message_is_refused_by_name(tiny_clients: Clients, message: Any, e
 @pytest.mark.parametrize(
     "field", ["int_contents", "uint_contents", "uint64_contents", "fp32_contents", "bool_contents"]
 )
-def test_contents_of_another_type_are_refused(tiny_clients: Clients, field: str) -> None:
+def test_contents_with_wrong_datatype_are_rejected(tiny_clients: Clients, field: str) -> None:
     message = raw_request(IDS)
     getattr(message.inputs[0].contents, field).extend([1, 2])
     status, text = refusal(tiny_clients, message)
@@ -148,7 +148,7 @@ def test_contents_of_another_type_are_refused(tiny_clients: Clients, field: str)
 
 
 @pytest.mark.parametrize("name", ["\0é", "../gpt", "gpt/1", "a" * 10000], ids=range(4))
-def test_a_name_that_is_no_model_is_not_found(tiny_clients: Clients, name: str) -> None:
+def test_unknown_model_name_is_not_found(tiny_clients: Clients, name: str) -> None:
     status, text = refusal(tiny_clients, request(model_name=name))
     assert status == "StatusCode.NOT_FOUND"
     assert text.startswith(f"model: got {name[:80]}")
@@ -156,7 +156,7 @@ def test_a_name_that_is_no_model_is_not_found(tiny_clients: Clients, name: str) 
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata", "ModelReady"])
-def test_malformed_message_is_refused_without_internals(tiny_server: Server, method: str) -> None:
+def test_malformed_message_is_rejected_without_internals(tiny_server: Server, method: str) -> None:
     with grpc.insecure_channel(tiny_server.grpc) as channel, pytest.raises(grpc.RpcError) as raised:
         channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff\xff")
     error: Any = raised.value
@@ -164,19 +164,19 @@ def test_malformed_message_is_refused_without_internals(tiny_server: Server, met
     assert error.details() == f"message: got 3 bytes, expected a message inference.{method}Request"
 
 
-def test_a_message_over_the_limit_is_refused(tiny_clients: Clients) -> None:
+def test_message_over_limit_is_rejected(tiny_clients: Clients) -> None:
     status, text = refusal(tiny_clients, raw_request(IDS, bytes(16 * 2**20 + 1)))
     assert status == "StatusCode.RESOURCE_EXHAUSTED"
     assert "16777216" in text
     assert call_grpc(tiny_clients, "ModelInfer", request()).outputs[0].shape == [1, 2, 4]
 
 
-def test_a_method_that_there_is_not_is_unimplemented(tiny_clients: Clients) -> None:
+def test_unsupported_method_is_unimplemented(tiny_clients: Clients) -> None:
     message = service_pb2.TraceSettingRequest()
     assert refusal(tiny_clients, message, "TraceSetting")[0] == "StatusCode.UNIMPLEMENTED"
 
 
-def test_health_is_that_of_the_standard_service(tiny_server: Server) -> None:
+def test_standard_health_service_reports_serving(tiny_server: Server) -> None:
     with grpc.insecure_channel(tiny_server.grpc) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for name in ("", "inference.GRPCInferenceService"):
@@ -203,7 +203,7 @@ def test_reflection_describes_every_method(tiny_server: Server) -> None:
     assert len(service.methods) == 15
 
 
-def test_reflection_answers_version_1_with_the_same_bytes(tiny_server: Server) -> None:
+def test_reflection_v1_equals_v1alpha(tiny_server: Server) -> None:
     asked = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="inference.GRPCInferenceService"),
@@ -225,7 +225,7 @@ def test_reflection_answers_version_1_with_the_same_bytes(tiny_server: Server) -
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_compressed_message_has_a_limit_of_expanded_size(tiny_clients: Clients, compression: Any) -> None:
+def test_compressed_message_is_limited_by_expanded_size(tiny_clients: Clients, compression: Any) -> None:
     answer = tiny_clients.stub.ModelInfer(request(), compression=compression)
     assert answer.raw_output_contents == call_grpc(tiny_clients, "ModelInfer", request()).raw_output_contents
     bomb = raw_request(IDS, bytes(2**26))
@@ -235,7 +235,7 @@ def test_compressed_message_has_a_limit_of_expanded_size(tiny_clients: Clients, 
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_bytes_that_are_no_message_do_not_end_a_stream(tiny_server: Server) -> None:
+def test_malformed_message_does_not_end_grpc_stream(tiny_server: Server) -> None:
     good = request(id="2").SerializeToString()
     with grpc.insecure_channel(tiny_server.grpc) as channel:
         stream = channel.stream_stream(

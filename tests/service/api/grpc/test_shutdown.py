@@ -41,7 +41,7 @@ def end(server: Server, then: Callable[[], Any] = lambda: None) -> Any:
     return found
 
 
-def test_waiting_streams_end_at_shutdown_without_delay(tiny_repository: Path) -> None:
+def test_idle_grpc_streams_end_at_shutdown_without_delay(tiny_repository: Path) -> None:
     with connected(tiny_repository) as (server, channel):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
@@ -81,7 +81,7 @@ def test_waiting_streams_end_at_shutdown_without_delay(tiny_repository: Path) ->
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_what_was_asked_before_the_end_is_answered(tiny_repository: Path) -> None:
+def test_calls_in_flight_finish_at_shutdown(tiny_repository: Path) -> None:
     with connected(tiny_repository) as (server, channel):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         stub.ModelInfer(request(1))

@@ -56,7 +56,7 @@ def test_idle_stream_ends_with_the_reason(stub: Any) -> None:
     assert seconds > 0.9 * IDLE
 
 
-def test_busy_stream_ends_with_its_offsets(stub: Any) -> None:
+def test_stream_over_max_lifetime_ends_with_its_offsets(stub: Any) -> None:
     done: list[bool] = []
     message = infer_message([[1]])
     message.parameters["sequence_id"].int64_param = 5

@@ -28,7 +28,7 @@ def raw(server: Server, path: str, content: bytes, **headers: str) -> tuple[byte
     return body, response.headers
 
 
-def test_bytes_are_compressed_only_for_a_single_coding(server: Server) -> None:
+def test_binary_is_compressed_only_if_one_encoding_is_accepted(server: Server) -> None:
     path, body = "/models/minilm/embed", json.dumps({"input_ids": ROWS}).encode()
     plain, headers = raw(server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip, deflate, br")
     assert "Content-Encoding" not in headers
@@ -37,7 +37,7 @@ def test_bytes_are_compressed_only_for_a_single_coding(server: Server) -> None:
     assert gzip.decompress(packed) == plain
 
 
-def test_a_tiny_answer_is_left_alone(server: Server) -> None:
+def test_small_base64_response_is_not_compressed_by_default(server: Server) -> None:
     body, headers = raw(server, "/v1/embeddings", b'{"model": "minilm", "input": [1], "encoding_format": "base64"}')
     assert len(body) > MIN_COMPRESSED_BYTES
     assert "Content-Encoding" not in headers
@@ -64,12 +64,12 @@ def test_a_tiny_answer_is_left_alone(server: Server) -> None:
         ("", None, None),
     ],
 )
-def test_accept_encoding_chooses_the_coding(accept: str, text: str | None, numbers: str | None) -> None:
+def test_accept_encoding_selects_content_encoding(accept: str, text: str | None, numbers: str | None) -> None:
     assert (choose_encoding(accept, text=True), choose_encoding(accept, text=False)) == (text, numbers)
 
 
 @pytest.mark.parametrize("coding", COMPRESS)
-def test_expansion_stops_at_the_limit(coding: str) -> None:
+def test_decompression_stops_at_limit(coding: str) -> None:
     content = bytes(range(256)) * 4
     assert expand(COMPRESS[coding](content), coding, len(content)) == content
     for limit in (0, len(content) - 1):
@@ -78,7 +78,7 @@ def test_expansion_stops_at_the_limit(coding: str) -> None:
 
 
 @pytest.mark.parametrize("coding", COMPRESS)
-def test_what_is_not_of_its_coding_is_refused(coding: str) -> None:
+def test_malformed_compressed_body_is_rejected(coding: str) -> None:
     whole = COMPRESS[coding](b"{}" * 100)
     other = COMPRESS["gzip" if coding == "deflate" else "deflate"](b"{}")
     changed = whole[:-1] + bytes([whole[-1] ^ 1])
@@ -88,14 +88,14 @@ def test_what_is_not_of_its_coding_is_refused(coding: str) -> None:
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "compress", "gzip, gzip", "x"])
-def test_another_coding_is_refused_by_name(tiny: httpx.Client, coding: str) -> None:
+def test_unsupported_content_encoding_is_rejected(tiny: httpx.Client, coding: str) -> None:
     headers = {"Content-Type": "application/json", "Content-Encoding": coding}
     answer = tiny.post("/models/gpt/embed", content=b"{}", headers=headers)
     assert answer.status_code == 415
     assert answer.json()["detail"] == f"Content-Encoding: got {coding}, expected identity, gzip, deflate"
 
 
-def test_a_bomb_is_refused_without_being_expanded(tiny_repository: Path) -> None:
+def test_decompression_bomb_is_rejected_without_expansion(tiny_repository: Path) -> None:
     bomb = zlib.compress(bytes(2**28), 1)  # a megabyte
     headers = {"Content-Type": "application/json", "Content-Encoding": "deflate"}
     with serve(tiny_repository) as server:
@@ -112,7 +112,7 @@ def test_a_bomb_is_refused_without_being_expanded(tiny_repository: Path) -> None
 
 @pytest.mark.parametrize("coding", COMPRESS)
 @pytest.mark.parametrize("size", [0, 1, INPUT_BYTES, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES])
-def test_bodies_in_several_chunks_are_expanded(coding: str, size: int) -> None:
+def test_bodies_in_several_chunks_are_decompressed(coding: str, size: int) -> None:
     for content in (bytes(size), np.random.default_rng(size).bytes(size)):  # expands most, and not at all
         packed = COMPRESS[coding](content)
         assert expand(packed, coding, size) == content

@@ -70,13 +70,13 @@ def answer(app: Any, method: str, path: str) -> tuple[int, str | None, bytes]:
     ],
 )
 @pytest.mark.parametrize("method", ["POST", "GET"])
-def test_a_path_leads_where_fastapi_leads(method: str, path: str) -> None:
+def test_dispatcher_routes_like_fastapi(method: str, path: str) -> None:
     app = routed()
     entry = Dispatcher(app, {("/models/", "embed"): handler})
     assert answer(entry, method, path) == answer(app, method, path)
 
 
-def test_tensors_do_not_reach_fastapi() -> None:
+def test_dispatcher_bypasses_fastapi_for_tensors() -> None:
     assert answer(Dispatcher(FastAPI(), {("/models/", "embed"): handler}), "POST", "/models/a/embed")[::2] == (
         200,
         b"a None",

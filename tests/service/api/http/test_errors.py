@@ -14,14 +14,14 @@ def kinds(parent: type[errors.PreblockError]) -> list[type[errors.PreblockError]
 
 
 @pytest.mark.parametrize("kind", kinds(errors.PreblockError))
-def test_every_kind_of_error_has_a_status_of_its_side(kind: type[errors.PreblockError]) -> None:
+def test_every_error_class_has_matching_status(kind: type[errors.PreblockError]) -> None:
     client = issubclass(kind, errors.ClientFault)
     assert STATUS[kind] in (range(400, 500) if client else range(500, 600))
     assert kind in GRPC_STATUS
 
 
 @pytest.mark.parametrize("path", ["/nope", "/models/gpt/nope", "/model", "/livez/x", "/models//embed"])
-def test_an_unknown_path_is_a_problem(tiny: httpx.Client, path: str) -> None:
+def test_unknown_path_is_404_problem(tiny: httpx.Client, path: str) -> None:
     response = tiny.get(path)
     assert response.status_code == 404
     assert response.headers["Content-Type"] == "application/problem+json"
@@ -44,7 +44,7 @@ def test_an_unknown_path_is_a_problem(tiny: httpx.Client, path: str) -> None:
         ("POST", "/metrics", "GET, HEAD, OPTIONS"),
     ],
 )
-def test_a_wrong_method_is_a_problem(tiny: httpx.Client, method: str, path: str, allow: str) -> None:
+def test_wrong_method_is_405_problem(tiny: httpx.Client, method: str, path: str, allow: str) -> None:
     response = tiny.request(method, path)
     assert response.status_code == 405
     assert response.headers["Content-Type"] == "application/problem+json"

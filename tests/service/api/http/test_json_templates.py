@@ -97,7 +97,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("accept", ["application/json", BYTES])
 @pytest.mark.parametrize("text", OTHERS)
-def test_other_ids_have_the_answer_of_an_unknown_form(connection: HTTPConnection, text: str, accept: str) -> None:
+def test_other_ids_get_same_response_with_template(connection: HTTPConnection, text: str, accept: str) -> None:
     known, body = document([[5, 6]], 90, dtype="float32"), document(text, 90, dtype="float32")
     for _ in range(2):
         assert ask(connection, known, accept)[0] == 200
@@ -121,7 +121,7 @@ def test_other_ids_have_the_answer_of_an_unknown_form(connection: HTTPConnection
         b'{"input_ids": [5, 6]}',
     ],
 )
-def test_body_of_any_form_has_the_same_answer(connection: HTTPConnection, body: bytes) -> None:
+def test_body_in_any_layout_gets_same_response(connection: HTTPConnection, body: bytes) -> None:
     for ids in (b"5, 6", b"2, 4", b"3, 1"):
         sent = body.replace(b"5, 6", ids).replace(b"5,6", ids.replace(b" ", b""))
         assert ask(connection, sent) == alone(connection, sent)
@@ -129,7 +129,7 @@ def test_body_of_any_form_has_the_same_answer(connection: HTTPConnection, body: 
 
 @hypothesis.settings(deadline=None, max_examples=300)
 @hypothesis.given(text=st.text(st.sampled_from('[[]]0123456789,, -+.eE"tru{}:\\ \n'), max_size=24))
-def test_any_text_has_the_answer_of_an_unknown_form(tiny_server: Server, text: str) -> None:
+def test_random_text_gets_same_response_with_template(tiny_server: Server, text: str) -> None:
     with closing(open_connection(tiny_server)) as connection:
         ask(connection, document([[5, 6]], 60))
         body = document(text, 60)

@@ -50,7 +50,7 @@ def refusal(response: httpx.Response) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(("shape", "rows"), [(None, [[1, 2, 3, 4, 5, 6]]), ("6", [[1, 2, 3, 4, 5, 6]]), ("2,3", IDS)])
-def test_raw_ids_are_one_row_or_have_a_shape(tiny: httpx.Client, shape: str | None, rows: list[list[int]]) -> None:
+def test_raw_ids_are_one_row_or_requested_shape(tiny: httpx.Client, shape: str | None, rows: list[list[int]]) -> None:
     query = {} if shape is None else {"shape": shape}
     answer = post(tiny, "gpt", BYTES, np.arange(1, 7).astype("<i8").tobytes(), **query)
     assert answer.json() == ask(tiny, "gpt", input_ids=rows).json()
@@ -88,7 +88,7 @@ def test_raw_ids_are_one_row_or_have_a_shape(tiny: httpx.Client, shape: str | No
         ),
     ],
 )
-def test_a_body_that_lies_is_refused(
+def test_invalid_binary_body_is_rejected(
     tiny: httpx.Client, kind: str, body: bytes, query: dict[str, str], status: int, detail: str
 ) -> None:
     found = refusal(post(tiny, "bert", kind, body, **query))
@@ -113,7 +113,7 @@ def test_a_body_that_lies_is_refused(
         ({"input_ids": [1, 7, 11], "lengths": [2, 1]}, "input_ids[1][0]: got 11, expected 0 to 10"),
     ],
 )
-def test_tensors_that_are_not_allowed_are_refused_by_name(tiny: httpx.Client, tensors: Any, detail: str) -> None:
+def test_invalid_tensors_are_rejected(tiny: httpx.Client, tensors: Any, detail: str) -> None:
     body = safetensors.numpy.save({name: np.array(value) for name, value in tensors.items()})
     status, found = refusal(post(tiny, "bert", SAFETENSORS, body))
     assert (status, found[: len(detail)]) == (422, detail)
@@ -128,13 +128,13 @@ def test_tensors_that_are_not_allowed_are_refused_by_name(tiny: httpx.Client, te
         {"input_ids": RAGGED, "attention_mask": [[0, 1, 1], [1], [1, 0]], "token_type_ids": [[1, 1, 0], [0], [0, 1]]},
     ],
 )
-def test_every_field_may_be_a_tensor_or_a_query_parameter(tiny_clients: Clients, fields: dict[str, Any]) -> None:
+def test_every_field_may_be_tensor_or_query_parameter(tiny_clients: Clients, fields: dict[str, Any]) -> None:
     expected = ask(tiny_clients.http, "bert", BYTES, **fields).content
     assert native_safetensors(tiny_clients, "bert", fields).tobytes() == expected
     assert native_raw(tiny_clients, "bert", fields).tobytes() == expected
 
 
-def test_options_stand_in_the_query_beside_tensors(tiny: httpx.Client) -> None:
+def test_safetensors_request_takes_options_from_query(tiny: httpx.Client) -> None:
     body = safetensors.numpy.save({"input_ids": np.array([1] * 8)})
     answer = post(tiny, "gpt", SAFETENSORS, body, dtype="float16", truncate="left", output="token_embeddings")
     options = {"dtype": "float16", "truncate": "left", "output": "token_embeddings"}
@@ -143,7 +143,7 @@ def test_options_stand_in_the_query_beside_tensors(tiny: httpx.Client) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("rows", [IDS, RAGGED])
-def test_tensors_hold_the_same_bits_as_bytes(tiny: httpx.Client, rows: list[list[int]], dtype: str) -> None:
+def test_safetensors_response_equals_raw_bytes(tiny: httpx.Client, rows: list[list[int]], dtype: str) -> None:
     raw = ask(tiny, "gpt", BYTES, input_ids=rows, dtype=dtype, offset=1)
     found = ask_tensors(tiny, "gpt", input_ids=rows, dtype=dtype, offset=1)
     assert found.keys() == {"embeddings", "next_offset", "lengths"}
@@ -154,14 +154,14 @@ def test_tensors_hold_the_same_bits_as_bytes(tiny: httpx.Client, rows: list[list
     assert found["next_offset"].tolist() == [len(row) + 1 for row in rows]
 
 
-def test_tensors_name_the_model_and_its_version(tiny: httpx.Client, tmp_path: Path) -> None:
+def test_safetensors_metadata_names_model_and_version(tiny: httpx.Client, tmp_path: Path) -> None:
     file = tmp_path / "answer.safetensors"
     file.write_bytes(ask(tiny, "bert", SAFETENSORS, input_ids=[1]).content)
     with safetensors.safe_open(file, "np") as answer:
         assert answer.metadata() == {"model": "bert", "version": "2", "use_as.embeddings": "input of block 0"}
 
 
-def test_several_outputs_are_several_tensors(tiny: httpx.Client) -> None:
+def test_multiple_outputs_are_separate_tensors(tiny: httpx.Client) -> None:
     names = ["embeddings", "token_embeddings"]
     found = ask_tensors(tiny, "gpt", input_ids=RAGGED, output=names, dtype="bfloat16")
     assert found.keys() == {*names, "next_offset", "lengths"}
@@ -170,13 +170,13 @@ def test_several_outputs_are_several_tensors(tiny: httpx.Client) -> None:
         assert octets(found[name]) == alone
 
 
-def test_several_outputs_are_named_with_commas_in_the_query(tiny: httpx.Client) -> None:
+def test_query_outputs_are_separated_by_commas(tiny: httpx.Client) -> None:
     body = safetensors.numpy.save({"input_ids": np.array(IDS)})
     found = post(tiny, "gpt", SAFETENSORS, body, SAFETENSORS, output="token_embeddings,embeddings").content
     assert found == ask(tiny, "gpt", SAFETENSORS, input_ids=IDS, output=["token_embeddings", "embeddings"]).content
 
 
-def test_tensors_tell_the_rows_of_text_and_may_be_sent_back(tiny: httpx.Client) -> None:
+def test_safetensors_rows_of_text_can_be_sent_back(tiny: httpx.Client) -> None:
     fields: dict[str, Any] = {"text": ["a b c d e f g", "a"], "truncate": "right", "return_tokens": True}
     told, found = ask(tiny, "bert", **fields).json(), ask_tensors(tiny, "bert", **fields)
     assert octets(found["embeddings"]) == base64.b64decode(told["embeddings"])
@@ -199,7 +199,7 @@ def test_tensors_tell_the_rows_of_text_and_may_be_sent_back(tiny: httpx.Client) 
         (f"{NPY}, {SAFETENSORS};q=0.1", {"dtype": "float16"}, NPY),
     ],
 )
-def test_the_answer_has_the_best_type_that_can_hold_it(
+def test_response_has_best_acceptable_media_type(
     tiny: httpx.Client, accept: str, fields: dict[str, Any], media: str
 ) -> None:
     response = tiny.post("/models/gpt/embed", json={"input_ids": IDS, **fields}, headers={"Accept": accept})
@@ -221,9 +221,7 @@ def prompt_of(text: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_prompt_is_the_lookup_of_transformers_as_a_torch_file(
-    http: httpx.Client, bert: Any, checkpoint: Path, dtype: str
-) -> None:
+def test_prompt_embeds_equal_transformers_lookup(http: httpx.Client, bert: Any, checkpoint: Path, dtype: str) -> None:
     answer = ask(http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype).json()
     assert (answer["encoding"], answer["dtype"]) == ("prompt_embeds", dtype)
     ids = AutoTokenizer.from_pretrained(checkpoint)("Hello, world!", return_tensors="pt")["input_ids"]
@@ -234,7 +232,7 @@ def test_prompt_is_the_lookup_of_transformers_as_a_torch_file(
     assert torch.equal(found, expected)
 
 
-def test_several_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
+def test_multiple_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
     rows = [[101, 7592, 102], [101, 102], [7592]]
     answer = ask(http, "minilm", input_ids=rows, encoding="prompt_embeds", output="token_embeddings").json()
     assert answer["lengths"] == [3, 2, 1]
@@ -272,7 +270,7 @@ def test_several_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
         ("minilm", {}, SAFETENSORS, 406, f"Accept: got {SAFETENSORS}, expected {JSON} with the encoding prompt_embeds"),
     ],
 )
-def test_what_could_mislead_a_consumer_is_refused(
+def test_unsafe_prompt_embeds_request_is_rejected(
     http: httpx.Client, model: str, fields: dict[str, Any], accept: str, status: int, detail: str
 ) -> None:
     fields = {"input_ids": [[101]], "encoding": "prompt_embeds", **fields}
@@ -281,7 +279,7 @@ def test_what_could_mislead_a_consumer_is_refused(
     assert (found[0], found[1][: len(detail)]) == (status, detail)
 
 
-def test_large_answers_are_whole_in_every_format(http: httpx.Client) -> None:
+def test_large_responses_are_complete_in_every_format(http: httpx.Client) -> None:
     rows = np.random.default_rng(0).integers(0, 30522, (7, 300)).tolist()
     fields: dict[str, Any] = {"input_ids": rows, "output": "token_embeddings"}
     raw = ask(http, "minilm", BYTES, **fields)
@@ -300,7 +298,7 @@ def test_large_answers_are_whole_in_every_format(http: httpx.Client) -> None:
     assert np.array(floats.json()["token_embeddings"], np.float32).tobytes() == raw.content
 
 
-def test_a_client_that_leaves_stops_its_answer() -> None:
+def test_disconnect_stops_chunked_response() -> None:
     sent: list[int] = []
     left = asyncio.Event()
 

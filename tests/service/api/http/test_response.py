@@ -44,7 +44,7 @@ def wait_until_nothing_is_computed(http: httpx.Client, begin: float = -1) -> flo
 
 
 @pytest.mark.parametrize("protocol", ["socket", "lines", "events"])
-def test_nothing_is_computed_for_who_does_not_read_or_has_left(calm: Server, protocol: str) -> None:
+def test_nothing_is_computed_for_unread_or_closed_stream(calm: Server, protocol: str) -> None:
     first, again = floods()[protocol]
     url = httpx.URL(calm.address)
     assert url.port is not None

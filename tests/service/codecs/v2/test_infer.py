@@ -42,7 +42,7 @@ def infer(binary: bool) -> InferMessage:
 
 
 @pytest.mark.parametrize("padding", range(16))
-def test_ids_are_aligned_wherever_their_bytes_begin(padding: int) -> None:
+def test_ids_are_aligned_for_any_header_length(padding: int) -> None:
     request = read_infer(*body(padding), tiny_manifest()).request
     assert isinstance(request, TokenRequest)
     ids = request.input_ids
@@ -59,7 +59,7 @@ def test_long_header_is_not_cached(padding: int, found: set[str] | None) -> None
     assert (None if at is None else set(at)) == found
 
 
-def test_a_binary_answer_is_the_array_itself() -> None:
+def test_binary_response_shares_memory_with_array() -> None:
     written = answer()
     (header, data), length = write_infer(written, infer(binary=True))
     assert length == body_size([header])
@@ -75,7 +75,7 @@ def test_a_binary_answer_is_the_array_itself() -> None:
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_json_refuses_nonfinite_values_and_bytes_allow_them(value: float) -> None:
+def test_nonfinite_values_are_rejected_only_in_json(value: float) -> None:
     with pytest.raises(Invalid, match="JSON cannot hold its infinite values or NaN; request binary_data"):
         write_infer(answer(value), infer(binary=False))
     (_, data), _ = write_infer(answer(value), infer(binary=True))
@@ -93,7 +93,7 @@ def sequence_of(**parameters: Any) -> SequenceRef | None:
     ("given", "read"),
     [(5, 5), ("5", "5"), ("é" * 64, "é" * 64), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1), (-(2**63), 2**63)],
 )
-def test_a_sequence_is_named_by_a_number_or_a_text(given: int | str, read: int | str) -> None:
+def test_sequence_id_may_be_integer_or_string(given: int | str, read: int | str) -> None:
     assert sequence_of(sequence_id=given) == SequenceRef(read)
     assert sequence_of(sequence_id=given, sequence_start=True, sequence_end=False) == SequenceRef(read, start=True)
     assert sequence_of(sequence_id=given, sequence_end=True) == SequenceRef(read, end=True)
@@ -102,7 +102,7 @@ def test_a_sequence_is_named_by_a_number_or_a_text(given: int | str, read: int |
 @pytest.mark.parametrize(
     "parameters", [{}, {"sequence_id": 0}, {"sequence_id": None}, {"sequence_id": "", "sequence_start": False}]
 )
-def test_no_id_is_no_sequence(parameters: dict[str, Any]) -> None:
+def test_request_without_id_has_no_sequence(parameters: dict[str, Any]) -> None:
     assert sequence_of(**parameters) is None
 
 
@@ -121,7 +121,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("parameters", "error"), BAD, ids=range(len(BAD)))
-def test_what_names_no_sequence_is_refused(parameters: dict[str, Any], error: str) -> None:
+def test_invalid_sequence_parameters_are_rejected(parameters: dict[str, Any], error: str) -> None:
     with pytest.raises(Invalid) as refused:
         sequence_of(**parameters)
     assert str(refused.value) == error

@@ -61,13 +61,13 @@ def theirs() -> Any:
     return describe("tritonclient.grpc.service_pb2")
 
 
-def test_package_and_methods_are_those_of_tritonclient(ours: Any, theirs: Any) -> None:
+def test_protobuf_methods_equal_tritonclient(ours: Any, theirs: Any) -> None:
     assert ours["package"] == theirs["package"] == "inference"
     assert len(ours["methods"]) == 15
     assert ours["methods"].items() <= theirs["methods"].items()
 
 
-def test_every_message_has_the_fields_of_tritonclient(ours: Any, theirs: Any) -> None:
+def test_protobuf_messages_match_tritonclient_fields(ours: Any, theirs: Any) -> None:
     assert len(ours["messages"]) >= 40
     differing = {
         name for name, fields in ours["messages"].items() if not fields.items() <= theirs["messages"][name].items()
@@ -75,13 +75,13 @@ def test_every_message_has_the_fields_of_tritonclient(ours: Any, theirs: Any) ->
     assert differing == set()
 
 
-def test_fields_that_we_leave_out_are_known(ours: Any, theirs: Any) -> None:
+def test_omitted_protobuf_fields_are_known(ours: Any, theirs: Any) -> None:
     missing = {name for name, fields in ours["messages"].items() if theirs["messages"][name].keys() - fields.keys()}
     # Their missing fields have no meaning for this server.
     assert missing == {"ModelConfig", "ModelInput", "ModelOutput", "ModelVersionPolicy", "ModelInstanceGroup"}
 
 
-def test_the_committed_module_is_what_make_proto_writes(tmp_path: Path) -> None:
+def test_generated_protobuf_module_is_current(tmp_path: Path) -> None:
     proto = "preblock/service/codecs/v2/open_inference.proto"
     subprocess.run(
         [

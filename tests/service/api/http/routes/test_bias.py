@@ -76,7 +76,7 @@ def decoded(answer: dict[str, Any], name: str) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("offset", [0, 13, [5, 9]])
-def test_angles_come_along_on_request(http: httpx.Client, offset: int | list[int]) -> None:
+def test_rotary_angles_are_returned_on_request(http: httpx.Client, offset: int | list[int]) -> None:
     names = ["embeddings", "rotary_cos", "rotary_sin", "rotary_cos_near", "rotary_sin_near"]
     fields = {"input_ids": IDS, "offset": offset, "output": names}
     found = http.post("/models/rotary/embed", json=fields).json()["outputs"]
@@ -90,7 +90,7 @@ def test_angles_come_along_on_request(http: httpx.Client, offset: int | list[int
         assert values.tobytes() == base64.b64decode(found[name]["data"])
 
 
-def test_angles_of_rows_of_several_lengths_are_those_of_each_row(http: httpx.Client) -> None:
+def test_rotary_angles_of_unequal_rows_equal_single_rows(http: httpx.Client) -> None:
     def ask(rows: list[list[int]], offset: list[int]) -> bytes:
         fields = {"input_ids": rows, "offset": offset, "output": "rotary_cos"}
         return http.post("/models/rotary/embed", json=fields, headers={"Accept": "application/octet-stream"}).content
@@ -98,7 +98,7 @@ def test_angles_of_rows_of_several_lengths_are_those_of_each_row(http: httpx.Cli
     assert ask([[1, 2, 3], [4]], [30, 2]) == ask([[1, 2, 3]], [30]) + ask([[4]], [2])
 
 
-def test_angles_have_a_limit_of_their_own(http: httpx.Client) -> None:
+def test_rotary_output_has_its_own_max_len(http: httpx.Client) -> None:
     fields = {"input_ids": IDS, "offset": 14}
     assert http.post("/models/rotary/embed", json=fields).status_code == 200
     answer = http.post("/models/rotary/embed", json=fields | {"output": "rotary_cos_near"})
@@ -106,7 +106,7 @@ def test_angles_have_a_limit_of_their_own(http: httpx.Client) -> None:
     assert (status, detail[:57]) == (422, "offset[0] + tokens: got 14 + 3 = 17, expected at most 16,")
 
 
-def test_the_manifest_says_how_angles_are_used(http: httpx.Client) -> None:
+def test_manifest_describes_rotary_outputs(http: httpx.Client) -> None:
     told = http.get("/models/rotary").json()["manifest"]["rotary"]
     assert [(rotary["cos"], rotary["width"], rotary["layout"], rotary["max_len"]) for rotary in told] == [
         ("rotary_cos", 6, "half", None),
@@ -119,7 +119,7 @@ LENGTHS = [(0, 5, 5), (7, 1, 8), (3, 4, 2)]
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", ["alibi", "t5"])
-def test_a_bias_is_that_of_the_module(http: httpx.Client, name: str, lengths: tuple[int, int, int]) -> None:
+def test_bias_response_equals_module(http: httpx.Client, name: str, lengths: tuple[int, int, int]) -> None:
     expected = frontend_of(name).bias(*lengths).detach().numpy()
     fields = dict(zip(("query_offset", "query_length", "key_length"), lengths, strict=True))
     answer = http.post(f"/models/{name}/bias", json=fields).json()
@@ -129,7 +129,7 @@ def test_a_bias_is_that_of_the_module(http: httpx.Client, name: str, lengths: tu
     assert found["bias"].tobytes() == expected.tobytes()
 
 
-def test_a_bias_comes_in_every_format(http: httpx.Client) -> None:
+def test_bias_is_available_in_every_format(http: httpx.Client) -> None:
     expected = frontend_of("t5").bias(2, 3, 5).detach().numpy()
     fields = {"query_offset": 2, "query_length": 3, "key_length": 5}
     raw = http.post("/models/t5/bias", json=fields, headers={"Accept": "application/octet-stream"})
@@ -148,13 +148,13 @@ def test_a_bias_comes_in_every_format(http: httpx.Client) -> None:
     assert base64.b64decode(half["bias"]) == expected.astype(np.float16).tobytes()
 
 
-def test_a_sinusoid_of_distances_is_that_of_the_module(http: httpx.Client) -> None:
+def test_relative_sinusoid_response_equals_module(http: httpx.Client) -> None:
     answer = http.post("/models/sinusoid/bias", json={"query_length": 3, "key_length": 5}).json()
     expected = frontend_of("sinusoid").bias(3, 5).numpy()
     np.testing.assert_allclose(decoded(answer, "relative_positions"), expected, rtol=0, atol=2.0**-23)
 
 
-def test_a_bias_goes_over_grpc(clients: Clients) -> None:
+def test_bias_over_grpc_equals_module(clients: Clients) -> None:
     inputs = []
     for name, value in (("query_offset", 4), ("query_length", 2), ("key_length", 6)):
         inputs.append(tritonclient.grpc.InferInput(name, [1], "INT64"))
@@ -184,20 +184,20 @@ def test_a_bias_goes_over_grpc(clients: Clients) -> None:
         ("vit", {}, 422, "the model 'vit' takes pixel_values"),
     ],
 )
-def test_a_bad_request_for_a_bias_is_refused_by_name(
+def test_bad_bias_request_is_rejected(
     http: httpx.Client, name: str, fields: dict[str, Any], status: int, message: str
 ) -> None:
     got, detail = error_of(http.post(f"/models/{name}/bias", json={"query_length": 2, "key_length": 2} | fields))
     assert (got, detail[: len(message)]) == (status, message)
 
 
-def test_a_bias_is_asked_for_alone(http: httpx.Client) -> None:
+def test_bias_with_other_outputs_is_rejected(http: httpx.Client) -> None:
     body = {"inputs": [tensor("input_ids", IDS)], "outputs": [{"name": "embeddings"}, {"name": "bias"}]}
     status, message = error_of(http.post("/v2/models/t5/infer", json=body))
     assert (status, message[:53]) == (400, "outputs: got ['embeddings', 'bias'], expected bias al")
 
 
-def test_levels_are_inputs_by_their_names(http: httpx.Client) -> None:
+def test_hierarchical_levels_are_named_inputs(http: httpx.Client) -> None:
     sentence, word = [[0, 0, 1], [2, 3, 4]], [[0, 1, 0], [5, 4, 3]]
     indices = {"sentence": torch.tensor(sentence), "word": torch.tensor(word)}
     expected = frontend_of("levels")(torch.tensor(IDS), indices=indices).detach().numpy()
@@ -223,12 +223,12 @@ def test_levels_are_inputs_by_their_names(http: httpx.Client) -> None:
         ),
     ],
 )
-def test_a_bad_level_is_refused_by_name(http: httpx.Client, fields: dict[str, Any], message: str) -> None:
+def test_bad_level_input_is_rejected(http: httpx.Client, fields: dict[str, Any], message: str) -> None:
     status, detail = error_of(http.post("/models/levels/embed", json={"input_ids": IDS} | fields))
     assert (status, detail[: len(message)]) == (422, message)
 
 
-def test_segments_that_are_tokens_must_be_given(http: httpx.Client) -> None:
+def test_missing_required_segments_are_rejected(http: httpx.Client) -> None:
     expected = frontend_of("segments")(torch.tensor(IDS), token_type_ids=torch.tensor(IDS)).detach().numpy()
     answer = http.post("/models/segments/embed", json={"input_ids": IDS, "token_type_ids": IDS}).json()
     assert decoded(answer, "embeddings").tobytes() == expected.tobytes()
@@ -240,7 +240,7 @@ def test_segments_that_are_tokens_must_be_given(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 8, 8), (2, 3, 12, 16), (3, 3, 4, 4)])
-def test_images_are_embedded_as_by_the_module(http: httpx.Client, clients: Clients, shape: tuple[int, ...]) -> None:
+def test_image_response_equals_module(http: httpx.Client, clients: Clients, shape: tuple[int, ...]) -> None:
     pixels = np.random.default_rng(shape[0]).standard_normal(shape).astype(np.float32)
     with torch.inference_mode():
         expected = build_frontend("vit")(torch.from_numpy(pixels)).numpy()
@@ -255,7 +255,7 @@ def test_images_are_embedded_as_by_the_module(http: httpx.Client, clients: Clien
     assert clients.grpc.infer("vit", [given]).as_numpy("embeddings").tobytes() == found.tobytes()
 
 
-def test_patch_embedding_describes_its_input(http: httpx.Client) -> None:
+def test_patch_embedding_metadata_describes_its_input(http: httpx.Client) -> None:
     metadata = http.get("/v2/models/vit").json()
     assert metadata["inputs"] == [{"name": "pixel_values", "datatype": "FP32", "shape": [-1, 3, -1, -1]}]
     assert metadata["outputs"] == [{"name": "embeddings", "datatype": "FP32", "shape": [-1, -1, 8]}]
@@ -281,12 +281,12 @@ def test_patch_embedding_describes_its_input(http: httpx.Client) -> None:
         ),
     ],
 )
-def test_a_bad_image_is_refused_by_name(http: httpx.Client, given: dict[str, Any], message: str) -> None:
+def test_bad_image_is_rejected(http: httpx.Client, given: dict[str, Any], message: str) -> None:
     status, error = error_of(http.post("/v2/models/vit/infer", json={"inputs": [given]}))
     assert (status, error[: len(message)]) == (400, message)
 
 
-def test_the_protocols_of_tokens_name_the_protocol_of_a_stem(http: httpx.Client) -> None:
+def test_token_ids_for_stem_are_rejected_with_its_protocol(http: httpx.Client) -> None:
     status, detail = error_of(http.post("/models/vit/embed", json={"input_ids": [1]}))
     expected = "the model 'vit' takes pixel_values by the Open Inference Protocol, not token ids"
     assert (status, detail) == (422, expected)

@@ -50,7 +50,7 @@ def vectors_of(answer: bytes | dict[str, Any]) -> Vectors:
 
 @pytest.mark.parametrize("model", ["gpt2-small", "minilm", "transformer-base"])
 @pytest.mark.parametrize("kinds", ["text", "frame", "both"])
-def test_steps_equal_one_call_bit_for_bit(clients: Clients, model: str, kinds: str) -> None:
+def test_decode_steps_equal_one_call_bit_for_bit(clients: Clients, model: str, kinds: str) -> None:
     ids = np.random.default_rng(0).integers(0, 30000, 30).tolist()
     parts, start = [], 0
     with stream_of(clients, model) as stream:
@@ -64,13 +64,13 @@ def test_steps_equal_one_call_bit_for_bit(clients: Clients, model: str, kinds: s
     assert np.concatenate(parts).tobytes() == native_bytes(clients, model, {"input_ids": ids}).tobytes()
 
 
-def test_a_text_answer_is_that_of_embed(tiny_clients: Clients) -> None:
+def test_decode_text_response_equals_embed(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt", "?offset=2") as stream:
         answer = send_text(stream, input_ids=[1, 2, 3])
     assert answer == tiny_clients.http.post("/models/gpt/embed", json={"input_ids": [1, 2, 3], "offset": 2}).json()
 
 
-def test_a_vectors_frame_is_laid_out_as_documented(tiny_clients: Clients, tables: dict[str, Any]) -> None:
+def test_decode_frame_has_documented_layout(tiny_clients: Clients, tables: dict[str, Any]) -> None:
     with stream_of(tiny_clients, "gpt", "?offset=3") as stream:
         frame = send_frame(stream, step_frame([4, 5], number=0xFFFFFFFE))
     expected = tables["tokens"][[4, 5]] + tables["positions"][[3, 4]]
@@ -86,7 +86,7 @@ def test_a_vectors_frame_is_laid_out_as_documented(tiny_clients: Clients, tables
 
 
 @pytest.mark.parametrize(("dtype", "code"), [("float32", 1), ("float16", 2), ("bfloat16", 3)])
-def test_the_type_of_the_query_holds_for_both_kinds(tiny_clients: Clients, dtype: str, code: int) -> None:
+def test_query_dtype_applies_to_text_and_frames(tiny_clients: Clients, dtype: str, code: int) -> None:
     content = tiny_clients.http.post(
         "/models/gpt/embed", json={"input_ids": [1, 2], "dtype": dtype}, headers={"Accept": "application/octet-stream"}
     ).content
@@ -100,14 +100,14 @@ def test_the_type_of_the_query_holds_for_both_kinds(tiny_clients: Clients, dtype
     assert base64.b64decode(answer["embeddings"]) == content
 
 
-def test_the_encoding_of_the_query_holds_for_text(tiny_clients: Clients) -> None:
+def test_query_encoding_applies_to_text(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt", "?encoding=float") as stream:
         answer = send_text(stream, input_ids=[1, 2])
     floats = np.array(answer["embeddings"], np.float32)
     assert floats.tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": [1, 2]}).tobytes()
 
 
-def test_segments_are_of_each_step(tiny_clients: Clients) -> None:
+def test_segments_apply_per_step(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "bert") as stream:
         first = vectors_of(send_text(stream, input_ids=[1, 2], token_type_ids=[0, 1]))
         second = vectors_of(send_text(stream, input_ids=[3]))
@@ -117,12 +117,12 @@ def test_segments_are_of_each_step(tiny_clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_version_can_be_named(tiny_clients: Clients, version: int) -> None:
+def test_decode_uses_requested_version(tiny_clients: Clients, version: int) -> None:
     with connect(f"{tiny_clients.socket}/models/bert/versions/{version}/decode") as stream:
         assert send_text(stream, input_ids=[1])["version"] == version
 
 
-def test_streams_know_nothing_of_each_other(tiny_clients: Clients) -> None:
+def test_decode_streams_are_independent(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt") as one, stream_of(tiny_clients, "gpt", "?offset=3") as other:
         assert send_text(one, input_ids=[1])["next_offset"] == [1]
         assert send_text(other, input_ids=[1])["next_offset"] == [4]
@@ -130,7 +130,7 @@ def test_streams_know_nothing_of_each_other(tiny_clients: Clients) -> None:
 
 
 @pytest.mark.parametrize(("text", "detail"), BAD_TEXT, ids=[str(index) for index in range(len(BAD_TEXT))])
-def test_a_bad_text_changes_nothing_and_the_stream_goes_on(tiny_clients: Clients, text: str, detail: str) -> None:
+def test_bad_text_leaves_decode_stream_usable(tiny_clients: Clients, text: str, detail: str) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         first = send_text(stream, input_ids=[3])
         stream.send(text)
@@ -144,7 +144,7 @@ def test_a_bad_text_changes_nothing_and_the_stream_goes_on(tiny_clients: Clients
 
 
 @pytest.mark.parametrize(("frame", "detail"), BAD_FRAMES, ids=[str(index) for index in range(len(BAD_FRAMES))])
-def test_a_bad_frame_changes_nothing_and_the_stream_goes_on(tiny_clients: Clients, frame: bytes, detail: str) -> None:
+def test_bad_frame_leaves_decode_stream_usable(tiny_clients: Clients, frame: bytes, detail: str) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         first = send_frame(stream, step_frame([3]))
         answer = send_frame(stream, frame)
@@ -156,7 +156,7 @@ def test_a_bad_frame_changes_nothing_and_the_stream_goes_on(tiny_clients: Client
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 23])
-def test_a_frame_without_a_whole_header_is_answered_with_step_0(tiny_clients: Clients, length: int) -> None:
+def test_truncated_frame_header_is_answered_with_step_0(tiny_clients: Clients, length: int) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         answer = send_frame(stream, header()[:length])
         assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 1, ERROR, 0, 0, 0, 0, 0, bytes(3))
@@ -188,9 +188,7 @@ def test_a_frame_without_a_whole_header_is_answered_with_step_0(tiny_clients: Cl
         ("gpt/decode?nope=1", 422, "unknown field nope; expected offset, context, rows, output, dtype, encoding"),
     ],
 )
-def test_what_cannot_be_opened_is_refused_in_the_handshake(
-    tiny_clients: Clients, path: str, status: int, detail: str
-) -> None:
+def test_bad_decode_handshake_is_rejected(tiny_clients: Clients, path: str, status: int, detail: str) -> None:
     with pytest.raises(InvalidStatus) as refused, connect(f"{tiny_clients.socket}/models/{path}"):
         pass
     response = refused.value.response
@@ -199,7 +197,7 @@ def test_what_cannot_be_opened_is_refused_in_the_handshake(
     assert json.loads(response.body or b"")["detail"].startswith(detail)
 
 
-def test_the_gauge_counts_open_streams(tiny_clients: Clients) -> None:
+def test_stream_gauge_counts_open_streams(tiny_clients: Clients) -> None:
     wait_for_streams(tiny_clients.http, 0)
     with stream_of(tiny_clients, "gpt") as one, stream_of(tiny_clients, "gpt"):
         send_text(one, input_ids=[1])
@@ -208,7 +206,7 @@ def test_the_gauge_counts_open_streams(tiny_clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_an_abrupt_disconnect_leaves_the_server_healthy(clients: Clients, busy: bool) -> None:
+def test_abrupt_disconnect_leaves_server_healthy(clients: Clients, busy: bool) -> None:
     async def leave_without_a_word() -> None:
         async with connect_async(f"{clients.socket}/models/gpt2-small/decode") as stream:
             await stream.send('{"input_ids": [1]}')
@@ -225,7 +223,7 @@ def test_an_abrupt_disconnect_leaves_the_server_healthy(clients: Clients, busy: 
         assert send_text(other, input_ids=[1])["next_offset"] == [1]
 
 
-def test_oversized_message_ends_its_own_stream_only(tiny_clients: Clients) -> None:
+def test_oversized_message_ends_only_its_own_stream(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt") as other:
         with stream_of(tiny_clients, "gpt") as stream:
             # The first bytes of a masked binary message; the rest never comes (RFC 6455, section 5.2).

@@ -65,7 +65,7 @@ def test_equal_rows_have_shape_B_L_D(tiny: httpx.Client) -> None:
     assert len(base64.b64decode(answer["embeddings"])) == 2 * 3 * 4 * 4
 
 
-def test_a_flat_list_is_one_row(tiny: httpx.Client) -> None:
+def test_flat_list_is_one_row(tiny: httpx.Client) -> None:
     flat, rows = embed(tiny, "gpt", input_ids=[1, 2, 3]), embed(tiny, "gpt", input_ids=[[1, 2, 3]])
     assert flat["shape"] == [1, 3, 4]
     assert flat == rows
@@ -79,14 +79,14 @@ def test_unequal_rows_have_shape_T_D_and_lengths(tiny: httpx.Client) -> None:
     assert answer["next_offset"] == [3, 1, 2]
 
 
-def test_the_answer_names_model_version_type_and_encoding(tiny: httpx.Client) -> None:
+def test_response_names_model_version_dtype_and_encoding(tiny: httpx.Client) -> None:
     answer = embed(tiny, "bert", input_ids=[1], dtype="float16", encoding="float")
     assert list(answer) == ["model", "version", "dtype", "encoding", "use_as", "shape", "embeddings", "next_offset"]
     assert (answer["model"], answer["version"], answer["dtype"], answer["encoding"]) == ("bert", 2, "float16", "float")
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_version_can_be_named(tiny: httpx.Client, version: int) -> None:
+def test_embed_uses_requested_version(tiny: httpx.Client, version: int) -> None:
     named = tiny.post(f"/models/bert/versions/{version}/embed", json={"input_ids": [1, 2]}).json()
     newest = embed(tiny, "bert", input_ids=[1, 2])
     assert named["version"] == version
@@ -95,7 +95,7 @@ def test_a_version_can_be_named(tiny: httpx.Client, version: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_narrow_types_are_rounded_as_torch_rounds(clients: Clients, dtype: str) -> None:
+def test_narrow_dtypes_are_rounded_like_torch(clients: Clients, dtype: str) -> None:
     fields = {"input_ids": [[1, 2, 50256], [7, 8, 9]], "offset": 5}
     exact = native_bytes(clients, "gpt2-small", fields)
     response = ask_for(clients.http, BYTES, "gpt2-small", dtype=dtype, **fields)
@@ -125,7 +125,7 @@ def test_npy_holds_the_same_bits_as_bytes(clients: Clients, dtype: type[np.gener
 
 @pytest.mark.parametrize("accept", [BYTES, NPY])
 @pytest.mark.parametrize(("input_ids", "shape"), [([[1, 2, 3], [4, 5, 6]], "2,3,4"), ([[1], [2, 3]], "3,4")])
-def test_binary_answers_say_shape_type_and_model_in_headers(
+def test_binary_response_headers_hold_shape_dtype_and_model(
     tiny: httpx.Client, accept: str, input_ids: list[list[int]], shape: str
 ) -> None:
     response = ask_for(tiny, accept, input_ids=input_ids, dtype="float16")
@@ -136,7 +136,7 @@ def test_binary_answers_say_shape_type_and_model_in_headers(
 
 
 @pytest.mark.parametrize("offset", [0, 3, [3], [0, 3]])
-def test_offset_moves_the_positions(
+def test_offset_shifts_positions(
     tiny_clients: Clients, tables: dict[str, NDArray[np.float32]], offset: int | list[int]
 ) -> None:
     vectors = native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 2, 3], [4, 5, 6]], "offset": offset})
@@ -146,7 +146,7 @@ def test_offset_moves_the_positions(
 
 
 @pytest.mark.parametrize("positions", [[5, 0, 5], [2, 1, 0], [0, 1, 2]])
-def test_position_ids_need_not_be_consecutive(tiny_clients: Clients, gpt2: Any, positions: list[int]) -> None:
+def test_position_ids_may_be_non_consecutive(tiny_clients: Clients, gpt2: Any, positions: list[int]) -> None:
     vectors = native_bytes(tiny_clients, "gpt", {"input_ids": [[4, 5, 6]], "position_ids": [positions]})
     oracle = entering_block_0(gpt2, [[4, 5, 6]], torch.tensor([positions]))  # oracle: transformers
     assert vectors.tobytes() == oracle.tobytes()
@@ -161,19 +161,21 @@ def test_position_ids_need_not_be_consecutive(tiny_clients: Clients, gpt2: Any, 
         pytest.param([[1, 1, 1, 1, 1], [0, 0, 0, 0, 0]], id="all-and-none"),
     ],
 )
-def test_masked_gpt2_stands_where_generate_puts_it(tiny_clients: Clients, gpt2: Any, mask: list[list[int]]) -> None:
+def test_masked_gpt2_positions_equal_transformers_generate(
+    tiny_clients: Clients, gpt2: Any, mask: list[list[int]]
+) -> None:
     ids = [[1, 2, 3, 4, 5], [6, 5, 4, 3, 2]]
     vectors = native_bytes(tiny_clients, "gpt", {"input_ids": ids, "attention_mask": mask})
     assert vectors.tobytes() == entering_block_0(gpt2, ids, positions_of_generate(mask)).tobytes()  # transformers
 
 
-def test_a_mask_counts_real_tokens_from_the_offset_on(tiny_clients: Clients, gpt2: Any) -> None:
+def test_mask_counts_real_tokens_from_offset(tiny_clients: Clients, gpt2: Any) -> None:
     fields = {"input_ids": [[1, 2, 3, 4]], "attention_mask": [[0, 1, 0, 1]], "offset": 3}
     oracle = entering_block_0(gpt2, fields["input_ids"], torch.tensor([[0, 3, 0, 4]]))  # oracle: transformers
     assert native_bytes(tiny_clients, "gpt", fields).tobytes() == oracle.tobytes()
 
 
-def test_padding_is_no_token_of_the_limit(tiny: httpx.Client) -> None:
+def test_padding_does_not_count_toward_max_len(tiny: httpx.Client) -> None:
     answer = embed(tiny, "gpt", input_ids=[[0] * 20 + [1, 2]], attention_mask=[[0] * 20 + [1, 1]], offset=4)
     assert answer["shape"] == [1, 22, 4]
     assert answer["next_offset"] == [6]
@@ -200,7 +202,7 @@ def test_next_offset_continues_each_row(tiny: httpx.Client, fields: dict[str, An
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_feeding_on_from_next_offset_equals_one_pass_bit_for_bit(clients: Clients, model: str) -> None:
+def test_steps_from_next_offset_equal_one_pass_bit_for_bit(clients: Clients, model: str) -> None:
     rows = np.random.default_rng(1).integers(0, 30000, (3, 40)).tolist()
     parts, offset = [], [0, 0, 0]
     for start, end in ((0, 1), (1, 8), (8, 39), (39, 40)):
@@ -216,12 +218,12 @@ def test_token_type_ids_default_to_zero(tiny: httpx.Client) -> None:
     assert embed(tiny, "bert", input_ids=[[1, 2]], token_type_ids=[[0, 1]])["embeddings"] != plain["embeddings"]
 
 
-def test_null_is_a_field_left_out(tiny: httpx.Client) -> None:
+def test_null_field_counts_as_absent(tiny: httpx.Client) -> None:
     names = ("offset", "position_ids", "token_type_ids", "attention_mask")
     assert embed(tiny, "bert", input_ids=[1], **dict.fromkeys(names)) == embed(tiny, "bert", input_ids=[1])
 
 
-def test_minilm_equals_transformers_on_the_real_checkpoint(clients: Clients, bert: Any) -> None:
+def test_minilm_equals_transformers_on_real_checkpoint(clients: Clients, bert: Any) -> None:
     random = np.random.default_rng(2)
     ids, segments = random.integers(0, 30522, (4, 128)), random.integers(0, 2, (4, 128))
     fields = {"input_ids": ids.tolist(), "token_type_ids": segments.tolist()}
@@ -230,7 +232,7 @@ def test_minilm_equals_transformers_on_the_real_checkpoint(clients: Clients, ber
     assert np.abs(native_json(clients, "minilm", fields) - oracle.reshape(-1, 384)).max() <= 2e-6
 
 
-def test_minilm_equals_transformers_at_the_last_position(clients: Clients, bert: Any) -> None:
+def test_minilm_at_last_position_equals_transformers(clients: Clients, bert: Any) -> None:
     with torch.inference_mode():
         oracle = bert.embeddings(torch.tensor([[30521, 0]]), position_ids=torch.tensor([[510, 511]])).numpy()
     vectors = native_json(clients, "minilm", {"input_ids": [[30521, 0]], "offset": 510})
@@ -260,12 +262,12 @@ def test_gpt2_small_equals_torch_bit_for_bit(clients: Clients, preset: FrontEnd,
 
 
 @pytest.mark.parametrize("kind", [JSON, "application/json; charset=utf-8", "Application/JSON", None])
-def test_json_is_read_with_its_parameters_and_as_the_default(tiny: httpx.Client, kind: str | None) -> None:
+def test_json_with_parameters_or_no_content_type_is_read(tiny: httpx.Client, kind: str | None) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
     assert tiny.post("/models/gpt/embed", content=b'{"input_ids": [1]}', headers=headers).status_code == 200
 
 
-def test_a_problem_names_field_value_and_allowed(tiny: httpx.Client) -> None:
+def test_problem_names_field_value_and_expected(tiny: httpx.Client) -> None:
     answer = tiny.post("/models/gpt/embed", json={"input_ids": [[0], [1, 7]]}, headers={"X-Request-Id": "mine"})
     assert answer.json() == {
         "type": "urn:preblock:error:Invalid",
@@ -279,5 +281,5 @@ def test_a_problem_names_field_value_and_allowed(tiny: httpx.Client) -> None:
     }
 
 
-def test_a_flat_list_is_named_by_one_index(tiny: httpx.Client) -> None:
+def test_error_in_flat_list_has_one_index(tiny: httpx.Client) -> None:
     assert tiny.post("/models/gpt/embed", json={"input_ids": [0, 7]}).json()["field"] == "input_ids[1]"

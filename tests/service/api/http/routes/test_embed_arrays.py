@@ -16,7 +16,7 @@ from tests.support.protocols import Clients, native_bytes
     "dtype", ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", ">i8", ">i4"]
 )
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_npy_of_any_integer_type_and_order_is_read(tiny_clients: Clients, dtype: str, order: Any) -> None:
+def test_npy_of_any_integer_dtype_and_order_is_accepted(tiny_clients: Clients, dtype: str, order: Any) -> None:
     rows = [[1, 2, 3], [4, 5, 6]]
     response = post_npy(tiny_clients.http, np.array(rows, dtype, order=order))
     assert (
@@ -25,11 +25,11 @@ def test_npy_of_any_integer_type_and_order_is_read(tiny_clients: Clients, dtype:
     )
 
 
-def test_npy_of_one_dimension_is_one_row(tiny: httpx.Client) -> None:
+def test_one_dimensional_npy_is_one_row(tiny: httpx.Client) -> None:
     assert post_npy(tiny, np.array([1, 2, 3])).headers["Preblock-Shape"] == "1,3,4"
 
 
-def test_npy_of_version_2_is_read(tiny: httpx.Client) -> None:
+def test_npy_version_2_is_accepted(tiny: httpx.Client) -> None:
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.array([[1, 2]]), version=(2, 0))
     response = tiny.post("/models/gpt/embed", content=stream.getvalue(), headers={"Content-Type": NPY})
@@ -48,7 +48,7 @@ def test_npy_of_version_2_is_read(tiny: httpx.Client) -> None:
         {"position_ids": [[7, 1], [0, 0]]},
     ],
 )
-def test_beside_npy_the_other_fields_are_query_parameters(tiny: httpx.Client, fields: dict[str, Any]) -> None:
+def test_npy_request_takes_other_fields_from_query(tiny: httpx.Client, fields: dict[str, Any]) -> None:
     query = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
     response = tiny.post(
         "/models/bert/embed", content=npy(np.array([[1, 2], [3, 4]])), params=query, headers={"Content-Type": NPY}
@@ -56,7 +56,7 @@ def test_beside_npy_the_other_fields_are_query_parameters(tiny: httpx.Client, fi
     assert response.json() == embed(tiny, "bert", input_ids=[[1, 2], [3, 4]], **fields)
 
 
-def test_json_may_leave_fields_to_the_query(tiny: httpx.Client) -> None:
+def test_json_request_takes_other_fields_from_query(tiny: httpx.Client) -> None:
     response = tiny.post("/models/gpt/embed?offset=3&encoding=float", json={"input_ids": [1]})
     assert response.json() == embed(tiny, "gpt", input_ids=[1], offset=3, encoding="float")
 
@@ -72,7 +72,7 @@ def test_json_may_leave_fields_to_the_query(tiny: httpx.Client) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [JSON, NPY])
-def test_a_bad_query_is_refused(tiny: httpx.Client, query: str, detail: str, kind: str) -> None:
+def test_bad_query_is_rejected(tiny: httpx.Client, query: str, detail: str, kind: str) -> None:
     body = npy(np.array([1])) if kind == NPY else b'{"input_ids": [1]}'
     response = tiny.post(f"/models/gpt/embed?{query}", content=body, headers={"Content-Type": kind})
     assert response.status_code in (400, 422)

@@ -87,7 +87,7 @@ def read(response: httpx.Response, rows: int) -> tuple[Vectors, dict[str, list[i
     ],
     ids=lambda fields: "-".join(fields),
 )
-def test_every_format_holds_the_same_answer(tiny: httpx.Client, accept: str, kind: str, fields: dict[str, Any]) -> None:
+def test_every_format_holds_same_response(tiny: httpx.Client, accept: str, kind: str, fields: dict[str, Any]) -> None:
     rows = fields["input_ids"] if "input_ids" in fields else fields["text"]
     count = 1 if isinstance(rows, str) else len(rows)
     vectors, found = read(ask(tiny, accept, kind, fields), count)
@@ -101,7 +101,7 @@ def test_every_format_holds_the_same_answer(tiny: httpx.Client, accept: str, kin
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_pooling_gives_one_vector_for_each_row(tiny: httpx.Client, pooling: str) -> None:
+def test_pooling_returns_one_vector_per_row(tiny: httpx.Client, pooling: str) -> None:
     rows = [read(tiny.post("/models/bert/embed", json={"input_ids": [row]}), 1)[0][0] for row in ROWS]
     expected = {
         "mean": [row.astype(np.float64).mean(0).astype(np.float32) for row in rows],
@@ -123,7 +123,7 @@ def test_pooling_ignores_padding(tiny: httpx.Client) -> None:
     assert first == second
 
 
-def test_next_offset_continues_the_rows_of_a_repeated_request(tiny: httpx.Client) -> None:
+def test_next_offset_header_continues_repeated_requests(tiny: httpx.Client) -> None:
     """The answers after the first come from its template."""
     for ids in ([[1, 2], [3, 4]], [[5, 6], [0, 1]], [[2, 2], [3, 3]]):
         response = tiny.post(
@@ -155,13 +155,13 @@ def test_oversized_headers_are_omitted(tiny: httpx.Client) -> None:
         ),
     ],
 )
-def test_bad_pooling_is_refused(tiny: httpx.Client, fields: dict[str, Any], detail: str) -> None:
+def test_bad_pooling_is_rejected(tiny: httpx.Client, fields: dict[str, Any], detail: str) -> None:
     response = tiny.post("/models/bert/embed", json=fields)
     assert (response.status_code, response.json()["detail"]) == (422, detail)
 
 
 @pytest.mark.parametrize("output", ["embeddings,token_embeddings", ["embeddings", "token_embeddings"]])
-def test_outputs_have_one_spelling(tiny: httpx.Client, output: Any) -> None:
+def test_output_list_may_be_comma_separated_string(tiny: httpx.Client, output: Any) -> None:
     answer = tiny.post("/models/gpt/embed", json={"input_ids": [1], "output": output}).json()
     assert list(answer["outputs"]) == ["embeddings", "token_embeddings"]
     if isinstance(output, str):

@@ -28,7 +28,7 @@ def decoded(text: str, shape: list[int]) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("output", BOTH)
-def test_one_output_stands_under_its_name(tiny: httpx.Client, tables: Tables, output: str) -> None:
+def test_single_output_is_returned_under_its_name(tiny: httpx.Client, tables: Tables, output: str) -> None:
     answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": output}).json()
     assert decoded(answer[output], answer["shape"]).tobytes() == expected(tables)[output].tobytes()
     assert "outputs" not in answer
@@ -39,14 +39,14 @@ def test_one_output_stands_under_its_name(tiny: httpx.Client, tables: Tables, ou
     assert answer.content == expected(tables)[output].tobytes()
 
 
-def test_several_outputs_stand_side_by_side(tiny: httpx.Client, tables: Tables) -> None:
+def test_multiple_outputs_are_returned_together(tiny: httpx.Client, tables: Tables) -> None:
     answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": BOTH}).json()
     assert list(answer["outputs"]) == BOTH
     for name, output in answer["outputs"].items():
         assert decoded(output["data"], output["shape"]).tobytes() == expected(tables)[name].tobytes()
 
 
-def test_rows_of_several_lengths_have_every_output(tiny: httpx.Client, tables: Tables) -> None:
+def test_unequal_rows_have_every_output(tiny: httpx.Client, tables: Tables) -> None:
     answer = tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "output": BOTH}).json()
     assert answer["lengths"] == [1, 2]
     found = answer["outputs"]["token_embeddings"]
@@ -63,13 +63,13 @@ def test_rows_of_several_lengths_have_every_output(tiny: httpx.Client, tables: T
         ("rotary_cos", "output: got rotary_cos, expected embeddings, token_embeddings"),
     ],
 )
-def test_an_output_that_is_not_there_is_refused_by_name(tiny: httpx.Client, output: Any, message: str) -> None:
+def test_invalid_output_is_rejected(tiny: httpx.Client, output: Any, message: str) -> None:
     answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": output})
     assert (answer.status_code, answer.json()["detail"]) == (422, message)
 
 
 @pytest.mark.parametrize("media", ["application/octet-stream", "application/x-npy"])
-def test_a_format_of_one_tensor_refuses_two(tiny: httpx.Client, media: str) -> None:
+def test_multiple_outputs_in_single_tensor_format_are_406(tiny: httpx.Client, media: str) -> None:
     answer = tiny.post("/models/gpt/embed", json={"input_ids": IDS, "output": BOTH}, headers={"Accept": media})
     assert answer.status_code == 406
     allowed = "application/json or application/x-safetensors for several outputs"
@@ -87,7 +87,7 @@ def test_open_inference_returns_requested_outputs_in_order(tiny: httpx.Client, t
     assert np.array(embeddings["data"], np.float32).tobytes() == expected(tables)["embeddings"].tobytes()
 
 
-def test_grpc_gives_the_outputs_asked_for(tiny_clients: Clients, tables: Tables) -> None:
+def test_grpc_returns_requested_outputs(tiny_clients: Clients, tables: Tables) -> None:
     ids = tritonclient.grpc.InferInput("input_ids", [2, 3], "INT64")
     ids.set_data_from_numpy(np.array(IDS))
     outputs = [tritonclient.grpc.InferRequestedOutput(name) for name in BOTH]

@@ -137,7 +137,7 @@ def test_large_answer_has_the_bits_of_small_ones(http: httpx.Client, dtype: str)
     assert whole.content[len(one.content) :].startswith(middle.content)
 
 
-def test_a_parts_request_leaves_templates_alone(http: httpx.Client) -> None:
+def test_parts_request_leaves_templates_unchanged(http: httpx.Client) -> None:
     for ids in ([1, 2], [3, 4], [1, 2]):
         answer = ask(http, "llama", parts=[{"input_ids": ids}, {"vectors": encode(given("llama", 1))}])
         assert vectors_of(answer)[0][:2].tobytes() == vectors_of(ask(http, "llama", input_ids=ids))[0].tobytes()
@@ -229,7 +229,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("model", "fields", "message"), CASES, ids=[str(number) for number in range(len(CASES))])
-def test_a_bad_request_is_refused(http: httpx.Client, model: str, fields: dict[str, Any], message: str) -> None:
+def test_bad_request_is_rejected(http: httpx.Client, model: str, fields: dict[str, Any], message: str) -> None:
     answer = http.post(f"/models/{model}/embed", json=fields)
     assert answer.status_code == 422, answer.text
     assert answer.json()["detail"].startswith(message)

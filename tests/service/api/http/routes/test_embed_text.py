@@ -32,12 +32,12 @@ def refusal(client: httpx.Client, model: str, accept: str = "*/*", **fields: Any
 
 
 @pytest.mark.parametrize("text", [*TEXTS, TEXTS])
-def test_text_is_the_ids_that_transformers_makes_of_it(http: httpx.Client, oracle: Any, text: Any) -> None:
+def test_text_tokens_equal_transformers_tokenizer(http: httpx.Client, oracle: Any, text: Any) -> None:
     ids = oracle(text, truncation=False)["input_ids"]
     assert embed(http, "minilm", text=text) == embed(http, "minilm", input_ids=ids)
 
 
-def test_the_answer_says_the_tokens_and_their_characters(http: httpx.Client, oracle: Any) -> None:
+def test_return_tokens_adds_ids_and_character_spans(http: httpx.Client, oracle: Any) -> None:
     answer = embed(http, "minilm", text=TEXTS, return_tokens=True)
     expected = oracle(TEXTS, truncation=False, return_offsets_mapping=True)
     assert answer["input_ids"] == expected["input_ids"]
@@ -48,7 +48,7 @@ def test_the_answer_says_the_tokens_and_their_characters(http: httpx.Client, ora
 
 
 @pytest.mark.parametrize("special", [None, True, False])
-def test_special_tokens_are_left_out_on_request(http: httpx.Client, oracle: Any, special: bool | None) -> None:
+def test_special_tokens_are_omitted_on_request(http: httpx.Client, oracle: Any, special: bool | None) -> None:
     expected = oracle(TEXTS, truncation=False, add_special_tokens=special is not False)["input_ids"]
     answer = embed(http, "minilm", text=TEXTS, return_tokens=True, special_tokens=special)
     assert answer["input_ids"] == expected
@@ -56,7 +56,7 @@ def test_special_tokens_are_left_out_on_request(http: httpx.Client, oracle: Any,
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_cut_text_is_the_one_that_transformers_cuts(http: httpx.Client, oracle: Any, side: str) -> None:
+def test_truncated_text_equals_transformers(http: httpx.Client, oracle: Any, side: str) -> None:
     texts = [" ".join(str(number) for number in range(2000, 2800)), "short"]
     oracle.truncation_side = side
     expected = oracle(texts, truncation=True, max_length=512)["input_ids"]
@@ -68,7 +68,7 @@ def test_a_cut_text_is_the_one_that_transformers_cuts(http: httpx.Client, oracle
     assert answer["embeddings"] == embed(http, "minilm", input_ids=expected)["embeddings"]
 
 
-def test_text_that_is_too_long_is_refused_with_the_numbers(http: httpx.Client) -> None:
+def test_text_over_max_len_is_rejected_with_lengths(http: httpx.Client) -> None:
     status, detail = refusal(http, "minilm", text="word " * 600)
     assert (status, detail) == (
         422,
@@ -76,7 +76,7 @@ def test_text_that_is_too_long_is_refused_with_the_numbers(http: httpx.Client) -
     )
 
 
-def test_text_has_an_offset(tiny: httpx.Client) -> None:
+def test_text_with_offset_equals_ids_with_offset(tiny: httpx.Client) -> None:
     assert embed(tiny, "bert", text="a b", offset=3) == embed(tiny, "bert", input_ids=[[1, 4, 5, 2]], offset=3)
 
 
@@ -89,7 +89,7 @@ def test_text_has_an_offset(tiny: httpx.Client) -> None:
         ({"input_ids": [1, 2], "truncate": "left"}, [[1, 2]], [0]),
     ],
 )
-def test_ids_are_cut_where_the_caller_says(
+def test_ids_are_truncated_on_requested_side(
     tiny: httpx.Client, fields: dict[str, Any], kept: list[list[int]], truncated: list[int]
 ) -> None:
     answer = embed(tiny, "gpt", **fields)
@@ -97,19 +97,19 @@ def test_ids_are_cut_where_the_caller_says(
     assert answer == embed(tiny, "gpt", input_ids=kept, offset=fields.get("offset", 0))
 
 
-def test_a_cut_counts_real_tokens(tiny: httpx.Client) -> None:
+def test_truncation_counts_only_real_tokens(tiny: httpx.Client) -> None:
     fields = {"input_ids": [[9, 1, 2, 3, 4]], "attention_mask": [[0, 1, 1, 0, 1]], "offset": 6}
     answer = embed(tiny, "bert", **fields, truncate="right")
     assert answer.pop("truncated") == [1]
     assert answer == embed(tiny, "bert", input_ids=[[9, 1, 2, 3]], attention_mask=[[0, 1, 1, 0]], offset=6)
 
 
-def test_truncate_may_stand_in_the_query(tiny: httpx.Client) -> None:
+def test_truncate_is_accepted_in_query(tiny: httpx.Client) -> None:
     response = tiny.post("/models/gpt/embed?truncate=left", json={"input_ids": [1] * 8})
     assert response.json()["truncated"] == [2]
 
 
-def test_the_vectors_of_text_are_those_of_the_front_end(clients: Clients, oracle: Any) -> None:
+def test_text_in_float16_has_one_vector_per_token(clients: Clients, oracle: Any) -> None:
     answer = embed(clients.http, "minilm", text="Hello", dtype="float16")
     half = np.frombuffer(base64.b64decode(answer["embeddings"]), np.float16).reshape(answer["shape"])
     assert half.shape == (1, len(oracle("Hello")["input_ids"]), 384)
@@ -170,16 +170,14 @@ def test_the_vectors_of_text_are_those_of_the_front_end(clients: Clients, oracle
         ("bert", {"text": "a b c d e f g"}, "offset[0] + tokens: got 0 + 9 = 9, expected at most 8"),
     ],
 )
-def test_bad_text_and_bad_cuts_are_refused_by_name(
-    tiny: httpx.Client, model: str, fields: dict[str, Any], detail: str
-) -> None:
+def test_invalid_text_request_is_rejected(tiny: httpx.Client, model: str, fields: dict[str, Any], detail: str) -> None:
     status, found = refusal(tiny, model, **fields)
     assert status == 422
     assert found.startswith(detail)
 
 
 @pytest.mark.parametrize("accept", ["application/octet-stream", "application/x-npy"])
-def test_tokens_need_a_format_with_fields(tiny: httpx.Client, accept: str) -> None:
+def test_return_tokens_in_binary_format_is_406(tiny: httpx.Client, accept: str) -> None:
     status, detail = refusal(tiny, "bert", accept, text="a", return_tokens=True)
     assert status == 406
     assert detail == (
@@ -188,18 +186,18 @@ def test_tokens_need_a_format_with_fields(tiny: httpx.Client, accept: str) -> No
 
 
 @pytest.mark.parametrize("fields", [{"text": ["a"] * 513}, {"input_ids": [[1]] * 513, "truncate": "left"}])
-def test_lengths_of_many_rows_need_a_format_with_fields(tiny: httpx.Client, fields: dict[str, Any]) -> None:
+def test_lengths_of_many_rows_in_npy_are_406(tiny: httpx.Client, fields: dict[str, Any]) -> None:
     status, detail = refusal(tiny, "bert", "application/x-npy", **fields)
     assert status == 406
     assert detail.endswith("for text or truncate with more than 512 rows, to state their lengths")
 
 
-def test_half_a_character_is_no_text(tiny: httpx.Client) -> None:
+def test_lone_surrogate_in_text_is_rejected(tiny: httpx.Client) -> None:
     response = tiny.post("/models/bert/embed", content=b'{"text": "\\ud800"}')
     assert response.status_code == 400
 
 
-def test_too_many_characters_are_refused(tiny: httpx.Client) -> None:
+def test_too_many_characters_are_rejected(tiny: httpx.Client) -> None:
     status, detail = refusal(tiny, "bert", text="a" * (2**20 + 1))
     assert (status, detail) == (
         413,

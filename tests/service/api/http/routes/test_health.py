@@ -22,7 +22,7 @@ from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 
-def test_live_has_no_body(tiny: httpx.Client) -> None:
+def test_livez_has_no_body(tiny: httpx.Client) -> None:
     response = tiny.get("/livez")
     assert response.status_code == 200
     assert response.content == b""
@@ -31,7 +31,7 @@ def test_live_has_no_body(tiny: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("api", "protocol"), [("models/gpt/embed", "native"), ("v2/models/gpt/infer", "open-inference")]
 )
-def test_unanswered_request_counts_as_load(tiny: httpx.Client, api: str, protocol: str) -> None:
+def test_unfinished_request_counts_as_running(tiny: httpx.Client, api: str, protocol: str) -> None:
     key = "preblock_requests_running", protocol
     wait_until(lambda: tiny.get("/readyz").json() == {"ready": True, "requests_running": 0, "queue_depth": 0})
     before = read_metrics(tiny)
@@ -60,14 +60,14 @@ def test_every_protocol_has_a_gauge_of_running_requests(tiny: httpx.Client) -> N
         ("/models/nope/embed", "", "NotFound"),
     ],
 )
-def test_refusals_are_counted_by_kind(tiny: httpx.Client, path: str, model: str, outcome: str) -> None:
+def test_rejections_are_counted_by_kind(tiny: httpx.Client, path: str, model: str, outcome: str) -> None:
     key = ("preblock_requests_total", model, outcome, "native")
     before = read_metrics(tiny).get(key, 0)
     tiny.post(path, content=b"x")
     assert read_metrics(tiny)[key] == before + 1
 
 
-def test_names_that_clients_invent_make_no_labels(tiny: httpx.Client) -> None:
+def test_unknown_names_add_no_metric_labels(tiny: httpx.Client) -> None:
     tiny.post("/models/invented/embed", json={})
     tiny.post("/v2/models/invented/infer", json={})
     tiny.get("/invented")
@@ -85,7 +85,7 @@ def test_metrics_are_prometheus_text_by_default(tiny: httpx.Client) -> None:
     assert all(family.documentation for family in families)
 
 
-def test_metrics_are_openmetrics_where_accept_names_it(tiny: httpx.Client) -> None:
+def test_metrics_are_openmetrics_on_request(tiny: httpx.Client) -> None:
     accept = "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"
     response = tiny.get("/metrics", headers={"Accept": accept})
     assert response.headers["Content-Type"].startswith("application/openmetrics-text")

@@ -21,7 +21,7 @@ def test_models_lists_the_highest_version_of_each(tiny: httpx.Client) -> None:
     ]
 
 
-def test_a_model_that_is_not_served_is_listed(tiny_repository: Path) -> None:
+def test_unloaded_model_is_listed_as_not_ready(tiny_repository: Path) -> None:
     with serve(tiny_repository, "--model-control", "explicit") as server:
         assert httpx.post(f"{server.address}/v2/repository/models/bert/unload").status_code == 200
         bert, gpt = httpx.get(f"{server.address}/models").json()
@@ -31,7 +31,7 @@ def test_a_model_that_is_not_served_is_listed(tiny_repository: Path) -> None:
 
 
 @pytest.mark.parametrize(("path", "folder"), [("bert", "bert/2"), ("bert/versions/1", "bert/1"), ("gpt", "gpt/1")])
-def test_a_model_shows_its_manifest_and_parity_as_stored(
+def test_model_shows_its_stored_manifest_and_parity(
     tiny: httpx.Client, tiny_repository: Path, path: str, folder: str
 ) -> None:
     model = tiny.get(f"/models/{path}").json()
@@ -50,7 +50,7 @@ def test_a_model_shows_its_manifest_and_parity_as_stored(
         ("transformer-base", 4096, {}, 32000, 512),
     ],
 )
-def test_a_model_shows_its_limits_and_where_it_runs(
+def test_model_shows_its_limits_and_provider(
     http: httpx.Client, name: str, max_len: int, indices: dict[str, int], vocab_size: int, width: int
 ) -> None:
     model = http.get(f"/models/{name}").json()
@@ -61,7 +61,7 @@ def test_a_model_shows_its_limits_and_where_it_runs(
     assert model["parity"]["providers"]["CPUExecutionProvider"]["outputs"]["embeddings"]["cases"]
 
 
-def test_every_output_is_described(tmp_path: Path) -> None:
+def test_every_output_has_a_description(tmp_path: Path) -> None:
     stored = ("gpt", "bert", "llama", "rotary", "t5", "alibi", "sinusoid", "vit", "levels", "projected")
     with serve(make_repository(tmp_path, **{name: name for name in stored})) as server:
         shown = {name: httpx.get(f"{server.address}/models/{name}").json() for name in stored}
@@ -99,7 +99,7 @@ def test_response_names_the_use_of_its_outputs(tiny: httpx.Client) -> None:
         ("bert/versions/x", "version: got x, expected 1, 2"),
     ],
 )
-def test_an_unknown_model_or_version_is_a_problem(tiny: httpx.Client, path: str, detail: str) -> None:
+def test_unknown_model_or_version_is_404_problem(tiny: httpx.Client, path: str, detail: str) -> None:
     response = tiny.get(f"/models/{path}")
     assert response.status_code == 404
     assert response.headers["Content-Type"] == "application/problem+json"

@@ -24,20 +24,20 @@ def client(tiny_server: Server) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("accept", [BROWSER, "text/html", "TEXT/HTML;q=0.1"])
-def test_a_browser_is_sent_to_the_inspector(accept: str, client: httpx.Client) -> None:
+def test_root_redirects_browser_to_inspector(accept: str, client: httpx.Client) -> None:
     answer = client.get("/", headers={"Accept": accept})
     assert (answer.status_code, answer.headers["location"], answer.headers["vary"]) == (307, "/inspect", "Accept")
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/json", "", "text/html;q=0", "text/html;q=many", "text/*"])
-def test_other_clients_get_the_index(accept: str, client: httpx.Client) -> None:
+def test_root_returns_index_to_other_clients(accept: str, client: httpx.Client) -> None:
     answer = client.get("/", headers={"Accept": accept})
     assert answer.status_code == 200
     assert answer.json()["inspector"] == "/inspect"
 
 
 @pytest.mark.parametrize("path", ["/inspect", *(f"/inspect/{name}" for name in NAMES)])
-def test_files_have_strict_headers_and_a_validator(path: str, client: httpx.Client) -> None:
+def test_inspector_files_have_strict_headers_and_etag(path: str, client: httpx.Client) -> None:
     answer = client.get(path)
     assert answer.status_code == 200
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -51,11 +51,11 @@ def test_files_have_strict_headers_and_a_validator(path: str, client: httpx.Clie
 
 
 @pytest.mark.parametrize("name", ["pages.py", "..%2Froutes%2Fpages.py", "../routes/pages.py", "INDEX.HTML"])
-def test_no_other_file_is_served(name: str, client: httpx.Client) -> None:
+def test_other_inspector_files_are_not_found(name: str, client: httpx.Client) -> None:
     assert client.get(f"/inspect/{name}").status_code == 404
 
 
-def test_every_file_is_loaded_from_here_and_ahead(client: httpx.Client) -> None:
+def test_inspector_files_are_local_and_preloaded(client: httpx.Client) -> None:
     """A module outside of the preloads would delay the page by a round trip."""
     page = client.get("/inspect").text
     addresses = re.findall(r'(?:href|src)="(/inspect/[^"]+)"', page)
@@ -64,7 +64,7 @@ def test_every_file_is_loaded_from_here_and_ahead(client: httpx.Client) -> None:
     assert sum(file.stat().st_size for file in ASSETS.iterdir()) < MAX_LOADED_BYTES
 
 
-def test_documentation_runs_no_other_script_than_its_own(client: httpx.Client) -> None:
+def test_docs_allow_only_their_own_scripts(client: httpx.Client) -> None:
     answer = client.get("/docs")
     assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == ("nosniff", "no-referrer")
     policy = answer.headers["content-security-policy"]
@@ -74,7 +74,7 @@ def test_documentation_runs_no_other_script_than_its_own(client: httpx.Client) -
 
 
 @pytest.mark.parametrize("inspector", ["auto", "off", "on"])
-def test_keys_turn_the_inspector_off_unless_asked_for(inspector: str, tiny_repository: Path, tmp_path: Path) -> None:
+def test_keys_disable_inspector_unless_enabled(inspector: str, tiny_repository: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     secret, entry = new_key("alice", (), False)
     keys.write_text(entry)
@@ -91,7 +91,7 @@ def test_keys_turn_the_inspector_off_unless_asked_for(inspector: str, tiny_repos
         assert index["inspector"] == ("/inspect" if shown else None)
 
 
-def test_the_inspector_can_be_off_without_keys(tiny_repository: Path) -> None:
+def test_inspector_can_be_disabled_without_keys(tiny_repository: Path) -> None:
     assert Settings().has_inspector
     with serve(tiny_repository, "--inspector", "off") as server:
         assert httpx.get(f"{server.address}/inspect").status_code == 404

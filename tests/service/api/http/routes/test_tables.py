@@ -35,7 +35,7 @@ def positions_of(root: Path, name: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "skipped"), [("gpt", 0), ("long", 0), ("ids", 2)])
-def test_positions_are_rows_of_the_table(name: str, skipped: int, client: httpx.Client, root: Path) -> None:
+def test_positions_equal_table_rows(name: str, skipped: int, client: httpx.Client, root: Path) -> None:
     body = client.get(f"/models/{name}/positions", params={"first": 1, "count": 3, "encoding": "float"}).json()
     assert {key: body[key] for key in ("model", "version", "dtype", "encoding", "use_as")} == {
         "model": name,
@@ -49,7 +49,7 @@ def test_positions_are_rows_of_the_table(name: str, skipped: int, client: httpx.
     assert np.array_equal(np.array(body["position_embeddings"], np.float32), table[1:4])
 
 
-def test_positions_in_every_format_are_the_same(client: httpx.Client, root: Path) -> None:
+def test_positions_are_equal_in_every_format(client: httpx.Client, root: Path) -> None:
     def get(media: str) -> bytes:
         answer = client.get("/models/long/versions/1/positions?first=4&count=5", headers={"Accept": media})
         assert (answer.status_code, answer.headers["content-type"]) == (200, media)
@@ -66,7 +66,7 @@ def test_positions_in_every_format_are_the_same(client: httpx.Client, root: Path
 
 
 @pytest.mark.parametrize(("query", "first", "count"), [("", 0, 64), ("first=4990", 4990, 10), ("count=4096", 0, 4096)])
-def test_positions_by_default_end_with_the_table(
+def test_positions_default_range_ends_with_table(
     query: str, first: int, count: int, client: httpx.Client, root: Path
 ) -> None:
     answer = client.get(f"/models/long/positions?{query}", headers={"Accept": "application/x-npy"})
@@ -74,7 +74,7 @@ def test_positions_by_default_end_with_the_table(
     assert np.array_equal(np.load(io.BytesIO(answer.content)), expected)
 
 
-def test_sinusoids_are_computed_rows(http: httpx.Client) -> None:
+def test_sinusoidal_positions_are_computed(http: httpx.Client) -> None:
     answer = http.get("/models/transformer-base/positions?first=4000&count=96", headers={"Accept": "application/x-npy"})
     rows = np.load(io.BytesIO(answer.content))
     angles = np.arange(4000, 4096)[:, None] / 10000 ** (np.arange(256) / 256)
@@ -95,7 +95,7 @@ def test_neighbours_have_the_highest_cosines(name: str, id_: int, client: httpx.
         assert np.allclose([entry["cosine"] for entry in body["neighbours"]], cosines[expected], atol=1e-6)
 
 
-def test_neighbours_of_a_large_table_are_read_in_blocks(http: httpx.Client, repository: Path) -> None:
+def test_neighbours_of_large_table_have_highest_cosines(http: httpx.Client, repository: Path) -> None:
     rows = read_tables(repository / "minilm" / "1")["tokens"]
     norms = np.linalg.norm(rows, axis=1)
     cosines = rows @ rows[2000] / np.where(norms == 0, 1, norms * norms[2000])
@@ -106,7 +106,7 @@ def test_neighbours_of_a_large_table_are_read_in_blocks(http: httpx.Client, repo
     assert np.allclose(cosines[[entry["id"] for entry in body["neighbours"]]], found, atol=1e-5)
 
 
-def test_neighbours_are_spelled_by_the_tokenizer(http: httpx.Client, client: httpx.Client, repository: Path) -> None:
+def test_neighbours_show_tokens_of_tokenizer(http: httpx.Client, client: httpx.Client, repository: Path) -> None:
     tokenizer = Tokenizer.from_file(str(repository / "minilm" / "1" / "tokenizer.json"))
     body = http.get("/models/minilm/neighbours?id=7592").json()
     assert body["token"] == "hello"
@@ -118,11 +118,11 @@ def test_neighbours_are_spelled_by_the_tokenizer(http: httpx.Client, client: htt
 
 
 @pytest.mark.parametrize(("query", "count"), [("", 10), ("&count=100", 100)])
-def test_neighbours_by_default_are_ten(query: str, count: int, client: httpx.Client) -> None:
+def test_neighbours_default_to_ten(query: str, count: int, client: httpx.Client) -> None:
     assert len(client.get(f"/models/long/neighbours?id=1{query}").json()["neighbours"]) == count
 
 
-def test_neighbours_of_a_small_vocabulary_are_all_others(client: httpx.Client) -> None:
+def test_neighbours_of_small_vocabulary_are_all_others(client: httpx.Client) -> None:
     body = client.get("/models/gpt/neighbours?id=1").json()
     assert sorted(entry["id"] for entry in body["neighbours"]) == [0, 2, 3, 4, 5, 6]
 
@@ -151,25 +151,25 @@ def test_neighbours_of_a_small_vocabulary_are_all_others(client: httpx.Client) -
         ("gpt/versions/2/neighbours?id=1", 404, "version"),
     ],
 )
-def test_a_wrong_query_is_refused(path: str, status: int, detail: str, client: httpx.Client) -> None:
+def test_bad_table_query_is_rejected(path: str, status: int, detail: str, client: httpx.Client) -> None:
     answer = client.get(f"/models/{path}")
     assert answer.status_code == status
     assert detail in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("action", ["positions", "neighbours?id=1"])
-def test_an_image_encoder_has_no_tables(action: str, client: httpx.Client) -> None:
+def test_tables_of_image_encoder_are_rejected(action: str, client: httpx.Client) -> None:
     answer = client.get(f"/models/vit/{action}")
     assert 400 <= answer.status_code < 500
     assert answer.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize(("action", "media"), [("positions", "text/html"), ("neighbours?id=1", "application/x-npy")])
-def test_another_format_is_not_acceptable(action: str, media: str, client: httpx.Client) -> None:
+def test_unsupported_table_format_is_406(action: str, media: str, client: httpx.Client) -> None:
     assert client.get(f"/models/gpt/{action}", headers={"Accept": media}).status_code == 406
 
 
-def test_tables_need_a_key_for_their_model(root: Path, tmp_path: Path) -> None:
+def test_tables_require_key_for_their_model(root: Path, tmp_path: Path) -> None:
     made, entry = new_key("alice", ("gpt",), False)
     keys = tmp_path / "keys.toml"
     keys.write_text(entry)

@@ -37,7 +37,7 @@ def test_server_metadata_names_server_version_and_extension(triton: Any) -> None
     ]
 
 
-def test_live_and_ready(triton: Any, tiny: httpx.Client) -> None:
+def test_server_is_live_and_ready(triton: Any, tiny: httpx.Client) -> None:
     assert triton.is_server_live()
     assert triton.is_server_ready()
     assert tiny.get("/v2/health/live").json() == {"live": True}
@@ -48,7 +48,7 @@ def test_live_and_ready(triton: Any, tiny: httpx.Client) -> None:
     ("model", "version", "ready"),
     [("bert", "", True), ("bert", "1", True), ("bert", "2", True), ("bert", "3", False), ("nope", "", False)],
 )
-def test_a_model_that_is_served_is_ready(triton: Any, model: str, version: str, ready: bool) -> None:
+def test_model_is_ready_only_if_served(triton: Any, model: str, version: str, ready: bool) -> None:
     assert triton.is_model_ready(model, version) is ready
 
 
@@ -71,23 +71,23 @@ def test_model_metadata_describes_every_tensor(triton: Any) -> None:
     }
 
 
-def test_metadata_of_a_version_names_that_version(triton: Any) -> None:
+def test_version_metadata_lists_only_its_version(triton: Any) -> None:
     assert triton.get_model_metadata("bert", "1")["versions"] == ["1"]
 
 
-def test_a_model_without_segments_has_no_input_for_them(triton: Any) -> None:
+def test_metadata_without_segments_lists_no_token_type_ids(triton: Any) -> None:
     inputs = [described["name"] for described in triton.get_model_metadata("gpt")["inputs"]]
     assert inputs == ["input_ids", "attention_mask", "offset"]
 
 
 @pytest.mark.parametrize("path", ["/v2/models/nope", "/v2/models/nope/ready", "/v2/models/bert/versions/3", "/v2/nope"])
-def test_what_does_not_exist_is_404(tiny: httpx.Client, path: str) -> None:
+def test_unknown_v2_path_is_404(tiny: httpx.Client, path: str) -> None:
     response = tiny.get(path)
     assert response.status_code == 404
     assert error_of(response)
 
 
-def test_another_method_is_405(tiny: httpx.Client) -> None:
+def test_wrong_method_is_405(tiny: httpx.Client) -> None:
     response = tiny.get("/v2/models/bert/infer")
     assert response.status_code == 405
     assert response.headers["Allow"] == "POST, OPTIONS"
@@ -106,14 +106,14 @@ def test_json_data_may_be_nested_or_flat(tiny: httpx.Client, tiny_clients: Clien
 
 
 @pytest.mark.parametrize("id_", ["7", "", "é\u0000\U0001f600", None])
-def test_the_id_is_echoed(tiny: httpx.Client, id_: str | None) -> None:
+def test_request_id_is_echoed(tiny: httpx.Client, id_: str | None) -> None:
     document = infer(tiny, tensor(), id=id_).json()
     assert document.get("id") == id_
     assert ("id" in document) == (id_ is not None)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_version_can_be_named(tiny: httpx.Client, version: int) -> None:
+def test_infer_uses_requested_version(tiny: httpx.Client, version: int) -> None:
     document = infer(tiny, tensor(), model=f"bert/versions/{version}").json()
     assert (document["model_name"], document["model_version"]) == ("bert", str(version))
     same = document["outputs"] == infer(tiny, tensor(), model="bert").json()["outputs"]
@@ -121,19 +121,19 @@ def test_a_version_can_be_named(tiny: httpx.Client, version: int) -> None:
 
 
 @pytest.mark.parametrize("offset", [[2], [2, 3]])
-def test_an_offset_is_one_or_one_for_each_row(tiny: httpx.Client, tiny_clients: Clients, offset: list[int]) -> None:
+def test_offset_is_scalar_or_per_row(tiny: httpx.Client, tiny_clients: Clients, offset: list[int]) -> None:
     expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": offset})
     assert vectors_of(infer(tiny, tensor(), tensor("offset", offset))).tobytes() == expected.tobytes()
 
 
-def test_the_order_of_the_inputs_does_not_matter(tiny: httpx.Client) -> None:
+def test_input_order_does_not_matter(tiny: httpx.Client) -> None:
     one, other = tensor(), tensor("offset", [3])
     assert infer(tiny, one, other).json() == infer(tiny, other, one).json()
 
 
 @pytest.mark.parametrize("outputs", [[], None])
 @pytest.mark.parametrize("model", ["bert", "gpt"])
-def test_unnamed_outputs_are_all_of_the_metadata(tiny: httpx.Client, model: str, outputs: Any) -> None:
+def test_omitted_outputs_default_to_all_declared(tiny: httpx.Client, model: str, outputs: Any) -> None:
     declared = [output["name"] for output in tiny.get(f"/v2/models/{model}").json()["outputs"]]
     named = [{"name": name} for name in declared]
     found = infer(tiny, tensor(), model=model, outputs=outputs).json()
@@ -193,7 +193,7 @@ def test_unnamed_outputs_are_all_of_the_metadata(tiny: httpx.Client, model: str,
         ([], "inputs: got no input_ids, expected a tensor input_ids"),
     ],
 )
-def test_a_bad_input_tensor_is_refused_by_name(tiny: httpx.Client, inputs: Any, error: str) -> None:
+def test_bad_input_tensor_is_rejected(tiny: httpx.Client, inputs: Any, error: str) -> None:
     assert error_of(tiny.post("/v2/models/gpt/infer", json={"inputs": inputs})).startswith(error)
 
 
@@ -219,13 +219,13 @@ def test_a_bad_input_tensor_is_refused_by_name(tiny: httpx.Client, inputs: Any, 
         ({"id": 5}, "id: got 5, expected a string"),
     ],
 )
-def test_bad_wishes_for_the_output_are_refused_by_name(tiny: httpx.Client, more: dict[str, Any], error: str) -> None:
+def test_bad_output_options_are_rejected(tiny: httpx.Client, more: dict[str, Any], error: str) -> None:
     assert error_of(infer(tiny, tensor(), **more)) == error
 
 
 @pytest.mark.parametrize("binary_in", [False, True])
 @pytest.mark.parametrize("binary_out", [False, True])
-def test_tritonclient_gets_the_bits_of_the_native_protocol(
+def test_tritonclient_response_equals_native_api(
     triton: Any, tiny_clients: Clients, binary_in: bool, binary_out: bool
 ) -> None:
     inputs = []

@@ -28,7 +28,9 @@ from tests.support.servers import Server
     "binary", [set[str](), {"input_ids"}, {"offset", "attention_mask"}, {"token_type_ids"}, set(MIXED)]
 )
 @pytest.mark.parametrize("reverse", [False, True])
-def test_json_and_binary_inputs_mix(tiny: httpx.Client, tiny_clients: Clients, binary: set[str], reverse: bool) -> None:
+def test_json_and_binary_inputs_can_be_mixed(
+    tiny: httpx.Client, tiny_clients: Clients, binary: set[str], reverse: bool
+) -> None:
     items = list(MIXED.items())[:: -1 if reverse else 1]
     inputs = [declared(data, name) if name in binary else tensor(name, data) for name, data in items]
     data = b"".join(raw(data) for name, data in items if name in binary)
@@ -37,7 +39,7 @@ def test_json_and_binary_inputs_mix(tiny: httpx.Client, tiny_clients: Clients, b
 
 
 @pytest.mark.parametrize("padding", range(9))
-def test_binary_data_may_begin_at_any_byte(tiny: httpx.Client, tiny_clients: Clients, padding: int) -> None:
+def test_binary_data_at_any_alignment_is_read(tiny: httpx.Client, tiny_clients: Clients, padding: int) -> None:
     header = json.dumps({"inputs": [declared(IDS)]}).encode() + b" " * padding
     response = tiny.post("/v2/models/gpt/infer", content=header + raw(IDS), headers={HEADER_LENGTH: str(len(header))})
     assert vectors_of(response).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
@@ -45,7 +47,7 @@ def test_binary_data_may_begin_at_any_byte(tiny: httpx.Client, tiny_clients: Cli
 
 @pytest.mark.parametrize("whole", [None, False, True])
 @pytest.mark.parametrize("one", [None, {}, {"binary_data": False}, {"binary_data": True}])
-def test_binary_data_of_the_output_overrides_binary_data_output(
+def test_output_binary_data_overrides_binary_data_output(
     tiny: httpx.Client, tiny_clients: Clients, whole: bool | None, one: dict[str, bool] | None
 ) -> None:
     more: dict[str, Any] = {} if whole is None else {"parameters": {"binary_data_output": whole}}
@@ -56,7 +58,7 @@ def test_binary_data_of_the_output_overrides_binary_data_output(
     assert vectors_of(response).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
 
 
-def test_a_large_answer_may_be_text_and_bytes(server: Server) -> None:
+def test_large_response_may_mix_json_and_binary_outputs(server: Server) -> None:
     """The length of the text is told before it: it is computed whole, in a thread."""
     ids = np.arange(3000).reshape(100, 30)
     outputs = [
@@ -81,7 +83,7 @@ def test_a_large_answer_may_be_text_and_bytes(server: Server) -> None:
     ["x", "-1", "1.5", "+5", "1e3", "0x10", "", "99999999", "18446744073709551616", "9" * 5000, "٣", "1 2", "1,2"],
     ids=range(13),
 )
-def test_invalid_header_length_is_refused(tiny: httpx.Client, length: str) -> None:
+def test_invalid_header_length_is_rejected(tiny: httpx.Client, length: str) -> None:
     headers = {HEADER_LENGTH.encode(): length.encode()}
     content = json.dumps({"inputs": [tensor()]})
     error = error_of(tiny.post("/v2/models/gpt/infer", content=content, headers=headers))
@@ -90,41 +92,41 @@ def test_invalid_header_length_is_refused(tiny: httpx.Client, length: str) -> No
 
 
 @pytest.mark.parametrize("length", ["1", "10"])
-def test_a_header_length_that_cuts_the_json_is_refused(tiny: httpx.Client, length: str) -> None:
+def test_header_length_within_json_is_rejected(tiny: httpx.Client, length: str) -> None:
     assert error_of(infer_binary(tiny, {"inputs": [tensor()]}, b"", length)).startswith("body: not valid JSON")
 
 
 @pytest.mark.parametrize("size", [-8, -1, 49, 2**31, 2**63, 2**64 - 1, "48", 48.0, True, [48], {}])
-def test_invalid_binary_size_is_refused(tiny: httpx.Client, size: Any) -> None:
+def test_invalid_binary_size_is_rejected(tiny: httpx.Client, size: Any) -> None:
     error = error_of(infer_binary(tiny, {"inputs": [declared(IDS, binary_data_size=size)]}, raw(IDS)))
     assert error.startswith("inputs[0].binary_data_size: got ")
     assert error.endswith(", expected 0 to 48, the remaining bytes")
 
 
-def test_binary_sizes_that_do_not_sum_up_are_refused(tiny: httpx.Client) -> None:
+def test_binary_sizes_beyond_body_are_rejected(tiny: httpx.Client) -> None:
     inputs = [declared(IDS), declared([0], "offset", binary_data_size=16)]
     error = error_of(infer_binary(tiny, {"inputs": inputs}, raw(IDS) + bytes(8)))
     assert error == "inputs[1].binary_data_size: got 16, expected 0 to 8, the remaining bytes"
 
 
 @pytest.mark.parametrize("extra", [1, 8])
-def test_bytes_that_no_input_declares_are_refused(tiny: httpx.Client, extra: int) -> None:
+def test_undeclared_binary_bytes_are_rejected(tiny: httpx.Client, extra: int) -> None:
     error = error_of(infer_binary(tiny, {"inputs": [declared(IDS)]}, raw(IDS) + bytes(extra)))
     assert error == f"body: got {extra} bytes more, expected the bytes that binary_data_size declares"
 
 
 @pytest.mark.parametrize("missing", [1, 8, 48])
-def test_missing_bytes_are_refused(tiny: httpx.Client, missing: int) -> None:
+def test_missing_binary_bytes_are_rejected(tiny: httpx.Client, missing: int) -> None:
     error = error_of(infer_binary(tiny, {"inputs": [declared(IDS)]}, raw(IDS)[missing:]))
     assert error.startswith("inputs[0].binary_data_size: got 48, expected 0 to ")
 
 
 @pytest.mark.parametrize("size", [0, 8, 47])
-def test_bytes_that_do_not_fill_the_shape_are_refused(tiny: httpx.Client, size: int) -> None:
+def test_binary_bytes_not_filling_shape_are_rejected(tiny: httpx.Client, size: int) -> None:
     error = error_of(infer_binary(tiny, {"inputs": [declared(IDS, binary_data_size=size)]}, bytes(size)))
     assert error == f"input_ids: got {size} bytes, expected 48 bytes for shape [2, 3]"
 
 
-def test_binary_data_without_the_header_is_refused(tiny: httpx.Client) -> None:
+def test_binary_data_without_header_length_is_rejected(tiny: httpx.Client) -> None:
     body = json.dumps({"inputs": [declared(IDS)]}).encode() + raw(IDS)
     assert error_of(tiny.post("/v2/models/gpt/infer", content=body)).startswith("body: not valid JSON")

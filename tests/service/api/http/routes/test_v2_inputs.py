@@ -12,7 +12,7 @@ from tests.service.api.http.routes.v2_calls import HEADER_LENGTH, IDS, infer, in
 from tests.support.protocols import Clients, call_grpc, native_bytes
 
 
-def test_the_models_are_listed_as_in_kserve(tiny: httpx.Client) -> None:
+def test_model_list_has_kserve_format(tiny: httpx.Client) -> None:
     response = tiny.get("/v2/models")
     assert (response.status_code, response.json()) == (200, {"models": ["bert", "gpt"]})
 
@@ -22,7 +22,7 @@ def test_int32_ids_in_json_are_accepted(tiny: httpx.Client) -> None:
     assert infer(tiny, *given).json() == infer(tiny, tensor(), tensor("offset", [1])).json()
 
 
-def test_int32_ids_in_bytes_are_accepted_each_time(tiny: httpx.Client, tiny_clients: Clients) -> None:
+def test_int32_ids_in_binary_are_accepted_beside_int64(tiny: httpx.Client, tiny_clients: Clients) -> None:
     """Bodies of INT64 and INT32 ids take turns, because a cached layout must not read one as the other."""
     for ids in ([[1, 2], [3, 4]], [[4, 3], [2, 1]]):
         for datatype, code in (("INT32", "<i4"), ("INT64", "<i8"), ("INT32", "<i4")):
@@ -49,7 +49,7 @@ def test_int32_ids_over_grpc_are_accepted(tiny_clients: Clients, raw_contents: b
         assert not answer.outputs[0].HasField("contents")
 
 
-def test_zeros_for_every_declared_input_are_answered(tiny: httpx.Client) -> None:
+def test_zero_inputs_of_perf_analyzer_are_accepted(tiny: httpx.Client) -> None:
     """perf_analyzer without a data file sends all declared inputs, and requests all declared outputs."""
     metadata = tiny.get("/v2/models/gpt").json()
     config = {described["name"]: described for described in tiny.get("/v2/models/gpt/config").json()["input"]}
@@ -71,9 +71,7 @@ def test_zeros_for_every_declared_input_are_answered(tiny: httpx.Client) -> None
         ("bert", ["input_ids", "token_type_ids", "attention_mask", "offset", "text"]),
     ],
 )
-def test_inputs_that_a_data_file_may_leave_out_are_optional(
-    tiny: httpx.Client, model: str, optional: list[str]
-) -> None:
+def test_omittable_inputs_are_declared_optional(tiny: httpx.Client, model: str, optional: list[str]) -> None:
     config = tiny.get(f"/v2/models/{model}/config").json()["input"]
     assert [described["name"] for described in config if described["optional"]] == optional
 
@@ -92,25 +90,25 @@ NULLS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("nulls", NULLS, ids=range(len(NULLS)))
-def test_null_is_the_same_as_absent(tiny: httpx.Client, nulls: dict[str, Any]) -> None:
+def test_null_field_counts_as_absent(tiny: httpx.Client, nulls: dict[str, Any]) -> None:
     response = infer(tiny, tensor(), **nulls)
     assert response.status_code == 200, response.text
     assert response.json() == infer(tiny, tensor()).json()
 
 
-def test_null_data_may_stand_beside_bytes(tiny: httpx.Client) -> None:
+def test_null_data_beside_binary_data_is_accepted(tiny: httpx.Client) -> None:
     given = tensor(data=None, shape=[2, 3], parameters={"binary_data_size": 48})
     found = vectors_of(infer_binary(tiny, {"inputs": [given]}, raw(IDS)))
     assert found.tobytes() == vectors_of(infer(tiny, tensor())).tobytes()
 
 
 @pytest.mark.parametrize("body", [{"ready": None}, {"ready": False}, {}])
-def test_null_in_the_index_is_the_same_as_absent(tiny: httpx.Client, body: dict[str, Any]) -> None:
+def test_null_in_index_request_counts_as_absent(tiny: httpx.Client, body: dict[str, Any]) -> None:
     assert tiny.post("/v2/repository/index", json=body).json() == tiny.post("/v2/repository/index").json()
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"unload_dependents": None}])
-def test_null_in_model_control_is_the_same_as_absent(tiny: httpx.Client, parameters: Any) -> None:
+def test_null_in_model_control_counts_as_absent(tiny: httpx.Client, parameters: Any) -> None:
     for verb in ("load", "unload"):
         response = tiny.post(f"/v2/repository/models/bert/{verb}", json={"parameters": parameters})
         assert response.status_code == 403, response.text  # forbidden by the settings, and valid
@@ -128,7 +126,7 @@ def test_ignored_parameters_are_named_in_the_response(tiny: httpx.Client) -> Non
     assert document == infer(tiny, tensor()).json()
 
 
-def test_ignored_parameters_are_named_in_repeated_binary_answers(tiny: httpx.Client) -> None:
+def test_ignored_parameters_are_named_in_repeated_responses(tiny: httpx.Client) -> None:
     parameters = {"binary_data_output": True, "max_tokens": 5}
     given = tensor(data=None, shape=[2, 3], parameters={"binary_data_size": 48})
     for _ in range(3):

@@ -39,7 +39,7 @@ def infer_raw(client: httpx.Client, body: bytes, model: str = "gpt") -> httpx.Re
     return client.post(f"/v2/models/{model}/infer", content=body, headers=headers)
 
 
-def test_a_raw_body_is_one_row_of_ids_and_its_answer_is_bytes(tiny: httpx.Client, tiny_clients: Clients) -> None:
+def test_raw_body_is_one_row_with_binary_response(tiny: httpx.Client, tiny_clients: Clients) -> None:
     answer = infer_raw(tiny, raw([1, 2, 3]))
     length = int(answer.headers[HEADER_LENGTH])
     document = json.loads(answer.content[:length])
@@ -51,18 +51,18 @@ def test_a_raw_body_is_one_row_of_ids_and_its_answer_is_bytes(tiny: httpx.Client
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 9, 23])
-def test_a_raw_body_of_no_whole_ids_is_refused(tiny: httpx.Client, size: int) -> None:
+def test_raw_body_without_whole_ids_is_rejected(tiny: httpx.Client, size: int) -> None:
     error = error_of(infer_raw(tiny, bytes(size)))
     assert error == f"body: got {size} bytes, expected input_ids of shape [1, -1]: 8 bytes for each"
 
 
-def test_a_raw_body_is_checked_like_any_other(tiny: httpx.Client) -> None:
+def test_raw_body_with_id_out_of_range_is_rejected(tiny: httpx.Client) -> None:
     assert error_of(infer_raw(tiny, raw([1, 7]))) == "input_ids[0][1]: got 7, expected 0 to 6"
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "float16", "bfloat16"])
 @pytest.mark.parametrize("own", [False, True])
-def test_the_type_of_the_answer_may_be_named(tiny: httpx.Client, datatype: str, own: bool) -> None:
+def test_dtype_parameter_sets_response_datatype(tiny: httpx.Client, datatype: str, own: bool) -> None:
     half = datatype in ("FP16", "float16")
     expected = tiny.post(
         "/models/gpt/embed",
@@ -79,20 +79,20 @@ def test_the_type_of_the_answer_may_be_named(tiny: httpx.Client, datatype: str, 
     assert answer.content[length:] == expected
 
 
-def test_the_type_of_an_output_overrides_that_of_the_request(tiny: httpx.Client) -> None:
+def test_output_dtype_overrides_request_dtype(tiny: httpx.Client) -> None:
     outputs = [{"name": "embeddings", "parameters": {"dtype": "FP32"}}]
     answer = infer(tiny, tensor(), parameters={"dtype": "FP16"}, outputs=outputs)
     assert answer.json()["outputs"][0]["datatype"] == "FP32"
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_narrow_types_have_no_form_in_json(tiny: httpx.Client, datatype: str) -> None:
+def test_narrow_dtype_as_json_is_rejected(tiny: httpx.Client, datatype: str) -> None:
     error = error_of(infer(tiny, tensor(), parameters={"dtype": datatype}))
     allowed = f"expected binary_data, since {datatype} has no form in JSON"
     assert error == f"outputs embeddings: got {datatype} as JSON, {allowed}"
 
 
-def test_several_outputs_share_a_type(tiny: httpx.Client) -> None:
+def test_outputs_with_different_dtypes_are_rejected(tiny: httpx.Client) -> None:
     outputs = [{"name": "embeddings", "parameters": {"dtype": "FP16"}}, {"name": "token_embeddings"}]
     error = error_of(infer(tiny, tensor(), outputs=outputs, parameters={"binary_data_output": True}))
     assert error == "outputs[1].parameters.dtype: got FP32, expected FP16, because all outputs have one type"
@@ -101,12 +101,12 @@ def test_several_outputs_share_a_type(tiny: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "parameters", [{"offset": 2}, {"offset": 2, "priority": 3, "timeout": 5, "content_type": "np"}]
 )
-def test_an_offset_may_be_a_parameter(tiny: httpx.Client, tiny_clients: Clients, parameters: dict[str, Any]) -> None:
+def test_offset_parameter_is_accepted(tiny: httpx.Client, tiny_clients: Clients, parameters: dict[str, Any]) -> None:
     expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": 2})
     assert vectors_of(infer(tiny, tensor(), parameters=parameters)).tobytes() == expected.tobytes()
 
 
-def test_unknown_field_is_refused(tiny: httpx.Client) -> None:
+def test_unknown_field_is_rejected(tiny: httpx.Client) -> None:
     error = error_of(infer(tiny, tensor(), offset=2))
     assert error == "unknown field offset; expected id, parameters, inputs, outputs, model_name"
     assert infer(tiny, tensor(), model_name="gpt").status_code == 200
@@ -198,7 +198,7 @@ def set_all(parameters: Any, values: dict[str, Any]) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 10 else None,
 )
-def test_a_bad_parameter_is_the_same_error_over_http_and_grpc(
+def test_bad_parameter_has_same_error_over_http_and_grpc(
     tiny_clients: Clients, place: str, values: dict[str, Any], error: str
 ) -> None:
     given = tensor(data=[[1, 2]]) | ({"parameters": values} if place == "input" else {})
@@ -216,14 +216,14 @@ def test_a_bad_parameter_is_the_same_error_over_http_and_grpc(
     assert (refused.value.status, refused.value.message) == ("StatusCode.INVALID_ARGUMENT", error)
 
 
-def test_an_offset_is_given_once(tiny: httpx.Client) -> None:
+def test_offset_parameter_with_other_positions_is_rejected(tiny: httpx.Client) -> None:
     error = error_of(infer(tiny, tensor(), tensor("offset", [1]), parameters={"offset": 1}))
     assert error == "parameters.offset: got an offset and an input offset, expected one of them"
     error = error_of(infer(tiny, tensor(), tensor("position_ids", [[0, 1, 2]] * 2), parameters={"offset": 1}))
     assert error.startswith("offset and position_ids exclude each other")
 
 
-def test_a_parameter_without_a_value_counts_as_absent(tiny_clients: Clients) -> None:
+def test_parameter_without_value_counts_as_absent(tiny_clients: Clients) -> None:
     message = service_pb2.ModelInferRequest(model_name="gpt")
     message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2]).contents.int64_contents.extend([1, 2])
     expected = call_grpc(tiny_clients, "ModelInfer", message)
@@ -233,7 +233,7 @@ def test_a_parameter_without_a_value_counts_as_absent(tiny_clients: Clients) -> 
 
 
 @pytest.mark.parametrize("size", [8, 24])
-def test_a_size_that_differs_from_the_bytes_is_refused_over_grpc(tiny_clients: Clients, size: int) -> None:
+def test_wrong_binary_size_over_grpc_is_rejected(tiny_clients: Clients, size: int) -> None:
     message = service_pb2.ModelInferRequest(model_name="gpt", raw_input_contents=[bytes(16)])
     sent = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
     sent.parameters["binary_data_size"].int64_param = size
@@ -254,7 +254,7 @@ QUESTIONS: list[tuple[str, str, str, dict[str, str], type[errors.PreblockError]]
 
 
 @pytest.mark.parametrize(("verb", "path", "method", "fields", "kind"), QUESTIONS, ids=[q[1] for q in QUESTIONS])
-def test_a_refusal_is_the_same_over_http_and_grpc(
+def test_error_is_equal_over_http_and_grpc(
     tiny_clients: Clients, verb: str, path: str, method: str, fields: dict[str, str], kind: type[errors.PreblockError]
 ) -> None:
     response = tiny_clients.http.request(verb, path)
@@ -265,7 +265,7 @@ def test_a_refusal_is_the_same_over_http_and_grpc(
 
 
 @pytest.mark.parametrize("path", ["/v2/models/bert/config", "/v2/models/bert/versions/2/config"])
-def test_the_configuration_is_the_same_over_http_and_grpc(tiny_clients: Clients, path: str) -> None:
+def test_model_config_is_equal_over_http_and_grpc(tiny_clients: Clients, path: str) -> None:
     http = tiny_clients.http.get(path).json()
     config = tiny_clients.grpc.get_model_config("bert", "2").config
     assert [(t.name, list(t.dims), t.optional) for t in config.input] == [
@@ -276,7 +276,7 @@ def test_the_configuration_is_the_same_over_http_and_grpc(tiny_clients: Clients,
     assert (config.max_batch_size, config.platform) == (http["max_batch_size"], http["platform"])
 
 
-def test_the_index_can_leave_out_what_is_not_ready(tiny: httpx.Client) -> None:
+def test_index_with_ready_filter_lists_ready_models(tiny: httpx.Client) -> None:
     whole = tiny.post("/v2/repository/index").json()
     assert whole[0] == {"name": "bert", "version": "1", "state": "READY", "reason": ""}
     assert tiny.post("/v2/repository/index", json={"ready": True}).json() == whole
@@ -289,7 +289,7 @@ def test_the_index_can_leave_out_what_is_not_ready(tiny: httpx.Client) -> None:
         ({"name": "x"}, "unknown field name; expected ready"),
     ],
 )
-def test_a_bad_index_request_is_refused_by_name(tiny: httpx.Client, body: dict[str, Any], error: str) -> None:
+def test_bad_index_request_is_rejected(tiny: httpx.Client, body: dict[str, Any], error: str) -> None:
     assert error_of(tiny.post("/v2/repository/index", json=body)) == error
 
 
@@ -303,7 +303,7 @@ def test_statistics_list_batches_up_to_64_rows(tiny: httpx.Client) -> None:
     assert stats["execution_count"] >= sum(sizes.values()) + 2
 
 
-def test_a_binary_header_may_be_mixed_with_a_narrow_answer(tiny: httpx.Client) -> None:
+def test_binary_request_may_have_float16_response(tiny: httpx.Client) -> None:
     parameters = {"dtype": "FP16", "binary_data_output": True}
     answer = infer_binary(tiny, {"inputs": [declared(IDS)], "parameters": parameters}, raw(IDS))
     length = int(answer.headers[HEADER_LENGTH])
@@ -320,7 +320,7 @@ def test_a_binary_header_may_be_mixed_with_a_narrow_answer(tiny: httpx.Client) -
         ),
     ],
 )
-def test_an_unknown_name_in_a_tensor_is_refused(tiny: httpx.Client, document: Any, message: str) -> None:
+def test_unknown_tensor_key_is_rejected(tiny: httpx.Client, document: Any, message: str) -> None:
     response = tiny.post("/v2/models/gpt/infer", json=document)
     assert response.status_code == 400
     assert response.json()["error"].startswith(message)

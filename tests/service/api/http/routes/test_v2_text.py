@@ -58,7 +58,9 @@ def same(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> b
 
 @pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1], EQUAL])
 @pytest.mark.parametrize("binary", [False, True])
-def test_tritonclient_sends_text_over_http(triton: Any, http: httpx.Client, texts: list[str], binary: bool) -> None:
+def test_text_from_tritonclient_over_http_equals_native(
+    triton: Any, http: httpx.Client, texts: list[str], binary: bool
+) -> None:
     given = tritonclient.http.InferInput("text", [len(texts)], "BYTES")
     given.set_data_from_numpy(np.array([text.encode() for text in texts], object), binary_data=binary)
     wanted = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in ROWS]
@@ -71,7 +73,7 @@ def test_tritonclient_sends_text_over_http(triton: Any, http: httpx.Client, text
 
 
 @pytest.mark.parametrize("raw_contents", [False, True])
-def test_text_is_sent_over_grpc(clients: Clients, raw_contents: bool) -> None:
+def test_text_over_grpc_equals_native(clients: Clients, raw_contents: bool) -> None:
     message = service_pb2.ModelInferRequest(model_name="minilm", outputs=names(*ROWS))
     message.parameters["truncate"].string_param = "left"
     given = message.inputs.add(name="text", datatype="BYTES", shape=[2])
@@ -89,7 +91,7 @@ def test_text_is_sent_over_grpc(clients: Clients, raw_contents: bool) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_pooling_gives_the_vectors_of_the_openai_api(http: httpx.Client, pooling: str) -> None:
+def test_pooling_equals_openai_api(http: httpx.Client, pooling: str) -> None:
     document = {"model": "minilm", "input": TEXTS, "encoding_format": "base64", "pooling": pooling}
     data = http.post("/v1/embeddings", json=document).raise_for_status().json()["data"]
     expected = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in data]
@@ -103,7 +105,7 @@ def test_pooling_gives_the_vectors_of_the_openai_api(http: httpx.Client, pooling
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_long_row_is_cut_on_request(tiny: httpx.Client, side: str) -> None:
+def test_long_row_is_truncated_on_request(tiny: httpx.Client, side: str) -> None:
     ids = [[1, 2, 3, 4, 5, 6, 1, 2]]
     expected = tiny.post("/models/gpt/embed", json={"input_ids": ids, "truncate": side, "encoding": "float"}).json()
     outputs = names("embeddings", "truncated", "lengths")
@@ -127,7 +129,7 @@ def test_next_offset_continues_the_rows(tiny: httpx.Client) -> None:
     assert np.array_equal(np.concatenate(steps, axis=1), whole)
 
 
-def test_next_offset_over_grpc_is_not_answered_from_a_template(tiny_clients: Clients) -> None:
+def test_next_offset_over_grpc_is_not_served_from_cache(tiny_clients: Clients) -> None:
     for ids, mask in (([[1, 2]], None), ([[1, 2]], [[0, 1]]), ([[3, 4]], None)):
         message = service_pb2.ModelInferRequest(model_name="bert", outputs=names("next_offset", "embeddings"))
         for name, value in (("input_ids", ids), ("attention_mask", mask)):
@@ -177,7 +179,7 @@ BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("model", "inputs", "more", "error"), BAD, ids=range(len(BAD)))
-def test_a_bad_request_of_text_is_400(
+def test_bad_text_request_is_400(
     tiny: httpx.Client, model: str, inputs: list[Any], more: dict[str, Any], error: str
 ) -> None:
     response = infer(tiny, *inputs, model=model, **more)
@@ -194,7 +196,7 @@ BYTES = [
 
 
 @pytest.mark.parametrize(("data", "error"), BYTES, ids=range(len(BYTES)))
-def test_bad_bytes_of_a_text_are_refused(tiny_clients: Clients, data: bytes, error: str) -> None:
+def test_malformed_text_bytes_are_rejected(tiny_clients: Clients, data: bytes, error: str) -> None:
     given = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(data)}}
     response = infer_binary(tiny_clients.http, {"inputs": [given]}, data, model="bert")
     assert (response.status_code, error_of(response)) == (400, error)

@@ -43,7 +43,7 @@ def described(tiny: httpx.Client) -> BaseSchema:
 
 
 @pytest.mark.parametrize(("path", "method"), ROUTES.items())
-def test_every_answer_is_one_that_the_document_describes(
+def test_every_response_matches_openapi_document(
     described: BaseSchema, tiny: httpx.Client, path: str, method: str
 ) -> None:
     operation = described[path][method]

@@ -77,7 +77,7 @@ def references(value: Any) -> Iterator[str]:
             yield from references(child)
 
 
-def test_docs_is_a_page_of_the_document(tiny: httpx.Client) -> None:
+def test_docs_page_loads_openapi_document(tiny: httpx.Client) -> None:
     response = tiny.get("/docs")
     assert response.status_code == 200
     assert response.headers["Content-Type"].startswith("text/html")
@@ -89,7 +89,7 @@ def test_every_route_is_described(document: Any) -> None:
     assert all(method["description"] for methods in document["paths"].values() for method in methods.values())
 
 
-def test_every_reference_of_the_document_exists(document: Any) -> None:
+def test_every_openapi_reference_resolves(document: Any) -> None:
     for reference in references(document):
         found = document
         for part in reference.removeprefix("#/").split("/"):
@@ -110,12 +110,12 @@ def test_operation_ids_are_short_and_unique(document: Any) -> None:
     assert {"embed", "embed_version", "bias", "decode", "list_models", "get_model", "embeddings", "infer"} <= set(ids)
 
 
-def test_summaries_are_short(document: Any) -> None:
+def test_operation_summaries_are_short(document: Any) -> None:
     summaries = [operation["summary"] for _, _, operation in operations_of(document)]
     assert all(10 <= len(summary) <= 80 and not summary.endswith(".") for summary in summaries), summaries
 
 
-def test_no_property_has_a_default(document: Any) -> None:
+def test_schema_properties_have_no_defaults(document: Any) -> None:
     """Openapi-typescript requires a property with a default in requests; descriptions name the defaults."""
     schemas = document["components"]["schemas"]
     assert not [
@@ -124,7 +124,7 @@ def test_no_property_has_a_default(document: Any) -> None:
     assert schemas["EmbedRequest"]["properties"]["dtype"]["description"] == 'Default "float32".'
 
 
-def test_without_keys_a_key_is_optional(document: Any) -> None:
+def test_security_without_keys_is_optional(document: Any) -> None:
     assert document["security"] == [{"key": []}, {}]
     assert document["paths"]["/livez"]["get"]["security"] == []
 
@@ -138,7 +138,7 @@ def shared_key() -> Iterator[str]:
     memory.unlink()
 
 
-def test_every_example_works(example_server: Server, shared_key: str) -> None:
+def test_every_openapi_example_succeeds(example_server: Server, shared_key: str) -> None:
     with httpx.Client(base_url=example_server.address, timeout=60) as client:
         operations = sorted(
             operations_of(client.get("/openapi.json").json()),
@@ -170,7 +170,7 @@ def test_every_example_works(example_server: Server, shared_key: str) -> None:
     assert tried > len(operations)
 
 
-def test_a_required_body_is_required(example_server: Server) -> None:
+def test_required_body_matches_server(example_server: Server) -> None:
     with httpx.Client(base_url=example_server.address, timeout=60) as client:
         for path, method, operation in operations_of(client.get("/openapi.json").json()):
             if "requestBody" in operation and not path.endswith("load"):
@@ -191,7 +191,7 @@ BOUNDS = [
 
 
 @pytest.mark.parametrize(("schema", "action", "field", "values"), BOUNDS)
-def test_bounds_are_those_that_are_enforced(
+def test_schema_bounds_match_enforced_bounds(
     example_server: Server, document: Any, schema: str, action: str, field: str, values: list[Any]
 ) -> None:
     requests: dict[str, dict[str, Any]] = {
@@ -211,7 +211,7 @@ def test_bounds_are_those_that_are_enforced(
         assert not validator.is_valid(good | {field: value}), (field, value)
 
 
-def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:
+def test_embed_schema_describes_every_request_field(tiny: httpx.Client, document: Any) -> None:
     content = document["paths"]["/models/{name}/embed"]["post"]["requestBody"]["content"]
     fields = list(document["components"]["schemas"]["EmbedRequest"]["properties"])
     allowed = tiny.post("/models/gpt/embed", json={"nope": 1}).json()["expected"].split(", ")
@@ -228,7 +228,7 @@ def test_embed_describes_every_field_that_is_read(tiny: httpx.Client, document: 
     assert {name.lower() for name in described["responses"]["200"]["headers"]} == answered | of_some_models
 
 
-def test_decode_describes_every_field_that_is_read(tiny: httpx.Client, document: Any) -> None:
+def test_decode_schema_describes_every_request_field(tiny: httpx.Client, document: Any) -> None:
     content = document["paths"]["/models/{name}/decode"]["post"]["requestBody"]["content"]
     fields = set(document["components"]["schemas"]["DecodeRequest"]["properties"])
     known = {"step"}  # a field of stream messages only
@@ -239,7 +239,7 @@ def test_decode_describes_every_field_that_is_read(tiny: httpx.Client, document:
     assert list(content) == ["application/x-ndjson", "application/json"]
 
 
-def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, document: Any) -> None:
+def test_embed_schema_describes_every_response_field(tiny: httpx.Client, document: Any) -> None:
     both = ["embeddings", "token_embeddings"]
     answers = [
         tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "output": output}).json()
@@ -253,7 +253,7 @@ def test_embed_describes_every_field_that_is_answered(tiny: httpx.Client, docume
     assert set(schemas["OutputDescription"]["properties"]) == set(answers[2]["outputs"]["embeddings"])
 
 
-def test_embeddings_describes_every_field(tiny: httpx.Client, document: Any) -> None:
+def test_embeddings_schema_describes_every_field(tiny: httpx.Client, document: Any) -> None:
     described = document["components"]["schemas"]["EmbeddingsRequest"]
     refused = tiny.post("/v1/embeddings", json={"nope": 1}).json()
     assert sorted(described["properties"]) == sorted(refused["error"]["message"].partition("expected ")[2].split(", "))
@@ -270,18 +270,18 @@ def test_embeddings_describes_every_field(tiny: httpx.Client, document: Any) -> 
     assert {name: set(schemas[name]["properties"]) for name in shown} == {name: set(shown[name]) for name in shown}
 
 
-def test_a_model_is_described_as_it_is_shown(tiny: httpx.Client, document: Any) -> None:
+def test_model_schema_matches_response(tiny: httpx.Client, document: Any) -> None:
     assert set(document["components"]["schemas"]["ModelDescription"]["properties"]) == set(
         tiny.get("/models/gpt").json()
     )
 
 
-def test_a_problem_is_described_as_it_is_answered(tiny: httpx.Client, document: Any) -> None:
+def test_problem_schema_matches_response(tiny: httpx.Client, document: Any) -> None:
     problem = tiny.post("/models/gpt/embed", json={}).json()
     assert set(document["components"]["schemas"]["Problem"]["properties"]) == set(problem)
 
 
-def test_the_documentation_needs_no_other_server(tiny: httpx.Client) -> None:
+def test_docs_page_uses_only_local_assets(tiny: httpx.Client) -> None:
     parts = re.findall(r'(?:href|src)="([^"]+)"', tiny.get("/docs").text)
     assert len(parts) == 3
     for part in parts:

@@ -18,7 +18,7 @@ SETTINGS: dict[str, Any] = {"max_body_bytes": LARGE_BODY_BYTES, "queue_timeout_s
 
 
 @pytest.mark.parametrize("kind", ["text", "frame"])
-def test_a_large_message_waits_for_memory_and_a_small_one_does_not(kind: str, tiny_repository: Path) -> None:
+def test_only_large_decode_message_waits_for_memory(kind: str, tiny_repository: Path) -> None:
     async def scenario() -> tuple[bytes, bytes, bytes]:
         with open_engine(tiny_repository, **SETTINGS) as engine:
             session = DecodeSession(engine, engine.repository.get("gpt"), {})

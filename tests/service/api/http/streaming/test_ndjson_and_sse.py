@@ -55,7 +55,7 @@ def vectors_of(document: Any) -> bytes:
     return base64.b64decode(document["embeddings"])
 
 
-def test_every_line_is_answered_before_the_next_is_sent(tiny_clients: Clients) -> None:
+def test_each_line_is_answered_before_next_line(tiny_clients: Clients) -> None:
     with lines_of(tiny_clients, "bert/decode?offset=[1,0]") as (connection, answer):
         send(connection, '{"input_ids": [[1, 2], [3]]}\n')
         first = receive(answer)
@@ -77,7 +77,7 @@ def test_every_line_is_answered_before_the_next_is_sent(tiny_clients: Clients) -
         assert vectors_of(document) == native_bytes(tiny_clients, "bert", fields).tobytes()
 
 
-def test_an_ordinary_client_reads_while_it_writes(tiny_clients: Clients) -> None:
+def test_client_can_read_while_writing(tiny_clients: Clients) -> None:
     """The next line is sent only when the answer to the one before has come."""
 
     async def talk() -> list[Any]:
@@ -106,7 +106,7 @@ def test_an_ordinary_client_reads_while_it_writes(tiny_clients: Clients) -> None
     assert closing == {"closing": "close", "next_offset": [5]}
 
 
-def test_a_first_line_can_open(tiny_clients: Clients) -> None:
+def test_first_line_can_open_the_stream(tiny_clients: Clients) -> None:
     lines = '{"open": {"offset": [2], "encoding": "float"}}\n{"input_ids": [1]}\n'
     answer = tiny_clients.http.post("/models/gpt/versions/1/decode", content=lines, headers=NDJSON)
     opened, step = map(json.loads, answer.text.splitlines())
@@ -115,7 +115,7 @@ def test_a_first_line_can_open(tiny_clients: Clients) -> None:
     assert floats.tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": [1], "offset": 2}).tobytes()
 
 
-def test_a_line_that_is_too_long_ends_the_answer(tiny_clients: Clients) -> None:
+def test_overlong_line_ends_the_response(tiny_clients: Clients) -> None:
     content = b'{"ping": true}\n' + b" " * (16 * 2**20 + 1)
     answer = tiny_clients.http.post("/models/gpt/decode", content=content, headers=NDJSON)
     state, error = map(json.loads, answer.text.splitlines())
@@ -144,7 +144,7 @@ def test_a_line_that_is_too_long_ends_the_answer(tiny_clients: Clients) -> None:
         ("gpt/decode", EVENTS, 400, "body: not valid JSON"),
     ],
 )
-def test_what_cannot_be_opened_is_refused_with_a_status(
+def test_bad_stream_request_is_rejected_with_status(
     tiny_clients: Clients, path: str, headers: dict[str, str], status: int, detail: str
 ) -> None:
     answer = tiny_clients.http.post(f"/models/{path}", content=b"", headers=headers)
@@ -168,7 +168,7 @@ def events_of(clients: Clients, model: str, **fields: Any) -> list[tuple[str, st
 
 
 @pytest.mark.parametrize(("chunk", "ids"), [(1, ["1", "2", "3", "4", "5"]), (2, ["2", "4", "5"]), (9, ["5"])])
-def test_a_list_of_ids_is_answered_chunk_by_chunk(tiny_clients: Clients, chunk: int, ids: list[str]) -> None:
+def test_ids_are_answered_as_events_of_chunk_size(tiny_clients: Clients, chunk: int, ids: list[str]) -> None:
     *events, end = events_of(tiny_clients, "gpt", input_ids=[1, 2, 3, 4, 5], offset=1, chunk=chunk)
     assert [(name, number) for name, number, _ in events] == [("message", number) for number in ids]
     whole = native_bytes(tiny_clients, "gpt", {"input_ids": [1, 2, 3, 4, 5], "offset": 1})
@@ -177,7 +177,7 @@ def test_a_list_of_ids_is_answered_chunk_by_chunk(tiny_clients: Clients, chunk: 
     assert end == ("end", "", {"next_offset": [6]})
 
 
-def test_rows_of_unequal_length_end_when_they_end(tiny_clients: Clients) -> None:
+def test_unequal_rows_end_independently(tiny_clients: Clients) -> None:
     fields = {"input_ids": [[1, 2, 3], [4], [5, 6]], "token_type_ids": [[0, 1, 0], [1], [1, 1]]}
     *events, end = events_of(tiny_clients, "bert", **fields, offset=[0, 2, 4])
     assert [data.get("lengths") for _, _, data in events] == [None, [1, 0, 1], [1, 0, 0]]
@@ -201,7 +201,7 @@ def test_rows_of_unequal_length_end_when_they_end(tiny_clients: Clients) -> None
         ({"input_ids": [1], "nope": 1}, 422, "unknown field nope"),
     ],
 )
-def test_an_error_before_the_first_event_has_a_status(
+def test_error_before_first_event_has_http_status(
     tiny_clients: Clients, fields: dict[str, Any], status: int, detail: str
 ) -> None:
     answer = tiny_clients.http.post("/models/gpt/decode", json=fields, headers=EVENTS)
@@ -217,7 +217,7 @@ def test_error_after_the_first_event_is_an_event(tiny_clients: Clients) -> None:
     assert events[-1][2] == {"error": problem}
 
 
-def test_fields_stand_in_the_query_or_in_the_body(tiny_clients: Clients) -> None:
+def test_event_fields_come_from_query_or_body(tiny_clients: Clients) -> None:
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1, 2]}, headers=EVENTS)
     assert answer.text.count("\ndata: ") == 2
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1], "chunk": 1}, headers=EVENTS)

@@ -142,7 +142,7 @@ def test_rows_survive_rewind_reorder_and_resize(tiny_clients: Clients, ask: Ask)
     assert (closed.value.rcvd.code, json.loads(closed.value.rcvd.reason)["next_offset"]) == (1000, [5, 7, 1])
 
 
-def test_what_belongs_to_tokens_comes_in_every_format(tiny_clients: Clients, ask: Ask) -> None:
+def test_segments_masks_and_positions_work_in_every_format(tiny_clients: Clients, ask: Ask) -> None:
     with stream_of(tiny_clients, "bert", "?rows=2") as stream:
         fields = {"input_ids": [[1, 2], [3]], "token_type_ids": [[0, 1], [1]], "attention_mask": [[0, 1], [1]]}
         answer = ask(stream, **fields, offset=[0, 0])
@@ -153,7 +153,7 @@ def test_what_belongs_to_tokens_comes_in_every_format(tiny_clients: Clients, ask
         assert ask(stream, ping=True).offset == [6, 8]
 
 
-def test_step_returns_the_requested_companion_outputs(tiny_clients: Clients, ask: Ask) -> None:
+def test_step_returns_requested_outputs(tiny_clients: Clients, ask: Ask) -> None:
     fields = {"input_ids": [[1, 2], [3]], "offset": [1, 0]}
     with stream_of(tiny_clients, "bert", "?offset=[1,0]&output=token_embeddings,embeddings") as stream:
         answer = ask(stream, input_ids=fields["input_ids"])
@@ -168,7 +168,7 @@ def test_step_returns_the_requested_companion_outputs(tiny_clients: Clients, ask
     ]
 
 
-def test_a_step_that_is_sent_again_is_answered_again(tiny_clients: Clients, ask: Ask) -> None:
+def test_repeated_step_is_answered_again(tiny_clients: Clients, ask: Ask) -> None:
     with stream_of(tiny_clients, "gpt", "?rows=2") as stream:
         first, again = (ask(stream, input_ids=[[1], [2, 3]], offset=[0, 0], step=7) for _ in range(2))
         assert (first.step, first.offset, again.offset) == (7, [1, 2], [1, 2])
@@ -183,7 +183,7 @@ def test_a_step_that_is_sent_again_is_answered_again(tiny_clients: Clients, ask:
         assert ask(stream, input_ids=[[1], [1], [1]], step=9).offset == [2, 3, 6]
 
 
-def test_after_an_exact_fit_the_stream_stays_open_for_a_rewind(tiny_clients: Clients, ask: Ask) -> None:
+def test_full_stream_stays_open_for_rewind(tiny_clients: Clients, ask: Ask) -> None:
     with stream_of(tiny_clients, "gpt", "?offset=[4,0]") as stream:
         assert ask(stream, input_ids=[[1, 2], [1]]).offset == [6, 1]
         refused = ask(stream, input_ids=[[1], [1]])
@@ -194,7 +194,7 @@ def test_after_an_exact_fit_the_stream_stays_open_for_a_rewind(tiny_clients: Cli
 
 
 @pytest.mark.parametrize("kind", [*KINDS.values(), 1])
-def test_bad_frames_of_version_2_are_answered_in_version_2(tiny_clients: Clients, kind: int) -> None:
+def test_bad_version_2_frame_is_answered_in_version_2(tiny_clients: Clients, kind: int) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         stream.send(FRAME.pack(b"PRBK", 2, kind, 0, 3, 1, 1, 0, bytes(3)) + bytes(3))
         answer = read(stream.recv())
@@ -202,7 +202,7 @@ def test_bad_frames_of_version_2_are_answered_in_version_2(tiny_clients: Clients
         assert frame(stream, ping=True).offset == [0]
 
 
-def test_version_1_is_answered_in_version_1_with_several_rows(tiny_clients: Clients) -> None:
+def test_version_1_frame_is_answered_in_version_1(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt", "?rows=2") as stream:
         body = np.array([1, 2, 3], "<i8").tobytes() + np.array([1, 2], "<u4").tobytes()
         for number, offset in ((4, [1, 2]), (4, [2, 4])):  # numbers of version 1 are echoes
@@ -213,7 +213,7 @@ def test_version_1_is_answered_in_version_1_with_several_rows(tiny_clients: Clie
             assert list(struct.unpack_from("<2q", answer, FRAME.size)) == offset
 
 
-def test_a_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
+def test_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt", "?offset=5") as stream:
         stream.send(json.dumps({"open": {"offset": [1, 2], "output": ["embeddings", "token_embeddings"]}}))
         assert json.loads(stream.recv()) == {
@@ -239,16 +239,14 @@ def test_a_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
         ({"open": {}, "step": 1}, "unknown field step; expected open"),
     ],
 )
-def test_what_cannot_open_leaves_the_stream_as_it_was(
-    tiny_clients: Clients, fields: dict[str, Any], detail: str
-) -> None:
+def test_bad_open_message_leaves_stream_unchanged(tiny_clients: Clients, fields: dict[str, Any], detail: str) -> None:
     with stream_of(tiny_clients, "gpt", "?offset=5") as stream:
         assert text(stream, **fields).detail == detail
         stream.send('{"open": {"offset": 3}}')
         assert json.loads(stream.recv())["next_offset"] == [3]
 
 
-def test_messages_are_answered_in_their_order_without_waiting(tiny_clients: Clients) -> None:
+def test_pipelined_messages_are_answered_in_order(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         for _ in range(500):
             stream.send(json.dumps({"input_ids": [1, 2]}))
@@ -257,7 +255,7 @@ def test_messages_are_answered_in_their_order_without_waiting(tiny_clients: Clie
     assert offsets == [[2], [0]] * 500
 
 
-def test_a_stream_without_rows_takes_rows(tiny_clients: Clients, ask: Ask) -> None:
+def test_stream_without_rows_accepts_append(tiny_clients: Clients, ask: Ask) -> None:
     with stream_of(tiny_clients, "gpt", "?rows=0") as stream:
         assert ask(stream, ping=True).offset == []
         assert ask(stream, drop=[0]).detail == "drop[0]: got 0, expected nothing, since the stream has no rows"
@@ -265,7 +263,7 @@ def test_a_stream_without_rows_takes_rows(tiny_clients: Clients, ask: Ask) -> No
         assert ask(stream, input_ids=[[1], [1]]).offset == [1, 4]
 
 
-def test_operations_are_counted(tiny_clients: Clients) -> None:
+def test_successful_operations_are_counted(tiny_clients: Clients) -> None:
     def counts() -> dict[str, float]:
         name = "preblock_stream_operations_total", "gpt"
         return {labels[2]: value for labels, value in read_metrics(tiny_clients.http).items() if labels[:2] == name}

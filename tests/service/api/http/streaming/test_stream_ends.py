@@ -58,7 +58,7 @@ def test_idle_stream_is_closed_with_its_offsets(impatient: Server) -> None:
         assert 0.9 < time.monotonic() - begin < 3
 
 
-def test_last_words_are_of_the_kind_that_the_client_speaks(impatient: Server) -> None:
+def test_close_message_has_format_of_client(impatient: Server) -> None:
     body = np.array([1, 2], "<i8").tobytes() + np.array([1, 1], "<u4").tobytes()
     with ExitStack() as stack:
         streams = [stack.enter_context(open_stream(impatient)) for _ in range(3)]
@@ -75,7 +75,7 @@ def test_last_words_are_of_the_kind_that_the_client_speaks(impatient: Server) ->
 
 
 @pytest.mark.parametrize("message", ['{"ping": true}', PING])
-def test_a_busy_stream_is_closed_when_its_time_is_over(impatient: Server, message: str | bytes) -> None:
+def test_busy_stream_is_closed_at_max_lifetime(impatient: Server, message: str | bytes) -> None:
     begin = time.monotonic()
     with open_stream(impatient) as stream:
         try:
@@ -88,7 +88,7 @@ def test_a_busy_stream_is_closed_when_its_time_is_over(impatient: Server, messag
         assert 1.9 < time.monotonic() - begin < 6
 
 
-def test_lines_end_with_where_they_are(impatient: Server) -> None:
+def test_idle_ndjson_stream_ends_with_its_offsets(impatient: Server) -> None:
     with httpx.Client(base_url=impatient.address, timeout=20) as http:
 
         def silent() -> Iterator[bytes]:
@@ -130,7 +130,7 @@ def floods() -> dict[str, tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("protocol", ["socket", "lines", "events"])
-def test_unread_stream_is_held_back_and_then_dropped(impatient: Server, protocol: str) -> None:
+def test_unread_stream_is_paused_and_then_closed(impatient: Server, protocol: str) -> None:
     """Each step is answered with 3 MB: a hundred of them would show."""
     first, again = floods()[protocol]
     url = httpx.URL(impatient.address)
@@ -156,7 +156,7 @@ def test_unread_stream_is_held_back_and_then_dropped(impatient: Server, protocol
             wait_for_streams(http, 0)
 
 
-def test_a_client_that_leaves_frees_everything_at_once(impatient: Server) -> None:
+def test_disconnect_frees_stream_at_once(impatient: Server) -> None:
     url = httpx.URL(impatient.address)
     assert url.port is not None
     with httpx.Client(base_url=impatient.address, timeout=20) as http:
@@ -171,7 +171,7 @@ def test_a_client_that_leaves_frees_everything_at_once(impatient: Server) -> Non
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_server_that_stops_tells_every_stream_where_to_go_on(tiny_repository: Path, workers: int) -> None:
+def test_shutdown_sends_offsets_to_every_stream(tiny_repository: Path, workers: int) -> None:
     with serve(tiny_repository, "--workers", str(workers)) as server:
         path = "models/gpt/decode?offset=[1,2]"
         with httpx.Client(base_url=server.address, timeout=20) as http:
@@ -202,7 +202,7 @@ def test_a_server_that_stops_tells_every_stream_where_to_go_on(tiny_repository: 
         assert time.monotonic() - begin < 15
 
 
-def test_unsent_answer_is_not_counted_in_the_last_offset(repository: Path) -> None:
+def test_unsent_response_is_not_counted_in_last_offset(repository: Path) -> None:
     """Each client reads nothing until the shutdown begins, so that an answer waits."""
 
     def read(connection: socket.socket) -> list[Any]:
