@@ -83,8 +83,8 @@ def load_model(
     if isinstance(manifest, StemManifest):
         _compare(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
     else:
-        _check_inputs(manifest)
         _check_history(manifest)
+        _check_inputs(manifest)
         for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
             _check_table_rows(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
     positions = tables = None
@@ -152,7 +152,7 @@ def _check_inputs(manifest: Manifest) -> None:
     """Compare the inputs of the token graphs with the manifest."""
     if missing := {"input_ids", *manifest.indices} - {tensor.name for tensor in manifest.graphs[GRAPH].inputs}:
         raise ArtifactError(f"{MANIFEST} indices", ", ".join(sorted(missing)), f"inputs of {GRAPH}")
-    known = {"input_ids", "offset", "attention_mask", CONTEXT, *manifest.indices}
+    known = {"input_ids", "offset", "attention_mask", *([CONTEXT] if manifest.history else []), *manifest.indices}
     for graph in filter(manifest.graphs.__contains__, TOKEN_GRAPHS):
         if unknown := {tensor.name for tensor in manifest.graphs[graph].inputs} - known:
             raise ArtifactError(f"{graph} inputs", ", ".join(sorted(unknown)), ", ".join(sorted(known)))
