@@ -198,7 +198,7 @@ class DecodeStream:
         if self._opened:
             # The service rejects an empty list of offsets.
             self._fields |= {"offset": self._offset or 0, "rows": len(self._offset)}
-            if self._context is not None:
+            if "context" in self._fields or self._context is not None:
                 self._fields["context"] = self._context or None
         received = self._socket.exchange(json.dumps({"open": self._fields}))
         try:

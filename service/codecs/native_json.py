@@ -157,7 +157,9 @@ def read_array_options(query: Mapping[str, str], indices: Collection[str] = ()) 
     fields = read_query(query)
     fields.pop("shape", None)
     in_rows = row_fields(tuple(indices))
-    if not fields.keys().isdisjoint((*in_rows, "text", "return_tokens", "special_tokens", "parts", "lengths")):
+    if not fields.keys().isdisjoint(
+        (*in_rows, "text", "return_tokens", "special_tokens", "parts", "placeholder", "lengths")
+    ):
         return None
     refuse_unknown(fields, (*in_rows, *OPTIONS))
     return _read_options(fields)
@@ -211,7 +213,7 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
 
 def _read_parts(fields: Mapping[str, Any]) -> EmbedMessage:
     """Read a request with rows made of parts."""
-    allowed = ("parts", "placeholder", "offset", "output", "dtype", "encoding")
+    allowed = ("parts", "placeholder", "offset", "context", "output", "dtype", "encoding")
     for name, value in fields.items():
         if value is not None and name not in allowed:
             message = f"{name} cannot be used with parts; allowed are {', '.join(allowed)}"

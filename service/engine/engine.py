@@ -36,7 +36,7 @@ from preblock.service.engine import chunking, planning
 from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.history import next_context
-from preblock.service.engine.parts import assemble, place_vectors, vectors_of_outputs
+from preblock.service.engine.parts import assemble, cost_of_parts, place_vectors, vectors_of_outputs
 from preblock.service.engine.planning import BatchItem, Outputs
 from preblock.service.engine.pooling import finish, pool
 from preblock.service.engine.positions import next_positions, pooled_tokens
@@ -121,7 +121,7 @@ class Engine:
         streamed = chunking.is_streamed(request, model.manifest, size)
         pooled = streamed and request.pooling != "none"
         if request.whole or pooled or not streamed:
-            self.limits.check_buffered("input_ids", record.rows * width if pooled else size)
+            self.limits.check_buffered("input_ids", (record.rows if pooled else record.tokens) * width)
         record.checked = perf_counter()
         item = BatchItem(feeds, record, request)
         if request.given is not None:
@@ -172,9 +172,8 @@ class Engine:
             return await self._tokenize(model, request)
         self.limits.check_rows("parts", len(request.rows))
         texts = [part.text for row in request.rows for part in row if part.text is not None]
-        return await self.scheduler.run(
-            _tokenizer_cost(model, texts), lambda: assemble(request, model, self.max_tokens)
-        )
+        cost = _tokenizer_cost(model, texts) + cost_of_parts(request, model)
+        return await self.scheduler.run(cost, lambda: assemble(request, model, self.max_tokens))
 
     async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
         """Tokenize a text request."""

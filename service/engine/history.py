@@ -7,6 +7,7 @@ Letters: B batch, T tokens of all rows, H ids of a history.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -17,8 +18,10 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.positions import count_real, real_tokens
 
-KEPT_IDS = 2**12
+MAX_KEPT_IDS = 2**12
 """Most tokens of a row in a decode stream that a rewind may go back: 32 kB."""
+MAX_STREAM_IDS = 2**18
+"""Most such tokens of all rows of a stream: 2 MB."""
 
 
 def check_context(
@@ -53,7 +56,7 @@ def check_context(
     differs = context.lengths != history.tokens
     if differs.any():
         row = int(np.argmax(differs))
-        name = "context" if context.flat else f"context[{row}]"
+        name = "context" if context.flat else f"context[{row if numbers is None else int(numbers[row])}]"
         raise Invalid(name, f"{int(context.lengths[row])} ids", f"{history.tokens} ids, the last ones before the row")
     outside = context.values.view(np.uint64) >= manifest.vocab_size  # as unsigned numbers, negative ones are large
     if outside.any():
@@ -126,7 +129,7 @@ class RowHistories:
             return cls(history, (np.full(history.tokens, history.reset_id),) * rows)
         return cls(history, tuple(context.values.reshape(rows, history.tokens)))
 
-    @property
+    @cached_property
     def context(self) -> Int64:
         """The ids before the next token of each row, int64 (R, H)."""
         if not self.tails:
@@ -135,7 +138,8 @@ class RowHistories:
 
     def fed(self, step: StepOp) -> "RowHistories":
         """Return the histories after the tokens of a valid step. Explicit positions allow no rewind into the past."""
-        kept = self.history.tokens + (KEPT_IDS if step.position_ids is None else 0)
+        room = min(MAX_KEPT_IDS, MAX_STREAM_IDS // max(1, len(self.tails)))
+        kept = self.history.tokens + (room if step.position_ids is None else 0)
         tails = []
         for tail, start, length in zip(self.tails, step.input_ids.starts, step.input_ids.lengths, strict=True):
             ids = step.input_ids.values[start : start + length]

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, Manifest
 from preblock.service.core.decode_ops import per_row
-from preblock.service.core.errors import Invalid
+from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import GivenVectors, Int64, PartsRequest, RowPart, TokenRequest, TokenRows
+from preblock.service.engine.scheduler import TOKEN_COST
 from preblock.service.engine.validation import ZERO
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.runner import Float32
@@ -22,22 +23,20 @@ POSITION_BLOCK = 256
 
 
 def assemble(request: PartsRequest, model: TokenModel, max_tokens: int) -> TokenRequest:
-    """Return the tokens of all parts, and their given vectors; a given vector has the token 0 in the request.
+    """Return the tokens of all parts, and their given vectors; a given vector has an ordinary id in the request.
 
     Raises:
         Invalid: a value is not allowed, or the model cannot take vectors.
-        TooLarge: the texts have too many tokens.
+        TooLarge: the parts have too many tokens.
 
     """
     parts = [_resolve(part, model) for row in request.rows for part in row]
-    ids = _tokens_of(parts, model, max_tokens)
-    values = [np.zeros(len(found), np.int64) if part.vectors is not None else found for part, found in ids]
-    flags = [np.full(len(found), part.vectors is not None) for part, found in ids]
-    lengths = iter(map(len, values))
-    rows = TokenRows(
-        np.concatenate(values), np.array([sum(next(lengths) for _ in row) for row in request.rows], np.int64)
-    )
-    given = np.concatenate(flags)
+    filler = _ordinary_id(model.manifest)
+    values = _tokens_of(parts, model, max_tokens, filler)
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    starts = np.cumsum([0, *map(len, request.rows)][:-1])
+    rows = TokenRows(np.concatenate(values), np.add.reduceat(lengths, starts))
+    given = np.repeat([part.vectors is not None for part in parts], lengths)
     vectors = [_shape(part, model.manifest) for part in parts if part.vectors is not None]
     index: Int64 = np.flatnonzero(given)
     if request.placeholder is not None:
@@ -47,11 +46,14 @@ def assemble(request: PartsRequest, model: TokenModel, max_tokens: int) -> Token
         if len(places) != len(vectors[-1]):
             got, expected = f"{len(vectors[-1])} vectors", f"{len(places)}, one for each token {token} of the parts"
             raise Invalid(part.field, got, expected)
-        rows.values[places] = 0
+        rows.values[places] = filler
         index = np.concatenate((index, places))
     options = {name: value for name, value in vars(request).items() if name not in ("rows", "placeholder")}
     if not len(index):
         return TokenRequest(input_ids=rows, **options)
+    if request.context is not None:
+        message = "context cannot be used with vectors: a vector has no id for the context after it"
+        raise Invalid("context", "a value", "nothing beside vectors", message=message)
     order = np.argsort(index)
     found = GivenVectors(index[order], np.concatenate(vectors)[order])
     _check_model(request, model.manifest)
@@ -67,8 +69,27 @@ def _resolve(part: RowPart, model: TokenModel) -> RowPart:
     return part._replace(vectors=model.soft_prompts[part.prompt].reshape(-1))
 
 
-def _tokens_of(parts: list[RowPart], model: TokenModel, max_tokens: int) -> list[tuple[RowPart, Int64]]:
-    """Return the tokens of each part; for vectors, an array of their number."""
+def cost_of_parts(request: PartsRequest, model: TokenModel) -> int:
+    """Return the cost of `assemble` without tokenization, in values."""
+    parts = [part for row in request.rows for part in row]
+    prompts = {name: vectors.size for name, vectors in model.soft_prompts.items()}
+    given = sum(values.size for part in parts for values in (part.ids, part.vectors) if values is not None)
+    return TOKEN_COST * len(parts) + given + sum(prompts.get(part.prompt or "", 0) for part in parts)
+
+
+def _ordinary_id(manifest: Manifest) -> int:
+    """Return an id that is neither padding nor refused."""
+    special = {manifest.padding_id, *manifest.refused_ids}
+    return next(token for token in range(manifest.vocab_size) if token not in special)
+
+
+def _tokens_of(parts: list[RowPart], model: TokenModel, max_tokens: int, filler: int) -> list[Int64]:
+    """Return the tokens of each part; `filler` stands for each vector.
+
+    Raises:
+        TooLarge: there are too many; their vectors were not copied yet.
+
+    """
     texts = [part for part in parts if part.text is not None]
     encoded: Iterable[Int64] = ()
     if texts:
@@ -76,12 +97,16 @@ def _tokens_of(parts: list[RowPart], model: TokenModel, max_tokens: int) -> list
             raise Invalid(texts[0].field, repr(texts[0].text), "token ids, since this model has no tokenizer")
         tokens = model.tokenizer.encode([str(part.text) for part in texts], max_tokens, False, False).input_ids
         encoded = np.split(tokens.values, tokens.starts[1:])
-    remaining, found = iter(encoded), []
+    remaining = iter(encoded)
+    found: list[Int64] = []
+    count = 0
     for part in parts:
-        if part.vectors is not None:
-            found.append((part, np.zeros(len(_shape(part, model.manifest)), np.int64)))
-        else:
-            found.append((part, next(remaining) if part.ids is None else part.ids))
+        size = None if part.vectors is None else len(_shape(part, model.manifest))
+        ids = next(remaining) if size is None and part.ids is None else part.ids
+        count += len(ids) if ids is not None else size or 0
+        if count > max_tokens:
+            raise TooLarge("parts", f"more than {max_tokens} tokens", f"at most {max_tokens} tokens in a request")
+        found.append(np.full(size or 0, filler) if ids is None else ids)
     return found
 
 

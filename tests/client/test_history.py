@@ -248,6 +248,18 @@ def test_stream_resumes_with_its_history(server: Server, session: Session) -> No
     assert np.concatenate(found, axis=1).tobytes() == whole(session, IDS).tobytes()
 
 
+def test_stream_without_history_resumes_without_context(server: Server) -> None:
+    with (
+        FlakyProxy(server.address) as proxy,
+        preblock.connect(proxy.address) as client,
+        client.decode("ngrams", offset=2, context=[[8, 9]], resume=True) as stream,
+    ):
+        stream.append([3])
+        proxy.break_all()
+        assert stream.step([[1], [2]]).shape[:2] == (2, 1)
+        assert stream.offset == [3, 4]
+
+
 def test_json_messages_hold_contexts(server: Server, session: Session) -> None:
     with connect(f"{server.socket}/models/ngrams/decode?output={OUTPUT}&encoding=float") as stream:
 

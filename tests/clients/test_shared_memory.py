@@ -149,6 +149,16 @@ def test_shared_and_plain_tensors_mix(client: Client) -> None:
     assert answer.as_numpy("next_offset").tolist() == [4, 4]
 
 
+def test_repeated_request_reads_its_shared_offset_again(client: Client) -> None:
+    region = client.region("offset", np.array([0]))
+    for offset in (0, 3):
+        shared_memory.set_shared_memory_region(region, [np.array([offset])])
+        inputs = [client.plain_input(IDS), client.shared_input("offset", 8, [1], name="offset")]
+        answer = client.infer("gpt", inputs, outputs=[client.module.InferRequestedOutput("embeddings")])
+        expected = client.over_tcp(parameters={"offset": offset})
+        assert answer.as_numpy("embeddings").tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["FP32", "FP16"])
 def test_large_shared_output_has_the_bits_of_tcp(client: Client, dtype: str) -> None:
     ids = np.random.default_rng(0).integers(0, 50, (4, 600))

@@ -25,6 +25,7 @@ from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support import commands
 from tests.support.paths import ROOT
+from tests.support.processes import status_bytes
 from tests.support.servers import serve
 
 PEFT = ROOT / "tests" / "data" / "peft"
@@ -91,6 +92,16 @@ def test_soft_prompts_are_served_before_the_tokens(checkpoint: Path, repository:
             refused = httpx.post(url, json={"parts": [{"soft_prompt": name}]})
             detail = f"parts[0].soft_prompt: got {name}, expected {expected_error}"
             assert (refused.status_code, refused.json()["detail"]) == (422, detail)
+
+
+def test_many_soft_prompts_are_rejected_in_little_memory(repository: Path) -> None:
+    with serve(repository, "--max-request-tokens", "1000") as server:
+        before = status_bytes(server.process.pid, "VmHWM")
+        parts = [{"soft_prompt": "polite"}] * 200_000
+        answer = httpx.post(f"{server.address}/models/gpt2/embed", json={"parts": parts}, timeout=60)
+        detail = "parts: got more than 1000 tokens, expected at most 1000 tokens in a request"
+        assert (answer.status_code, answer.json()["detail"]) == (413, detail)
+        assert status_bytes(server.process.pid, "VmHWM") - before < 2**28
 
 
 def test_soft_prompts_are_part_of_the_artifact(repository: Path) -> None:

@@ -13,7 +13,7 @@ from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.v2 import metadata, protobuf
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.infer import InferMessage
-from preblock.service.codecs.v2.shared_memory import region_document
+from preblock.service.codecs.v2.shared_memory import REGION, read_cost, region_document
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError
 from preblock.service.core.results import Result
@@ -183,7 +183,8 @@ class InferenceService:
             schedule = self._engine.scheduler.run
             most = self._engine.limits.max_parsed_values() if isinstance(model, TokenModel) else None
             shared = self._engine.shared_memory
-            infer = await schedule(len(message), lambda: protobuf.read_infer(parsed, model.manifest, most, shared.read))
+            cost = read_cost(len(message), any(REGION in tensor.parameters for tensor in parsed.inputs))
+            infer = await schedule(cost, lambda: protobuf.read_infer(parsed, model.manifest, most, shared.read))
             request, options = infer.request, infer.options
             ranges = shared.open_outputs(options.regions)
             if isinstance(request, EmbedOptions):  # a narrower dtype would run twice
@@ -196,7 +197,9 @@ class InferenceService:
                     response = await schedule(answer.size, lambda: protobuf.join_message(parts))
                 else:
                     response = await protobuf.compute_message(parts)
+        # A template reads every input from the message.
         plain = not options.row_outputs and not options.regions
+        plain = plain and len(parsed.raw_input_contents) == len(parsed.inputs)
         if plain and isinstance(request, TokenRequest) and isinstance(model, TokenModel):
             self._templates.keep(protocol, message, parsed, request, model, response)
         return response

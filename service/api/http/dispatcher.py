@@ -41,7 +41,8 @@ STATE_CHANGES = ("/v2/repository/", "/v2/systemsharedmemory/")
 """Path prefixes of requests that can change the served models or the shared memory."""
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Use-As", "Preblock-Shape", "Preblock-Dtype"),
-    *("Preblock-Next-Offset", "Preblock-Next-Context", "Preblock-Lengths", "Preblock-Truncated"),
+    *("Preblock-Next-Offset", "Preblock-Next-Context", "Preblock-Position-Delta", "Preblock-Lengths"),
+    *("Preblock-Truncated", "Endpoint-Load-Metrics"),
     *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
 )
 """Response headers readable by a web page."""

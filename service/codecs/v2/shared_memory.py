@@ -9,6 +9,7 @@ from typing import Any
 from preblock.service.codecs.fields import format_value
 from preblock.service.core.errors import Forbidden, Invalid
 from preblock.service.core.shared_region import Region, RegionRange
+from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 REGION, OFFSET, SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 SHARED_MEMORY = (REGION, OFFSET, SIZE)
@@ -16,6 +17,11 @@ SHARED_MEMORY = (REGION, OFFSET, SIZE)
 
 ReadShared = Callable[[Sequence[RegionRange]], Sequence[bytes]]
 """Returns copies of the bytes of ranges."""
+
+
+def read_cost(size: int, shared: bool) -> int:
+    """Return the cost of reading a message of `size` bytes; its inputs in shared memory may be much larger."""
+    return max(size, INLINE_MAX_VALUES + 1) if shared else size
 
 
 def refuse_shared(_: Sequence[RegionRange]) -> Sequence[bytes]:

@@ -35,7 +35,8 @@ FILE_COST = 2**12
 IDS = re.compile(rb'"input_ids"\s*:(\s*\[[][0-9,\s-]*\]\s*)')
 """The ids in the JSON body of a valid request.
 
-The pattern cannot match inside a string, because quotes are escaped there, and no other field holds an object.
+The pattern cannot match inside a string, because quotes are escaped there. Only `parts` and `placeholder` hold objects,
+and a template is made of a `TokenRequest` alone, never of a `PartsRequest`.
 """
 
 

@@ -21,6 +21,7 @@ from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.v2 import metadata
 from preblock.service.codecs.v2.infer import HEADER_LENGTH, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.infer_response import check_finite, write_infer
+from preblock.service.codecs.v2.shared_memory import REGION, read_cost
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import AnyRequest, EmbedOptions, TokenRequest
@@ -48,7 +49,8 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
             if isinstance(model, TokenModel):
                 most = engine.limits.max_parsed_values(len(model.manifest.indices))
             read = partial(read_infer, body, header_length, model.manifest, most, engine.shared_memory.read)
-            message = await engine.scheduler.run(len(body), read, text=header_length is None)
+            cost = read_cost(len(body), engine.shared_memory.allowed and REGION.encode() in body)
+            message = await engine.scheduler.run(cost, read, text=header_length is None)
             inputs = message.request
             options = message.options
             ranges = engine.shared_memory.open_outputs(options.regions)

@@ -40,11 +40,6 @@ class TokenFields(Documented):
     context: Rows | None = Field(
         None, description="The last ids before each row, for ngram_embeddings; required at an offset above 0."
     )
-    position_ids: Rows | list[Rows] | None = Field(
-        None,
-        description="Position index of each token; in embed it excludes offset, unless it has three lists of rows: for "
-        "time, height and width.",
-    )
     token_type_ids: Rows | None = Field(
         None, description="Segment of each token; default 0. Further inputs of a model are fields beside it."
     )
@@ -74,6 +69,11 @@ class EmbedRequest(TokenFields):
 
     input_ids: Rows | None = Field(
         None, description="Rows of token ids of any lengths; a flat list is one row. Required without text."
+    )
+    position_ids: Rows | list[Rows] | None = Field(
+        None,
+        description="Position index of each token; it excludes offset, unless it has three lists of rows: for time, "
+        "height and width.",
     )
     text: Texts | None = Field(
         None, description="Instead of input_ids, for a model with a tokenizer: a text for each row."
@@ -266,6 +266,7 @@ class DecodeRequest(TokenFields):
     """A known list of ids, answered as events. Lines hold messages of `docs/decode.md` instead."""
 
     input_ids: Rows = Field(description="Rows of token ids of any lengths; a flat list is one row.")
+    position_ids: Rows | None = Field(None, description="Position index of each token.")
     chunk: int = Field(1, ge=1, lt=2**31, description="Tokens of each row in one event.")
     rows: int | None = Field(None, ge=0, description="Number of rows; default those of input_ids.")
     encoding: Encoding = Field("base64", description="How JSON holds the vectors.")

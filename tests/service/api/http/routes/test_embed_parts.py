@@ -1,6 +1,7 @@
 """Rows made of parts. Oracles: torch.cat with `inputs_embeds` in transformers, and requests of token ids."""
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, serve
 
-WIDTHS = {"gpt": 4, "llama": 4, "gemma": 4, "bert": 4, "wide": 768}
+WIDTHS = {"gpt": 4, "llama": 4, "gemma": 4, "bert": 4, "ngrams": 4, "counts-ids": 4, "wide": 768}
 
 
 @pytest.fixture(scope="module")
 def parts_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("parts")
-    for name in ("gpt", "llama", "gemma", "bert", "projected", "counts-ids", "rotary"):
+    for name in ("gpt", "llama", "gemma", "bert", "projected", "counts-ids", "rotary", "ngrams"):
         copy_artifact(name, root)
     copy_artifact("gpt-50x768x700", root, "wide")
     with serve(root) as server:
@@ -194,6 +195,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         "input_ids cannot be used with parts; allowed are parts, placeholder",
     ),
     (
+        "ngrams",
+        {"parts": [GOOD, {"vectors": encode(given("ngrams", 1))}], "context": [[1, 2]], "output": "token_embeddings"},
+        "context cannot be used with vectors: a vector has no id for the context after it",
+    ),
+    (
         "llama",
         {"placeholder": {"token_id": 1, "vectors": ""}},
         "placeholder.vectors: got '', expected base64 of float32 values",
@@ -241,7 +247,36 @@ def test_rows_of_parts_are_limited(tiny_repository: Path) -> None:
         answer = httpx.post(url, json={"parts": [[GOOD], [GOOD]]})
         assert (answer.status_code, answer.json()["field"]) == (413, "parts")
         answer = httpx.post(url, json={"parts": [{"vectors": encode(given("gpt", 5))}]})
-        assert (answer.status_code, answer.json()["detail"][:23]) == (413, "input_ids: got 5 tokens")
+        assert (answer.status_code, answer.json()["detail"][:28]) == (413, "parts: got more than 4 token")
+
+
+def test_parts_of_ids_take_a_context(http: httpx.Client) -> None:
+    further = {"context": [[7, 8]], "offset": 5, "output": "ngram_embeddings"}
+    found = ask(http, "ngrams", parts=[{"input_ids": [1]}, {"input_ids": [2]}], **further)
+    assert found == ask(http, "ngrams", input_ids=[[1, 2]], **further)
+
+
+def test_vectors_are_real_tokens_if_the_padding_id_is_0(tmp_path: Path) -> None:
+    folder = copy_artifact("counts-ids", tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"padding_id": 0}))
+    with serve(tmp_path) as server:
+        parts = [{"input_ids": [5]}, {"vectors": encode(given("counts-ids", 2))}]
+        answer = httpx.post(
+            f"{server.address}/models/counts-ids/embed", json={"parts": parts, "output": "token_embeddings"}
+        )
+    assert answer.json()["next_offset"] == [3], answer.text
+
+
+def test_placeholder_beside_an_array_is_rejected(http: httpx.Client) -> None:
+    placeholder = {"token_id": 1, "vectors": encode(given("llama", 1))}
+    answer = http.post(
+        "/models/llama/embed?shape=1,3",
+        params={"placeholder": json.dumps(placeholder)},
+        content=np.array([[1, 2, 3]]).tobytes(),
+        headers={"Content-Type": "application/octet-stream"},
+    )
+    assert (answer.status_code, answer.json()["field"]) == (422, "input_ids"), answer.text
 
 
 def test_rotary_outputs_count_vectors_as_tokens(http: httpx.Client) -> None:
