@@ -3,10 +3,9 @@
 Envoy reads the header, and inference servers send it: https://github.com/envoyproxy/envoy/issues/6614.
 """
 
+import json
 from collections.abc import Callable, Iterable
 from functools import partial
-
-import orjson
 
 LOAD, LOAD_FORMAT = b"endpoint-load-metrics", b"endpoint-load-metrics-format"
 LoadReport = Callable[[], bytes]
@@ -33,7 +32,7 @@ def _report(write: Callable[[dict[str, int]], bytes], load: Callable[[], dict[st
 
 
 def _write_json(load: dict[str, int]) -> bytes:
-    return b"JSON " + orjson.dumps({"named_metrics": load})
+    return b"JSON " + json.dumps({"named_metrics": load}, separators=(",", ":")).encode()
 
 
 def _write_text(load: dict[str, int]) -> bytes:

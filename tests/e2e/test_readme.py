@@ -47,6 +47,7 @@ ELSEWHERE = {
     "docker run": "deploy/smoke.sh, which needs a container engine",
     "deploy/roll.sh": "deploy/smoke.sh, which needs a container engine",
     "kubectl": "tests/deploy/test_kubernetes.py checks the manifests; no cluster runs here",
+    "cd deploy/ray": "make test-ray, in an environment of its own",
     "pip install pre-commit": "needs a checkout with the network",
     "preblock export gpt2-small\npreblock export ./my-bert": "needs a model hub; tests/export/test_hub.py has one",
 }

@@ -12,7 +12,10 @@ from tests.service.api.http.routes.v2_calls import IDS, MIXED, declared, error_o
 from tests.support.protocols import Clients, native_bytes
 from tests.support.servers import Server
 
-OUTPUTS = "embeddings, token_embeddings, lengths, next_offset, next_context, truncated, input_ids, spans, each once"
+OUTPUTS = (
+    "embeddings, token_embeddings, lengths, next_offset, next_context, position_delta, truncated, input_ids, spans, "
+    "each once"
+)
 
 
 @pytest.fixture(scope="module")
