@@ -139,14 +139,14 @@ def _gemma3n(part: str = "") -> Family:
 
 
 def _ids_of_other_inputs(c: Config) -> list[int]:
-    """Return the ids that Gemma 4 replaces before its text part."""
+    """Return the ids replaced by Gemma 4 before its text part."""
     defaults = {"image_token_id": 258880, "video_token_id": 258884, "audio_token_id": 258881}
     found = (c.nullable(key, default) for key, default in defaults.items())
     return sorted({token for token in found if type(token) is int and 0 <= token < _vocabulary(c)})
 
 
 def _ids_of_other_tables(c: Config) -> list[int]:
-    """Return the ids that Gemma 3n looks up in the tables of its image and audio parts."""
+    """Return the ids of Gemma 3n with rows in the tables of its image and audio parts."""
     parts = {"vision_config": 262144, "audio_config": 262272}
     first = min(_part(c, key)("vocab_offset", default) for key, default in parts.items())
     return list(range(max(first, 0), _vocabulary(c)))

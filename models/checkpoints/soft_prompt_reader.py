@@ -1,4 +1,4 @@
-"""Reads soft prompts: the folder that PEFT saves after prompt tuning.
+"""Reads soft prompts: the folder saved by PEFT after prompt tuning.
 
 Source: peft 0.21.2, `PromptTuningConfig` and `save_pretrained`.
 """

@@ -1,4 +1,4 @@
-"""Clients of a real proxy, one of whose two servers dies."""
+"""Clients of a real proxy with two servers; one dies."""
 
 import signal
 import subprocess
@@ -36,7 +36,7 @@ pytestmark = needs_haproxy
 
 
 class Pair:
-    """Two servers behind a proxy, which uses the second after the first cannot be reached."""
+    """Two servers behind a proxy; it uses the second if the first cannot be reached."""
 
     def __init__(self, address: str, first: "subprocess.Popen[str]", first_address: str) -> None:
         self.address = address

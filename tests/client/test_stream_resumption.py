@@ -1,4 +1,4 @@
-"""Decode streams that resume after a broken connection, through a proxy that breaks them."""
+"""Decode streams resumed after a broken connection, through a proxy with faults."""
 
 import re
 import shutil

@@ -1,6 +1,6 @@
 """Soft prompts: a folder saved by peft 0.21.2, exported, served and verified.
 
-Oracle: `inputs_embeds` that this version of PEFT passes to its model, which are the vectors before those of the tokens.
+Oracle: the `inputs_embeds` of a model of this version of PEFT: the vectors of the prompt, then those of the tokens.
 """
 
 import base64

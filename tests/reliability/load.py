@@ -1,4 +1,4 @@
-"""Load on a server with several processes, and the processes that serve it."""
+"""Load on a server with several processes, and its processes."""
 
 import threading
 import time

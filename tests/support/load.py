@@ -1,4 +1,4 @@
-"""Clients that repeat calls in threads and compare every vector, for tests with failing servers."""
+"""Clients for tests with failing servers: they repeat calls in threads, and compare every vector."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from tests.support.artifacts import Floats
 STORED_GPT, VOCABULARY, POSITIONS = "gpt-50x64x600", 50, 600
 """The stored artifact of the functions below, and its sizes."""
 STUCK_SECONDS = 2
-"""A longer call waits for a server that does not answer."""
+"""A longer call waits for a silent server."""
 PAUSE_SECONDS = 0.03
 """Pause between two calls."""
 

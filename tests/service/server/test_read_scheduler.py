@@ -7,7 +7,7 @@ from preblock.service.server.read_scheduler import CHUNK_BYTES, ReadScheduler, R
 
 CHUNKS = 64
 LAST = -CHUNKS * CHUNK_BYTES
-"""Size before the input of a message that stays small."""
+"""Size before the input; the message stays small."""
 
 
 class Connection(asyncio.Transport):
@@ -43,7 +43,7 @@ class Connection(asyncio.Transport):
 
 
 async def read_all(received: dict[str, int]) -> list[str]:
-    """Return the names of connections in the order of their chunks, by the bytes that each received before."""
+    """Return the names of connections in the order of their chunks, by the bytes received before."""
     turns = ReadTurns(asyncio.get_running_loop())
     chunks: list[str] = []
     connections = [Connection(name, turns, size, chunks) for name, size in received.items()]
