@@ -40,8 +40,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     repository = make_repository(tmp_path_factory.mktemp("replicas"), gpt=STORED_GPT)
     port, folder = free_port(), tmp_path_factory.mktemp("haproxy")
     with serve_replicas(repository, REPLICAS) as replicas, ExitStack() as stack:
-        # In turn, because the proxy would otherwise avoid the stopped replica after its first request.
-        settings = deployed_settings([*replicas], port).replace("balance leastconn", "balance roundrobin")
+        # In turn and without a check, because the proxy would otherwise avoid the stopped replica after a request.
+        settings = deployed_settings([*replicas], port)
+        for deployed, here in (("balance leastconn", "balance roundrobin"), (" check inter 1s ", " check inter 60s ")):
+            assert deployed in settings
+            settings = settings.replace(deployed, here)
         proxy = stack.enter_context(haproxy(settings, port, folder))
         wait_until(lambda: httpx.get(f"{proxy}/proxy").status_code == 200)
         yield Fleet(proxy, replicas, read_tables(repository / "gpt" / "1"))

@@ -12,7 +12,7 @@ from tests.support.artifacts import Floats
 
 STORED_GPT, VOCABULARY, POSITIONS = "gpt-50x64x600", 50, 600
 """The stored artifact of the functions below, and its sizes."""
-STUCK_SECONDS = 2
+STUCK_SECONDS = 5
 """A longer call waits for a silent server."""
 PAUSE_SECONDS = 0.03
 """Pause between two calls."""
