@@ -78,9 +78,9 @@ def cost_of_parts(request: PartsRequest, model: TokenModel) -> int:
 
 
 def _ordinary_id(manifest: Manifest) -> int:
-    """Return an id that is neither padding nor refused."""
+    """Return an id that is neither padding nor refused; 0 if there is none."""
     special = {manifest.padding_id, *manifest.refused_ids}
-    return next(token for token in range(manifest.vocab_size) if token not in special)
+    return next((token for token in range(manifest.vocab_size) if token not in special), 0)
 
 
 def _tokens_of(parts: list[RowPart], model: TokenModel, max_tokens: int, filler: int) -> list[Int64]:
