@@ -11,42 +11,25 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
-import torch
-from transformers import AutoTokenizer, BertModel
 
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, Base64Chunks
+from tests.service.api.http.native_requests import (
+    BYTES,
+    IDS,
+    JSON,
+    NPY,
+    RAGGED,
+    SAFETENSORS,
+    TYPES,
+    ask,
+    ask_tensors,
+    octets,
+    post,
+    prompt_of,
+    refusal,
+)
 from tests.support.protocols import Clients, native_raw, native_safetensors
-
-JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
-SAFETENSORS = "application/x-safetensors"
-IDS = [[1, 2, 3], [4, 5, 6]]
-RAGGED = [[1, 2, 3], [4], [5, 6]]
-TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def post(client: httpx.Client, model: str, kind: str, body: bytes, accept: str = "*/*", **query: str) -> httpx.Response:
-    headers = {"Content-Type": kind, "Accept": accept}
-    return client.post(f"/models/{model}/embed", content=body, params=query, headers=headers)
-
-
-def ask(client: httpx.Client, model: str, accept: str = JSON, **fields: Any) -> httpx.Response:
-    response = client.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
-    assert response.status_code == 200, response.text
-    assert response.headers["Content-Type"] == accept
-    return response
-
-
-def ask_tensors(client: httpx.Client, model: str, **fields: Any) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load(ask(client, model, SAFETENSORS, **fields).content)
-
-
-def octets(tensor: torch.Tensor) -> bytes:
-    return tensor.view(torch.uint8).numpy().tobytes()
-
-
-def refusal(response: httpx.Response) -> tuple[int, str]:
-    return response.status_code, response.json()["detail"]
 
 
 @pytest.mark.parametrize(("shape", "rows"), [(None, [[1, 2, 3, 4, 5, 6]]), ("6", [[1, 2, 3, 4, 5, 6]]), ("2,3", IDS)])
@@ -204,79 +187,6 @@ def test_response_has_best_acceptable_media_type(
 ) -> None:
     response = tiny.post("/models/gpt/embed", json={"input_ids": IDS, **fields}, headers={"Accept": accept})
     assert (response.status_code, response.headers["Content-Type"]) == (200, media)
-
-
-@pytest.fixture(scope="module")
-def bert(checkpoint: Path) -> Any:
-    """transformers' BERT with the real checkpoint."""
-    model: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
-    return model.eval()
-
-
-def prompt_of(text: str) -> torch.Tensor:
-    """Load a prompt as vLLM does."""
-    tensor = torch.load(io.BytesIO(base64.b64decode(text, validate=True)), weights_only=True, map_location="cpu")
-    assert isinstance(tensor, torch.Tensor)
-    return tensor
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-def test_prompt_embeds_equal_transformers_lookup(http: httpx.Client, bert: Any, checkpoint: Path, dtype: str) -> None:
-    answer = ask(http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype).json()
-    assert (answer["encoding"], answer["dtype"]) == ("prompt_embeds", dtype)
-    ids = AutoTokenizer.from_pretrained(checkpoint)("Hello, world!", return_tensors="pt")["input_ids"]
-    with torch.inference_mode():
-        expected = bert.get_input_embeddings()(ids)[0].to(TYPES[dtype])
-    found = prompt_of(answer["token_embeddings"])
-    assert (found.dtype, list(found.shape)) == (TYPES[dtype], answer["shape"][1:])
-    assert torch.equal(found, expected)
-
-
-def test_multiple_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
-    rows = [[101, 7592, 102], [101, 102], [7592]]
-    answer = ask(http, "minilm", input_ids=rows, encoding="prompt_embeds", output="token_embeddings").json()
-    assert answer["lengths"] == [3, 2, 1]
-    table = bert.get_input_embeddings().weight
-    for text, row in zip(answer["token_embeddings"], rows, strict=True):
-        assert torch.equal(prompt_of(text), table[row])
-
-
-@pytest.mark.parametrize(
-    ("model", "fields", "accept", "status", "detail"),
-    [
-        (
-            "transformer-base",
-            {},
-            JSON,
-            422,
-            "encoding: got prompt_embeds, expected base64, float, since it is unknown whether",
-        ),
-        (
-            "minilm",
-            {"output": "embeddings"},
-            JSON,
-            422,
-            "output: got ['embeddings'], expected token_embeddings with the",
-        ),
-        ("minilm", {"output": ["token_embeddings", "embeddings"]}, JSON, 422, "output: got ['token_embeddings', 'embe"),
-        (
-            "minilm",
-            {"attention_mask": [[1]]},
-            JSON,
-            422,
-            "attention_mask: got a value, expected nothing with the encod",
-        ),
-        ("minilm", {}, BYTES, 406, f"Accept: got {BYTES}, expected {JSON} with the encoding prompt_embeds"),
-        ("minilm", {}, SAFETENSORS, 406, f"Accept: got {SAFETENSORS}, expected {JSON} with the encoding prompt_embeds"),
-    ],
-)
-def test_unsafe_prompt_embeds_request_is_rejected(
-    http: httpx.Client, model: str, fields: dict[str, Any], accept: str, status: int, detail: str
-) -> None:
-    fields = {"input_ids": [[101]], "encoding": "prompt_embeds", **fields}
-    response = http.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
-    found = refusal(response)
-    assert (found[0], found[1][: len(detail)]) == (status, detail)
 
 
 def test_large_responses_are_complete_in_every_format(http: httpx.Client) -> None:

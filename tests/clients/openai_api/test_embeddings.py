@@ -1,0 +1,172 @@
+"""Embeddings of the OpenAI API, through OpenAI's own client. Oracles: transformers, and the native API."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import BertModel
+
+from preblock.service.codecs.openai import MAX_FLOATS
+from tests.clients.openai_api.responses import IDS, TEXTS, vectors_of
+from tests.support.protocols import Clients, native_bytes
+
+
+def means(clients: Clients, model: str, rows: list[list[int]]) -> NDArray[np.float32]:
+    """Return the mean of the native API's vectors, row by row."""
+    found = [native_bytes(clients, model, {"input_ids": [row]}) for row in rows]
+    return np.stack([vectors.astype(np.float64).sum(0) / len(vectors) for vectors in found]).astype(np.float32)
+
+
+def test_text_embeddings_are_means_of_token_vectors(client: openai.OpenAI, clients: Clients, tokenizer: Any) -> None:
+    response = client.embeddings.create(model="minilm", input=TEXTS)
+    rows = tokenizer(TEXTS, truncation=False)["input_ids"]
+    assert vectors_of(response).tobytes() == means(clients, "minilm", rows).tobytes()
+    assert (response.object, response.model) == ("list", "minilm")
+    assert response.usage.prompt_tokens == response.usage.total_tokens == sum(map(len, rows))
+
+
+def test_text_embedding_matches_mean_of_transformers(client: openai.OpenAI, tokenizer: Any, checkpoint: Path) -> None:
+    bert: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    with torch.inference_mode():
+        oracle = bert.eval().embeddings(tokenizer(TEXTS[0], return_tensors="pt")["input_ids"])[0].mean(0).numpy()
+    assert np.abs(vectors_of(client.embeddings.create(model="minilm", input=TEXTS[0]))[0] - oracle).max() <= 2e-6
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_encoding_formats_match_default_bit_for_bit(client: openai.OpenAI, encoding: Any) -> None:
+    default = vectors_of(client.embeddings.create(model="minilm", input=TEXTS))
+    asked = client.embeddings.create(model="minilm", input=TEXTS, encoding_format=encoding)
+    if encoding == "base64":  # the client decodes it only where nobody asked for it
+        for item in asked.data:
+            item.embedding = np.frombuffer(base64.b64decode(str(item.embedding)), "<f4").tolist()
+    assert vectors_of(asked).tobytes() == default.tobytes()
+
+
+def test_response_without_encoding_format_holds_floats(tiny: httpx.Client) -> None:
+    answer = tiny.post("/v1/embeddings", json={"model": "gpt", "input": [1, 2]}).json()
+    assert [type(value) for value in answer["data"][0]["embedding"]] == [float] * 4
+    assert answer["version"] == 1
+
+
+def test_embeddings_accept_ids_and_lists_of_ids(client: openai.OpenAI, clients: Clients) -> None:
+    for model in ("minilm", "gpt2-small"):
+        rows = vectors_of(client.embeddings.create(model=model, input=IDS))
+        assert rows.tobytes() == means(clients, model, IDS).tobytes()
+        one = client.embeddings.create(model=model, input=IDS[1])
+        assert vectors_of(one).tobytes() == rows[1].tobytes()
+        assert one.usage.prompt_tokens == 5
+
+
+def test_vector_is_independent_of_batch(client: openai.OpenAI) -> None:
+    together = vectors_of(client.embeddings.create(model="minilm", input=TEXTS * 20))
+    alone = [vectors_of(client.embeddings.create(model="minilm", input=text))[0] for text in TEXTS]
+    assert together.tobytes() == np.stack(alone * 20).tobytes()
+
+
+def test_unneeded_openai_parameters_are_accepted(client: openai.OpenAI) -> None:
+    plain = client.embeddings.create(model="minilm", input=IDS)
+    assert client.embeddings.create(model="minilm", input=IDS, dimensions=384, user="me").data == plain.data
+
+
+@pytest.mark.parametrize(("pooling", "index"), [("first", 0), ("last", -1)])
+def test_pooling_first_or_last_returns_vector_of_one_token(
+    client: openai.OpenAI, clients: Clients, pooling: str, index: int
+) -> None:
+    response = client.embeddings.create(model="minilm", input=IDS, extra_body={"pooling": pooling})
+    expected = [native_bytes(clients, "minilm", {"input_ids": [row]})[index] for row in IDS]
+    assert vectors_of(response).tobytes() == np.stack(expected).tobytes()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+def test_large_float_response_is_chunked_and_matches_base64(http: httpx.Client, pooling: str) -> None:
+    rows = [row for number in range(1, 360) for row in ([number], [number, 2, 3], [7] * 4)]
+    rows += [[*range(400)]]
+    fields = {"model": "minilm", "input": rows, "pooling": pooling}
+    texts = http.post("/v1/embeddings", json=fields | {"encoding_format": "float"})
+    codes = http.post("/v1/embeddings", json=fields | {"encoding_format": "base64"}).json()["data"]
+    assert texts.headers["Transfer-Encoding"] == "chunked"
+    assert len(rows) * 384 > MAX_FLOATS
+    for text, code in zip(texts.json()["data"], codes, strict=True):
+        assert np.array(text["embedding"], "<f4").tobytes() == base64.b64decode(code.pop("embedding"))
+        assert text == code | {"embedding": text["embedding"]}
+
+
+@pytest.mark.parametrize("rows", [IDS, [IDS[0]] * 2])
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_pooling_none_returns_vector_per_token(
+    http: httpx.Client, clients: Clients, rows: list[list[int]], encoding: str
+) -> None:
+    fields = {"model": "minilm", "input": rows, "pooling": "none", "encoding_format": encoding}
+    answer = http.post("/v1/embeddings", json=fields).json()
+    for row, item in zip(rows, answer["data"], strict=True):
+        assert item["shape"] == [len(row), 384]
+        data = item["embedding"]
+        found = np.array(data, "<f4") if encoding == "float" else np.frombuffer(base64.b64decode(data), "<f4")
+        assert found.tobytes() == native_bytes(clients, "minilm", {"input_ids": [row]}).tobytes()
+        assert encoding == "base64" or found.shape == (len(row), 384)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_truncation_is_reported(client: openai.OpenAI, tokenizer: Any, side: str) -> None:
+    texts = ["one two three " * 200, "short"]
+    response = client.embeddings.create(model="minilm", input=texts, extra_body={"truncate": side})
+    tokenizer.truncation_side = side
+    rows = tokenizer(texts, truncation=True, max_length=512)["input_ids"]
+    assert response.model_extra == {"version": 1, "truncated": [602 - 512, 0]}
+    assert vectors_of(response).tobytes() == vectors_of(client.embeddings.create(model="minilm", input=rows)).tobytes()
+    assert response.usage.prompt_tokens == sum(map(len, rows))
+
+
+@pytest.mark.parametrize(("side", "most"), [("right", 5), ("left", 5), (None, 5), (None, -1), ("left", -1)])
+def test_truncate_prompt_tokens_matches_vllm(
+    client: openai.OpenAI, tokenizer: Any, side: str | None, most: int
+) -> None:
+    """vLLM passes the field to the tokenizer of transformers as `max_length`; embeddings are cut on the right."""
+    texts = ["one two three " * 200, "short"]
+    extra = {"truncate_prompt_tokens": most} | ({"truncate": side} if side else {})
+    response = client.embeddings.create(model="minilm", input=texts, extra_body=extra)
+    tokenizer.truncation_side = side or "right"
+    rows = tokenizer(texts, truncation=True, max_length=512 if most == -1 else most)["input_ids"]
+    assert vectors_of(response).tobytes() == vectors_of(client.embeddings.create(model="minilm", input=rows)).tobytes()
+    assert response.usage.prompt_tokens == sum(map(len, rows))
+
+
+def test_truncate_prompt_tokens_truncates_ids(client: openai.OpenAI) -> None:
+    found = {
+        side: client.embeddings.create(
+            model="minilm", input=IDS, extra_body={"truncate_prompt_tokens": 2, "truncate": side}
+        )
+        for side in ("left", "right", None)
+    }
+    for side, rows in (("left", [row[-2:] for row in IDS]), ("right", [row[:2] for row in IDS])):
+        assert found[side].data == client.embeddings.create(model="minilm", input=rows).data
+    assert found[None].data == found["right"].data
+
+
+def test_add_special_tokens_false_matches_transformers(client: openai.OpenAI, tokenizer: Any) -> None:
+    response = client.embeddings.create(model="minilm", input=TEXTS, extra_body={"add_special_tokens": False})
+    rows = tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
+    assert vectors_of(response).tobytes() == vectors_of(client.embeddings.create(model="minilm", input=rows)).tobytes()
+    ids = client.embeddings.create(model="minilm", input=IDS, extra_body={"add_special_tokens": False})
+    assert ids.data == client.embeddings.create(model="minilm", input=IDS).data
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_embed_dtype_applies_to_base64_only(client: openai.OpenAI, dtype: str) -> None:
+    whole = vectors_of(client.embeddings.create(model="minilm", input=TEXTS))
+    narrow = client.embeddings.create(
+        model="minilm", input=TEXTS, encoding_format="base64", extra_body={"embed_dtype": dtype}
+    )
+    for item, vector in zip(narrow.data, whole, strict=True):
+        expected = torch.from_numpy(vector).to(getattr(torch, dtype)).view(torch.uint8).numpy()
+        assert base64.b64decode(str(item.embedding)) == expected.tobytes()
+    numbers = client.embeddings.create(
+        model="minilm", input=TEXTS, encoding_format="float", extra_body={"embed_dtype": dtype}
+    )
+    assert vectors_of(numbers).tobytes() == whole.tobytes()

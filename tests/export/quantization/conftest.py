@@ -1,0 +1,43 @@
+"""A checkpoint, its artifacts in every quantization, and their tables."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from preblock.export.exporter import export
+from tests.export.quantization.rounding import WAYS, Array, D, M, V
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random GPT-2 in float32."""
+    torch.manual_seed(4)
+    config = transformers.GPT2Config(vocab_size=V, n_embd=D, n_positions=M, n_layer=1, n_head=2)
+    folder = tmp_path_factory.mktemp("checkpoint") / "gpt2"
+    transformers.GPT2Model(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def repository(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same GPT-2, stored in every format."""
+    root = tmp_path_factory.mktemp("repository")
+    for way, options in WAYS.items():
+        export(str(source), way, root, **options)
+    return root
+
+
+@pytest.fixture(scope="module")
+def tables(source: Path) -> tuple[Array, Array]:
+    """Its tables of tokens and positions, as transformers has them."""
+    model = transformers.GPT2Model.from_pretrained(source)
+    return model.wte.weight.detach().numpy(), model.wpe.weight.detach().numpy()
+
+
+@pytest.fixture
+def copy(repository: Path, tmp_path: Path) -> Path:
+    """The repository, to break."""
+    return shutil.copytree(repository, tmp_path / "copy")

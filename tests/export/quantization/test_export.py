@@ -1,0 +1,123 @@
+"""Quantized exports: options, limits and reproducibility."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export, export_loaded
+from preblock.export.source import LoadedSource
+from preblock.export.table_formats import find_format
+from preblock.export.verification import verify
+from preblock.models.custom_frontend import CustomFrontEnd
+from preblock.models.embeddings import GPT2Embeddings
+from preblock.models.steps import Positions
+from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, Manifest
+from preblock.service.artifacts.records import Source
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from tests.clients.client_matrix import check_standard
+from tests.export.quantization.rounding import WAYS, M, V, put, run, tiny
+from tests.families import bias_models, published_models
+
+
+@pytest.mark.parametrize(("dtype", "arithmetic"), [("float16", "source"), ("bfloat16", "float32")])
+def test_export_in_source_dtype_is_lossless(tmp_path: Path, source: Path, dtype: str, arithmetic: Any) -> None:
+    model = transformers.GPT2Model.from_pretrained(source, dtype=getattr(torch, dtype))
+    model.save_pretrained(tmp_path / "source")
+    folders = [
+        export(str(tmp_path / "source"), "m", tmp_path, dtype=stored, arithmetic=arithmetic).folder
+        for stored in ("float32", dtype)
+    ]
+    ids = np.arange(V - V % M).reshape(-1, M) % V
+    wide, narrow = (run(folder, {"input_ids": ids, "offset": np.array([0])}) for folder in folders)
+    assert wide.tobytes() == narrow.tobytes()
+    sizes = [(folder / DATA).stat().st_size for folder in folders]
+    assert 0 <= 2 * sizes[1] - sizes[0] < 2 * 64
+    assert all(table["max_abs"] == 0 for table in json.loads((folders[1] / PARITY).read_text())["storage"].values())
+
+
+@pytest.mark.parametrize("way", ["int8", "int4"])
+def test_quantized_export_of_same_source_writes_same_bytes(
+    repository: Path, source: Path, way: str, tmp_path: Path
+) -> None:
+    again = export(str(source), "again", tmp_path, **WAYS[way]).folder
+    for name in (GRAPH, "token.onnx", DATA, MANIFEST):
+        assert (again / name).read_bytes() == (repository / way / "1" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("float16", 65520), ("bfloat16", 3.4e38), ("int8", np.inf), ("int4", np.nan), ("float16", -7e4)],
+)
+def test_weight_beyond_dtype_is_rejected_and_leaves_no_files(tmp_path: Path, dtype: str, value: float) -> None:
+    frontend = tiny(Positions(rows=20))
+    with torch.no_grad():
+        frontend.get_parameter("positions.weight")[3, 2] = value
+    with pytest.raises(ExportError) as refused:
+        put(frontend, tmp_path, dtype)
+    told = f"{np.float32(value):g}"
+    assert str(refused.value) == f"--dtype: got {dtype}, expected a type that holds {told}, a value of positions.weight"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_largest_float16_weight_is_exported(tmp_path: Path) -> None:
+    frontend = tiny()
+    with torch.no_grad():
+        frontend.tokens.weight[3, 2] = 65519  # 65520 is halfway to the next value, and overflows
+    exported = put(frontend, tmp_path, "float16")
+    assert run(exported.folder, {"input_ids": np.array([[3]]), "offset": np.array([0])})[0, 0, 2] == 65504
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"dtype": "int8"}),
+        ("ctrl", {"dtype": "int8", "scale": "tensor", "segments": True}),
+        ("gpt2", {"dtype": "int4", "max_len": 64, "resizing": "interpolate"}),
+        ("gpt2", {"dtype": "bfloat16", "max_len": 99, "resizing": "hybrid", "arithmetic": "source"}),
+        ("bloom", {"dtype": "int4"}),
+    ],
+)
+def test_quantization_combines_with_other_export_options(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    if name in bias_models.BIASED:
+        bias_models.save(name, tmp_path / "source")
+    else:
+        published_models.save(name, tmp_path / "source", torch.bfloat16 if "arithmetic" in options else torch.float32)
+    exported = export(str(tmp_path / "source"), "m", tmp_path, **options)
+    assert isinstance(exported.manifest, Manifest)
+    assert exported.manifest.dtype == options["dtype"]
+    assert ("embeddings.onnx" in exported.manifest.files) == (name == "llama")
+    assert ("bias.onnx" in exported.manifest.files) == (name in bias_models.BIASED)
+    assert verify(exported.folder).providers == exported.parity.providers
+    assert Repository(tmp_path, CPU, 1).get("m").manifest == exported.manifest
+    check_standard(exported.folder, exported.manifest.indices)
+
+
+def test_quantized_export_of_stem_is_rejected(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
+    )
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    with pytest.raises(ExportError, match="--dtype int8 is only for front-ends of token ids; a stem is"):
+        export(str(tmp_path / "vit"), "m", tmp_path / "root", dtype="int8")
+    assert not (tmp_path / "root").exists()
+
+
+def test_quantized_export_of_custom_module_is_rejected(tmp_path: Path) -> None:
+    custom = CustomFrontEnd(GPT2Embeddings(7, 4, 6), vocab_size=7, max_len=6)
+    loaded = LoadedSource(custom, Source(kind="module"))
+    with pytest.raises(ExportError, match="--dtype: got 'int4', expected only float32 for stems and custom modules"):
+        export_loaded(loaded, "m", tmp_path, format_=find_format("int4"))
+
+
+def test_invalid_scale_option_is_rejected_before_reading_weights(tmp_path: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(ExportError, match="--scale is only for --dtype int8"):
+        export("gpt2-small", "m", tmp_path, told.append, dtype="int4", scale="row")
+    assert told == []

@@ -1,0 +1,125 @@
+"""Graphs of quantized tables. Oracles: NumPy, and the ONNX standard."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+
+from preblock.export.stored_tables import build_quantized
+from preblock.export.table_formats import find_format
+from preblock.export.verification import verify
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
+from preblock.models.modules.sinusoids import sinusoid
+from preblock.models.steps import Norm, Positions, Project, Segments, Tokens
+from preblock.service.artifacts.io import read
+from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, Manifest
+from preblock.service.runtime.providers import CPU
+from tests.clients.client_matrix import check_standard
+from tests.export.quantization.rounding import ALL, WAYS, Array, D, M, V, put, rounded, run, tiny
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("batch", "length", "offset"), [(1, 1, [0]), (3, 5, [2]), (2, M, [0]), (2, 3, [1, 20]), (0, 2, [0])]
+)
+def test_quantized_graph_matches_numpy_rounding(
+    repository: Path, tables: tuple[Array, Array], way: str, batch: int, length: int, offset: list[int]
+) -> None:
+    tokens, positions = (rounded(table, way) for table in tables)
+    ids = np.random.default_rng(1).integers(0, V, (batch, length))
+    expected = tokens[ids] + positions[np.arange(length) + np.array(offset)[:, None]]
+    found = run(repository / way / "1", {"input_ids": ids, "offset": np.array(offset)})
+    assert found.dtype == np.float32
+    assert np.array_equal(found, expected)
+    assert np.array_equal(run(repository / way / "1", {"input_ids": ids}, "token.onnx"), tokens[ids])
+
+
+@ALL
+def test_quantized_graph_follows_onnx_standard(repository: Path, way: str) -> None:
+    check_standard(repository / way / "1")
+
+
+@ALL
+def test_manifest_and_data_file_have_quantized_dtype(repository: Path, way: str) -> None:
+    folder = repository / way / "1"
+    manifest = json.loads((folder / MANIFEST).read_text())
+    scale = {"int8": "row", "int8-tensor": "tensor", "int4": "block"}.get(way)
+    block = 32 if way == "int4" else None
+    assert (manifest["dtype"], manifest["scale"], manifest["block"]) == (WAYS[way]["dtype"], scale, block)
+    assert {t["dtype"] for graph in manifest["graphs"].values() for t in graph["outputs"]} == {"float32"}
+    rows = V + M
+    needed = {"float16": 2 * D, "bfloat16": 2 * D, "int8": D + 4, "int8-tensor": D, "int4": 2 * (16 + 4)}[way] * rows
+    assert 0 <= (folder / DATA).stat().st_size - needed < 4 * 64  # each part begins at a multiple of 64
+    assert sorted(path.name for path in folder.iterdir()) == [MANIFEST, GRAPH, DATA, PARITY, "token.onnx"]
+
+
+@ALL
+def test_quantized_table_is_never_dequantized_as_whole(repository: Path, way: str, tmp_path: Path) -> None:
+    for graph in (GRAPH, "token.onnx"):
+        options = ort.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+        options.log_severity_level = 3
+        ort.InferenceSession(repository / way / "1" / graph, options, providers=["CPUExecutionProvider"])
+        for file in (repository / way / "1" / graph, tmp_path / "optimised.onnx"):
+            model = onnx.load(file, load_external_data=False).graph
+            assert {node.op_type for node in model.node if node.input and "weight" in node.input[0]} == {"Gather"}
+            floats = [tensor for tensor in model.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
+            assert all(np.prod(tensor.dims) <= 2 * V for tensor in floats)
+            domains = {node.domain for node in model.node}
+            assert file.name == "optimised.onnx" or domains <= {""}
+
+
+def test_quantized_module_lookup_matches_numpy_rounding(repository: Path, tables: tuple[Array, Array]) -> None:
+    for way in WAYS:
+        manifest = read(Manifest, repository / way / "1" / MANIFEST)
+        assert manifest.front_end is not None
+        config, format_ = FrontEndConfig.from_document(manifest.front_end), find_format(**WAYS[way])
+        assert format_ is not None
+        frontend = build_quantized(config, {}, format_, repository / way / "1")
+        assert "tokens.weight" not in frontend.state_dict()  # no float32 table is in memory
+        expected = rounded(tables[0], way)
+        assert np.array_equal(frontend.look_up(torch.arange(V)[None]).detach()[0], expected)
+        assert frontend.look_up(torch.zeros((2, 0), dtype=torch.int64)).shape == (2, 0, D)
+
+
+def test_norms_and_projections_stay_in_float32_in_int4_export(tmp_path: Path) -> None:
+    frontend = tiny(
+        Segments(rows=30), Segments(rows=2, input="kinds"), Positions(rows=20), Norm(eps=1e-5), Project(width=12)
+    )
+    with torch.no_grad():
+        frontend.get_parameter("segments.weight").copy_(frontend.tokens.weight)
+        frontend.get_parameter("norm.weight").fill_(1.1)
+    before = {name: weight.clone() for name, weight in frontend.state_dict().items()}
+    exported = put(frontend, tmp_path, "int4")
+    assert all(torch.equal(weight, before[name]) for name, weight in frontend.state_dict().items())
+    assert set(exported.parity.storage) == {name for name in before if "norm" not in name and "project" not in name}
+    types = {t.name: t.data_type for t in onnx.load(exported.folder / GRAPH).graph.initializer}
+    for name in before:
+        kept = name.startswith(("norm", "project"))
+        found = types.get(f"frontend.{name}", types.get(f"frontend.{name}.transposed"))
+        assert found == (onnx.TensorProto.FLOAT if kept else onnx.TensorProto.UINT8), name
+    assert verify(exported.folder).providers[CPU].outputs["embeddings"].max_ulp <= 8
+    check_standard(exported.folder)
+
+
+def test_int8_hybrid_positions_keep_exact_sinusoids(tmp_path: Path) -> None:
+    frontend = FrontEnd(
+        FrontEndConfig(
+            family="hybrid",
+            steps=(Tokens(rows=30, width=8), Positions(rows=20, table="hybrid")),
+            max_len=2**31,
+        )
+    )
+    exported = put(frontend, tmp_path, "int8")
+    assert set(exported.parity.storage) == {"tokens.weight", "positions.weight"}
+    feeds = {"input_ids": np.array([[5]]), "offset": np.array([1000])}
+    beyond = run(exported.folder, feeds) - rounded(frontend.tokens.weight.detach().numpy(), "int8")[5]
+    with torch.no_grad():
+        exact = sinusoid(torch.tensor([[1000]]), 8).numpy()
+    assert np.abs(beyond - exact).max() < 1e-6
+    assert verify(exported.folder).providers == exported.parity.providers

@@ -1,0 +1,127 @@
+"""Parity report and verification of quantized artifacts."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from preblock.export.errors import ExportError, ParityError
+from preblock.export.parity import prove_lookup
+from preblock.export.quantization import compare_tables
+from preblock.export.source import load_source
+from preblock.export.stored_tables import build_quantized
+from preblock.export.table_formats import find_format
+from preblock.export.verification import verify
+from preblock.models.frontend import FrontEnd
+from preblock.service.artifacts.io import read
+from preblock.service.artifacts.manifest import DATA, EMBEDDINGS, GRAPH, PARITY
+from preblock.service.artifacts.parity import ParityReport
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.session import Session
+from tests.export.quantization.rounding import ALL, WAYS, Array, put, rounded, seal, tiny
+
+
+@ALL
+def test_parity_report_compares_tables_with_float32(repository: Path, tables: tuple[Array, Array], way: str) -> None:
+    folder = repository / way / "1"
+    found = json.loads((folder / PARITY).read_text())["storage"]
+    assert list(found) == ["tokens.weight", "positions.weight"]
+    for table, told in zip(tables, found.values(), strict=True):
+        exact, stored = table.astype(np.float64), rounded(table, way).astype(np.float64)
+        error = np.abs(stored - exact)
+        cosines = (exact * stored).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(stored, axis=1)
+        assert (told["rows"], told["width"]) == table.shape
+        assert told["max_abs"] == error.max() > 0
+        assert told["mean_abs"] == pytest.approx(error.mean(), rel=1e-9)
+        assert told["min_cosine"] == pytest.approx(cosines.min(), rel=1e-12)
+        assert told["bytes"] + told["saved"] == table.nbytes
+    assert sum(told["bytes"] for told in found.values()) <= (folder / DATA).stat().st_size + 16
+
+
+@ALL
+def test_verify_of_quantized_artifact_repeats_parity(repository: Path, way: str) -> None:
+    proven = verify(repository / way / "1").providers
+    assert proven == read(ParityReport, repository / way / "1" / PARITY).providers
+    assert all(output.max_abs == 0 for parity in proven.values() for output in parity.outputs.values())
+
+
+@pytest.mark.parametrize("way", ["float16", "int8", "int4"])
+@pytest.mark.parametrize("ending", ["", ".scale"])
+def test_compare_tables_detects_other_rounding(copy: Path, source: Path, way: str, ending: str) -> None:
+    folder, frontend = copy / way / "1", load_source(str(source)).frontend
+    format_ = find_format(**WAYS[way])
+    assert isinstance(frontend, FrontEnd)
+    assert format_ is not None
+    told = read(ParityReport, folder / PARITY).storage
+    assert compare_tables(frontend, format_, folder) == told
+    tensors = {tensor.name: tensor for tensor in onnx.load(folder / GRAPH, load_external_data=False).graph.initializer}
+    tensor = tensors.get(f"frontend.tokens.weight{ending}")
+    if tensor is None:  # a float16 needs no scale
+        return
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    content = np.memmap(folder / DATA, np.uint8, "r+", int(place["offset"]), (int(place["length"]),))
+    content[-2] ^= 1
+    content.flush()
+    with pytest.raises(ExportError, match=r"model\.onnx\.data: tokens\.weight differs from its values rounded to "):
+        compare_tables(frontend, format_, folder)
+
+
+def test_parity_of_lookup_only_model_covers_every_id(tmp_path: Path) -> None:
+    exported = put(tiny(), tmp_path, "int8")
+    output = exported.parity.providers[CPU].outputs[EMBEDDINGS]
+    assert output.cases[-1].arguments == {"from_id": 0, "to_id": 29}
+    content = bytearray((exported.folder / DATA).read_bytes())
+    frontend, format_ = tiny(), find_format("int8")
+    assert format_ is not None
+    narrow = build_quantized(frontend.config, {}, format_, exported.folder)
+    content[17 * 8] ^= 1  # a code of an id not covered by the grid
+    shutil.copytree(exported.folder, tmp_path / "copy")
+    (tmp_path / "copy" / DATA).write_bytes(content)
+    with pytest.raises(ParityError, match="at from_id 0, to_id 29"):
+        prove_lookup(narrow, Session(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("way", ["int4", "int8"])
+def test_verify_detects_changed_dequantization(copy: Path, way: str) -> None:
+    folder = copy / way / "1"
+    model = onnx.load(folder / GRAPH, load_external_data=False)
+    if way == "int4":
+        middle = next(node for node in model.graph.node if node.output[0].endswith(".middle"))
+        middle.attribute[0].t.int32_data[0] = 7
+    else:
+        next(node for node in model.graph.node if node.op_type == "Mul").op_type = "Add"
+    onnx.save(model, folder / GRAPH)
+    seal(folder)
+    with pytest.raises(ExportError, match="embeddings of the graph differs from its PyTorch module"):
+        verify(folder)
+
+
+@pytest.mark.parametrize(
+    ("way", "values", "field"),
+    [
+        ("int8", {"scale": "tensor"}, "scale"),
+        ("int8-tensor", {"scale": "row"}, "scale"),
+        ("int4", {"block": 16}, "block"),
+    ],
+)
+def test_verify_detects_wrong_quantization_field_in_manifest(copy: Path, way: str, values: Any, field: str) -> None:
+    seal(copy / way / "1", **values)
+    with pytest.raises(ExportError, match=rf"manifest\.json: {field} is "):
+        verify(copy / way / "1")
+
+
+@ALL
+def test_manifest_with_wrong_dtype_is_rejected(copy: Path, way: str) -> None:
+    seal(copy / way / "1", dtype="float32")
+    stored = {"int8-tensor": "int8", "int4": "uint8"}.get(way, way)
+    message = rf"dtype.*{stored}"
+    with pytest.raises(ArtifactError, match=message):
+        Repository(copy, CPU, 1)
+    with pytest.raises(ExportError, match=message):
+        verify(copy / way / "1")

@@ -1,0 +1,47 @@
+"""Requests of the native API in every media type."""
+
+import base64
+import io
+from typing import Any
+
+import httpx
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
+SAFETENSORS = "application/x-safetensors"
+IDS = [[1, 2, 3], [4, 5, 6]]
+RAGGED = [[1, 2, 3], [4], [5, 6]]
+TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def post(client: httpx.Client, model: str, kind: str, body: bytes, accept: str = "*/*", **query: str) -> httpx.Response:
+    headers = {"Content-Type": kind, "Accept": accept}
+    return client.post(f"/models/{model}/embed", content=body, params=query, headers=headers)
+
+
+def ask(client: httpx.Client, model: str, accept: str = JSON, **fields: Any) -> httpx.Response:
+    response = client.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
+    assert response.status_code == 200, response.text
+    assert response.headers["Content-Type"] == accept
+    return response
+
+
+def ask_tensors(client: httpx.Client, model: str, **fields: Any) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load(ask(client, model, SAFETENSORS, **fields).content)
+
+
+def octets(tensor: torch.Tensor) -> bytes:
+    return tensor.view(torch.uint8).numpy().tobytes()
+
+
+def refusal(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["detail"]
+
+
+def prompt_of(text: str) -> torch.Tensor:
+    """Load a prompt as vLLM does."""
+    tensor = torch.load(io.BytesIO(base64.b64decode(text, validate=True)), weights_only=True, map_location="cpu")
+    assert isinstance(tensor, torch.Tensor)
+    return tensor

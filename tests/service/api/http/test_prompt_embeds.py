@@ -1,0 +1,77 @@
+"""Responses as prompt_embeds of vLLM. Oracle: the lookup of transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoTokenizer, BertModel
+
+from tests.service.api.http.native_requests import BYTES, JSON, SAFETENSORS, TYPES, ask, prompt_of, refusal
+
+
+@pytest.fixture(scope="module")
+def bert(checkpoint: Path) -> Any:
+    """transformers' BERT with the real checkpoint."""
+    model: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    return model.eval()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_prompt_embeds_equal_transformers_lookup(http: httpx.Client, bert: Any, checkpoint: Path, dtype: str) -> None:
+    answer = ask(http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype).json()
+    assert (answer["encoding"], answer["dtype"]) == ("prompt_embeds", dtype)
+    ids = AutoTokenizer.from_pretrained(checkpoint)("Hello, world!", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        expected = bert.get_input_embeddings()(ids)[0].to(TYPES[dtype])
+    found = prompt_of(answer["token_embeddings"])
+    assert (found.dtype, list(found.shape)) == (TYPES[dtype], answer["shape"][1:])
+    assert torch.equal(found, expected)
+
+
+def test_multiple_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
+    rows = [[101, 7592, 102], [101, 102], [7592]]
+    answer = ask(http, "minilm", input_ids=rows, encoding="prompt_embeds", output="token_embeddings").json()
+    assert answer["lengths"] == [3, 2, 1]
+    table = bert.get_input_embeddings().weight
+    for text, row in zip(answer["token_embeddings"], rows, strict=True):
+        assert torch.equal(prompt_of(text), table[row])
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "accept", "status", "detail"),
+    [
+        (
+            "transformer-base",
+            {},
+            JSON,
+            422,
+            "encoding: got prompt_embeds, expected base64, float, since it is unknown whether",
+        ),
+        (
+            "minilm",
+            {"output": "embeddings"},
+            JSON,
+            422,
+            "output: got ['embeddings'], expected token_embeddings with the",
+        ),
+        ("minilm", {"output": ["token_embeddings", "embeddings"]}, JSON, 422, "output: got ['token_embeddings', 'embe"),
+        (
+            "minilm",
+            {"attention_mask": [[1]]},
+            JSON,
+            422,
+            "attention_mask: got a value, expected nothing with the encod",
+        ),
+        ("minilm", {}, BYTES, 406, f"Accept: got {BYTES}, expected {JSON} with the encoding prompt_embeds"),
+        ("minilm", {}, SAFETENSORS, 406, f"Accept: got {SAFETENSORS}, expected {JSON} with the encoding prompt_embeds"),
+    ],
+)
+def test_unsafe_prompt_embeds_request_is_rejected(
+    http: httpx.Client, model: str, fields: dict[str, Any], accept: str, status: int, detail: str
+) -> None:
+    fields = {"input_ids": [[101]], "encoding": "prompt_embeds", **fields}
+    response = http.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
+    found = refusal(response)
+    assert (found[0], found[1][: len(detail)]) == (status, detail)

@@ -1,0 +1,132 @@
+"""Large responses over HTTP: streamed, compressed, unread, and to HTTP/1.0."""
+
+import base64
+import gzip
+import http.client
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+
+from preblock.service.engine.chunking import MAX_BUFFERED_TEXT_VALUES
+from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, oracle, raw
+from tests.support.connections import dial, http_request
+from tests.support.servers import Server, serve
+from tests.support.waiting import wait_until
+
+
+def test_unread_large_response_counts_as_running_request(root: Path) -> None:
+    """The first of its form, one like it, one of FastAPI's, and numbers, as they are and compressed."""
+    path, body, headers = raw(np.zeros((35, 850), np.int64), 0)
+    address, document, _ = LARGE["native"]
+    numbers = address, orjson.dumps(document(np.zeros((16, 850), np.int64))), {"Content-Type": "application/json"}
+    with (
+        serve(root, PREBLOCK_MAX_CONCURRENT_REQUESTS="1") as server,
+        httpx.Client(base_url=server.address, timeout=30) as client,
+    ):
+        url = httpx.URL(server.address)
+
+        def status() -> int:
+            return client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code
+
+        for way, whole in (
+            ((path, body, headers), True),
+            ((path, body, headers), False),
+            ((path, body, headers | {"Origin": server.address}), False),
+            (numbers, False),
+            ((*numbers[:2], numbers[2] | {"Accept-Encoding": "gzip"}), False),
+        ):
+            with socket.socket() as stream:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                stream.connect((url.host, url.port))
+                stream.sendall(http_request(*way))
+                assert stream.recv(12) == b"HTTP/1.1 200"
+                assert status() == 503
+                if whole:
+                    left = 35 * 850 * WIDTH * 4
+                    while left > 0:
+                        left -= len(stream.recv(2**16))
+            wait_until(lambda: status() == 200)
+
+
+def test_large_compressed_response_is_chunked_and_keeps_alive(running: Server, client: httpx.Client) -> None:
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (16, 400))
+    path, body, headers = raw(ids, 0)
+    url = httpx.URL(running.address)
+    with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
+        for _ in range(2):  # the second by the same open connection
+            connection.request("POST", path, body, headers | {"Accept-Encoding": "gzip"})
+            answer = connection.getresponse()
+            assert answer.headers["Transfer-Encoding"] == "chunked"
+            content = gzip.decompress(answer.read())
+            assert not answer.will_close
+            assert content[-4 * ids.size * WIDTH :] == oracle(client, ids, 0).tobytes()
+
+
+def test_http_1_0_client_gets_no_chunks(running: Server, client: httpx.Client) -> None:
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (25, 900))
+    path, document, values = LARGE["native"]
+    body = orjson.dumps(document(ids))
+    request = http_request(path, body, {"Content-Type": "application/json"})
+    with dial(running.address) as stream:
+        stream.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        answered = b"".join(iter(lambda: stream.recv(2**16), b""))
+    told, _, content = answered.partition(b"\r\n\r\n")
+    assert b"chunked" not in told.lower()
+    assert b"content-length: %d" % len(content) in told.lower()
+    np.testing.assert_array_equal(np.array(values(orjson.loads(content)), np.float32), oracle(client, ids, 0))
+
+
+LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any]]] = {
+    "native": (
+        "/models/gpt/embed",
+        lambda ids: {"input_ids": ids.tolist(), "encoding": "float"},
+        lambda document: document["embeddings"],
+    ),
+    "open-inference": (
+        "/v2/models/gpt/infer",
+        lambda ids: {
+            "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": ids.shape, "data": ids.reshape(-1).tolist()}]
+        },
+        lambda document: document["outputs"][0]["data"],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "shape", "coding"),
+    [
+        ("native", (25, 900), "gzip"),
+        ("native", (3200, 7), "identity"),
+        ("open-inference", (25, 900), "identity"),
+        ("open-inference", (3200, 7), "gzip"),
+    ],
+)
+def test_large_json_response_is_streamed(
+    client: httpx.Client, protocol: str, shape: tuple[int, int], coding: str
+) -> None:
+    path, document, values = LARGE[protocol]
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, shape)
+    answer = client.post(path, json=document(ids), headers={"Accept-Encoding": coding})
+    assert ids.size * WIDTH > MAX_BUFFERED_TEXT_VALUES
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    found = np.array(values(orjson.loads(answer.content)), np.float32)
+    assert found.shape == ((*shape, WIDTH) if protocol == "native" else (ids.size * WIDTH,))
+    np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(client, ids, 0))
+
+
+def test_large_ragged_json_response_is_streamed(client: httpx.Client) -> None:
+    lengths = [3, 800, 1, 900, 5, 899, 850, 800, 890, 899, 700] * 4
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths))
+    rows = [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]
+    answer = client.post("/models/gpt/embed", json={"input_ids": rows, "encoding": "float"})
+    assert answer.headers["Transfer-Encoding"] == "chunked"
+    found = np.array(orjson.loads(answer.content)["embeddings"], np.float32)
+    expected = client.post("/models/gpt/embed", json={"input_ids": rows}).json()["embeddings"]
+    assert found.tobytes() == base64.b64decode(expected)
