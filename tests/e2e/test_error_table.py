@@ -13,9 +13,7 @@ from preblock.service.artifacts.manifest import GRAPH
 from tests.e2e.refused_requests import KEY, LOAD, PROTOCOLS, PROVOKE, Place, Provoke
 from tests.support.artifacts import copy_artifact
 from tests.support.paths import ROOT
-from tests.support.protocols import (
-    connect,
-)
+from tests.support.protocols import connect
 from tests.support.servers import serve
 
 INSIDE = re.compile(r"onnxruntime|onnx\.|Traceback|preblock\.|\.py\b|Error\b|Exception|/tmp|/home|0x[0-9a-f]{6}")

@@ -8,11 +8,7 @@ from contextlib import contextmanager, suppress
 
 import httpx
 
-from tests.reliability.wires import (
-    memory,
-    request,
-    still_right,
-)
+from tests.reliability.wires import memory, request, still_right
 from tests.support.servers import Server
 
 MOST = 24 * 2**20

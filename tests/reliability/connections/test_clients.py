@@ -18,15 +18,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.reliability.connections.hostile import MOST, pour, unharmed
-from tests.reliability.wires import (
-    UPGRADE,
-    connection,
-    frame,
-    memory,
-    received,
-    request,
-    still_right,
-)
+from tests.reliability.wires import UPGRADE, connection, frame, memory, received, request, still_right
 from tests.support.paths import ROOT
 from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve

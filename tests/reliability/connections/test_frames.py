@@ -8,15 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.reliability.connections.hostile import pour, unharmed
-from tests.reliability.wires import (
-    UPGRADE,
-    connection,
-    frame,
-    received,
-    request,
-    status,
-    web_socket,
-)
+from tests.reliability.wires import UPGRADE, connection, frame, received, request, status, web_socket
 from tests.support.servers import Server
 
 

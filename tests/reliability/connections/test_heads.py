@@ -7,13 +7,7 @@ import httpx
 import pytest
 
 from tests.reliability.connections.hostile import chunked, pour, unharmed
-from tests.reliability.wires import (
-    UPGRADE,
-    connection,
-    received,
-    request,
-    status,
-)
+from tests.reliability.wires import UPGRADE, connection, received, request, status
 from tests.support.servers import Server
 
 HEADS = {
