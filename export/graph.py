@@ -1,12 +1,9 @@
-"""Writes the ONNX graph of a front-end: dynamic axes, one external data file, no traces of this machine.
+"""Writes the ONNX graph of a front-end: dynamic axes, one external data file.
 
 Letters: B batch, L length, D output width.
 """
 
-import logging
-import warnings
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,9 @@ import torch
 from google.protobuf.message import Message
 from torch import Tensor, nn
 
-from preblock.export.errors import ExportError
-from preblock.export.external_data import map_weights, save_program
+from preblock.export.external_data import map_weights
 from preblock.export.progress import Report
+from preblock.export.tracing import export_program
 from preblock.models.config import FrontEndConfig
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
@@ -40,7 +37,6 @@ from preblock.service.artifacts.manifest import (
     UNSCALED_GRAPH,
 )
 
-OPSET = 20
 MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"
 """Parts of the names of initializers: the prefix of the front-end, the suffixes of trained weights, and the suffix of
 transposed ones."""
@@ -145,28 +141,6 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
         save_graph(_only(whole, name, inputs=["input_ids", *([CONTEXT] if name == NGRAMS else [])]), folder / graph)
 
 
-def export_program(module: nn.Module, folder: Path, report: Report, **options: Any) -> onnx.ModelProto:
-    """Trace `module` (in evaluation mode), write its data file into `folder`, and return the model over it.
-
-    `options` are arguments of `torch.onnx.export`; `report` receives the progress of a long step.
-
-    Raises:
-        ExportError: the exporter cannot trace the module.
-
-    """
-    report("tracing the module")
-    try:
-        with quiet_exporter():
-            program = torch.onnx.export(module.eval(), (), dynamo=True, opset_version=OPSET, verbose=False, **options)
-    except torch.onnx.OnnxExporterError as error:
-        reason = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise ExportError(f"the exporter of torch cannot follow the module: {reason}") from error
-    assert program is not None
-    model = save_program(program, folder, report)
-    _forget_machine(model)
-    return model
-
-
 def _ones(*shape: int) -> Tensor:
     return torch.ones(shape, dtype=torch.int64)
 
@@ -264,27 +238,3 @@ def read_initializers(folder: Path) -> dict[str, Tensor]:
             values = values if name == stored else np.ascontiguousarray(values.T)
             weights[name.removeprefix(MODULE)] = torch.from_numpy(values)
     return weights
-
-
-@contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Silence the exporter's messages about unused libraries and its own deprecations."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def _forget_machine(message: Message) -> None:
-    """Clear the exporter's metadata at every depth: source paths and stack traces of this machine."""
-    for field, value in message.ListFields():
-        if field.name in ("metadata_props", "doc_string"):
-            message.ClearField(field.name)
-        elif field.message_type is not None:
-            for part in [value] if isinstance(value, Message) else value:
-                _forget_machine(part)
