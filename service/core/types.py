@@ -6,11 +6,12 @@ Letters: B batch, T tokens of all rows, D output width.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from preblock.service.core.row_parts import GivenVectors, RowPart, VectorPlaceholder
 
 Int64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -145,19 +146,6 @@ class SequenceRef:
     end: bool = False
 
 
-class GivenVectors(NamedTuple):
-    """Vectors in place of those of some tokens.
-
-    Args:
-        tokens: int64 (N,), number of each token among the T tokens of the request, ascending.
-        values: float32 (N, width of a token vector).
-
-    """
-
-    tokens: Int64
-    values: NDArray[np.float32]
-
-
 @dataclass(eq=False, kw_only=True)
 class TokenRequest(EmbedOptions):
     """Token ids and their other inputs, from any protocol.
@@ -201,32 +189,6 @@ class TextRequest(EmbedOptions):
     text: tuple[str, ...]
     spans: bool = False
     special_tokens: bool | None = None
-
-
-class RowPart(NamedTuple):
-    """A part of a row: ids, or a text, or vectors, or a soft prompt.
-
-    Args:
-        field: place in the request, for error messages.
-        ids: int64 (N,).
-        text: without the special tokens of the tokenizer.
-        vectors: float32, all values one after another.
-        prompt: name of a soft prompt.
-
-    """
-
-    field: str
-    ids: Int64 | None = None
-    text: str | None = None
-    vectors: NDArray[np.float32] | None = None
-    prompt: str | None = None
-
-
-class VectorPlaceholder(NamedTuple):
-    """A token id, and the vectors in place of its tokens, in order."""
-
-    token: int
-    part: RowPart
 
 
 @dataclass(eq=False, kw_only=True)

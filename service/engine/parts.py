@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, Manifest
 from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.types import GivenVectors, Int64, PartsRequest, RowPart, TokenRequest, TokenRows
+from preblock.service.core.row_parts import GivenVectors, RowPart
+from preblock.service.core.types import Int64, PartsRequest, TokenRequest, TokenRows
 from preblock.service.engine.scheduler import TOKEN_COST
 from preblock.service.engine.validation import ZERO
 from preblock.service.runtime.model import TokenModel
