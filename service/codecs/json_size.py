@@ -6,12 +6,14 @@ CHUNK_BYTES = 2**20
 COMMA, QUOTE = b',"'
 
 
-def count_separators(text: bytes, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Return the number of commas outside of strings: the number of values, less one for each list and each object.
+def has_more_values(text: bytes, most: int, chunk_bytes: int = CHUNK_BYTES) -> bool:
+    """Return whether a JSON text has more than `most` values; an empty list or object counts as one.
 
-    It reads `chunk_bytes` at a time. NumPy releases the GIL, so other requests go on. For invalid JSON, the number has
-    no meaning.
+    Commas outside of strings separate values. It reads `chunk_bytes` at a time, up to the answer. NumPy releases the
+    GIL, so other requests go on. For invalid JSON, the answer has no meaning.
     """
+    if len(text) <= most:
+        return False
     count, inside, rest = 0, False, b""
     for begin in range(0, len(text), chunk_bytes):
         chunk = rest + text[begin : begin + chunk_bytes]
@@ -30,4 +32,6 @@ def count_separators(text: bytes, chunk_bytes: int = CHUNK_BYTES) -> int:
         elif inside:
             continue
         count += int(np.count_nonzero(commas))
-    return count
+        if count >= most:
+            return True
+    return False

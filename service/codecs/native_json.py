@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.codecs.fields import format_value, read_choice, refuse_unknown, unique_names
-from preblock.service.codecs.json_size import count_separators
+from preblock.service.codecs.json_size import has_more_values
 from preblock.service.codecs.parts import read_parts, read_placeholder
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
@@ -89,8 +89,8 @@ def read_json(body: bytes, max_values: int | None = None) -> dict[str, Any]:
         Malformed: another value, or a repeated name at any depth.
 
     """
-    if max_values is not None and len(body) > max_values and (separators := count_separators(body)) >= max_values:
-        raise TooLarge("body", f"{separators + 1} JSON values", f"at most {max_values} JSON values")
+    if max_values is not None and has_more_values(body, max_values):
+        raise TooLarge("body", f"more than {max_values} JSON values", f"at most {max_values} JSON values")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preblock.service.codecs.json_size import count_separators
+from preblock.service.codecs.json_size import has_more_values
 from preblock.service.codecs.native_json import read_json
 from preblock.service.core.errors import TooLarge
 
@@ -27,13 +27,15 @@ def separators(value: Any) -> int:
 @pytest.mark.parametrize("chunk", [1, 2, 3, 50])
 @given(value=VALUES)
 def test_separators_inside_strings_are_not_counted(chunk: int, value: Any) -> None:
-    assert count_separators(json.dumps(value).encode(), chunk) == separators(value)
+    text, values = json.dumps(value).encode(), separators(value) + 1
+    assert has_more_values(text, values - 1, chunk)
+    assert not has_more_values(text, values, chunk)
 
 
 def test_too_many_values_are_rejected_before_parsing() -> None:
     fits = b'{"text": "%b", "input_ids": [1,2,3]}' % (b"," * 100)
     assert read_json(fits, 4)["input_ids"] == [1, 2, 3]
-    with pytest.raises(TooLarge, match=r"^body: got 4 JSON values, expected at most 3 JSON values$"):
+    with pytest.raises(TooLarge, match=r"^body: got more than 3 JSON values, expected at most 3 JSON values$"):
         read_json(fits, 3)
     with pytest.raises(TooLarge):
         read_json(b"[1,2,3,4 and no JSON", 3)
