@@ -99,7 +99,7 @@ async def read_body(request: RawRequest, engine: Engine, limit: int, record: Req
             raise Malformed("Content-Length", declared, "a number of bytes")
         if len(declared) > 20 or int(declared) > limit:
             raise TooLarge("body", f"{declared} bytes", f"at most {limit} bytes")
-    body = await _receive(request, limit, engine.limits.bodies) if request.body is None else request.body
+    body = await _receive(request, limit, engine) if request.body is None else request.body
     size = len(body) if encoding == "identity" else min(MAX_EXPANSION * len(body), limit)
     if record is not None:
         await engine.admission.reserve(record, size)
@@ -135,7 +135,8 @@ async def write_body(response: ChunkedResponse, request: RawRequest, engine: Eng
     return response
 
 
-async def _receive(request: RawRequest, limit: int, memory: BodyMemory) -> bytes:
+async def _receive(request: RawRequest, limit: int, engine: Engine) -> bytes:
+    memory = engine.limits.bodies
     chunks, size, more = [], 0, True
     while more:
         message = await request.receive()
@@ -149,4 +150,5 @@ async def _receive(request: RawRequest, limit: int, memory: BodyMemory) -> bytes
             memory.drop(size)
             raise TooLarge("body", f"more than {limit} bytes", f"at most {limit} bytes")
         chunks.append(chunk)
-    return b"".join(chunks)
+    # Fresh memory of many pages is slow, and a join of a mebibyte and more releases the GIL.
+    return await engine.scheduler.run(size, lambda: b"".join(chunks))
