@@ -8,6 +8,7 @@ import onnx
 import torch
 
 from preblock import __version__
+from preblock.export.ngram_tables import describe_tables
 from preblock.export.position_inputs import describe_positions
 from preblock.export.progress import Report, StepProgress
 from preblock.export.source import LoadedSource
@@ -26,6 +27,7 @@ from preblock.service.artifacts.manifest import (
     GRAPH,
     LAYER_INPUTS_GRAPH,
     LAYER_TOKENS_GRAPH,
+    NGRAM_IDS_GRAPH,
     NGRAMS_GRAPH,
     POSITIONED_GRAPH,
     SOFT_PROMPTS,
@@ -48,6 +50,7 @@ GRAPHS = {
     LAYER_TOKENS_GRAPH: f"The token part of the inputs of all layers of a transformer. {UNCHECKED}",
     LAYER_INPUTS_GRAPH: f"The inputs of all layers of a transformer, besides its hidden states. {UNCHECKED}",
     NGRAMS_GRAPH: f"The n-gram embeddings of some layers of a transformer, from the last ids. {UNCHECKED}",
+    NGRAM_IDS_GRAPH: f"The rows of n-gram tables for some layers of a transformer, from the last ids. {UNCHECKED}",
     POSITIONED_GRAPH: (
         "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their "
         f"positions. {UNCHECKED}"
@@ -101,6 +104,7 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
         resized=loaded.resized,
         sentence=loaded.sentence,
         history=_describe_history(signature),
+        ngram_tables=describe_tables(folder),
         soft_prompts=dict(loaded.soft_prompts),
         **{"token_embeddings": None, "front_end": None, **steps},
         **common,

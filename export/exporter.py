@@ -30,6 +30,7 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import MANIFEST, PARITY, TOKENIZER, Manifest, StemManifest
+from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import ParityReport, StoredTable
 from preblock.service.artifacts.records import Resized, Source
@@ -137,6 +138,7 @@ def export_loaded(
             manifest = describe_artifact(loaded, folder, report)
             write(manifest, folder / MANIFEST)
             check_graphs(folder, manifest)
+            check_ngram_tables(folder, manifest)
             providers = {provider: prove_artifact(source, folder, provider, report) for provider in find_providers()}
             parity = ParityReport(providers=providers, storage=storage, discovery=loaded.discovery)
             write(parity, folder / PARITY)

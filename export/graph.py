@@ -27,6 +27,8 @@ from preblock.service.artifacts.manifest import (
     GRAPH,
     LAYER_INPUTS_GRAPH,
     LAYER_TOKENS_GRAPH,
+    NGRAM_IDS_GRAPH,
+    NGRAM_ROW_IDS,
     NGRAMS,
     NGRAMS_GRAPH,
     PER_LAYER,
@@ -78,6 +80,7 @@ def _lookups(signature: Signature) -> dict[str, str]:
     graphs |= {} if signature.unscaled_width is None else {UNSCALED: UNSCALED_GRAPH}
     layers = {PER_LAYER_TOKENS: LAYER_TOKENS_GRAPH, PER_LAYER: LAYER_INPUTS_GRAPH}
     graphs |= {} if signature.per_layer is None else layers
+    graphs |= {} if signature.row_ids is None else {NGRAM_ROW_IDS: NGRAM_IDS_GRAPH}
     return graphs if signature.ngrams is None else graphs | {NGRAMS: NGRAMS_GRAPH}
 
 
@@ -91,7 +94,8 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
       front-end has them.
     - `token.onnx` has input `input_ids` and output `token_embeddings`; it is omitted if that equals `embeddings`.
     - `layer.tokens.onnx` and `layer.inputs.onnx` have the outputs of `FrontEnd.per_layer_outputs`, if there are any.
-    - `ngrams.onnx` has the output of `FrontEnd.ngram_outputs`, and the further input `context` (batch, n - 1).
+    - `ngrams.onnx` and `ngram.ids.onnx` have the outputs of `FrontEnd.ngram_outputs`, and the further input `context`
+      (batch, n - 1).
     - `unscaled.onnx` has output `unscaled_token_embeddings`, if `token_embeddings` include an embedding scale.
     - With rotary attention, `model.onnx` also has the outputs of `FrontEnd.rotary_outputs`, float32 (1 or batch,
       length, R). `embeddings.onnx` omits them, because onnxruntime computes every output of a graph.
@@ -138,7 +142,8 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
     if signature.rotary:
         save_graph(_only(whole, "embeddings", inputs=inputs), folder / EMBEDDINGS_GRAPH)
     for name, graph in lookups.items():
-        save_graph(_only(whole, name, inputs=["input_ids", *([CONTEXT] if name == NGRAMS else [])]), folder / graph)
+        history = [CONTEXT] if name in (NGRAM_ROW_IDS, NGRAMS) else []
+        save_graph(_only(whole, name, inputs=["input_ids", *history]), folder / graph)
 
 
 def _ones(*shape: int) -> Tensor:

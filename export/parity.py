@@ -17,7 +17,7 @@ from preblock.export.errors import ParityError
 from preblock.export.parity_cases import UNLIMITED_LENGTH, arguments_of, feeds_of, grid
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.ngram_config import CONTEXT, NGRAMS
+from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.rotary_config import SCALINGS
 from preblock.models.modules.signature import Signature
 from preblock.service.artifacts.manifest import EMBEDDINGS, PER_LAYER_TOKENS, POSITIONED, TOKEN_EMBEDDINGS
@@ -143,8 +143,10 @@ def prove_per_layer(frontend: FrontEnd, session: Session, output: str) -> Output
     return judge(output, cases, per_layer_ulp(frontend, output))
 
 
-def prove_ngrams(frontend: FrontEnd, session: Session) -> OutputParity:
-    """Compare the n-gram embeddings of `session` with `frontend` over the shapes of the grid, bit for bit.
+def prove_ngrams(frontend: FrontEnd, session: Session, output: str) -> OutputParity:
+    """Compare the n-gram embeddings or the row ids of `session` with `frontend` over the shapes of the grid.
+
+    Every bit must be equal.
 
     Raises:
         ParityError: a value differs.
@@ -155,8 +157,8 @@ def prove_ngrams(frontend: FrontEnd, session: Session) -> OutputParity:
         feeds = feeds_of(frontend.signature, case)
         with torch.inference_mode():
             found = frontend.ngram_outputs(*(torch.from_numpy(feeds[name]) for name in ("input_ids", CONTEXT)))
-        cases.append(run_case(session, feeds, found[NGRAMS].numpy(), arguments_of(case), NGRAMS))
-    return judge(NGRAMS, cases, 0.0)
+        cases.append(run_case(session, feeds, found[output].numpy(), arguments_of(case), output))
+    return judge(output, cases, 0.0)
 
 
 def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[str, OutputParity]:

@@ -21,6 +21,7 @@ from preblock.models.modules.ngram_config import CONTEXT
 from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     LOOKUPS,
+    NGRAM_ROW_IDS,
     NGRAMS,
     PER_LAYER,
     PER_LAYER_TOKENS,
@@ -51,9 +52,10 @@ class ShapeProbe:
         signature = frontend.signature
         widths = {TOKEN_EMBEDDINGS: signature.lookup_width, UNSCALED: signature.unscaled_width}
         layers = signature.per_layer or (0, 0)
-        shapes = {PER_LAYER_TOKENS: layers, PER_LAYER: (math.prod(layers),), NGRAMS: signature.ngrams or (0, 0)}
+        shapes = {PER_LAYER_TOKENS: layers, PER_LAYER: (math.prod(layers),)}
+        shapes |= {NGRAMS: signature.ngrams or (0, 0), NGRAM_ROW_IDS: signature.row_ids or (0, 0)}
         self._shape: tuple[int | None, ...] = shapes.get(self._output, (widths.get(self._output, signature.width),))
-        self._allowed = 0.0 if self._output in (*LOOKUPS, NGRAMS) else allowed_ulp(frontend)
+        self._allowed = 0.0 if self._output in (*LOOKUPS, NGRAMS, NGRAM_ROW_IDS) else allowed_ulp(frontend)
         if self._output in (PER_LAYER_TOKENS, PER_LAYER) and isinstance(frontend, FrontEnd):
             self._allowed = per_layer_ulp(frontend, self._output)
         self._end = frontend.signature.max_len or UNLIMITED_LENGTH
@@ -156,10 +158,10 @@ class ShapeProbe:
         if self._output in (PER_LAYER_TOKENS, PER_LAYER) and isinstance(frontend, FrontEnd):
             with torch.inference_mode():
                 return frontend.per_layer_outputs(torch.from_numpy(feeds["input_ids"]))[self._output].numpy()
-        if self._output == NGRAMS and isinstance(frontend, FrontEnd):
+        if self._output in (NGRAMS, NGRAM_ROW_IDS) and isinstance(frontend, FrontEnd):
             with torch.inference_mode():
                 ids, context = (torch.from_numpy(feeds[name]) for name in ("input_ids", CONTEXT))
-                return frontend.ngram_outputs(ids, context)[NGRAMS].numpy()
+                return frontend.ngram_outputs(ids, context)[self._output].numpy()
         return run_module(frontend, feeds, indices=bool(frontend.signature.needed))
 
     def _error(self, reason: str) -> ParityError:

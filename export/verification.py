@@ -33,6 +33,8 @@ from preblock.service.artifacts.manifest import (
     LAYER_INPUTS_GRAPH,
     LAYER_TOKENS_GRAPH,
     MANIFEST,
+    NGRAM_IDS_GRAPH,
+    NGRAM_ROW_IDS,
     NGRAMS,
     NGRAMS_GRAPH,
     PARITY,
@@ -49,6 +51,7 @@ from preblock.service.artifacts.manifest import (
     Manifest,
     StemManifest,
 )
+from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
 from preblock.service.artifacts.records import TokenEmbeddings
@@ -84,6 +87,7 @@ def verify(
         total = sum(file.bytes for file in manifest.files.values())
         check_files(folder, manifest, StepProgress(report, "checking the hashes", total).sha256)
         check_graphs(folder, manifest)
+        check_ngram_tables(folder, manifest)
         if manifest.front_end is None:
             raise ExportError(f"{folder}: the hashes agree; the proof cannot be repeated without the custom module")
         try:
@@ -132,7 +136,7 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
     if isinstance(frontend, Stem):
         outputs[EMBEDDINGS] = prove_stem(frontend, session(), StepProgress(report, step).cases)
     else:
-        for graph in TOKEN_GRAPHS:
+        for graph in (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH):
             if (folder / graph).is_file():
                 ShapeProbe(frontend, session(graph), graph).check()
         manifest = read_manifest(folder)
@@ -165,7 +169,9 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
                 outputs[name] = prove_per_layer(frontend, session(graph), name)
         if signature.ngrams is not None:
             report("proving the n-gram embeddings equal")
-            outputs[NGRAMS] = prove_ngrams(frontend, session(NGRAMS_GRAPH))
+            outputs[NGRAMS] = prove_ngrams(frontend, session(NGRAMS_GRAPH), NGRAMS)
+        if (folder / NGRAM_IDS_GRAPH).is_file():
+            outputs[NGRAM_ROW_IDS] = prove_ngrams(frontend, session(NGRAM_IDS_GRAPH), NGRAM_ROW_IDS)
         if signature.rotary:
             report("proving the rotary outputs equal")
             outputs |= prove_rotary(frontend, session(), session(EMBEDDINGS_GRAPH))

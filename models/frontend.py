@@ -17,7 +17,7 @@ from preblock.models.modules.grid import FactorisedCells
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.indices import check_indices
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser
-from preblock.models.modules.ngram_config import NGRAMS
+from preblock.models.modules.ngram_config import NGRAMS, ROW_IDS
 from preblock.models.modules.ngrams import NgramEmbeddings
 from preblock.models.modules.per_layer import PerLayerInputs
 from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS
@@ -186,8 +186,14 @@ class FrontEnd(nn.Module):
         return {TOKEN_INPUTS: self.per_layer.look_up(input_ids), INPUTS: combined}
 
     def ngram_outputs(self, input_ids: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the n-gram embeddings by name, float32 (B, L, layers, width), as `NgramEmbeddings` does; or {}."""
-        return {} if self.config.ngrams is None else {NGRAMS: self.ngrams(input_ids, context)}
+        """Return row ids and n-gram embeddings by name, as `NgramEmbeddings` does; or {}.
+
+        They are int64 (B, L, layers, heads) and float32 (B, L, layers, width).
+        """
+        if self.config.ngrams is None:
+            return {}
+        row_ids = self.ngrams.row_ids(input_ids, context)
+        return {ROW_IDS: row_ids, NGRAMS: self.ngrams.look_up(row_ids)}
 
     def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0) -> dict[str, Tensor]:
         """Return cosines and sines by name, float32 (1 or B, L, R) for `rotate` or of another form; without any, {}.

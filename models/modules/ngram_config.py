@@ -12,6 +12,8 @@ from preblock.models.serialization import Keys, check_counts
 
 NGRAMS = "ngram_embeddings"
 """Name of the output."""
+ROW_IDS = "ngram_row_ids"
+"""Name of the output of their rows."""
 CONTEXT = "context"
 """Name of the input with the n - 1 ids before each row."""
 MAX_SIZE, MAX_HEADS, MAX_BASE = 16, 2**12, 2**31

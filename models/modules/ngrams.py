@@ -68,9 +68,12 @@ class NgramEmbeddings(nn.Module):
             layers.append(torch.cat(heads, dim=-1))
         return torch.stack(layers, dim=2)
 
+    def look_up(self, row_ids: Tensor) -> Tensor:
+        """Return the embeddings, float32 (B, L, N, E), of the rows int64 (B, L, N, H)."""
+        shape = (*row_ids.shape[:2], self.config.width)
+        vectors = [table(row_ids[:, :, layer].flatten(1, 2)).reshape(shape) for layer, table in enumerate(self.tables)]
+        return torch.stack(vectors, dim=2)
+
     def forward(self, input_ids: Tensor, context: Tensor | None = None) -> Tensor:
         """Return the embeddings, float32 (B, L, N, E); the arguments are those of `row_ids`."""
-        ids = self.row_ids(input_ids, context)
-        shape = (*input_ids.shape, self.config.width)
-        vectors = [table(ids[:, :, layer].flatten(1, 2)).reshape(shape) for layer, table in enumerate(self.tables)]
-        return torch.stack(vectors, dim=2)
+        return self.look_up(self.row_ids(input_ids, context))

@@ -28,6 +28,7 @@ class Signature:
         unscaled_width: width of the lookup without its embedding scale; None if the lookup includes no scale.
         per_layer: number of layers and width of the inputs of each; None without per-layer inputs.
         ngrams: number of layers with n-gram embeddings, and width of those of a layer; None without any.
+        row_ids: number of these layers, and heads of a layer: the rows of a token; None without any.
         history: number of ids before a row for them, an input `context` int64 (batch, history); default 0, no input.
         reset_id: id in place of each missing one there, and end of a sequence; None without `context`.
         rotary: names of its rotary outputs, cosines and sines -> their width R; default none.
@@ -51,6 +52,7 @@ class Signature:
     unscaled_width: int | None = None
     per_layer: tuple[int, int] | None = None
     ngrams: tuple[int, int] | None = None
+    row_ids: tuple[int, int] | None = None
     history: int = 0
     reset_id: int | None = None
     rotary: Mapping[str, int] = field(default_factory=dict)

@@ -12,7 +12,9 @@ from preblock.service.artifacts.records import (
     Graph,
     History,
     Kernel,
+    NgramTable,
     PositionTable,
+    Reference,
     Resized,
     Rotary,
     Schema,
@@ -37,6 +39,8 @@ TOKEN_GRAPHS = (
     *(GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH, UNSCALED_GRAPH),
     *(LAYER_TOKENS_GRAPH, LAYER_INPUTS_GRAPH, NGRAMS_GRAPH),
 )
+NGRAM_IDS_GRAPH = "ngram.ids.onnx"
+"""The row ids of n-gram embeddings, from the same inputs as `ngrams.onnx`."""
 BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
@@ -54,8 +58,10 @@ PER_LAYER = "per_layer_inputs"
 """Combined inputs of all layers, (B, L, layers * width)."""
 NGRAMS = "ngram_embeddings"
 """N-gram embeddings of some layers, (B, L, layers, width)."""
+NGRAM_ROW_IDS = "ngram_row_ids"
+"""Rows of the tables of these layers, int64 (B, L, layers, heads)."""
 CONTEXT = "context"
-"""The input of `ngrams.onnx` with the ids before each row."""
+"""The input of `ngrams.onnx` and `ngram.ids.onnx` with the ids before each row."""
 LOOKUPS = (TOKEN_EMBEDDINGS, UNSCALED)
 POSITION_EMBEDDINGS = "position_embeddings"
 """The position input of `positioned.onnx`."""
@@ -137,6 +143,8 @@ class Manifest(Artifact):
         kernel: tables of the fused kernel; None if the vectors are no sum of two rows.
         sentence: pooling of a static embedding model; None for a model without sentence embeddings.
         history: ids before a row that `ngram_embeddings` depend on; None without this output.
+        ngram_tables: place of the rows of each layer with n-gram embeddings; empty if the graph alone has them.
+        references: files outside the artifact with rows of `ngram_tables`, by absolute path.
         resized: change of the position limit of the source; None if unchanged.
         soft_prompts: by name, for parts of rows.
 
@@ -159,6 +167,8 @@ class Manifest(Artifact):
     kernel: Kernel | None = None
     resized: Resized | None
     history: History | None = Field(default=None, exclude_if=lambda value: value is None)
+    ngram_tables: tuple[NgramTable, ...] = Field(default=(), exclude_if=lambda tables: not tables)
+    references: dict[str, Reference] = Field(default={}, exclude_if=lambda references: not references)
     sentence: SentencePooling | None = Field(default=None, exclude_if=lambda value: value is None)
     soft_prompts: dict[str, SoftPrompt] = Field(default={}, exclude_if=lambda prompts: not prompts)
 

@@ -121,6 +121,78 @@ class History(Schema):
     reset_id: NonNegativeInt
 
 
+class TableScales(Schema):
+    """The scales of the rows of a `TablePart`: a stored number times the scale of its block is the value.
+
+    The scales lie row by row; the last block of a row or a column may be smaller.
+
+    Args:
+        file: as in `TablePart`.
+        begin: of the first scale in the file, in bytes.
+        dtype: of a scale.
+        block_rows: rows of a block; all rows of the part for one scale of a tensor.
+        block_columns: columns of a block; the width of a row for one scale of a row or of a tensor.
+
+    """
+
+    file: str
+    begin: NonNegativeInt
+    dtype: Literal["float32", "float16", "bfloat16"]
+    block_rows: PositiveInt
+    block_columns: PositiveInt
+
+
+class TablePart(Schema):
+    """Consecutive rows of a table, one after another in a file.
+
+    Args:
+        file: `model.onnx.data`, or the absolute path of a file in `references`.
+        begin: of the first row in the file, in bytes.
+        rows: their number.
+        scales: of the rows; None for a type without scales.
+
+    """
+
+    file: str
+    begin: NonNegativeInt
+    rows: PositiveInt
+    scales: TableScales | None = Field(default=None, exclude_if=lambda scales: scales is None)
+
+
+class NgramTable(Schema):
+    """The place of the rows that `ngram_row_ids` count, for one layer.
+
+    Args:
+        rows: of all parts.
+        width: numbers in a row.
+        dtype: of the stored numbers.
+        parts: in the order of their rows.
+
+    """
+
+    rows: PositiveInt
+    width: PositiveInt
+    dtype: Literal["float32", "float16", "bfloat16", "float8_e4m3fn"]
+    parts: tuple[TablePart, ...]
+
+
+class Reference(Schema):
+    """A safetensors file outside the artifact, with rows of its tables.
+
+    Args:
+        bytes: size of the file.
+        mtime_ns: time of its last change, in nanoseconds since 1970.
+        header_sha256: of its header: the length in eight bytes, and the JSON.
+        sha256: of the whole file, as its hub published it; None if unknown.
+
+    """
+
+    bytes: PositiveInt
+    mtime_ns: int
+    header_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sha256: str | None = Field(pattern=r"^[0-9a-f]{64}$")
+
+
 class SoftPrompt(Schema):
     """Rows of a soft prompt in the table of all soft prompts: the number of the first one, and their count."""
 

@@ -16,6 +16,7 @@ from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     GRAPH,
     MANIFEST,
+    NGRAM_IDS_GRAPH,
     NGRAMS_GRAPH,
     PARITY,
     POSITION_EMBEDDINGS,
@@ -26,6 +27,7 @@ from preblock.service.artifacts.manifest import (
     Manifest,
     StemManifest,
 )
+from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.records import Tensor
@@ -72,6 +74,7 @@ def load_model(
         raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs) or "nothing", f"at least {GRAPH}")
     signatures = check_files(folder, manifest, checksums.sha256)
     check_graphs(folder, manifest)
+    check_ngram_tables(folder, manifest)
     # A GPU has the position vectors in its own memory and needs no such graph.
     opened = [graph for graph in manifest.graphs if provider == CPU or graph != POSITIONED_GRAPH]
     sessions = {graph: open_session(folder, provider, threads, graph, gpu_mem_limit_bytes) for graph in opened}
@@ -161,11 +164,12 @@ def _check_inputs(manifest: Manifest) -> None:
 def _check_history(manifest: Manifest) -> None:
     """Compare the history with the input `context` of the graphs."""
     history = manifest.history
-    graphs = {name: graph for name, graph in manifest.graphs.items() if name in TOKEN_GRAPHS}
+    graphs = {name: graph for name, graph in manifest.graphs.items() if name in (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH)}
     found = {
         name: tensor.shape[-1] for name, graph in graphs.items() for tensor in graph.inputs if tensor.name == CONTEXT
     }
-    expected = {} if history is None else {NGRAMS_GRAPH: history.tokens}
+    names = [name for name in graphs if name in (NGRAMS_GRAPH, NGRAM_IDS_GRAPH)] or [NGRAMS_GRAPH]
+    expected = {} if history is None else dict.fromkeys(names, history.tokens)
     if found != expected:
         raise ArtifactError(f"{MANIFEST} history.tokens", expected or "nothing", f"{found or 'nothing'}, by its graphs")
     if history is not None and history.reset_id >= manifest.vocab_size:

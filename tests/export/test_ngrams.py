@@ -20,6 +20,7 @@ from preblock.export.parity import prove_ngrams
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.frontend_file import write_frontend
+from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.runtime.session import Session
 from tests.families.tiny_models import small_config
@@ -106,6 +107,39 @@ def test_graph_continues_like_the_cache_of_transformers(
     assert expected.shape == (3, 12, LAYERS, WIDTH)
 
 
+def test_graph_of_row_ids_has_the_rows_of_transformers(checkpoint: Path, exported: ExportResult) -> None:
+    ids = random_ids(3, 20, seed=5)
+    expected, _ = run_transformers(checkpoint, [ids])
+    session = Session(exported.folder, graph="ngram.ids.onnx")
+    found = session.run({"input_ids": ids, "context": np.full((3, 2), END)})["ngram_row_ids"]
+    assert found.dtype == np.int64
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_manifest_locates_the_rows_of_each_layer(dtype: str, checkpoint: Path, tmp_path: Path) -> None:
+    folder = export(str(checkpoint), "m", tmp_path, dtype=dtype).folder
+    manifest = read_manifest(folder)
+    assert isinstance(manifest, Manifest)
+    tensors = load_file(checkpoint / "model.safetensors")
+    assert len(manifest.ngram_tables) == LAYERS
+    for layer, table in enumerate(manifest.ngram_tables):
+        prefix = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding.shard_"
+        expected = torch.cat([tensors[f"{prefix}{shard}.weight"] for shard in range(4)]).to(getattr(torch, dtype))
+        (part,) = table.parts
+        size = expected.numel() * expected.element_size()
+        content = (folder / part.file).read_bytes()[part.begin : part.begin + size]
+        assert (table.rows, table.width) == tuple(expected.shape)
+        assert content == expected.view(torch.uint8).numpy().tobytes()
+
+
+def test_integer_tables_have_no_place(checkpoint: Path, tmp_path: Path) -> None:
+    manifest = export(str(checkpoint), "m", tmp_path, dtype="int8").manifest
+    assert isinstance(manifest, Manifest)
+    assert manifest.ngram_tables == ()
+    assert "ngram.ids.onnx" in manifest.graphs
+
+
 def test_manifest_describes_output_and_history(exported: ExportResult) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert exported.manifest.shapes["ngram_embeddings"] == (LAYERS, WIDTH)
@@ -146,7 +180,7 @@ def test_proof_finds_another_table(exported: ExportResult, checkpoint: Path) -> 
         for table in frontend.ngrams.tables.parameters():
             table.add_(1)
     with pytest.raises(ParityError, match=r"^ngram_embeddings of the graph differs from its PyTorch module"):
-        prove_ngrams(frontend, Session(exported.folder, graph="ngrams.onnx"))
+        prove_ngrams(frontend, Session(exported.folder, graph="ngrams.onnx"), "ngram_embeddings")
 
 
 def test_model_without_ngram_layers_has_no_ngram_output(tmp_path: Path) -> None:

@@ -133,8 +133,8 @@ def test_manifest_disagreeing_with_graph_is_rejected(root: Path, name: str, inpu
 @pytest.mark.parametrize(
     ("history", "message"),
     [
-        (None, "history.tokens: got nothing, expected {'ngrams.onnx': 2}, by its graphs"),
-        ({"tokens": 3, "reset_id": 2}, "history.tokens: got {'ngrams.onnx': 3}, expected {'ngrams.onnx': 2}"),
+        (None, "history.tokens: got nothing, expected {'ngrams.onnx': 2, 'ngram.ids.onnx': 2}, by its graphs"),
+        ({"tokens": 3, "reset_id": 2}, "history.tokens: got {'ngram.ids.onnx': 3, 'ngrams.onnx': 3}, expected {'ng"),
         ({"tokens": 2, "reset_id": 99}, "history.reset_id: got 99, expected 0 to 98"),
     ],
 )

@@ -1,0 +1,26 @@
+"""The place of n-gram tables in the data file of an artifact."""
+
+from pathlib import Path
+
+from preblock.export.external_data import place_of
+from preblock.export.graph import MODULE
+from preblock.export.stored_tables import DTYPES, read_tensors
+from preblock.service.artifacts.manifest import DATA, NGRAM_IDS_GRAPH
+from preblock.service.artifacts.records import NgramTable, TablePart
+
+
+def describe_tables(folder: Path) -> tuple[NgramTable, ...]:
+    """Return the place of each n-gram table of the artifact in `folder`.
+
+    Empty without `ngram.ids.onnx`, for integers with scales, and for tables so small that the graphs hold them.
+    """
+    tensors = read_tensors(folder) if (folder / NGRAM_IDS_GRAPH).is_file() else {}
+    found: list[NgramTable] = []
+    while table := tensors.get(f"{MODULE}ngrams.tables.{len(found)}.weight"):
+        dtype = str(DTYPES[table.data_type]).removeprefix("torch.")
+        if dtype not in ("float32", "float16", "bfloat16") or not table.external_data:
+            return ()
+        rows, width = table.dims
+        part = TablePart(file=DATA, begin=place_of(table)[0], rows=rows)
+        found.append(NgramTable(rows=rows, width=width, dtype=dtype, parts=(part,)))
+    return tuple(found)
