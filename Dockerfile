@@ -19,7 +19,7 @@ WORKDIR /build
 
 
 FROM base AS package
-# A C compiler for `service/runtime/_fused_embedding.c`. Both images get the built library without the compiler.
+# A C compiler for the kernels in `service/runtime`. Both images get the built library without the compiler.
 RUN command -v cc || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev; }
 COPY constraints.txt .
 RUN pip install -c constraints.txt hatchling setuptools

@@ -135,7 +135,7 @@ smoke: ## Build the images, run the compose stack, test it, and remove it.
 clean: ## Remove the files of the other targets.
 	rm -rf $(VENV) $(REPOSITORY) $(dir $(NPM) $(CLIENTS_NPM)) htmlcov .coverage* dist build
 
-$(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py service/runtime/_fused_embedding.c
+$(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py $(wildcard service/runtime/_*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)

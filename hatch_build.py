@@ -1,4 +1,4 @@
-"""Build `_fused_embedding.c` with the package.
+"""Build the kernels in C with the package.
 
 The module uses the stable ABI of Python 3.11 (PEP 384): one wheel serves every later Python. Without a compiler the
 wheel is pure, and onnxruntime does the work of the module. `HATCH_BUILD_NO_HOOKS=1` builds the pure wheel on purpose.
@@ -12,7 +12,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-MODULE, SOURCE = "preblock.service.runtime._fused_embedding", "preblock/service/runtime/_fused_embedding.c"
+MODULE, FOLDER = "preblock.service.runtime._fused_embedding", Path("preblock/service/runtime")
+SOURCES = ("_fused_embedding.c", "_stored_rows.c")
+FILES = (*SOURCES, "_kernels.h")
 # A product is rounded before it is added to, as in a graph.
 ARGUMENTS = ["-O3", "-ffp-contract=off"]
 
@@ -22,12 +24,13 @@ class LookupHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
         """Build the module and add it to the wheel, now specific to this platform."""
-        module = Extension(MODULE, [SOURCE], extra_compile_args=ARGUMENTS, py_limited_api=True, optional=True)
+        sources = [str(FOLDER / file) for file in SOURCES]
+        module = Extension(MODULE, sources, extra_compile_args=ARGUMENTS, py_limited_api=True, optional=True)
         command = build_ext(Distribution({"ext_modules": [module]}))
         command.inplace = True
         command.ensure_finalized()
         built = Path(command.get_ext_fullpath(MODULE))
-        if not built.exists() or built.stat().st_mtime < Path(SOURCE).stat().st_mtime:
+        if not built.exists() or built.stat().st_mtime < max((FOLDER / file).stat().st_mtime for file in FILES):
             built.unlink(missing_ok=True)
             command.run()
         if built.exists():

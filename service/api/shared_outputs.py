@@ -14,7 +14,7 @@ from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, Result
 from preblock.service.core.shared_region import OpenRange
-from preblock.service.runtime.fused_embedding import guard_writes
+from preblock.service.runtime.fused_embedding import guard_mapped_files
 
 
 async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str, OpenRange]) -> None:
@@ -46,7 +46,7 @@ def _lend(target: OpenRange, tensor: ChunkedTensor) -> bool:
     vectors = None if tensor.memory is None else target.map_floats(math.prod(tensor.shape))
     if tensor.memory is None or vectors is None:
         return False
-    guard_writes()
+    guard_mapped_files()
     tensor.memory.vectors = vectors.reshape(-1, tensor.shape[-1])
     tensor.memory.lost = target.lost
     return True

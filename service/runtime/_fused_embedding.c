@@ -3,23 +3,13 @@
  * The graph does this with two operators: Gather writes an intermediate tensor, and Add reads it again. Above the size of the
  * L2 cache (786 kB for 256 tokens of width 768) the second pass costs memory bandwidth. Rows are prefetched PREFETCH_ROWS
  * iterations ahead, because hardware prefetchers cannot predict random rows.
- *
- * The output may lie in a mapped file of another process. If that process shrinks the file, a write raises SIGBUS. The
- * handler leaves the loop then, and the call fails like any other.
  */
-#define Py_LIMITED_API 0x030B0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <stdint.h>
-#include <string.h>
+#include "_kernels.h"
 
-enum { PREFETCH_ROWS = 4, CACHE_LINE_BYTES = 64 };
+enum { PREFETCH_ROWS = 4 };
 
-/* The output of the call in this thread, and the place to continue at after a SIGBUS in it. */
-static __thread const char *volatile guarded_begin, *volatile guarded_end;
-static __thread sigjmp_buf after_fault;
+__thread const char *volatile guarded_begin, *volatile guarded_end;
+__thread sigjmp_buf after_fault;
 static struct sigaction previous;
 
 static void on_bus_error(int number, siginfo_t *info, void *context)
@@ -31,7 +21,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
     sigaction(number, &previous, NULL); /* the same access faults again, now without this handler */
 }
 
-static PyObject *guard_output(PyObject *module, PyObject *nothing)
+static PyObject *guard_files(PyObject *module, PyObject *nothing)
 {
     (void)module;
     (void)nothing;
@@ -45,14 +35,6 @@ static PyObject *guard_output(PyObject *module, PyObject *nothing)
             return PyErr_SetFromErrno(PyExc_OSError);
     }
     return Py_NewRef(Py_None);
-}
-
-/* Read id `i`. Ids may be unaligned, because they are read in place from the request body. */
-static int64_t id_at(const void *ids, Py_ssize_t i)
-{
-    int64_t id;
-    memcpy(&id, (const char *)ids + 8 * i, 8);
-    return id;
 }
 
 /* Position vectors repeat for each batch item: token i takes position i % position_count. */
@@ -143,8 +125,12 @@ static PyObject *add_rows(PyObject *module, PyObject *arguments)
 static PyMethodDef methods[] = {
     {"add_rows", add_rows, METH_VARARGS, "add_rows(ids, table, scale, positions, out, width): write to out the rows of "
      "table at ids, times scale, plus positions"},
-    {"guard_output", guard_output, METH_NOARGS, "guard_output(): from now on, add_rows raises BufferError if the file of a "
-     "mapped output becomes shorter"},
+    {"open_table", open_table, METH_VARARGS, "open_table(parts, row_bytes): return a table for gather_rows, of the rows of "
+     "all parts, buffers in a tuple"},
+    {"gather_rows", gather_rows, METH_VARARGS, "gather_rows(ids, tables, out, heads): write to out the bytes of rows; each "
+     "table has heads ids in turn"},
+    {"guard_files", guard_files, METH_NOARGS, "guard_files(): from now on, add_rows and gather_rows raise BufferError if the "
+     "file of a mapped output or table becomes shorter"},
     {0},
 };
 

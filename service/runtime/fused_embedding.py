@@ -19,7 +19,7 @@ from preblock.service.runtime.position_table import map_rows
 from preblock.service.runtime.runner import Feeds, Float32, Runner
 
 try:
-    from preblock.service.runtime._fused_embedding import add_rows, guard_output
+    from preblock.service.runtime._fused_embedding import add_rows, guard_files
 except ImportError:  # installed without a C compiler
     BUILT = False
 else:
@@ -88,7 +88,7 @@ class FusedLookup:
 
         Raises:
             IndexError: an id has no row.
-            BufferError: `vectors` is a mapped file that has become shorter, after a call of `guard_output`.
+            BufferError: `vectors` is a mapped file that has become shorter, after a call of `guard_mapped_files`.
 
         """
         ids, offset = feeds["input_ids"], feeds["offset"]
@@ -106,6 +106,6 @@ def covers(feeds: Feeds) -> bool:
     return len(feeds["offset"]) == 1 or feeds["input_ids"].shape[1] == 1
 
 
-def guard_writes() -> None:
-    """Make the kernel raise BufferError, in place of a fatal SIGBUS, if a mapped output becomes shorter."""
-    guard_output()
+def guard_mapped_files() -> None:
+    """Make the kernels raise BufferError, in place of a fatal SIGBUS, if a mapped output or table becomes shorter."""
+    guard_files()

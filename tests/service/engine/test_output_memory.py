@@ -17,7 +17,7 @@ from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.shared_region import OpenRange, Region, RegionRange
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.runtime.fused_embedding import BUILT, guard_writes
+from preblock.service.runtime.fused_embedding import BUILT, guard_mapped_files
 from tests.support.artifacts import copy_artifact
 from tests.support.engines import ask_engine, open_engine
 
@@ -84,7 +84,7 @@ def test_file_ending_between_range_and_region_is_copied_to() -> None:
 
 
 def test_memory_that_becomes_shorter_is_an_error_of_the_request(engine: Engine) -> None:
-    guard_writes()
+    guard_mapped_files()
     size = 4 * 12300 * WIDTH
     tensor, target = tensor_of(engine, [4100] * 3), open_range(size)
     vectors = target.map_floats(12300 * WIDTH)
@@ -108,8 +108,8 @@ def test_memory_without_a_reason_is_unavailable() -> None:
 def test_bus_error_outside_the_output_stays_fatal() -> None:
     code = """
 import mmap, os
-from preblock.service.runtime.fused_embedding import guard_writes
-guard_writes()
+from preblock.service.runtime.fused_embedding import guard_mapped_files
+guard_mapped_files()
 file = os.memfd_create("x")
 os.ftruncate(file, 4096)
 memory = mmap.mmap(file, 4096)

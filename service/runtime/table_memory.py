@@ -1,0 +1,95 @@
+"""Mapped files of large tables, and a budget for their resident pages.
+
+A table file is mapped shared and read-only, so that all processes share its pages in the page cache. Linux maps a whole
+folio of the page cache at the first access to one of its rows: up to 2 MiB. So random rows make a whole table resident.
+Above the budget, the pages of all tables are advised away (madvise(2), MADV_DONTNEED). They stay in the page cache.
+"""
+
+import mmap
+import os
+from pathlib import Path
+from threading import Lock
+from weakref import WeakSet
+
+from preblock.service.core.errors import ArtifactError
+
+FOLIO_BYTES = 2**21
+"""Most bytes that become resident at the access to a row."""
+MIN_BUDGET_BYTES = 64 * FOLIO_BYTES
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class TableMemory:
+    """The mapped tables of a process.
+
+    Args:
+        budget_bytes: most resident bytes of all tables, at least `MIN_BUDGET_BYTES`; default None: no limit.
+
+    Attributes:
+        max_rows: most rows to gather after one `reserve`; None without a budget.
+
+    """
+
+    def __init__(self, budget_bytes: int | None = None) -> None:
+        self.max_rows = None if budget_bytes is None else budget_bytes // FOLIO_BYTES // 4
+        self._budget, self._room = budget_bytes, 0
+        self._maps: WeakSet[mmap.mmap] = WeakSet()
+        self._lock = Lock()
+        self._without_tables = 0
+        self._rows = self._bytes = 0
+
+    def map(self, file: Path) -> memoryview:
+        """Map a file, shared and read-only.
+
+        Raises:
+            ArtifactError: the file cannot be opened, or is empty.
+
+        """
+        try:
+            with file.open("rb") as stream:
+                mapped = mmap.mmap(stream.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise ArtifactError(file.name, f"a file that cannot be mapped ({error})", "a readable file") from error
+        mapped.madvise(mmap.MADV_RANDOM)  # a cold row reads its own pages alone, not 128 kB
+        with self._lock:
+            if not self._maps:
+                self._without_tables = read_file_pages()
+            self._maps.add(mapped)
+        return memoryview(mapped)
+
+    def reserve(self, rows: int, row_bytes: int) -> None:
+        """Count rows that are gathered next. If they could exceed the budget, advise away the pages of all tables."""
+        with self._lock:
+            self._rows += rows
+            self._bytes += rows * row_bytes
+            if self._budget is None:
+                return
+            wanted = rows * FOLIO_BYTES
+            self._room -= wanted
+            if self._room >= 0:
+                return
+            # The pages are counted only if the rows since the last count could have used up the budget.
+            self._room = self._budget - self.resident_bytes - wanted
+            if self._room < 0:
+                for mapped in self._maps:
+                    mapped.madvise(mmap.MADV_DONTNEED)
+                self._without_tables = read_file_pages()
+                self._room = self._budget - wanted
+
+    @property
+    def resident_bytes(self) -> int:
+        """Growth of the resident file pages of this process since its tables had none; 0 without tables."""
+        return max(0, read_file_pages() - self._without_tables) if self._maps else 0
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return the rows and bytes gathered since the last call."""
+        with self._lock:
+            counts = self._rows, self._bytes
+            self._rows = self._bytes = 0
+            return counts
+
+
+def read_file_pages() -> int:
+    """Return the bytes of resident file pages of this process (proc(5): RssFile and RssShmem)."""
+    with open("/proc/self/statm", "rb", buffering=0) as stream:  # noqa: PTH123 - a Path takes twice the time
+        return int(stream.read(128).split()[2]) * PAGE_BYTES

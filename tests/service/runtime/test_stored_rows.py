@@ -1,0 +1,209 @@
+"""Stored rows of large tables. Oracle: NumPy indexing over the whole table."""
+
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from preblock.service.core.errors import ArtifactError
+from preblock.service.runtime.fused_embedding import BUILT
+from preblock.service.runtime.stored_rows import Gather, KernelGather, NumpyGather, StoredRows
+from preblock.service.runtime.table_memory import MIN_BUDGET_BYTES, TableMemory, read_file_pages
+
+if BUILT:
+    from preblock.service.runtime._fused_embedding import gather_rows, open_table
+
+built = pytest.mark.skipif(not BUILT, reason="_stored_rows.c was not built")
+KINDS = [NumpyGather, *([KernelGather] if BUILT else [])]
+
+
+def cut(table: NDArray[np.uint8], *ends: int) -> list[memoryview]:
+    """Return a table in parts that end at these rows and at the last."""
+    return [memoryview(part.tobytes()) for part in np.split(table, ends)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("row_bytes", [1, 3, 63, 64, 65, 160, 264, 5120])
+@pytest.mark.parametrize("tokens", [0, 1, 7, 400])
+def test_rows_of_several_tables_in_parts(kind: type[Gather], row_bytes: int, tokens: int) -> None:
+    random = np.random.default_rng([row_bytes, tokens])
+    first = random.integers(0, 256, (100, row_bytes), np.uint8)
+    second = random.integers(0, 256, (73, row_bytes), np.uint8)
+    gather = kind([cut(first, 1, 40, 41, 99), cut(second)], row_bytes)
+    ids = np.stack((random.integers(0, 100, (tokens, 3)), random.integers(0, 73, (tokens, 3))), 1)
+    ids[:1, 0], ids[:1, 1] = [0, 99, 40], [0, 72, 1]
+    out = np.full((tokens, 2, 3, row_bytes), 7, np.uint8)
+    gather.run(ids, out)
+    assert np.array_equal(out[:, 0], first[ids[:, 0]])
+    assert np.array_equal(out[:, 1], second[ids[:, 1]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("id_", [-1, 5, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("at", [0, 3])
+def test_id_without_a_row_is_rejected(kind: type[Gather], id_: int, at: int) -> None:
+    tables = [cut(np.ones((9, 8), np.uint8)), cut(np.ones((5, 8), np.uint8), 2)]
+    ids, out = np.zeros((4, 2, 1), np.int64), np.full((4, 2, 1, 8), 7, np.uint8)
+    ids[at, 1] = id_
+    with pytest.raises(IndexError, match=f"^id: got {id_}, expected 0 to 4$"):
+        kind(tables, 8).run(ids, out)
+    assert (out[at, 1] == 7).all()
+
+
+@built
+@pytest.mark.parametrize(
+    ("parts", "row_bytes", "message"),
+    [
+        ((b"x" * 16,), 0, "row_bytes: got 0, with a part of 16 bytes, expected whole rows"),
+        ((b"x" * 16,), -8, "row_bytes: got -8"),
+        ((b"x" * 16, b"x" * 15), 8, "row_bytes: got 8, with a part of 15 bytes, expected whole rows"),
+        ((b"x" * 16, b""), 8, "row_bytes: got 8, with a part of 0 bytes"),
+        ((), 8, "parts: got none, expected at least one"),
+    ],
+)
+def test_parts_of_broken_rows_are_rejected(parts: Any, row_bytes: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_table(parts, row_bytes)
+
+
+@built
+def test_parts_that_are_no_buffers_are_rejected() -> None:
+    with pytest.raises(TypeError):
+        open_table((memoryview(b"x" * 8), 5), 8)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        open_table([memoryview(b"x" * 8)], 8)  # type: ignore[arg-type]
+
+
+@built
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda given: given | {"ids": given["ids"][:-1]},
+        lambda given: given | {"ids": given["ids"].view(np.uint8).ravel()[:-1]},
+        lambda given: given | {"out": given["out"][:-1]},
+        lambda given: given | {"out": given["out"].ravel()[:-1]},
+        lambda given: given | {"heads": 0},
+        lambda given: given | {"heads": 5},
+        lambda given: given | {"tables": ()},
+        lambda given: given | {"tables": (given["tables"][0], open_table((memoryview(b"x" * 9),), 9))},
+    ],
+)
+def test_mismatching_sizes_are_rejected(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    tables = tuple(open_table((memoryview(bytes(64)),), 8) for _ in range(2))
+    given: dict[str, Any] = {
+        "ids": np.zeros((3, 2, 2), np.int64),
+        "tables": tables,
+        "out": np.full((12, 8), 7, np.uint8),
+        "heads": 2,
+    }
+    with pytest.raises(ValueError, match=r"heads: got .*, expected tables of one row size, as many ids for each"):
+        gather_rows(*change(given).values())
+    assert (given["out"] == 7).all()
+
+
+@built
+def test_other_objects_are_no_tables() -> None:
+    with pytest.raises(ValueError, match="PyCapsule"):
+        gather_rows(np.zeros(1, np.int64), (object(),), np.zeros(8, np.uint8), 1)
+
+
+def write_table(file: Path, rows: int, row_bytes: int = 160) -> NDArray[np.uint8]:
+    """Write a table of random rows, and return it."""
+    table = np.random.default_rng(rows).integers(0, 256, (rows, row_bytes), np.uint8)
+    file.write_bytes(table.tobytes())
+    return table
+
+
+def test_type_and_width_of_rows(tmp_path: Path) -> None:
+    table = np.random.default_rng(0).standard_normal((50, 6), np.float32).astype(np.float16)
+    (tmp_path / "t").write_bytes(table.tobytes())
+    memory = TableMemory()
+    rows = StoredRows([[memory.map(tmp_path / "t")]], table.dtype, 6, memory)
+    ids = np.arange(12).reshape(4, 1, 3)
+    assert np.array_equal(rows.gather(ids), table[ids].reshape(4, 1, 18))
+    assert memory.take_counts() == (12, 144)
+    assert memory.take_counts() == (0, 0)
+
+
+def test_threads_do_not_interfere(tmp_path: Path) -> None:
+    table, memory = write_table(tmp_path / "t", 5000), TableMemory()
+    rows = StoredRows([[memory.map(tmp_path / "t")]], np.dtype(np.uint8), 160, memory)
+    calls = [np.random.default_rng(seed).integers(0, 5000, (500, 1, 4)) for seed in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        for ids, found in zip(calls, pool.map(rows.gather, calls), strict=True):
+            assert np.array_equal(found, table[ids].reshape(500, 1, 640))
+    assert memory.take_counts() == (40000, 40000 * 160)
+
+
+def test_tables_are_mapped_from_the_file_and_shared(tmp_path: Path) -> None:
+    write_table(tmp_path / "t", 1000)
+    kept = TableMemory().map(tmp_path / "t")
+    assert kept.readonly
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    assert [line.split()[1] for line in lines if line.endswith(str(tmp_path / "t"))] == ["r--s"]
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_file_without_content_is_no_table(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "t").write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"^t: got a file that cannot be mapped .*, expected a readable file"):
+        TableMemory().map(tmp_path / "t")
+
+
+@built
+def test_shorter_file_is_an_error(tmp_path: Path) -> None:
+    table, memory = write_table(tmp_path / "t", 5000), TableMemory()
+    rows = StoredRows([[memory.map(tmp_path / "t")]], np.dtype(np.uint8), 160, memory)
+    os.truncate(tmp_path / "t", 160 * 1000)
+    for tokens in (1, 4000):  # the second call releases the GIL
+        with pytest.raises(BufferError, match=r"^table: got a file that has become shorter, expected all its rows"):
+            rows.gather(np.arange(4999, 4999 - tokens, -1).reshape(-1, 1, 1))
+    ids = np.arange(900).reshape(-1, 1, 1)
+    assert np.array_equal(rows.gather(ids), table[ids].reshape(-1, 1, 160))
+
+
+BUDGETED = """
+import sys
+from pathlib import Path
+import numpy as np
+from preblock.service.runtime.stored_rows import StoredRows
+from preblock.service.runtime.table_memory import MIN_BUDGET_BYTES, TableMemory, read_file_pages
+memory = TableMemory(int(sys.argv[2]) or None)
+before = read_file_pages()
+rows = StoredRows([[memory.map(Path(sys.argv[1]))]], np.dtype(np.uint8), 160, memory)
+random, peak = np.random.default_rng(0), 0
+for _ in range(25):
+    rows.gather(random.integers(0, 6_000_000, (100, 1, 18)))
+    assert abs(memory.resident_bytes - (read_file_pages() - before)) < 2**23
+    peak = max(peak, read_file_pages() - before)
+print(peak)
+"""
+
+
+def test_budget_bounds_resident_pages(tmp_path: Path) -> None:
+    (tmp_path / "t").touch()
+    os.truncate(tmp_path / "t", 160 * 6_000_000)
+
+    def peak(budget: int) -> int:
+        command = [sys.executable, "-c", BUDGETED, str(tmp_path / "t"), str(budget)]
+        return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
+
+    assert peak(0) > 1.2 * MIN_BUDGET_BYTES
+    assert peak(MIN_BUDGET_BYTES) <= 1.1 * MIN_BUDGET_BYTES
+
+
+def test_resident_pages_are_counted() -> None:
+    assert TableMemory().resident_bytes == 0
+    with mmap.mmap(-1, 2**24) as shared:
+        before = read_file_pages()
+        shared.write(b"x" * 2**24)
+        assert read_file_pages() - before >= 2**24
