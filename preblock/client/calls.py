@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 import numpy as np
 
 from preblock.client.errors import ServerError, invalid
+from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.safetensors import read_safetensors, write_safetensors
 from preblock.client.token_ids import Row, Rows, from_torch
@@ -50,22 +51,25 @@ class Call(Generic[T]):
 def embed(
     model: str,
     version: int | None,
-    ids: Rows,
+    ids: Rows | None,
     offset: int | Row | None,
     inputs: Mapping[str, Rows | Sequence[Rows] | None],
+    parts: Parts | None,
+    placeholder: Placeholder | None,
     truncate: Side | None,
     pooling: Pooling | None,
     output: str,
     dtype: Dtype,
 ) -> Call[Embeddings]:
-    """Return the call for rows of ids; `inputs` holds further values of each token, by name."""
+    """Return the call for rows of ids or of parts; `inputs` holds further values of each token, by name."""
     rows = _given(input_ids=ids, offset=offset, **inputs)
     names = _given(truncate=truncate, pooling=pooling, output=output, dtype=dtype)
     path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output, pooling is not None)
     if isinstance(offset, int):
         rows["offset"] = np.array([offset])
-    if not all(isinstance(value, np.ndarray) and value.dtype.kind in "iu" for value in rows.values()):
-        return _post(path, rows | _given(offset=offset) | names, SAFETENSORS, parse)
+    made = write_parts(parts, placeholder)
+    if made or not all(isinstance(value, np.ndarray) and value.dtype.kind in "iu" for value in rows.values()):
+        return _post(path, rows | _given(offset=offset) | made | names, SAFETENSORS, parse)
     headers = {"Accept": SAFETENSORS, "Content-Type": SAFETENSORS}
     return Call("POST", f"{path}?{urlencode(names)}", parse, write_safetensors(rows), headers)
 
@@ -78,10 +82,10 @@ def text(model: str, version: int | None, output: str, **options: Any) -> Call[E
 
 
 def prompt_embeds(
-    model: str, version: int | None, ids: Rows | None, texts: str | Sequence[str] | None, output: str, **options: Any
+    model: str, version: int | None, output: str, parts: Parts | None, placeholder: Placeholder | None, **options: Any
 ) -> Call[list[str]]:
     """Return the call for the field `prompt_embeds` of vLLM."""
-    document = _given(input_ids=ids, text=texts, output=output, encoding="prompt_embeds", **options)
+    document = _given(output=output, encoding="prompt_embeds", **options) | write_parts(parts, placeholder)
     return _post(model_path(model, version, "embed"), document, JSON, partial(_read_prompts, output))
 
 

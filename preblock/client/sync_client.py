@@ -10,6 +10,7 @@ from preblock.client.access import Certificate, Verify, read_replicas
 from preblock.client.calls import Call, Dtype, Pooling, Side
 from preblock.client.errors import NoAnswer, ServiceError, invalid
 from preblock.client.keywords import checks_keywords
+from preblock.client.parts import Parts, Placeholder
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.sync_retry import retry
 from preblock.client.sync_stream import DecodeStream
@@ -64,10 +65,12 @@ class Client:
     def embed(
         self,
         /,
-        ids: Rows,
+        ids: Rows | None = None,
         *,
         model: str,
         version: int | None = None,
+        parts: Parts | None = None,
+        placeholder: Placeholder | None = None,
         offset: int | Row | None = None,
         context: Rows | None = None,
         position_ids: Rows | Sequence[Rows] | None = None,
@@ -79,13 +82,15 @@ class Client:
         dtype: Dtype = "float32",
         **indices: Rows,
     ) -> Embeddings:
-        """Return the vectors of token ids: those that enter block 0, or another output.
+        """Return the vectors of token ids, or of rows made of parts: those that enter block 0, or another output.
 
         Args:
             ids: rows of token ids: lists, an integer array (B, L), or tensors. Rows may differ in length; a flat list
                 is one row. Arrays and tensors of one length are fastest.
             model: name of the model.
             version: version of the model; default the highest.
+            parts: instead of `ids`: the parts of one row, or a list of parts for each row.
+            placeholder: with `parts`: a token id, and the vectors in place of its tokens.
             offset: real tokens fed before, one number or one for each row; default 0.
             context: the last ids before each row, `next_context` of the answer before; needed for "ngram_embeddings" at
                 an offset above 0.
@@ -103,7 +108,7 @@ class Client:
         """
         inputs = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         given = {"context": context, **inputs, **indices}
-        call = calls.embed(model, version, ids, offset, given, truncate, pooling, output, dtype)
+        call = calls.embed(model, version, ids, offset, given, parts, placeholder, truncate, pooling, output, dtype)
         return self._send(call)
 
     @checks_keywords
@@ -150,6 +155,8 @@ class Client:
         text: str | Sequence[str] | None = None,
         model: str,
         version: int | None = None,
+        parts: Parts | None = None,
+        placeholder: Placeholder | None = None,
         output: str = "token_embeddings",
         dtype: Dtype = "float32",
         special_tokens: bool | None = None,
@@ -157,17 +164,18 @@ class Client:
         """Return each row for the field `prompt_embeds` of vLLM: a tensor saved by torch, in base64.
 
         Args:
-            ids: rows of token ids, as for `embed`; or else `text`.
+            ids: rows of token ids, as for `embed`; or else `text` or `parts`.
             text: one text for each row, or a single text, for a model with a tokenizer.
             model: name of the model.
             version: version of the model; default the highest.
+            parts, placeholder: as for `embed`.
             output: the output for your version of vLLM in `Model.consumers`; default "token_embeddings".
             dtype: "float32", "float16" or "bfloat16"; vLLM needs its own.
             special_tokens: with `text`, as for `text`; False for a part of a chat message.
 
         """
-        options: dict[str, Any] = {"output": output, "dtype": dtype, "special_tokens": special_tokens}
-        return self._send(calls.prompt_embeds(model, version, ids, text, **options))
+        options: dict[str, Any] = {"dtype": dtype, "special_tokens": special_tokens, "input_ids": ids, "text": text}
+        return self._send(calls.prompt_embeds(model, version, output, parts, placeholder, **options))
 
     @checks_keywords
     def bias(

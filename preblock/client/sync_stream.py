@@ -7,14 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from preblock.client import frames
+from preblock.client import frames, messages
 from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid
 from preblock.client.frames import AnswerFrame, read_frame, write_move, write_step
 from preblock.client.keywords import checks_keywords
+from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Vectors
 from preblock.client.retry import of_stream
 from preblock.client.sync_retry import retry
-from preblock.client.token_ids import Row, Rows, read_integers, read_rows
+from preblock.client.token_ids import Row, Rows, list_rows, read_integers, read_rows
 from preblock.client.transport import model_path
 
 if TYPE_CHECKING:
@@ -85,8 +86,10 @@ class DecodeStream:
     def step(
         self,
         /,
-        ids: Rows,
+        ids: Rows | None = None,
         *,
+        parts: Parts | None = None,
+        placeholder: Placeholder | None = None,
         position_ids: Rows | None = None,
         attention_mask: Rows | None = None,
         token_type_ids: Rows | None = None,
@@ -98,27 +101,39 @@ class DecodeStream:
 
         Args:
             ids: the next token ids of each row, as for `embed`; a row may be empty, but not all.
+            parts: instead of `ids`: the next parts of one row, or of each row; a row may be empty, but not all.
+            placeholder: with `parts`: a token id, and the vectors in place of its tokens.
             position_ids: position index of each token, like `ids`; a row continues after the largest.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             token_type_ids: segment of each token, like `ids`; default 0.
             indices: further inputs in `Model.indices`, like `ids`.
 
         """
-        values, lengths = read_rows("input_ids", ids)
-        parts = {"input_ids": values}
-        given = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        for name, rows in (given | indices).items():
-            if rows is not None:
-                parts[name], other = read_rows(name, rows)
-                if other.tolist() != lengths.tolist():
-                    raise invalid(name, f"rows of {other.tolist()}", f"rows of {lengths.tolist()}, like input_ids")
-
-        def write(number: int) -> bytes:
-            return write_step(parts, lengths, number, self._offset, self._indices)
-
+        inputs = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        given = {name: rows for name, rows in (inputs | indices).items() if rows is not None}
+        made = write_parts(parts, placeholder)
+        write = self._write_parts(ids, made, given) if made else self._write_ids(ids, given)
         vectors, *companions = (self._ask(write, frames.VECTORS)).tensors
         self.companions = dict(zip(self._fields["output"][1:], companions, strict=True))
         return vectors
+
+    def _write_parts(self, ids: Rows | None, made: dict[str, Any], given: dict[str, Rows]) -> Callable[[int], str]:
+        """Return a function of the number that writes a step of parts; the service refuses other fields."""
+        others = given if ids is None else {"input_ids": ids, **given}
+        fields = made | {name: list_rows(name, rows) for name, rows in others.items()}
+        return lambda number: messages.write_step(fields, number, self._offset)
+
+    def _write_ids(self, ids: Rows | None, given: dict[str, Rows]) -> Callable[[int], bytes]:
+        """Return a function of the number that writes a step of ids as a frame."""
+        if ids is None:
+            raise invalid("input_ids", "nothing", "rows of token ids, or parts")
+        values, lengths = read_rows("input_ids", ids)
+        tensors = {"input_ids": values}
+        for name, rows in given.items():
+            tensors[name], other = read_rows(name, rows)
+            if other.tolist() != lengths.tolist():
+                raise invalid(name, f"rows of {other.tolist()}", f"rows of {lengths.tolist()}, like input_ids")
+        return lambda number: write_step(tensors, lengths, number, self._offset, self._indices)
 
     def rewind(self, offset: int | Row) -> None:
         """Set rows back to an earlier offset, as after rejected draft tokens.
@@ -165,8 +180,8 @@ class DecodeStream:
         ids = None if context is None else read_rows("context", context)[0]
         self._ask(partial(write_move, kind, read_integers(name, integers), context=ids), frames.STATE)
 
-    def _ask(self, write: Callable[[int], bytes], kind: int) -> AnswerFrame:
-        """Send the frame `write(number)` until it is answered or the retries are used up."""
+    def _ask(self, write: Callable[[int], str | bytes], kind: int) -> AnswerFrame:
+        """Send the message `write(number)` until it is answered or the retries are used up."""
         with self._turn:
             self._open()
             if self._unusable is not None and not self._resume:
@@ -212,7 +227,7 @@ class DecodeStream:
         self._context = document.get("next_context")
         self._opened, self._unusable, self._number = True, None, 0
 
-    def _exchange(self, write: Callable[[int], bytes], kind: int) -> AnswerFrame:
+    def _exchange(self, write: Callable[[int], str | bytes], kind: int) -> AnswerFrame:
         if self._unusable is not None:
             self._connect()
         frame = write(self._number + 1)
@@ -234,9 +249,10 @@ class DecodeStream:
 
     def _read(self, received: bytes, kind: int) -> AnswerFrame:
         try:
-            answer = read_frame(received)
-        except ValueError as error:
-            raise ConnectionFailed(f"the server sent no frame of a decode stream: {error}") from error
+            # After a message in JSON the service answers, and closes the stream, in JSON too.
+            answer = messages.read_message(received) if received.startswith(b"{") else read_frame(received)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConnectionFailed(f"the server sent no answer of a decode stream: {error}") from error
         if answer.kind == frames.CLOSING:
             raise ConnectionFailed(f"the service closed the stream ({answer.text.decode(errors='replace')})")
         outputs = len(self._fields["output"]) if answer.kind == frames.VECTORS else 0

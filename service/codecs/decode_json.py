@@ -12,6 +12,7 @@ from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
 from preblock.service.codecs.fields import format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
 from preblock.service.codecs.native_json_response import build_document, write_json
+from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
 from preblock.service.codecs.token_rows import read_integers, read_json_rows, read_offset, row_fields, token_inputs
 from preblock.service.core.decode_ops import (
     OF_INTEGERS,
@@ -20,6 +21,7 @@ from preblock.service.core.decode_ops import (
     DecodeMessage,
     DecodeOptions,
     Operation,
+    PartsOp,
     RewindOp,
     RunningRows,
     StepOp,
@@ -29,6 +31,8 @@ from preblock.service.core.results import EmbedResult
 
 OPEN = "open"
 OPTIONS = ("offset", "context", "rows", "output", "dtype", "encoding")
+STEP_PARTS = ("parts", "placeholder", "offset")
+"""Fields of a step of rows made of parts."""
 OPERATIONS = (*OF_INTEGERS, *OF_NOTHING)
 
 
@@ -105,14 +109,16 @@ def read_message(document: Mapping[str, Any], number: int, text: bytes, indices:
     return DecodeMessage(operation, number, digest(text) if number else b"")
 
 
-def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tuple[str, ...] = ()) -> StepOp:
-    """Read the tokens of a step; fields in `ignored` are allowed and not read.
+def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tuple[str, ...] = ()) -> StepOp | PartsOp:
+    """Read the tokens or the parts of a step; fields in `ignored` are allowed and not read.
 
     Raises:
         Invalid: a field is missing, unknown, or of the wrong type.
 
     """
-    refuse_unknown(fields, (*row_fields(tuple(indices)), "offset", *ignored))
+    refuse_unknown(fields, (*row_fields(tuple(indices)), *STEP_PARTS, *ignored))
+    if fields.get("parts") is not None or fields.get("placeholder") is not None:
+        return _read_parts_step(fields, ignored)
     rows = {
         name: read_json_rows(name, value, empty=True)
         for name, value in {"input_ids": None, **fields}.items()
@@ -122,13 +128,22 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tupl
     return StepOp(offset=offset, **token_inputs(rows))
 
 
+def _read_parts_step(fields: Mapping[str, Any], ignored: tuple[str, ...]) -> PartsOp:
+    refuse_beside_parts(fields, (*STEP_PARTS, *ignored))
+    return PartsOp(
+        rows=read_parts(fields.get("parts"), empty=True),
+        placeholder=None if fields.get("placeholder") is None else read_placeholder(fields["placeholder"]),
+        offset=None if fields.get("offset") is None else read_offset(fields["offset"]),
+    )
+
+
 @dataclass(frozen=True)
 class Feed:
-    """A known list of ids, the options of its stream, and `chunk`, the tokens of a row in one event."""
+    """Known rows of ids or parts, the options of their stream, and `chunk`, the tokens of a row in one event."""
 
     options: DecodeOptions
     encoding: str
-    step: StepOp
+    step: StepOp | PartsOp
     chunk: int
 
 
@@ -144,7 +159,7 @@ def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
     if type(chunk) is not int or not 1 <= chunk < 2**31:
         raise Invalid("chunk", format_value(chunk), "1 or more")
     step = read_step({name: value for name, value in fields.items() if name not in (*OPTIONS, "chunk")}, indices)
-    options.setdefault("rows", len(step.input_ids.lengths))
+    options.setdefault("rows", len(step.rows if isinstance(step, PartsOp) else step.input_ids.lengths))
     return Feed(*read_options(options), step, chunk)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.codecs.fields import format_value, read_choice, refuse_unknown, unique_names
 from preblock.service.codecs.json_size import has_more_values
-from preblock.service.codecs.parts import read_parts, read_placeholder
+from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
     POSITIONS,
@@ -213,11 +213,7 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
 
 def _read_parts(fields: Mapping[str, Any]) -> EmbedMessage:
     """Read a request with rows made of parts."""
-    allowed = ("parts", "placeholder", "offset", "context", "output", "dtype", "encoding")
-    for name, value in fields.items():
-        if value is not None and name not in allowed:
-            message = f"{name} cannot be used with parts; allowed are {', '.join(allowed)}"
-            raise Invalid(name, "a value", "nothing beside parts", message=message)
+    refuse_beside_parts(fields, ("parts", "placeholder", "offset", "context", "output", "dtype", "encoding"))
     wanted, encoding = _read_options(fields)
     placeholder = None if fields.get("placeholder") is None else read_placeholder(fields["placeholder"])
     return EmbedMessage(PartsRequest(rows=read_parts(fields.get("parts")), placeholder=placeholder, **wanted), encoding)

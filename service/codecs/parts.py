@@ -1,6 +1,7 @@
 """Rows made of parts: the fields `parts` and `placeholder` of the native API."""
 
 import binascii
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ PART_FIELDS = ("input_ids", "text", "vectors", "soft_prompt")
 FLOAT32 = np.dtype("<f4")
 
 
-def read_parts(value: Any) -> tuple[tuple[RowPart, ...], ...]:
-    """Read rows of parts; a flat list of parts is one row.
+def read_parts(value: Any, empty: bool = False) -> tuple[tuple[RowPart, ...], ...]:
+    """Read rows of parts; a flat list of parts is one row. With `empty` some rows may be empty.
 
     Raises:
         Invalid: a row or part is empty or has another type, or vectors are no base64 of finite float32 values.
@@ -29,9 +30,11 @@ def read_parts(value: Any) -> tuple[tuple[RowPart, ...], ...]:
     found = []
     for number, row in enumerate([value] if flat else value):
         place = "parts" if flat else f"parts[{number}]"
-        if not isinstance(row, list) or not row:
+        if not isinstance(row, list) or not (row or empty):
             raise Invalid(place, format_value(row), "a list of at least one part")
         found.append(tuple(_read_part(f"{place}[{index}]", part) for index, part in enumerate(row)))
+    if not any(found):
+        raise Invalid("parts", "empty rows alone", "at least one part")
     return tuple(found)
 
 
@@ -55,6 +58,14 @@ def _read_part(field: str, part: Any) -> RowPart:
             raise Invalid(field, value, "the name of a soft prompt")
         return RowPart(field, prompt=value)
     return RowPart(field, vectors=_read_vectors(field, value))
+
+
+def refuse_beside_parts(fields: Mapping[str, Any], allowed: tuple[str, ...]) -> None:
+    """Raise Invalid for a field outside `allowed` in a request with parts."""
+    for name, value in fields.items():
+        if value is not None and name not in allowed:
+            message = f"{name} cannot be used with parts; allowed are {', '.join(allowed)}"
+            raise Invalid(name, "a value", "nothing beside parts", message=message)
 
 
 def read_placeholder(value: Any) -> VectorPlaceholder:
@@ -83,6 +94,12 @@ def _read_vectors(field: str, value: Any) -> NDArray[np.float32]:
     if len(content) % FLOAT32.itemsize:
         raise Invalid(field, f"{len(content)} bytes", "float32 values of 4 bytes each")
     values = np.frombuffer(content, FLOAT32)
-    if not np.isfinite(values).all():
-        raise Invalid(field, float(values[~np.isfinite(values)][0]), "finite values")
+    check_vectors(field, values)
     return values
+
+
+def check_vectors(field: str, values: NDArray[np.float32]) -> None:
+    """Raise Invalid for an infinite value or NaN."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        raise Invalid(field, float(values[~finite][0]), "finite values")

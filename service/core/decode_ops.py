@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from preblock.service.core.errors import Conflict, Invalid, TooLarge
+from preblock.service.core.row_parts import GivenVectors, RowPart, VectorPlaceholder
 from preblock.service.core.types import Int64, TokenRows
 
 
@@ -43,6 +44,7 @@ class StepOp:
         position_ids: position index of each token; None: they follow the running offsets.
         attention_mask: 1 for a real token, 0 for padding; None: all are real.
         indices: extra integers per token, by input.
+        given: vectors in place of those of some tokens; None without any.
 
     """
 
@@ -52,16 +54,38 @@ class StepOp:
     position_ids: TokenRows | None = None
     attention_mask: TokenRows | None = None
     indices: Mapping[str, TokenRows] = field(default_factory=dict)
+    given: GivenVectors | None = None
 
     def columns(self, begin: int, end: int) -> "StepOp":
         """Return the tokens from `begin` up to `end` of each row, without an offset."""
-        position, mask = self.position_ids, self.attention_mask
+        position, mask, given = self.position_ids, self.attention_mask, self.given
+        if given is not None:
+            ids = self.input_ids
+            given = given.kept(TokenRows(np.arange(len(ids.values)), ids.lengths).columns(begin, end).values)
         return StepOp(
             input_ids=self.input_ids.columns(begin, end),
             position_ids=None if position is None else position.columns(begin, end),
             attention_mask=None if mask is None else mask.columns(begin, end),
             indices={name: rows.columns(begin, end) for name, rows in self.indices.items()},
+            given=given,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsOp:
+    """The next tokens of each row, as rows made of parts.
+
+    Args:
+        rows: R rows of parts; some rows may be empty, but not all.
+        placeholder: as in `PartsRequest`.
+        offset: int64 (1,) or (R,), offsets expected by the client; None skips the check.
+
+    """
+
+    name: ClassVar[str] = StepOp.name
+    rows: tuple[tuple[RowPart, ...], ...]
+    placeholder: VectorPlaceholder | None = None
+    offset: Int64 | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +144,7 @@ OF_INTEGERS: dict[str, type[RowsOp]] = {kind.name: kind for kind in (RewindOp, R
 OF_NOTHING: dict[str, type[RowsOp]] = {kind.name: kind for kind in (PingOp, CloseOp)}
 """Operations without arguments, by name."""
 
-Operation = StepOp | RowsOp
+Operation = StepOp | PartsOp | RowsOp
 
 
 class RunningRows(NamedTuple):

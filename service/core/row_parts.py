@@ -46,3 +46,8 @@ class GivenVectors(NamedTuple):
 
     tokens: NDArray[np.int64]
     values: NDArray[np.float32]
+
+    def kept(self, tokens: NDArray[np.int64]) -> "GivenVectors | None":
+        """Return the vectors of `tokens`, ascending numbers, numbered by their places there; None without any."""
+        _, places, index = np.intersect1d(tokens, self.tokens, assume_unique=True, return_indices=True)
+        return GivenVectors(places, self.values[index]) if len(index) else None

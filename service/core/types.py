@@ -198,11 +198,13 @@ class PartsRequest(EmbedOptions):
     Args:
         rows: at least one part for each row.
         placeholder: token that stands for vectors in ids and texts; None without one.
+        sequence: as in `TokenRequest`.
 
     """
 
     rows: tuple[tuple[RowPart, ...], ...]
     placeholder: VectorPlaceholder | None = None
+    sequence: SequenceRef | None = None
 
 
 @dataclass(frozen=True)

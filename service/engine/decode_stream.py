@@ -13,7 +13,7 @@ from preblock.service.artifacts.manifest import NGRAMS, PER_LAYER_TOKENS
 from preblock.service.core import decode_ops
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
 from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import DTYPES, Int64, TokenRequest, TokenRows
+from preblock.service.core.types import DTYPES, Int64, PartsRequest, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.history import RowHistories, check_context
 from preblock.service.engine.positions import count_real
@@ -97,6 +97,8 @@ class DecodeState:
 
         """
         operation, repeated = message.operation, self._repeats(message)
+        if isinstance(operation, decode_ops.PartsOp):
+            operation = await self.assemble(operation)
         before, histories = self.offset, self.histories
         if repeated is not None:
             before, histories = repeated.before, repeated.histories
@@ -107,6 +109,7 @@ class DecodeState:
                 position_ids=operation.position_ids,
                 attention_mask=operation.attention_mask,
                 indices=operation.indices,
+                given=operation.given,
                 context=None if histories is None else TokenRows.of_array(histories.context),
                 outputs=self.options.outputs,
                 dtype=self.options.dtype,
@@ -126,6 +129,24 @@ class DecodeState:
         if repeated is None:
             self.advance(after, message.number, message.digest, histories)
         return answer
+
+    async def assemble(self, operation: decode_ops.PartsOp) -> decode_ops.StepOp:
+        """Return rows made of parts as a step of token ids and given vectors.
+
+        Raises:
+            ClientFault: the parts are not allowed, or the stream has another number of rows.
+            Unavailable: the work queue is full.
+
+        """
+        _check_row_count("parts", len(operation.rows), len(self.offset))
+        request = PartsRequest(
+            rows=operation.rows,
+            placeholder=operation.placeholder,
+            outputs=self.options.outputs,
+            dtype=self.options.dtype,
+        )
+        tokens = await self._engine.to_tokens(self.model, request)
+        return decode_ops.StepOp(input_ids=tokens.input_ids, offset=operation.offset, given=tokens.given)
 
     def advance(self, after: Int64, number: int, digest: bytes, histories: RowHistories | None = None) -> None:
         """Set the offsets and histories after a new message, and remember the message if it has a number."""
@@ -168,9 +189,7 @@ async def run_step(
 
     """
     ids = request.input_ids
-    if len(ids.lengths) != len(offset):
-        allowed = "one row" if len(offset) == 1 else f"{len(offset)} rows"
-        raise Invalid("input_ids", f"{len(ids.lengths)} rows", f"{allowed}, as are running")
+    _check_row_count("input_ids", len(ids.lengths), len(offset))
     if stated is not None:
         decode_ops.check_stated(stated, offset)
     if request.position_ids is None or request.further_positions:
@@ -197,6 +216,12 @@ async def run_step(
         flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.arrays.items()}
         answer.tensors, answer.lengths, answer.next_offset = flat, ids.lengths, after
     return answer
+
+
+def _check_row_count(field: str, rows: int, running: int) -> None:
+    if rows != running:
+        allowed = "one row" if running == 1 else f"{running} rows"
+        raise Invalid(field, f"{rows} rows", f"{allowed}, as are running")
 
 
 def split_step(step: decode_ops.StepOp, size: int) -> Iterator[decode_ops.StepOp]:

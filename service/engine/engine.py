@@ -111,7 +111,7 @@ class Engine:
 
         """
         record.select(model.name, model.version)
-        sent = wanted if isinstance(wanted, TokenRequest) else await self._to_tokens(model, wanted)
+        sent = wanted if isinstance(wanted, TokenRequest) else await self.to_tokens(model, wanted)
         self.admission.log.note_ids(record, sent.input_ids)
         cost = TOKEN_COST * len(sent.input_ids.values)
         request, feeds, next_offset = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
@@ -166,8 +166,14 @@ class Engine:
             check_pooled(request, manifest)
         return request, *planning.plan(request, manifest)
 
-    async def _to_tokens(self, model: TokenModel, request: TextRequest | PartsRequest) -> TokenRequest:
-        """Return the tokens of text, or of parts."""
+    async def to_tokens(self, model: TokenModel, request: TextRequest | PartsRequest) -> TokenRequest:
+        """Return the tokens of text, or of parts; the request is not validated further.
+
+        Raises:
+            ClientFault: the request is not allowed.
+            Unavailable: the work queue is full.
+
+        """
         if isinstance(request, TextRequest):
             return await self._tokenize(model, request)
         self.limits.check_rows("parts", len(request.rows))

@@ -35,8 +35,8 @@ def assemble(request: PartsRequest, model: TokenModel, max_tokens: int) -> Token
     filler = _ordinary_id(model.manifest)
     values = _tokens_of(parts, model, max_tokens, filler)
     lengths = np.fromiter(map(len, values), np.int64, len(values))
-    starts = np.cumsum([0, *map(len, request.rows)][:-1])
-    rows = TokenRows(np.concatenate(values), np.add.reduceat(lengths, starts))
+    ends = np.cumsum([0, *lengths])[np.cumsum([0, *map(len, request.rows)])]
+    rows = TokenRows(np.concatenate(values), np.diff(ends))
     given = np.repeat([part.vectors is not None for part in parts], lengths)
     vectors = [_shape(part, model.manifest) for part in parts if part.vectors is not None]
     index: Int64 = np.flatnonzero(given)

@@ -4,6 +4,7 @@ import json
 import struct
 from typing import Any
 
+import numpy as np
 import pytest
 
 from preblock.client import errors
@@ -57,6 +58,9 @@ def opened(*answers: bytes | Exception, resume: bool = False) -> tuple[DecodeStr
     [
         b"",
         b'{"closing":"idle","next_offset":[5]}',
+        b'{"next_offset":[5]}',
+        b'{"next_offset":[6],"shape":[1,1,1],"dtype":"float32","embeddings":"AAAAAA==","step":2}',
+        b"{",
         HEADER.pack(b"INCQ", 2, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
         HEADER.pack(b"PRBK", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0"),
         HEADER.pack(b"PRBK", 2, 4, 0, 1, 1, 1, 1, b"\1\0\0"),
@@ -99,6 +103,18 @@ def test_stream_frames_match_documented_format() -> None:
     stream.rewind(6)
     assert socket.sent[1] == HEADER.pack(b"PRBK", 2, 4, 0, 2, 1, 0, 0, bytes(3)) + struct.pack("<q", 6)
     assert stream.offset == [6]
+
+
+def test_step_of_parts_matches_documented_message() -> None:
+    answer = b'{"next_offset":[6],"shape":[1,1,1],"dtype":"float32","use_as":"","embeddings":"AAAAPw==","step":1}'
+    closing = b'{"closing":"idle","next_offset":[6]}'
+    stream, socket = opened(answer, closing)
+    assert stream.step(parts=[{"vectors": np.full((1, 1), 0.5, np.float32)}]).tolist() == [[[0.5]]]
+    (sent,) = socket.sent
+    assert json.loads(sent) == {"parts": [{"vectors": "AAAAPw=="}], "step": 1, "offset": [5]}
+    with pytest.raises(errors.StreamClosed, match=r"the service closed the stream \(idle\)") as raised:
+        stream.step([1])
+    assert raised.value.offset == [6]
 
 
 def test_rejected_step_does_not_use_message_number() -> None:

@@ -263,12 +263,14 @@ BIAS = describe_operation(
 
 
 class DecodeRequest(TokenFields):
-    """A known list of ids, answered as events. Lines hold messages of `docs/decode.md` instead."""
+    """Known rows of ids or parts, answered as events. Lines hold messages of `docs/decode.md` instead."""
 
-    input_ids: Rows = Field(description="Rows of token ids of any lengths; a flat list is one row.")
+    input_ids: Rows | None = Field(None, description="Rows of token ids of any lengths; a flat list is one row.")
+    parts: list[list[PartObject]] | list[PartObject] | None = Field(None, description="As in the body of embed.")
+    placeholder: PlaceholderObject | None = Field(None, description="With parts: a token that stands for vectors.")
     position_ids: Rows | None = Field(None, description="Position index of each token.")
     chunk: int = Field(1, ge=1, lt=2**31, description="Tokens of each row in one event.")
-    rows: int | None = Field(None, ge=0, description="Number of rows; default those of input_ids.")
+    rows: int | None = Field(None, ge=0, description="Number of rows; default those of the tokens.")
     encoding: Encoding = Field("base64", description="How JSON holds the vectors.")
 
 

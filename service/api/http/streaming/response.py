@@ -19,7 +19,7 @@ from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.streams import LIFETIME, StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_json
 from preblock.service.codecs.native_json import read_json
-from preblock.service.core.decode_ops import DecodeMessage, RunningRows
+from preblock.service.core.decode_ops import DecodeMessage, PartsOp, RunningRows, StepOp
 from preblock.service.core.errors import PreblockError, TooLarge
 from preblock.service.engine.decode_stream import DecodeState, split_step
 from preblock.service.engine.engine import Engine
@@ -167,7 +167,8 @@ async def answer_events(
 
     feed = await engine.scheduler.run(len(body), read, text=True)
     stream = DecodeState(engine, model, feed.options)
-    running, events = stream.running, _write_events(engine, stream, feed)
+    step = await stream.assemble(feed.step) if isinstance(feed.step, PartsOp) else feed.step
+    running, events = stream.running, _write_events(engine, stream, feed, step)
     first = await anext(events)
 
     async def answers(_: StreamLifetime, receive: Receive) -> Answers:
@@ -184,13 +185,13 @@ async def answer_events(
     return StreamResponse(streams, EVENTS, running, answers, _write_event)
 
 
-async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.Feed) -> Answers:
-    """Feed the ids to the stream chunk by chunk, and yield an event for each.
+async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.Feed, rows: StepOp) -> Answers:
+    """Feed the tokens `rows` to the stream chunk by chunk, and yield an event for each.
 
     The id of an event is the number of tokens fed so far, of the longest row in each chunk.
     """
     fed = 0
-    for step in split_step(feed.step, feed.chunk):
+    for step in split_step(rows, feed.chunk):
         # The limits hold for the request, not for each of its chunks.
         with engine.admission.request("decode", limited=False) as record, stream.attempt():
             record.model, record.operation = stream.model.name, step.name

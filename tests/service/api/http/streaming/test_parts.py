@@ -1,0 +1,166 @@
+"""Rows made of parts in decode streams. Oracles: NumPy over answers to ids and the raw tables, one native request."""
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from websockets.sync.client import connect
+
+from tests.support.artifacts import copy_artifact, read_tables
+from tests.support.servers import Server, serve
+
+EVENTS = {"Accept": "text/event-stream"}
+Vectors = NDArray[np.float32]
+GIVEN = np.random.default_rng(0).standard_normal((5, 4), np.float32)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("parts")
+    for name in ("gpt", "llama", "bert", "ngrams"):
+        copy_artifact(name, root)
+    with serve(root) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tokens_and_positions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vectors, Vectors]:
+    """The raw tables of `gpt`, (V, 4) and (M, 4)."""
+    tables = read_tables(copy_artifact("gpt", tmp_path_factory.mktemp("tables")))
+    return tables["tokens"], tables["positions"]
+
+
+def vectors(values: Vectors) -> dict[str, str]:
+    return {"vectors": base64.b64encode(values.tobytes()).decode()}
+
+
+def ids(*values: int) -> dict[str, list[int]]:
+    return {"input_ids": [*values]}
+
+
+def exchange(server: Server, path: str, *messages: dict[str, Any]) -> list[Any]:
+    """Return the answers to messages of a WebSocket."""
+    answers = []
+    with connect(f"{server.address.replace('http', 'ws')}/models/{path}", max_size=None) as stream:
+        for message in messages:
+            stream.send(json.dumps(message))
+            answers.append(json.loads(stream.recv()))
+    return answers
+
+
+def decoded(answer: Any) -> Vectors:
+    return np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(-1, answer["shape"][-1])
+
+
+def test_parts_and_ids_take_turns_in_a_stream(server: Server, tokens_and_positions: tuple[Vectors, Vectors]) -> None:
+    tokens, positions = tokens_and_positions
+    first, state, second = exchange(
+        server,
+        "gpt/decode?offset=[1,0]",
+        {"parts": [[ids(1), vectors(GIVEN[:2])], [vectors(GIVEN[2:3])]]},
+        {"input_ids": [[2], []]},
+        {"parts": [[], [ids(3, 4), vectors(GIVEN[3:])]], "offset": [5, 1]},
+    )
+    row = np.concatenate([tokens[[1]], GIVEN[:2]]) + positions[1:4]
+    assert decoded(first).tobytes() == np.concatenate([row, GIVEN[2:3] + positions[:1]]).tobytes()
+    assert (first["lengths"], first["next_offset"]) == ([3, 1], [4, 1])
+    assert decoded(state).tobytes() == (tokens[[2]] + positions[[4]]).tobytes()
+    assert decoded(second).tobytes() == (np.concatenate([tokens[[3, 4]], GIVEN[3:]]) + positions[1:5]).tobytes()
+    assert (second["lengths"], second["next_offset"]) == ([0, 4], [5, 5])
+
+
+def test_placeholder_takes_vectors_in_a_step(server: Server) -> None:
+    step = {"parts": [ids(1, 99, 99)], "placeholder": {"token_id": 99, **vectors(GIVEN[:2])}}
+    (found,) = exchange(server, "llama/decode", step)
+    alone = httpx.post(f"{server.address}/models/llama/embed", json={"input_ids": [1]}).json()
+    assert decoded(found).tobytes() == np.concatenate([decoded(alone), GIVEN[:2]]).tobytes()
+
+
+def test_repeated_step_of_parts_has_the_same_answer(server: Server) -> None:
+    step = {"parts": [vectors(GIVEN[:2])], "step": 1}
+    first, again, other = exchange(server, "gpt/decode", step, step, {"parts": [vectors(GIVEN[1:3])], "step": 1})
+    assert first == again
+    assert first["next_offset"] == [2]
+    assert other["error"]["title"] == "Conflict"
+
+
+def test_parts_of_ids_feed_the_history(server: Server) -> None:
+    query = "ngrams/decode?output=ngram_embeddings"
+    first = exchange(server, query, {"parts": [ids(5), ids(6)]}, {"parts": [ids(7)]})
+    second = exchange(server, query, {"input_ids": [5, 6]}, {"input_ids": [7]})
+    assert first == second
+
+
+def test_lines_may_have_parts(server: Server) -> None:
+    lines = [{"parts": [vectors(GIVEN[:2])]}, {"parts": [[ids(1)]]}, {"input_ids": [2]}]
+    answer = httpx.post(
+        f"{server.address}/models/gpt/decode",
+        content="".join(json.dumps(line) + "\n" for line in lines),
+        headers={"Content-Type": "application/x-ndjson"},
+    )
+    found = [decoded(json.loads(line)) for line in answer.text.splitlines()]
+    parts = [vectors(GIVEN[:2]), ids(1, 2)]
+    whole = httpx.post(f"{server.address}/models/gpt/embed", json={"parts": parts}).json()
+    assert np.concatenate(found).tobytes() == decoded(whole).tobytes()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 9])
+def test_events_cut_rows_of_parts_into_chunks(server: Server, chunk: int) -> None:
+    rows = [[ids(1), vectors(GIVEN[:3]), ids(2)], [vectors(GIVEN[3:]), ids(99)]]
+    rest = {"placeholder": {"token_id": 99, **vectors(GIVEN[1:2])}}
+    answer = httpx.post(
+        f"{server.address}/models/gpt/decode", json={"parts": rows, "chunk": chunk, **rest}, headers=EVENTS
+    )
+    assert answer.status_code == 200, answer.text
+    *events, end = (json.loads(event.partition("data: ")[2]) for event in answer.text.split("\n\n")[:-1])
+    found: list[list[Vectors]] = [[], []]
+    for event in events:
+        lengths = event.get("lengths") or [event["shape"][1]] * 2
+        for row, part in enumerate(np.split(decoded(event), np.cumsum(lengths)[:-1])):
+            found[row].append(part)
+    whole = httpx.post(f"{server.address}/models/gpt/embed", json={"parts": rows, **rest}).json()
+    assert np.concatenate([*found[0], *found[1]]).tobytes() == decoded(whole).tobytes()
+    assert end["next_offset"] == [5, 3]
+
+
+BAD = [
+    ({"parts": []}, "parts: got [], expected a list of parts for each row"),
+    ({"parts": [[], []]}, "parts: got empty rows alone, expected at least one part"),
+    ({"parts": [[ids(1)], [ids(1)], []]}, "parts: got 3 rows, expected 2 rows, as are running"),
+    ({"parts": [ids(1)]}, "parts: got 1 rows, expected 2 rows, as are running"),
+    ({"parts": [[ids(7)], []]}, "input_ids[0][0]: got 7, expected 0 to 6"),
+    ({"parts": [[], [{"vectors": "AAAA"}]]}, "parts[1][0].vectors: got 3 bytes, expected float32 values of 4 bytes"),
+    ({"parts": [[ids(1)], []], "attention_mask": [[1], []]}, "attention_mask cannot be used with parts; allowed are"),
+    ({"parts": [[ids(1)], []], "input_ids": [[1], []]}, "input_ids cannot be used with parts; allowed are parts"),
+    ({"parts": [[ids(1)], []], "nope": 1}, "unknown field nope; expected input_ids, position_ids, attention_mask"),
+    ({"parts": [[ids(1)], []], "offset": 3}, "offset[0]: got 3, expected 0, the offset of this row"),
+    ({"parts": [[], [ids(1), vectors(np.zeros((6, 4), np.float32))]]}, "offset[1] + tokens: got 0 + 7 = 7"),
+    ({"placeholder": {"token_id": 1, **vectors(GIVEN)}}, "parts: got None, expected a list of parts for each row"),
+    ({"parts": [[{"soft_prompt": "a"}], []]}, "parts[0][0].soft_prompt: got a, expected none, since this model has"),
+]
+
+
+@pytest.mark.parametrize(("message", "detail"), BAD, ids=[str(number) for number in range(len(BAD))])
+def test_bad_parts_leave_the_stream_unchanged(server: Server, message: dict[str, Any], detail: str) -> None:
+    error, state = exchange(server, "gpt/decode?rows=2", message, {"ping": True})
+    assert error["error"]["detail"].startswith(detail), error
+    assert state == {"next_offset": [0, 0]}
+
+
+def test_output_that_needs_ids_is_rejected(server: Server) -> None:
+    query = "ngrams/decode?output=ngram_embeddings"
+    (answer,) = exchange(server, query, {"parts": [vectors(GIVEN)]})
+    assert answer["error"]["detail"].startswith("output ngram_embeddings of this model cannot be computed from given")
+    answer = httpx.post(f"{server.address}/models/bert/decode", json={"parts": [vectors(GIVEN)]}, headers=EVENTS)
+    assert (answer.status_code, answer.json()["field"]) == (422, "output")
+
+
+def test_events_of_more_rows_than_offsets_are_rejected(server: Server) -> None:
+    body = {"parts": [[ids(1)], [ids(2)]], "rows": 1}
+    answer = httpx.post(f"{server.address}/models/gpt/decode", json=body, headers=EVENTS)
+    assert (answer.status_code, answer.json()["field"]) == (422, "parts")
