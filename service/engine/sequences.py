@@ -14,7 +14,7 @@ import numpy as np
 from preblock.service.core.decode_ops import RunningRows, check_each, per_row
 from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailable, shorten
 from preblock.service.core.results import Result
-from preblock.service.core.types import AnyRequest, TokenRequest, TokenRows
+from preblock.service.core.types import AnyRequest, PartsRequest, TokenRequest, TokenRows
 from preblock.service.engine.decode_stream import run_step
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.validation import ZERO
@@ -99,10 +99,14 @@ class SequenceStore:
             Unavailable: other sequences hold too many rows.
 
         """
-        if not isinstance(model, TokenModel) or not isinstance(request, TokenRequest) or request.sequence is None:
+        reference = request.sequence if isinstance(request, TokenRequest | PartsRequest) else None
+        if not isinstance(model, TokenModel) or reference is None:
             yield await self._all.engine.answer(model, request, record)
             return
-        reference, key = request.sequence, SequenceKey(model.name, model.version, model.identity, request.sequence.id)
+        if isinstance(request, PartsRequest):
+            request = await self._all.engine.to_tokens(model, request)
+        assert isinstance(request, TokenRequest)
+        key = SequenceKey(model.name, model.version, model.identity, reference.id)
         running = kept = self._find(key, reference.start)
         before, stated = len(running.offset), request.offset
         if reference.start or not before:

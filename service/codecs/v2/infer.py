@@ -14,22 +14,32 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import BIAS_GRAPH, CONTEXT, NGRAMS, Manifest, StemManifest
 from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_json
-from preblock.service.codecs.token_rows import AXES, INPUTS, POSITIONS, row_fields, token_inputs
+from preblock.service.codecs.token_rows import POSITIONS, row_fields, token_inputs
+from preblock.service.codecs.v2.infer_parts import to_parts_request
 from preblock.service.codecs.v2.infer_tensors import (
-    ACCEPTED,
     INPUT_FIELDS,
     NUMPY_DTYPES,
     InferHeader,
     InputTensor,
     attach_contents,
     attach_shared,
+    check_tensors,
     read_inputs,
     read_objects,
     read_parameters,
-    to_array,
+    read_tensors,
     to_text,
 )
-from preblock.service.codecs.v2.metadata import DATATYPES, TEXT, Manifests, Shapes, describe_inputs, describe_tensors
+from preblock.service.codecs.v2.metadata import (
+    DATATYPES,
+    PARTS,
+    TEXT,
+    VECTORS,
+    Manifests,
+    Shapes,
+    describe_inputs,
+    describe_tensors,
+)
 from preblock.service.codecs.v2.parameters import InferOptions, read_options
 from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS, TEXT_OUTPUTS
 from preblock.service.codecs.v2.shared_memory import ReadShared, refuse_shared
@@ -46,13 +56,6 @@ from preblock.service.core.types import (
 FIELDS = ("id", "parameters", "inputs", "outputs", "model_name")
 """Fields of a request; some clients repeat the model name of the path."""
 OUTPUT_FIELDS = ("name", "parameters")
-SHAPE_TEXTS = {
-    "offset": "[1] or [batch]",
-    CONTEXT: "[batch, the history of the model]",
-    TEXT: "[batch]",
-    **dict.fromkeys((*INPUTS, "token_type_ids"), "[batch, length]"),
-    POSITIONS: f"[batch, length], or [{AXES}, batch, length]",
-}
 MAX_CACHED_HEADER_BYTES = 2048
 """A header with all inputs of a model is shorter."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -106,7 +109,7 @@ def read_infer(
             header = _read_header(body[:end], manifest, max_values)
         binary = memoryview(body)[end:]
     inputs = attach_shared(attach_contents(header, binary), read_shared)
-    request = to_request(inputs, header.options, manifest)
+    request = to_request(inputs, header.options, manifest, max_values)
     return InferMessage(request, header.id, header.options)
 
 
@@ -166,27 +169,37 @@ def _read_raw(body: bytes, manifest: Manifests) -> InferMessage:
     return InferMessage(request, None, options)
 
 
-def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manifests) -> AnyRequest:
+def to_request(
+    inputs: list[InputTensor], options: InferOptions, manifest: Manifests, max_values: int | None = None
+) -> AnyRequest:
     """Return the request of input tensors, the same for HTTP and gRPC.
 
+    Args:
+        inputs: the tensors.
+        options: of the request.
+        manifest: of the model.
+        max_values: maximum values in the JSON of parts; default None: any number.
+
     Raises:
+        TooLarge: the parts have too many values.
         Invalid: an unknown or repeated name, a missing tensor, or a wrong datatype or shape.
 
     """
     if isinstance(manifest, StemManifest):
         _refuse_token_options(options)
-        tensors = _read_tensors(inputs, describe_inputs(manifest), manifest.input.name)
+        tensors = read_tensors(inputs, describe_inputs(manifest), manifest.input.name)
         return StemRequest(input=manifest.input.name, values=tensors[manifest.input.name], dtype=options.dtype)
     if manifest.bias and manifest.bias.name in options.outputs:
         if len(options.outputs) > 1:
             raise Invalid("outputs", list(options.outputs), f"{manifest.bias.name} alone, since it has no tokens")
         _refuse_token_options(options)
         lengths = describe_tensors(manifest.graphs[BIAS_GRAPH].inputs)
-        tensors = _read_tensors(inputs, lengths, *(name for name in lengths if name != "query_offset"))
+        tensors = read_tensors(inputs, lengths, *(name for name in lengths if name != "query_offset"))
         values: dict[str, Any] = {name: int(tensor[0]) for name, tensor in tensors.items()}
         return PairwiseBiasRequest(**values, dtype=options.dtype)
-    text, inputs = _read_text(inputs, manifest)
-    tensors = _read_tensors(inputs, _token_inputs(manifest), *(() if text else ("input_ids",)))
+    text, inputs = _read_texts(TEXT, inputs, manifest)
+    parts, inputs = _read_texts(PARTS, inputs, manifest)
+    tensors = read_tensors(inputs, _token_inputs(manifest), *(() if text or parts else ("input_ids",)))
     offset = tensors.pop("offset", None)
     if options.offset is not None:
         if offset is not None:
@@ -205,12 +218,14 @@ def to_request(inputs: list[InputTensor], options: InferOptions, manifest: Manif
         message = f"outputs: next_context needs the output {NGRAMS}, because no other one depends on earlier ids"
         raise Invalid("outputs", "next_context", f"{NGRAMS} beside it", message=message)
     if text:
-        _check_text(tensors, options)
+        _check_text(tensors | dict.fromkeys((PARTS,) if parts else ()), options)
         return TextRequest(text=text, spans=any(name in options.binary for name in TEXT_OUTPUTS), **wanted)
     for name in TEXT_OUTPUTS:
         if name in options.binary:
             message = f"outputs: {name} needs the input text, because it describes the tokens of a text"
             raise Invalid("outputs", name, "an output of token ids", message=message)
+    if parts or VECTORS in tensors or options.placeholder_id is not None:
+        return to_parts_request(parts, tensors, options, wanted, max_values)
     further: tuple[TokenRows, ...] = ()
     if POSITIONS in tensors and tensors[POSITIONS].ndim == 3:
         tensors[POSITIONS], *others = tensors[POSITIONS]
@@ -224,23 +239,25 @@ def _token_inputs(manifest: Manifest) -> Shapes:
     return {**describe_inputs(manifest), **dict.fromkeys(row_fields(tuple(manifest.indices)), ("INT64", [-1, -1]))}
 
 
-def _read_text(inputs: list[InputTensor], manifest: Manifest) -> tuple[tuple[str, ...], list[InputTensor]]:
-    """Return the texts of a request, and its other inputs; no text without a tokenizer."""
+def _read_texts(name: str, inputs: list[InputTensor], manifest: Manifest) -> tuple[tuple[str, ...], list[InputTensor]]:
+    """Return the texts of the input `name`, and the other inputs; no texts for a model without this input."""
     known = _token_inputs(manifest)
-    texts = [tensor for tensor in inputs if tensor.name == TEXT] if TEXT in known else []
+    texts = [tensor for tensor in inputs if tensor.name == name] if name in known else []
     if not texts:
         return (), inputs
-    _check_tensors(texts, known)
-    return to_text(texts[0]), [tensor for tensor in inputs if tensor.name != TEXT]
+    check_tensors(texts, known)
+    return to_text(texts[0]), [tensor for tensor in inputs if tensor.name != name]
 
 
-def _check_text(tensors: Mapping[str, NDArray[Any]], options: InferOptions) -> None:
+def _check_text(tensors: Mapping[str, NDArray[Any] | None], options: InferOptions) -> None:
     """Raise Invalid for inputs and options that need the ids of the client."""
     for name in tensors:
         message = f"{name} cannot be used with text, because the tokenizer makes the tokens of a text"
         raise Invalid(name, f"text and {name}", "one of them", message=message)
     if options.sequence is not None:
         raise Invalid("parameters.sequence_id", format_value(options.sequence.id), "none beside text")
+    if options.placeholder_id is not None:
+        raise Invalid("parameters.placeholder_id", options.placeholder_id, "none beside text")
 
 
 def _refuse_token_options(options: InferOptions) -> None:
@@ -250,44 +267,13 @@ def _refuse_token_options(options: InferOptions) -> None:
         "parameters.offset": None if options.offset is None else int(options.offset[0]),
         "parameters.truncate": options.truncate,
         "parameters.pooling": None if pooling == "none" else pooling,
+        "parameters.placeholder_id": options.placeholder_id,
         "parameters.sequence_id": None if sequence is None else format_value(sequence.id),
         "outputs": ", ".join(options.row_outputs) or None,
     }
     for field, value in given.items():
         if value is not None:
             raise Invalid(field, value, "none, because the request has no tokens")
-
-
-def _read_tensors(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, NDArray[Any]]:
-    """Return the tensors by name, checked against `known`; `needed` names the required ones."""
-    _check_tensors(inputs, known)
-    tensors = {tensor.name: to_array(tensor) for tensor in inputs}
-    for name in needed:
-        if name not in tensors:
-            raise Invalid("inputs", f"no {name}", f"a tensor {name}")
-    return tensors
-
-
-def _check_tensors(inputs: list[InputTensor], known: Shapes) -> None:
-    """Check name, datatype and shape of each tensor against `known`; sizes of -1 there are free."""
-    seen: set[str] = set()
-    for tensor in inputs:
-        if tensor.name not in known:
-            raise Invalid("inputs.name", tensor.name, ", ".join(known))
-        if tensor.name in seen:
-            raise Invalid("inputs.name", f"{tensor.name} twice", "each name once")
-        seen.add(tensor.name)
-        datatype, shape = known[tensor.name]
-        if tensor.datatype not in ACCEPTED[datatype]:
-            raise Invalid(f"{tensor.name}.datatype", tensor.datatype, " or ".join(ACCEPTED[datatype]))
-        if tensor.name == POSITIONS and len(tensor.shape) == 3:
-            shape = [AXES, *shape]
-        if len(tensor.shape) != len(shape) or any(
-            size not in (-1, got) for size, got in zip(shape, tensor.shape, strict=True)
-        ):
-            raise Invalid(f"{tensor.name}.shape", list(tensor.shape), SHAPE_TEXTS.get(tensor.name, str(shape)))
-        if 0 in tensor.shape:  # a few bytes can declare any number of empty rows
-            raise Invalid(f"{tensor.name}.shape", list(tensor.shape), "sizes of 1 or more")
 
 
 def _header_length(text: str, length: int) -> int:

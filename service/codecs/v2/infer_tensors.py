@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from preblock.service.artifacts.manifest import CONTEXT
 from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_text
-from preblock.service.codecs.token_rows import read_floats, read_integers
+from preblock.service.codecs.token_rows import AXES, INPUTS, POSITIONS, read_floats, read_integers
+from preblock.service.codecs.v2.metadata import PARTS, TEXT, Shapes
 from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, InferOptions, find_ignored
 from preblock.service.codecs.v2.shared_memory import ReadShared, read_range
 from preblock.service.core.errors import Invalid, Malformed
@@ -27,6 +29,13 @@ ACCEPTED = {"INT64": ("INT64", "INT32"), "FP32": ("FP32",), "BYTES": ("BYTES",)}
 SIZE = struct.Struct("<I")
 """The length before each element of a BYTES tensor (Triton, "Binary tensor data extension")."""
 
+SHAPE_TEXTS = {
+    "offset": "[1] or [batch]",
+    CONTEXT: "[batch, the history of the model]",
+    **dict.fromkeys((TEXT, PARTS), "[batch]"),
+    **dict.fromkeys((*INPUTS, "token_type_ids"), "[batch, length]"),
+    POSITIONS: f"[batch, length], or [{AXES}, batch, length]",
+}
 INPUT_FIELDS = ("name", "datatype", "shape", "parameters", "data")
 
 
@@ -106,6 +115,49 @@ def attach_shared(inputs: list[InputTensor], read: ReadShared) -> list[InputTens
         return inputs
     contents = iter(read(ranges))
     return [tensor if tensor.shared is None else tensor._replace(data=memoryview(next(contents))) for tensor in inputs]
+
+
+def read_tensors(inputs: list[InputTensor], known: Shapes, *needed: str) -> dict[str, NDArray[Any]]:
+    """Return the tensors by name, checked against `known`; `needed` names the required ones.
+
+    Raises:
+        Invalid: an unknown or repeated name, a missing tensor, or a wrong datatype or shape.
+        Malformed: another number of bytes than a shape declares.
+
+    """
+    check_tensors(inputs, known)
+    tensors = {tensor.name: to_array(tensor) for tensor in inputs}
+    for name in needed:
+        if name not in tensors:
+            raise Invalid("inputs", f"no {name}", f"a tensor {name}")
+    return tensors
+
+
+def check_tensors(inputs: list[InputTensor], known: Shapes) -> None:
+    """Check name, datatype and shape of each tensor against `known`; sizes of -1 there are free.
+
+    Raises:
+        Invalid: an unknown or repeated name, or a wrong datatype or shape.
+
+    """
+    seen: set[str] = set()
+    for tensor in inputs:
+        if tensor.name not in known:
+            raise Invalid("inputs.name", tensor.name, ", ".join(known))
+        if tensor.name in seen:
+            raise Invalid("inputs.name", f"{tensor.name} twice", "each name once")
+        seen.add(tensor.name)
+        datatype, shape = known[tensor.name]
+        if tensor.datatype not in ACCEPTED[datatype]:
+            raise Invalid(f"{tensor.name}.datatype", tensor.datatype, " or ".join(ACCEPTED[datatype]))
+        if tensor.name == POSITIONS and len(tensor.shape) == 3:
+            shape = [AXES, *shape]
+        if len(tensor.shape) != len(shape) or any(
+            size not in (-1, got) for size, got in zip(shape, tensor.shape, strict=True)
+        ):
+            raise Invalid(f"{tensor.name}.shape", list(tensor.shape), SHAPE_TEXTS.get(tensor.name, str(shape)))
+        if 0 in tensor.shape:  # a few bytes can declare any number of empty rows
+            raise Invalid(f"{tensor.name}.shape", list(tensor.shape), "sizes of 1 or more")
 
 
 def to_array(tensor: InputTensor) -> NDArray[Any]:

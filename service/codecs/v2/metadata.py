@@ -29,8 +29,10 @@ SHARED_MEMORY_EXTENSION = "system_shared_memory"
 DATATYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int64": "INT64"}
 TEXT = "text"
 """The input of a model with a tokenizer, instead of `input_ids`."""
-UNDECLARED_INPUTS = ("position_ids",)
-"""Inputs that exclude the declared `offset`. perf_analyzer fills every declared input."""
+PARTS, VECTORS = "parts", "vectors"
+"""The inputs of rows made of parts: the rows in JSON, and the vectors of a placeholder."""
+UNDECLARED_INPUTS = ("position_ids", PARTS, VECTORS)
+"""Inputs that exclude declared ones. perf_analyzer fills every declared input."""
 
 Manifests = Manifest | StemManifest
 Shapes = Mapping[str, tuple[str, list[int]]]
@@ -46,7 +48,10 @@ def describe_inputs(manifest: Manifests) -> Shapes:
     text = {TEXT: ("BYTES", [-1])} if TOKENIZER in manifest.files else {}
     bias = manifest.graphs[BIAS_GRAPH].inputs if manifest.bias else ()
     history = {CONTEXT: ("INT64", [-1, manifest.history.tokens])} if manifest.history else {}
-    return rows | {"offset": ("INT64", [-1])} | history | text | describe_tensors(bias)
+    parts = {PARTS: ("BYTES", [-1])}
+    if manifest.token_embeddings is not None:
+        parts[VECTORS] = ("FP32", [-1, manifest.token_embeddings.width])
+    return rows | {"offset": ("INT64", [-1])} | history | text | parts | describe_tensors(bias)
 
 
 def declared_inputs(manifest: Manifests) -> Shapes:

@@ -26,7 +26,7 @@ SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 MAX_SEQUENCE_ID_BYTES = 128
 """The limit of Triton for text ids."""
 REQUEST_PARAMETERS = (
-    *("offset", "truncate", "pooling", "dtype", "binary_data_output", "content_type"),
+    *("offset", "truncate", "pooling", "dtype", "placeholder_id", "binary_data_output", "content_type"),
     *(*SEQUENCE, *HINTS, FINAL),
 )
 INPUT_PARAMETERS = ("binary_data_size", "content_type", *SHARED_MEMORY)
@@ -49,6 +49,7 @@ class InferOptions:
         offset: int64 (1,); None without the parameter.
         truncate: as in `EmbedOptions`.
         pooling: as in `EmbedOptions`.
+        placeholder_id: token that stands for the input `vectors`; None without the parameter.
         sequence: of the request; None without a sequence id.
         ignored: names of unknown parameters, and of given hints.
 
@@ -60,6 +61,7 @@ class InferOptions:
     offset: Int64 | None
     truncate: str | None
     pooling: str
+    placeholder_id: int | None
     sequence: SequenceRef | None
     ignored: tuple[str, ...]
 
@@ -134,6 +136,11 @@ def read_options(
         offset=np.array([read_integer("parameters.offset", parameters["offset"])]) if "offset" in parameters else None,
         truncate=parameters.get("truncate"),
         pooling=parameters.get("pooling", "none"),
+        placeholder_id=(
+            read_integer("parameters.placeholder_id", parameters["placeholder_id"])
+            if "placeholder_id" in parameters
+            else None
+        ),
         sequence=_sequence(parameters),
         ignored=tuple(unknown),
     )

@@ -93,7 +93,7 @@ def read_infer(
         inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
     requested = [(output.name, read_parameters(output.parameters)) for output in message.outputs]
     options = read_options(read_parameters(message.parameters), requested, manifest, ignored)
-    request = to_request(attach_shared(inputs, read_shared), options, manifest)
+    request = to_request(attach_shared(inputs, read_shared), options, manifest, max_values)
     return InferMessage(request, message.id, options)
 
 
