@@ -36,10 +36,11 @@ def status(name):
 tiny, whole, repository = sys.argv[1:]
 export(tiny, "tiny", Path(repository))
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-base, begin = status("VmRSS"), time.perf_counter()
+base, begin, worked = status("VmRSS"), time.perf_counter(), time.process_time()
 found = export(whole, "whole", Path(repository))
-seconds, peak = time.perf_counter() - begin, status("VmHWM") - base
-print(json.dumps({"seconds": seconds, "peak": peak, "discovered": found.manifest.source.discovered_with}))
+seconds, processor = time.perf_counter() - begin, time.process_time() - worked
+result = {"seconds": seconds, "processor": processor, "peak": status("VmHWM") - base}
+print(json.dumps(result | {"discovered": found.manifest.source.discovered_with}))
 """
 
 
@@ -56,14 +57,15 @@ def main() -> None:
     tensors = 4 * sizes[0] * sizes[1]
     print(f"| {parameters / 1e6:.0f} million parameters | by row | discovered |\n|---|---|---|")
     print(f"| export | {by_row['seconds']:.1f} s | {discovered['seconds']:.1f} s |")
+    print(f"| processor time | {by_row['processor']:.1f} s | {discovered['processor']:.1f} s |")
     print(
         f"| peak memory over tensors of {tensors / 1e6:.0f} MB | {_share(by_row, tensors)} | "
         f"{_share(discovered, tensors)} |"
     )
     if by_row["discovered"] or not discovered["discovered"]:
         raise SystemExit("a type has another way than expected")
-    if discovered["seconds"] > MOST_TIME * by_row["seconds"]:
-        raise SystemExit(f"discovery takes more than {MOST_TIME} times as long as the row")
+    if discovered["processor"] > MOST_TIME * by_row["processor"]:
+        raise SystemExit(f"discovery takes more than {MOST_TIME} times the processor time of the row")
     if discovered["peak"] > MOST_MEMORY * tensors + PARTS:
         raise SystemExit(f"discovery takes more memory than {MOST_MEMORY} times the tensors plus 1 GB")
 
