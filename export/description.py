@@ -138,6 +138,7 @@ def _describe_steps(frontend: FrontEnd, discovered_with: str | None) -> dict[str
                 cos=output.names[0],
                 sin=output.names[1],
                 form=output.form,
+                dtype=output.dtype,
                 width=output.config.dim,
                 layout=output.layout,
                 axes=output.axes,

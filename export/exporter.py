@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from torch import nn
 
@@ -56,6 +56,7 @@ def export(
     dtype: str = "float32",
     scale: str | None = None,
     rotary_layout: Literal["full", "half", "fused"] = "full",
+    rotary_dtype: Literal["float32", "float16"] = "float32",
     soft_prompts: Sequence[str] = (),
     **choices: Unpack[SourceOptions],
 ) -> ExportResult:
@@ -73,6 +74,7 @@ def export(
         dtype: stored type of the tables.
         scale: unit with one scale in int8, as in `find_format`.
         rotary_layout: columns of the rotary outputs, the `form` of `RotaryOutput`.
+        rotary_dtype: type of the rotary outputs, the `dtype` of `RotaryOutput`.
         soft_prompts: `NAME=FOLDER` of each soft prompt, saved by PEFT.
         choices: arguments of `read_frontend`.
 
@@ -88,7 +90,9 @@ def export(
         if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
             report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
         if rotary_layout != "full":
-            loaded = _arrange_rotary(loaded, rotary_layout)
+            loaded = _change_rotary(loaded, "--rotary-layout", form=rotary_layout)
+        if rotary_dtype != "float32":
+            loaded = _change_rotary(loaded, "--rotary-dtype", dtype=rotary_dtype)
         return loaded if max_len is None else _resize(loaded, max_len, resizing)
 
     # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
@@ -206,13 +210,18 @@ def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exac
     return CustomFrontEnd(module, vocab_size, max_len, exact)
 
 
-def _arrange_rotary(loaded: LoadedSource, form: Literal["full", "half", "fused"]) -> LoadedSource:
-    """Return the source with rotary outputs of another form."""
+def _change_rotary(loaded: LoadedSource, option: str, **change: Any) -> LoadedSource:
+    """Return the source with another form or dtype of its rotary outputs, as `option` requests."""
     source = loaded.frontend
     if not isinstance(source, FrontEnd) or not source.config.rotary:
         reason = (isinstance(source, FrontEnd) and source.config.no_rotary) or "its attention has no rotary positions"
-        raise ExportError(f"--rotary-layout: got {form}, but the model has no rotary outputs: {reason}")
-    config = replace(source.config, rotary=tuple(replace(output, form=form) for output in source.config.rotary))
+        (got,) = change.values()
+        raise ExportError(f"{option}: got {got}, but the model has no rotary outputs: {reason}")
+    try:
+        rotary = tuple(replace(output, **change) for output in source.config.rotary)
+    except ValueError as error:
+        raise ExportError(f"{option}: {error}") from error
+    config = replace(source.config, rotary=rotary)
     return replace(loaded, frontend=FrontEnd.from_tensors(config, source.state_dict()))
 
 

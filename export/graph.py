@@ -97,8 +97,8 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
     - `ngrams.onnx` and `ngram.ids.onnx` have the outputs of `FrontEnd.ngram_outputs`, and the further input `context`
       (batch, n - 1).
     - `unscaled.onnx` has output `unscaled_token_embeddings`, if `token_embeddings` include an embedding scale.
-    - With rotary attention, `model.onnx` also has the outputs of `FrontEnd.rotary_outputs`, float32 (1 or batch,
-      length, R). `embeddings.onnx` omits them, because onnxruntime computes every output of a graph.
+    - With rotary attention, `model.onnx` also has the outputs of `FrontEnd.rotary_outputs`, (1 or batch, length, R).
+      `embeddings.onnx` omits them, because onnxruntime computes every output of a graph.
     """
     signature = frontend.signature
     lookups = _lookups(signature)

@@ -195,12 +195,13 @@ class FrontEnd(nn.Module):
         row_ids = self.ngrams.row_ids(input_ids, context)
         return {ROW_IDS: row_ids, NGRAMS: self.ngrams.look_up(row_ids)}
 
-    def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0) -> dict[str, Tensor]:
-        """Return cosines and sines by name, float32 (1 or B, L, R) for `rotate` or of another form; without any, {}.
+    def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0, *, rounded: bool = True) -> dict[str, Tensor]:
+        """Return cosines and sines by name, (1 or B, L, R) for `rotate` or of another form; without any, {}.
 
         Args:
             input_ids: int64 (B, L), used for its shape alone.
             offset: tokens already fed: an int, or int64 (1,) or (B,); default 0. One number gives one row for all.
+            rounded: whether the outputs are in their own dtype; if false, all are float32. Default True.
 
         Raises:
             ValueError: a position is negative, or beyond the length of the angles.
@@ -208,7 +209,9 @@ class FrontEnd(nn.Module):
         """
         outputs: dict[str, Tensor] = {}
         for output in self.config.rotary:
-            outputs |= output.arrange(*self.get_submodule(output.named("rotary"))(input_ids, offset=offset))
+            cos, sin = self.get_submodule(output.named("rotary"))(input_ids, offset=offset)
+            dtype = getattr(torch, output.dtype) if rounded else torch.float32
+            outputs |= output.arrange(cos.to(dtype), sin.to(dtype))
         return outputs
 
     def run(

@@ -28,14 +28,18 @@ def write_edgellm(lookup: TokenLookup, folder: Path) -> None:
       the ending of their outputs, such as `rope_rotary_cos_sin_sliding_attention`.
 
     Raises:
-        ExportError: a value is too large for float16.
+        ExportError: a value is too large for float16, or the artifact has rotary outputs in float16.
 
     """
     shape = (lookup.manifest.vocab_size, lookup.width)
     _write_tensors(folder / TABLE, {"embedding": ("F16", shape, _halves(lookup))})
     limits = {rotary: rotary.max_len or lookup.manifest.max_len for rotary in lookup.manifest.rotary}
+    for rotary in limits:
+        if rotary.dtype != "float32":
+            expected = "float32: the cache is float32, so export the model without --rotary-dtype"
+            raise ExportError(f"{CACHES}: got {rotary.cos} in {rotary.dtype}, expected {expected}")
     caches = {
-        rotary.cos.replace("rotary_cos", CACHE, 1): ("F32", (1, limit, rotary.width), _caches(lookup, rotary, limit))
+        CACHE + _kind_of_layer(rotary): ("F32", (1, limit, rotary.width), _caches(lookup, rotary, limit))
         for rotary, limit in limits.items()
         if limit is not None
     }
@@ -53,6 +57,11 @@ def _halves(lookup: TokenLookup) -> Iterator[NDArray[Any]]:
         yield halves
 
 
+def _kind_of_layer(rotary: Rotary) -> str:
+    """Return the ending of the outputs, such as `_sliding_attention`."""
+    return rotary.cos.removeprefix("rotary_cos_sin" if rotary.form == "fused" else "rotary_cos")
+
+
 def _caches(lookup: TokenLookup, rotary: Rotary, limit: int) -> Iterator[NDArray[Any]]:
     """Yield cosines and sines of all positions in order, float32 (n, R)."""
     session = Session(lookup.folder)
@@ -63,8 +72,9 @@ def _caches(lookup: TokenLookup, rotary: Rotary, limit: int) -> Iterator[NDArray
         if "attention_mask" in feeds:
             feeds["attention_mask"] = np.ones_like(ids)
         feeds |= {INPUT_IDS: ids, "offset": np.array([begin])}
-        found = session.run(feeds, [rotary.cos, rotary.sin])
-        cache = np.concatenate([found[name][0, :, :half] for name in (rotary.cos, rotary.sin)], axis=1)
+        found = session.run(feeds, list(dict.fromkeys((rotary.cos, rotary.sin))))
+        # In each form, cosines come first in the one output, and sines last in the other.
+        cache = np.concatenate([found[rotary.cos][0, :, :half], found[rotary.sin][0, :, -half:]], axis=1)
         yield cache.astype("<f4", copy=False)
 
 

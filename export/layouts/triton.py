@@ -11,7 +11,7 @@ from preblock.service.artifacts.records import Tensor
 
 CONFIG = "config.pbtxt"
 LIMITS = ("family", "image_size", "patch_size", "vocab_size", "max_len")
-TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32"}
+TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 
 
 def write_config(model: Path, version: int | None = None) -> Path:

@@ -8,14 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig
 
 AXES = 3
 """Axes of three-dimensional positions."""
 FORMS = ("full", "half", "fused")
-
-
-OWN = ("name", "layout", "form", "axes")
+DTYPES = ("float32", "float16")
+OWN = ("name", "layout", "form", "dtype", "axes")
 """Fields of `RotaryOutput` beside those of `RotaryConfig`."""
 
 
@@ -31,10 +30,13 @@ class RotaryOutput:
             The module itself has one position for all axes. Default (), one axis.
         form: columns of the outputs: "full" for each of the R/2 values twice, "half" for each value once, "fused" for
             one output with R/2 cosines and then R/2 sines; default "full".
+        dtype: type of the outputs: "float16" rounds the float32 values once, to nearest, ties to even; default
+            "float32".
         config: configuration of the angles.
 
     Raises:
-        ValueError: the name, the layout, the form or the axes are not allowed.
+        ValueError: the name, the layout, the form, the dtype or the axes are not allowed; or the factor on cosines
+            and sines exceeds the dtype.
 
     """
 
@@ -42,6 +44,7 @@ class RotaryOutput:
     name: str = ""
     layout: Literal["half", "interleaved"] = "half"
     form: Literal["full", "half", "fused"] = "full"
+    dtype: Literal["float32", "float16"] = "float32"
     axes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -51,6 +54,11 @@ class RotaryOutput:
             raise ValueError(f"rotary.layout: got {self.layout!r}, expected 'half', 'interleaved'")
         if self.form not in FORMS:
             raise ValueError(f"rotary.form: got {self.form!r}, expected {', '.join(map(repr, FORMS))}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"rotary.dtype: got {self.dtype!r}, expected {', '.join(map(repr, DTYPES))}")
+        largest, limit = SCALINGS[self.config.scaling].attention_factor(self.config), torch.finfo(torch.float16).max
+        if self.dtype == "float16" and largest > limit:
+            raise ValueError(f"rotary.dtype: got 'float16', expected 'float32' for values above {limit:g}")
         pairs = self.config.dim // 2
         given: Any = self.axes
         if given and (not isinstance(given, tuple) or len(given) != pairs or not {*given} <= set(range(AXES))):
@@ -72,7 +80,7 @@ class RotaryOutput:
         return self.config.dim // 2 if self.form == "half" else self.config.dim
 
     def arrange(self, cos: Tensor, sin: Tensor) -> dict[str, Tensor]:
-        """Return the outputs by name, from cosines and sines (1 or B, L, R) of the full form."""
+        """Return the outputs by name in the type of `cos`, from cosines and sines (1 or B, L, R) of the full form."""
         if self.form != "full":
             cos, sin = (part[..., : self.config.dim // 2] for part in (cos, sin))
         if self.form == "fused":
@@ -86,7 +94,8 @@ class RotaryOutput:
             for field in fields(self.config)
             if (value := getattr(self.config, field.name)) != field.default or field.name in ("theta", "scaling")
         }
-        further = {} if self.form == "full" else {"form": self.form}
+        chosen = {"form": self.form, "dtype": self.dtype}
+        further = {name: value for name, value in chosen.items() if value not in ("full", "float32")}
         axes = {"axes": list(self.axes)} if self.axes else {}
         return {"name": self.name, "layout": self.layout, **further, **axes, **numbers}
 

@@ -57,6 +57,12 @@ def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> l
     help="Columns of the rotary outputs: each value twice, once, or cosines and sines in one output.",
 )
 @click.option(
+    "--rotary-dtype",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    help="Type of the rotary outputs in the graph: float16 rounds the float32 values once.",
+)
+@click.option(
     "--soft-prompt",
     "soft_prompts",
     multiple=True,
@@ -90,6 +96,7 @@ def export(
     dtype: str,
     scale: str | None,
     rotary_layout: Literal["full", "half", "fused"],
+    rotary_dtype: Literal["float32", "float16"],
     soft_prompts: tuple[str, ...],
     **choices: Any,
 ) -> None:
@@ -115,7 +122,7 @@ def export(
     # An exception, unlike the default action of SIGTERM, lets the export remove its draft.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with ProgressLine(name) as progress:
-        options |= {"rotary_layout": rotary_layout, "soft_prompts": soft_prompts}
+        options |= {"rotary_layout": rotary_layout, "rotary_dtype": rotary_dtype, "soft_prompts": soft_prompts}
         exported = run(source, name, settings.repository, progress, **options, **choices)
     _summarize(exported, name, settings)
 

@@ -102,6 +102,7 @@ def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
             yield name, f"{_shape(shapes[name])}: {use}"
     for rotary in manifest.rotary:
         form = "" if rotary.form == "full" else f", form {rotary.form}"
+        form += "" if rotary.dtype == "float32" else f", {rotary.dtype} in the graph"
         for name in dict.fromkeys((rotary.cos, rotary.sin)):
             use = "rotation of queries and keys in attention"
             yield name, f"{_shape(shapes[name])}: {use}, layout {rotary.layout}{form}"

@@ -89,7 +89,9 @@ def _read_frontend(frontend: "FrontEnd", name: str, parameters: dict[str, int]) 
             positions = _read_positions(frontend.positions, width, step.first)
             wavelengths |= sinusoid_wavelengths(config.to_document(), width)
     first = torch.zeros((1, 1), dtype=torch.int64)
-    outputs = {key: value[0, 0].numpy(force=True) for key, value in frontend.rotary_outputs(first, 1).items()}
+    outputs = {
+        key: value[0, 0].numpy(force=True) for key, value in frontend.rotary_outputs(first, 1, rounded=False).items()
+    }
     for output in config.rotary:
         cos, sin = (outputs[name] for name in output.names)
         wavelengths[output.named("rotary").replace("_", " ")] = rotary_wavelengths(cos, sin, output.config.dim)

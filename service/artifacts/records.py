@@ -19,7 +19,7 @@ class Tensor(Schema):
     """An input or output of a graph; a dimension is a number, or the name of a dynamic dimension."""
 
     name: str
-    dtype: Literal["int64", "float32"]
+    dtype: Literal["int64", "float32", "float16"]
     shape: tuple[int | str, ...]
 
 
@@ -223,6 +223,7 @@ class Rotary(Schema):
         sin: name of the output; the same in the fused form.
         form: columns of the outputs: "full" for the R/2 values twice over, in halves; "half" for them once; "fused" for
             R/2 cosines and then R/2 sines in one output.
+        dtype: type of the outputs in the graph; the service widens float16.
         width: R, the rotated part of a head.
         layout: the pairs of columns of a head: "half" column j and j + R/2, "interleaved" 2j and 2j + 1.
         axes: axis of each of the R/2 pairs, for positions of three axes: 0 for time, 1 for height, 2 for width. Empty
@@ -234,6 +235,7 @@ class Rotary(Schema):
     cos: str
     sin: str
     form: Literal["full", "half", "fused"] = Field(default="full", exclude_if=lambda form: form == "full")
+    dtype: Literal["float32", "float16"] = Field(default="float32", exclude_if=lambda dtype: dtype == "float32")
     width: PositiveInt
     layout: Literal["half", "interleaved"]
     axes: tuple[Literal[0, 1, 2], ...] = Field(default=(), exclude_if=lambda axes: not axes)

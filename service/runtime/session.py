@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.artifacts.records import Tensor
@@ -91,16 +92,18 @@ class Session:
         self.outputs = tuple(_describe(node) for node in self._session.get_outputs())
         self._inputs = [tensor.name for tensor in self.inputs]
         self._outputs = [tensor.name for tensor in self.outputs]
+        self._narrow = any(tensor.dtype == "float16" for tensor in self.outputs)
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the named outputs, or all, for validated `feeds`: the graph itself wraps negative indices.
 
-        Feeds without an input are ignored, so that several graphs can run on the same feeds.
+        Feeds without an input are ignored, so that several graphs can run on the same feeds. Float16 is widened.
         """
         names = self._outputs if outputs is None else outputs
         # Another dictionary or zip adds a microsecond; a call of one token takes only five.
         given = feeds if len(feeds) == len(self._inputs) else {name: feeds[name] for name in self._inputs}
         found = self._session.run(names, given)
+        found = _widen(found) if self._narrow else found
         return {names[0]: found[0]} if len(names) == 1 else dict(zip(names, found, strict=True))
 
     def warm_up(self, feeds: Feeds) -> None:
@@ -132,7 +135,8 @@ class CudaSession(Session):
         for name in names:
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
-        return dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
+        found = binding.copy_outputs_to_cpu()
+        return dict(zip(names, _widen(found) if self._narrow else found, strict=True))
 
     def warm_up(self, feeds: Feeds) -> None:
         """Run for one token and for micro-batches of several sizes, so that their memory is allocated now."""
@@ -154,6 +158,11 @@ def open_session(
     return kind(folder, provider, threads, graph, gpu_mem_limit_bytes)
 
 
+def _widen(outputs: Sequence[NDArray[Any]]) -> list[Float32]:
+    return [output.astype(np.float32, copy=False) for output in outputs]
+
+
 def _describe(node: Any) -> Tensor:
-    dtype = {"tensor(int64)": "int64", "tensor(float)": "float32"}.get(node.type, node.type)
+    names = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
+    dtype = names.get(node.type, node.type)
     return Tensor.model_construct(name=node.name, dtype=dtype, shape=tuple(node.shape))

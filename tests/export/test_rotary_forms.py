@@ -1,5 +1,7 @@
-"""Rotary outputs in the half and the fused form. Oracles: transformers, and onnxruntime's operator RotaryEmbedding."""
+"""Rotary outputs in other forms and in float16. Oracles: transformers, and onnxruntime's operator RotaryEmbedding."""
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,13 +14,18 @@ import transformers
 from numpy.typing import NDArray
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from preblock.export.errors import ExportError
+import preblock
+from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import ExportResult, export
+from preblock.export.parity import prove_rotary
 from preblock.export.verification import verify
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, Manifest
 from preblock.service.runtime.session import Session
+from tests.support.servers import serve
 
 HEADS, WIDTH, LENGTH, OFFSET = 2, 16, 7, 300
 R = WIDTH // HEADS
@@ -49,6 +56,13 @@ def half(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportRes
 @pytest.fixture(scope="module")
 def fused(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     return export(checkpoint, "m", tmp_path_factory.mktemp("fused"), rotary_layout="fused")
+
+
+@pytest.fixture(scope="module", params=["full", "half", "fused"])
+def narrow(checkpoint: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> ExportResult:
+    """An artifact with float16 outputs in each form."""
+    folder = tmp_path_factory.mktemp("narrow")
+    return export(checkpoint, "m", folder, rotary_layout=request.param, rotary_dtype="float16")
 
 
 def expected() -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,3 +143,98 @@ def test_unknown_rotary_form_is_rejected() -> None:
 def test_rotary_layout_without_rotary_outputs_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"^--rotary-layout: got half, but the model has no rotary outputs: "):
         export("gpt2-small", "m", tmp_path, rotary_layout="half")
+
+
+def run_graph(folder: Path, offset: int, length: int) -> dict[str, NDArray[Any]]:
+    """Return all rotary outputs of `model.onnx`, without any code of the service."""
+    session = onnxruntime.InferenceSession(folder / GRAPH)
+    names = [node.name for node in session.get_outputs() if node.name != "embeddings"]
+    feeds = {"input_ids": np.zeros((1, length), np.int64), "offset": np.array([offset])}
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def config_of(result: ExportResult) -> FrontEndConfig:
+    assert isinstance(result.manifest, Manifest)
+    assert result.manifest.front_end is not None
+    return FrontEndConfig.from_document(result.manifest.front_end)
+
+
+def test_float16_outputs_match_transformers_in_float16(narrow: ExportResult) -> None:
+    """The library casts its cosines to the type of the hidden states."""
+    positions = torch.arange(4000)[None]
+    cos, sin = LlamaRotaryEmbedding(CONFIG)(torch.zeros(1, dtype=torch.float16), positions)
+    form = config_of(narrow).rotary[0].form
+    if form != "full":
+        cos, sin = cos[..., : R // 2], sin[..., : R // 2]
+    wanted = [torch.cat((cos, sin), dim=-1)] if form == "fused" else [cos, sin]
+    found = run_graph(narrow.folder, 0, 4000).values()
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == np.float16
+        # The float32 cosines of two libraries differ in the last bit, and then round to different neighbours.
+        different = one != other.numpy()
+        assert different.mean() < 1e-3
+        np.testing.assert_allclose(one[different], other.numpy()[different], rtol=2.0**-10, atol=2.0**-24)
+
+
+def test_float16_outputs_are_float32_outputs_rounded_once(
+    checkpoint: str, narrow: ExportResult, tmp_path: Path
+) -> None:
+    wide = export(checkpoint, "m", tmp_path, rotary_layout=config_of(narrow).rotary[0].form)
+    for offset in (0, 1, OFFSET, 2**20, 2**31 - 1000):
+        found, wanted = run_graph(narrow.folder, offset, 1000), run_graph(wide.folder, offset, 1000)
+        assert found.keys() == wanted.keys()
+        for name, values in wanted.items():
+            assert np.array_equal(found[name], values.astype(np.float16))
+
+
+def test_float16_is_in_manifest_and_verified(narrow: ExportResult) -> None:
+    assert isinstance(narrow.manifest, Manifest)
+    (rotary,) = narrow.manifest.rotary
+    outputs = {spec.name: spec.dtype for spec in narrow.manifest.graphs[GRAPH].outputs}
+    assert rotary.dtype == outputs[rotary.cos] == outputs[rotary.sin] == "float16"
+    assert outputs["embeddings"] == "float32"
+    verify(narrow.folder)
+
+
+def test_float16_proof_detects_slightly_different_frequencies(narrow: ExportResult) -> None:
+    config = config_of(narrow)
+    (output,) = config.rotary
+    other = replace(config, rotary=(replace(output, config=replace(output.config, theta=1.001e4)),))
+    with pytest.raises(ParityError, match=r"rotary_cos(_sin)? of the graph differs"):
+        prove_rotary(FrontEnd(other).eval(), Session(narrow.folder), Session(narrow.folder, graph=EMBEDDINGS_GRAPH))
+
+
+def test_server_widens_float16_outputs(narrow: ExportResult) -> None:
+    ids = [[0] * LENGTH, [1] * LENGTH]
+    with serve(narrow.folder.parent.parent) as server, preblock.connect(server.address) as client:
+        for name, values in run_graph(narrow.folder, OFFSET, LENGTH).items():
+            for dtype in ("float32", "float16"):
+                found = client.embed(ids, model="m", offset=OFFSET, output=name, dtype=dtype).vectors
+                assert found.dtype == dtype
+                assert np.array_equal(found, np.concatenate([values, values]))
+
+
+def test_float16_survives_document_round_trip() -> None:
+    output = RotaryOutput(config=RotaryConfig(dim=8), dtype="float16")
+    assert RotaryOutput.from_document(output.to_document()) == output
+    assert "dtype" not in RotaryOutput(config=RotaryConfig(dim=8)).to_document()
+
+
+def test_unknown_rotary_dtype_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"^rotary\.dtype: got 'bfloat16', expected 'float32', 'float16'"):
+        RotaryOutput.from_document({"dim": 8, "dtype": "bfloat16"})
+
+
+def test_rotary_dtype_without_rotary_outputs_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"^--rotary-dtype: got float16, but the model has no rotary outputs: "):
+        export("gpt2-small", "m", tmp_path, rotary_dtype="float16")
+
+
+def test_factor_beyond_float16_is_rejected(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "attention_factor": 1e5}
+    config = copy.deepcopy(CONFIG)
+    config.rope_parameters = {"rope_theta": 1e4, **yarn}
+    transformers.LlamaModel(config).save_pretrained(tmp_path / "source")
+    message = r"^--rotary-dtype: rotary\.dtype: got 'float16', expected 'float32' for values above 65504"
+    with pytest.raises(ExportError, match=message):
+        export(str(tmp_path / "source"), "m", tmp_path, rotary_dtype="float16")

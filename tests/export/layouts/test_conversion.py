@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,6 +16,7 @@ from transformers import AutoModel, Gemma3TextModel, LlamaModel
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.layouts.conversion import LAYOUTS, convert
+from preblock.export.layouts.triton import write_config
 from preblock.service.core.errors import ArtifactError
 from tests.families.published_models import save
 from tests.support.artifacts import copy_artifact, make_repository
@@ -121,6 +123,36 @@ def test_edgellm_layout_has_scaled_table_and_rotary_caches(gemma: tuple[Path, Ge
     for name, cache in expected.items():
         assert caches[name].shape == cache.shape == (1, length, 8)
         assert np.abs(caches[name] - cache).max() < 1e-6
+
+
+@pytest.mark.parametrize("form", ["half", "fused"])
+def test_edgellm_caches_are_equal_for_every_form(
+    gemma: tuple[Path, Gemma3TextModel], tmp_path: Path, form: Literal["half", "fused"]
+) -> None:
+    folder, model = gemma
+    other = export(str(model.name_or_path), "gemma", tmp_path, rotary_layout=form).folder
+    found = []
+    for place, source in ((tmp_path / "full", folder), (tmp_path / form, other)):
+        convert(source, "edgellm", place)
+        found.append(load_file(place / "rope_rotary_cos_sin.safetensors"))
+    assert found[0].keys() == found[1].keys()
+    for name, cache in found[0].items():
+        assert np.array_equal(cache, found[1][name])
+
+
+def test_edgellm_layout_with_float16_rotary_outputs_is_rejected(tmp_path: Path) -> None:
+    save("llama", tmp_path / "source")
+    folder = export(str(tmp_path / "source"), "llama", tmp_path, rotary_dtype="float16").folder
+    with pytest.raises(ExportError, match=r"got rotary_cos in float16, expected float32: the cache is float32"):
+        convert(folder, "edgellm", tmp_path / "out")
+
+
+def test_triton_configuration_names_float16_outputs(tmp_path: Path) -> None:
+    save("llama", tmp_path / "source")
+    export(str(tmp_path / "source"), "llama", tmp_path, rotary_dtype="float16")
+    text = write_config(tmp_path / "llama").read_text()
+    assert 'name: "rotary_cos" data_type: TYPE_FP16' in text
+    assert 'name: "embeddings" data_type: TYPE_FP32' in text
 
 
 def test_edgellm_layout_without_rotary_has_only_table(tmp_path: Path) -> None:
