@@ -95,8 +95,8 @@ def section_of(document: Mapping[str, Any], sections: Sequence[str]) -> Mapping[
     key = next((key for key in sections if key == WHOLE or document.get(key) is not None), None)
     if key == WHOLE:
         return document
-    if key is None or not isinstance(document[key], dict):
+    if key is None or not isinstance(document[key], dict) or not document[key]:
         got = "is missing" if key is None else f"is {document[key]!r}"
-        raise CheckpointError(f"config.json: {key or sections[-1]} {got}, expected an object")
+        raise CheckpointError(f"config.json: {key or sections[-1]} {got}, expected an object with values")
     section: dict[str, Any] = document[key]
     return section

@@ -10,12 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from preblock.export.parity import ROTARY_ULP, difference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.frontend import FrontEnd
-from tests.families.published_models import NO_LOOKUP, PUBLISHED, VOCABULARY, TransformersModel, model_class, save
+from tests.families.published_models import (
+    NO_LOOKUP,
+    PUBLISHED,
+    QWEN_VL,
+    VOCABULARY,
+    TransformersModel,
+    model_class,
+    save,
+)
 
 REMOVED = "(removed)"
 """The value of an edit that removes its key."""
@@ -45,8 +54,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Further values of a key; those of older files are tried in every family."""
 
-LARGE = {"gemma3n", "gemma4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"}
-"""Model types of several parts; the default sizes of an empty part would fill the memory."""
+LARGE = {"gemma3n/text", "gemma4/text", "qwen4_exp/text", *(f"{name}/text" for name in QWEN_VL)}
+"""Models of several parts; the default sizes of an emptied part would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +109,6 @@ def edits_of(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
             continue
         place, value = (*path, key), config.get(key)
         others = [*_others(value), *VALUES.get(key, ()), None, *([REMOVED] if key in config else [])]
-        if isinstance(value, dict) and config.get("model_type") in LARGE:
-            others = []
         written = [json.dumps(other) for other in others]
         for index, other in enumerate(others):
             if written[index] not in (*written[:index], json.dumps(value)):
@@ -159,7 +166,20 @@ def try_edit(name: str, source: Path, config: Mapping[str, Any], edit: Edit, fol
 
 def _load(name: str, folder: Path) -> TransformersModel:
     kind = model_class(name)
+    if name in LARGE:
+        _refuse_other_shapes(kind, folder)
     return TransformersModel(name, kind.from_pretrained(folder, dtype=torch.float32).eval())
+
+
+def _refuse_other_shapes(kind: Any, folder: Path) -> None:
+    """Raise ValueError for tensors of other shapes than the model's, as the library does after it fills the memory."""
+    with torch.device("meta"):
+        wanted = {
+            key: tensor.shape for key, tensor in kind(kind.config_class.from_pretrained(folder)).state_dict().items()
+        }
+    for key, tensor in load_file(folder / "model.safetensors").items():
+        if key in wanted and wanted[key] != tensor.shape:
+            raise ValueError(f"{key}: got the shape {[*tensor.shape]}, expected {[*wanted[key]]}")
 
 
 def _length(frontend: FrontEnd) -> int:
