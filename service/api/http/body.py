@@ -7,7 +7,6 @@ from preblock.service.api.http.negotiation import read_qualities
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, join
-from preblock.service.core.body_memory import BodyMemory
 from preblock.service.core.errors import Malformed, TooLarge, UnsupportedFormat
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.record import RequestRecord

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preblock.service.codecs.fields import format_value
-from preblock.service.codecs.json_size import count_separators
+from preblock.service.codecs.json_size import has_more_values
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.parts import check_vectors, read_parts, refuse_beside_parts
 from preblock.service.codecs.v2.metadata import PARTS, VECTORS
@@ -68,9 +68,8 @@ def _read_placeholder(vectors: NDArray[Any] | None, token: int | None) -> Vector
 
 
 def _read_rows(texts: tuple[str, ...], max_values: int | None) -> Rows:
-    count = sum(count_separators(text.encode()) + 1 for text in texts)
-    if max_values is not None and count > max_values:
-        raise TooLarge(PARTS, f"{count} JSON values", f"at most {max_values} JSON values")
+    if max_values is not None and has_more_values(",".join(texts).encode(), max_values):
+        raise TooLarge(PARTS, f"more than {max_values} JSON values", f"at most {max_values} JSON values")
     rows = []
     for number, text in enumerate(texts):
         try:

@@ -240,4 +240,4 @@ def test_many_values_in_parts_are_rejected(server: Server) -> None:
     row = json.dumps([{"input_ids": [1] * 2_000_000}])
     document = {"inputs": [{"name": "parts", "datatype": "BYTES", "shape": [1], "data": [row]}]}
     answer = httpx.post(f"{server.address}/v2/models/gpt/infer", json=document, timeout=60)
-    assert (answer.status_code, answer.json()["error"][:26]) == (413, "parts: got 2000000 JSON va"), answer.text
+    assert (answer.status_code, answer.json()["error"][:21]) == (413, "parts: got more than "), answer.text
