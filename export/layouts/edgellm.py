@@ -31,7 +31,7 @@ def write_edgellm(lookup: TokenLookup, folder: Path) -> None:
         ExportError: a value is too large for float16, or the artifact has rotary outputs in float16.
 
     """
-    shape = (lookup.manifest.vocab_size, lookup.width)
+    shape = (lookup.manifest.vocab_size, *lookup.shape)
     _write_tensors(folder / TABLE, {"embedding": ("F16", shape, _halves(lookup))})
     limits = {rotary: rotary.max_len or lookup.manifest.max_len for rotary in lookup.manifest.rotary}
     for rotary in limits:

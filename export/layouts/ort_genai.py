@@ -42,7 +42,7 @@ def write_ort_genai_images(lookup: TokenLookup, folder: Path, image_token_id: in
     if image_token_id > largest:
         raise ExportError(f"--image-token-id: got {image_token_id}, expected 0 to {largest}")
     nodes = onnx.parser.parse_graph(f"""
-        scatter (float[features, {lookup.width}] {IMAGE_FEATURES}) => (float[B, L, D] {INPUTS_EMBEDS})
+        scatter (float[features, {lookup.shape[0]}] {IMAGE_FEATURES}) => (float[B, L, D] {INPUTS_EMBEDS})
         <int64 image_token_id = {{{image_token_id}}}> {{
           is_image = Equal ({INPUT_IDS}, image_token_id)
           axes = NonZero (is_image)

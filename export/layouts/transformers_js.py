@@ -4,6 +4,7 @@ from pathlib import Path
 
 from preblock.export.errors import ExportError
 from preblock.export.layouts.token_lookup import TokenLookup, write_lookup
+from preblock.service.artifacts.manifest import PER_LAYER
 
 SUFFIXES = {"float32": "", "float16": "_fp16", "int8": "_quantized", "int4": "_q4"}
 """Suffix of the file for the stored dtype of the tables. The vectors are float32 in each."""
@@ -11,6 +12,9 @@ SUFFIXES = {"float32": "", "float16": "_fp16", "int8": "_quantized", "int4": "_q
 
 def write_transformers_js(lookup: TokenLookup, folder: Path) -> None:
     """Write `onnx/embed_tokens*.onnx` and its data file into `folder`.
+
+    A model with per-layer inputs also has the output `per_layer_inputs`: the token part, since the decoder adds the
+    projection of `inputs_embeds` itself.
 
     Raises:
         ExportError: transformers.js has no name for the dtype of the tables.
@@ -22,4 +26,4 @@ def write_transformers_js(lookup: TokenLookup, folder: Path) -> None:
         raise ExportError(f"transformers.js has no name for tables in {dtype}; export the model in {allowed}")
     file = folder / "onnx" / f"embed_tokens{SUFFIXES[dtype]}.onnx"
     file.parent.mkdir()
-    write_lookup(lookup, file, f"{file.name}_data")
+    write_lookup(lookup, file, f"{file.name}_data", per_layer=PER_LAYER)

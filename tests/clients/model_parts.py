@@ -29,6 +29,20 @@ def write_decoder(file: Path, width: int) -> None:
     )
 
 
+def write_layers_decoder(file: Path, width: int, layers: int, size: int) -> None:
+    """Write a decoder whose outputs are its `inputs_embeds` and its `per_layer_inputs`."""
+    _write(
+        file,
+        f"""
+        decoder (float[B, L, {width}] inputs_embeds, float[B, L, {layers}, {size}] per_layer_inputs)
+             => (float[B, L, {width}] logits, float[B, L, {layers}, {size}] layers) {{
+          logits = Identity (inputs_embeds)
+          layers = Identity (per_layer_inputs)
+        }}
+        """,
+    )
+
+
 def write_vision(file: Path, width: int) -> None:
     """Write a vision encoder whose features are its input."""
     _write(

@@ -1,4 +1,4 @@
-"""OpenVINO, in an environment of its own: embeds token ids. The arguments are the folder of the model and the ids."""
+"""OpenVINO, in an environment of its own: embeds token ids. The arguments are the file of the model and the ids."""
 
 import json
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import openvino
 
-folder, ids = Path(sys.argv[1]), np.array(json.loads(sys.argv[2]))
-model = openvino.Core().read_model(folder / "openvino_text_embeddings_model.xml")
+file, ids = Path(sys.argv[1]), np.array(json.loads(sys.argv[2]))
+model = openvino.Core().read_model(file)
 compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-vectors = compiled({"input": ids})["inputs_embeds"]
+vectors = compiled({model.inputs[0].any_name: ids})[0]
 found = {
     "inputs": [[port.any_name, port.element_type.get_type_name()] for port in model.inputs],
     "outputs": [[port.any_name, port.element_type.get_type_name()] for port in model.outputs],
