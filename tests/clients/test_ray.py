@@ -175,6 +175,26 @@ def test_websocket_has_the_bits_of_the_tables(cluster: RayCluster, tables: dict[
         assert np.array_equal(stream.step([[7], [8]]), expected(tables, [[7], [8]], 1))
 
 
+def test_streams_resume_and_calls_go_on_during_an_update(cluster: RayCluster, tables: dict[str, Floats]) -> None:
+    with (
+        preblock.connect(cluster.address, retries=RETRIES) as client,
+        client.decode("gpt", resume=True) as resuming,
+        client.decode("gpt", resume=False) as plain,
+    ):
+        step(plain, tables)
+        loads = [Load(lambda: embed(client, tables)), Load(lambda: step(resuming, tables))]
+        try:
+            wait_until(lambda: all(load.done > 10 for load in loads), 60)
+            assert cluster.ask("update") >= 1
+            wait_until(lambda: step_or_fail(plain, tables) == 0, 60, 0.5)  # the old replica ends at last
+            done = [load.done for load in loads]
+            wait_until(lambda: all(load.done > before + 10 for load, before in zip(loads, done, strict=True)), 60)
+        finally:
+            for load in loads:
+                load.end()
+        assert not [failure for load in loads for failure in load.failures]
+
+
 def test_no_call_is_lost_while_replicas_come_and_a_node_goes(
     cluster: RayCluster, tables: dict[str, Floats], record_property: Any
 ) -> None:

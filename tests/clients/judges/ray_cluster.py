@@ -2,9 +2,9 @@
 
     python ray_cluster.py PORT REPOSITORY
 
-Serves the application of `deploy/ray` on PORT. Then it answers each line of the standard input with a line of JSON:
-`replicas` with the number of running replicas, `remove` after a node is killed; `end` ends it. A node has room for one
-replica, so with three replicas the killed node has one.
+Serves the application of `deploy/ray` on PORT. It answers each line of the standard input with the number of running
+replicas: `replicas` at once, `remove` after a node is killed, `update` after new replicas have replaced the old ones.
+`end` ends it. A node has room for one replica, so with three replicas the killed node has one.
 """
 
 import json
@@ -26,6 +26,10 @@ SCALING = {
     "upscale_delay_s": 1,
     "downscale_delay_s": 3,
 }
+
+
+DRAIN_SECONDS = 3
+"""Shorter than in `deploy/ray`, because streams of the test stay open."""
 
 
 def running() -> int:
@@ -53,7 +57,8 @@ def main() -> None:
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": int(port)})
-        application = deployment({"repository": repository}).options(autoscaling_config=SCALING).bind()
+        options = {"autoscaling_config": SCALING, "graceful_shutdown_timeout_s": DRAIN_SECONDS}
+        application = deployment({"repository": repository}).options(**options).bind()
         serve.run(application, name="preblock", route_prefix="/")
         report(running())
         for line in sys.stdin:
@@ -62,6 +67,8 @@ def main() -> None:
                 break
             if command == "remove":
                 cluster.remove_node(workers.pop(), allow_graceful=False)
+            elif command == "update":
+                serve.run(application, name="preblock", route_prefix="/")
             report(running())
     finally:
         serve.shutdown()
