@@ -1,74 +1,13 @@
-"""A decode stream without its protocol. Oracle: one request to the engine."""
-
-import asyncio
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+"""Operations of a decode stream. Oracle: one request to the engine."""
 
 import numpy as np
 import pytest
 
-from preblock.service.codecs.native_json import read_embed
-from preblock.service.core.decode_ops import (
-    AppendOp,
-    CloseOp,
-    DecodeMessage,
-    DecodeOptions,
-    DropOp,
-    Operation,
-    PingOp,
-    ReorderOp,
-    RewindOp,
-    StepOp,
-)
-from preblock.service.core.errors import ClientFault, Conflict, Invalid, TooLarge, Unavailable
-from preblock.service.core.results import EmbedResult
+from preblock.service.core.decode_ops import AppendOp, CloseOp, DropOp, Operation, PingOp, ReorderOp, RewindOp, StepOp
+from preblock.service.core.errors import ClientFault, Conflict, Invalid, TooLarge
 from preblock.service.core.types import TokenRows
-from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
-from preblock.service.observability.record import RequestRecord
-from tests.support.engines import ask_engine, open_engine
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_repository: Path) -> Iterator[Engine]:
-    with open_engine(tiny_repository, max_request_tokens=6) as engine:
-        yield engine
-
-
-def rows(*each: list[int]) -> TokenRows:
-    return TokenRows(
-        np.array([value for row in each for value in row], np.int64), np.array([len(row) for row in each], np.int64)
-    )
-
-
-def row(*ids: int) -> TokenRows:
-    return rows(list(ids))
-
-
-def array(*values: int) -> Any:
-    return np.array(values, np.int64)
-
-
-def stream_of(engine: Engine, name: str = "bert", offset: tuple[int, ...] = (0,), **options: Any) -> DecodeState:
-    wanted = DecodeOptions(offset=array(*offset), **{"rows": len(offset)} | options)
-    return DecodeState(engine, engine.repository.get(name), wanted)
-
-
-def do(stream: DecodeState, operation: Operation, number: int = 0, digest: bytes = b"") -> EmbedResult | None:
-    return asyncio.run(stream.do(DecodeMessage(operation, number, digest), RequestRecord("decode")))
-
-
-def feed(stream: DecodeState, ids: TokenRows, number: int = 0, digest: bytes = b"", **parts: Any) -> EmbedResult:
-    answer = do(stream, StepOp(input_ids=ids, **parts), number, digest)
-    assert answer is not None
-    return answer
-
-
-def whole(stream: DecodeState, **fields: Any) -> bytes:
-    """Return the vectors of one request, the rows one after another."""
-    request = read_embed(fields, indices=stream.model.manifest.indices).request
-    return asyncio.run(ask_engine(stream._engine, stream.model, request)).arrays["embeddings"].tobytes()
+from tests.service.engine.decode_stream.streams import array, do, feed, row, rows, stream_of, whole
 
 
 def test_steps_equal_one_request_bit_for_bit(engine: Engine) -> None:
@@ -214,52 +153,6 @@ def test_full_stream_can_be_rewound(engine: Engine) -> None:
     assert feed(stream, row(2)).next_offset.tolist() == [8]
 
 
-def test_repeated_step_is_answered_without_advancing(engine: Engine) -> None:
-    stream = stream_of(engine, offset=(1, 2))
-    first = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
-    again = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
-    assert again.arrays["embeddings"].tobytes() == first.arrays["embeddings"].tobytes()
-    assert again.next_offset.tolist() == first.next_offset.tolist() == stream.offset.tolist() == [2, 4]
-    assert feed(stream, rows([1], [1]), 6, b"b").next_offset.tolist() == [3, 5]
-
-
-def test_repeated_numbered_operation_is_applied_once(engine: Engine) -> None:
-    stream = stream_of(engine, offset=(1, 2))
-    for _ in range(2):
-        do(stream, ReorderOp(array(1, 0)), 1, b"a")
-        assert stream.offset.tolist() == [2, 1]
-    for _ in range(2):
-        do(stream, AppendOp(array(7)), 2, b"b")
-        assert stream.offset.tolist() == [2, 1, 7]
-    do(stream, PingOp())
-    do(stream, AppendOp(array(7)), 2, b"b")
-    assert stream.offset.tolist() == [2, 1, 7]
-
-
-@pytest.mark.parametrize(("number", "digest"), [(5, b"b"), (4, b"a"), (1, b"")])
-def test_reused_step_number_is_a_conflict(engine: Engine, number: int, digest: bytes) -> None:
-    stream = stream_of(engine)
-    feed(stream, row(1), 5, b"a")
-    with pytest.raises(Conflict, match=f"^step: got {number}, expected more than 5, or 5 again with the same content$"):
-        feed(stream, row(1), number, digest)
-    assert stream.offset.tolist() == [1]
-
-
-def test_repeated_step_after_other_change_is_a_conflict(engine: Engine) -> None:
-    stream = stream_of(engine)
-    feed(stream, row(1), 5, b"a")
-    do(stream, RewindOp(array(1)))
-    with pytest.raises(Conflict, match=r"^step: got 5, expected more than 5$"):
-        feed(stream, row(1), 5, b"a")
-
-
-def test_number_of_rejected_step_can_be_reused(engine: Engine) -> None:
-    stream = stream_of(engine)
-    with pytest.raises(Invalid):
-        feed(stream, row(11), 5, b"a")
-    assert feed(stream, row(1), 5, b"b").next_offset.tolist() == [1]
-
-
 @pytest.mark.parametrize("offset", [-1, 9, 2**63 - 1])
 def test_stream_offset_out_of_range_is_rejected(engine: Engine, offset: int) -> None:
     with pytest.raises(Invalid, match=f"^offset: got {offset}, expected 0 to 8$"):
@@ -293,18 +186,3 @@ def test_dtype_and_outputs_apply_to_every_step(engine: Engine) -> None:
         tensors = feed(stream, row(1)).tensors
         assert list(tensors) == ["token_embeddings", "embeddings"]
         assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float16)}
-
-
-def test_failed_step_response_rolls_back_the_stream(engine: Engine) -> None:
-    stream = stream_of(engine, "gpt", offset=(1,))
-
-    async def fail() -> None:
-        with stream.attempt():
-            await stream.do(DecodeMessage(StepOp(input_ids=row(1, 2)), 3, b"a"), RequestRecord("decode"))
-            assert stream.offset.tolist() == [3]
-            raise Unavailable("queue", "full", "room")
-
-    with pytest.raises(Unavailable):
-        asyncio.run(fail())
-    assert stream.offset.tolist() == [1]
-    assert feed(stream, row(1), 3, b"b").next_offset.tolist() == [2]

@@ -1,0 +1,73 @@
+"""Exports that fail publish nothing."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export, export_loaded
+from preblock.export.source import LoadedSource
+from preblock.models.embeddings import GPT2Embeddings
+from preblock.service.artifacts.records import Source
+from tests.support import commands
+
+
+def test_export_of_unreadable_source_leaves_no_files(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(tiny_checkpoint, tmp_path / "broken")
+    (broken / "model.safetensors").unlink()
+    with pytest.raises(ExportError, match=r"broken: neither model\.safetensors"):
+        export(str(broken), "m", tmp_path / "repository")
+    assert not (tmp_path / "repository").exists()
+
+
+def test_invalid_name_is_rejected_before_weights_are_read(tmp_path: Path) -> None:
+    steps: list[str] = []
+    with pytest.raises(ExportError, match=r"--name: got '\.\./x'"):
+        export("gpt2-small", "../x", tmp_path, steps.append)
+    assert steps == []
+
+
+def test_unproven_graph_is_not_published(tmp_path: Path) -> None:
+    frontend = GPT2Embeddings(7, 4, 6)
+    torch.nn.init.constant_(frontend.tokens.weight, float("inf"))
+    with pytest.raises(ExportError, match="differs from its PyTorch module"):
+        export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "dtype"),
+    [  # for the graph, for a part of the table, for one more, for a part of the rounded table
+        (2**8, "float32"),
+        (2**20, "float32"),
+        (2**26 + 1, "float32"),
+        (2**20, "int8"),
+    ],
+)
+def test_export_on_full_disk_fails_and_leaves_no_files(
+    large_checkpoint: Path, tmp_path: Path, room: int, dtype: str
+) -> None:
+    arguments = ("export", large_checkpoint, "--name", "m", "--repository", tmp_path, "--dtype", dtype)
+    done = commands.run(commands.preblock, *arguments, room=room)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"preblock: {tmp_path}: File too large"
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_len": 40}, "resize: got None, expected truncate"),
+        ({"max_len": 40, "resizing": "truncate"}, "length: got 40, expected 1 to 20"),
+        ({"resizing": "truncate"}, "--resize needs --max-len, the new limit of the positions"),
+    ],
+)
+def test_unreachable_max_len_is_rejected(
+    tiny_checkpoint: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        export(str(tiny_checkpoint), "m", tmp_path, **options)

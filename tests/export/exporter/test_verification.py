@@ -1,0 +1,112 @@
+"""Verification of artifacts: repeated proof, other providers, damaged files."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from preblock.export import verification
+from preblock.export.errors import ExportError
+from preblock.export.exporter import ExportResult, export
+from preblock.export.verification import verify
+from preblock.service.artifacts.io import read, write
+from preblock.service.artifacts.parity import ParityReport
+from preblock.service.runtime import providers
+from preblock.service.runtime.providers import CPU, CUDA
+from preblock.service.runtime.session import Session
+
+
+def test_verify_repeats_parity_of_export(tiny: ExportResult) -> None:
+    steps: list[str] = []
+    assert verify(tiny.folder, steps.append) == tiny.parity
+    assert steps[0] == "checking the hashes"
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the CPU stand for CUDA."""
+    monkeypatch.setattr(providers, "cuda_unavailable_reason", lambda: None)
+    monkeypatch.setattr(verification, "open_session", lambda folder, _, graph: Session(folder, graph=graph))
+
+
+@pytest.mark.usefixtures("cuda")
+def test_verify_adds_or_replaces_parity_of_provider(copy: Path, tiny: ExportResult) -> None:
+    cpu, cuda = tiny.parity.providers[CPU], verify(copy, provider="cuda").providers[CUDA]
+    both = ParityReport(providers={CPU: cpu, CUDA: cuda})
+    assert read(ParityReport, copy / "parity.json") == both
+    old = cpu.model_copy(update={"torch": "0.1"})
+    write(ParityReport(providers={CPU: old, CUDA: cuda}), copy / "parity.json")
+    assert verify(copy, provider="cpu").providers == {CPU: cpu}
+    assert read(ParityReport, copy / "parity.json") == both
+    assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in tiny.folder.iterdir())
+    assert (copy / "parity.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_verify_does_not_rewrite_unchanged_parity(copy: Path) -> None:
+    before = (copy / "parity.json").stat()
+    verify(copy)
+    after = (copy / "parity.json").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    steps: list[str] = []
+    exported = export(str(tiny_checkpoint), "m", tmp_path, steps.append)
+    assert list(exported.parity.providers) == [CPU, CUDA]
+    assert "proving it equal on CUDAExecutionProvider" in steps
+
+
+@pytest.mark.skipif(providers.cuda_unavailable_reason() is None, reason="CUDA works here")
+def test_verify_without_cuda_device_fails(copy: Path) -> None:
+    with pytest.raises(ExportError, match="provider cuda cannot be used: "):
+        verify(copy, provider="cuda")
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])
+@pytest.mark.parametrize("place", [0, -1])
+def test_verify_names_file_with_flipped_bit(copy: Path, name: str, place: int) -> None:
+    content = bytearray((copy / name).read_bytes())
+    content[place] ^= 1
+    (copy / name).write_bytes(content)
+    with pytest.raises(ExportError, match=rf"^{name}: got sha256 .*, expected sha256 "):
+        verify(copy)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json", "manifest.json"])
+@pytest.mark.parametrize("harm", [Path.unlink, truncate])
+def test_verify_names_missing_or_truncated_file(copy: Path, name: str, harm: Callable[[Path], None]) -> None:
+    if name == "manifest.json":
+        (copy / name).write_text((copy / name).read_text().rstrip())
+    harm(copy / name)
+    with pytest.raises(ExportError, match=rf"^{name}\b"):
+        verify(copy)
+
+
+@pytest.mark.parametrize(("field", "value"), [("max_len", 5000), ("counts", "mask"), ("width", 16)])
+def test_verify_detects_wrong_manifest_field(copy: Path, field: str, value: int | str) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {field: value}))
+    with pytest.raises(ExportError, match=rf"manifest\.json: {field} is {value!r}, but the artifact has"):
+        verify(copy)
+
+
+def test_verify_detects_wrong_token_graph(copy: Path) -> None:
+    model = onnx.load(copy / "token.onnx")
+    gather = next(node for node in model.graph.node if node.op_type == "Gather")
+    output, gather.output[0] = gather.output[0], "raw"
+    model.graph.node.append(onnx.helper.make_node("Neg", ["raw"], [output]))
+    onnx.save(model, copy / "token.onnx")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    content = (copy / "token.onnx").read_bytes()
+    manifest["files"]["token.onnx"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ExportError, match="token_embeddings of the graph differs"):
+        verify(copy)

@@ -1,0 +1,116 @@
+"""Metrics, threads and early refusals of large answers."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from preblock.service.core.errors import Invalid
+from preblock.service.core.results import ChunkedTensor
+from preblock.service.core.types import TokenRequest
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.session import INLINE_MAX_VALUES
+from tests.service.engine.chunking.requests import T, embed, rows_of
+
+
+def test_too_narrow_dtype_is_rejected_before_response(engine: Engine) -> None:
+    ids = rows_of([100] * 90)
+    ids.values[8999] = 7
+    with pytest.raises(Invalid, match="dtype: got float16"):
+        embed(engine, "large", TokenRequest(input_ids=ids, dtype="float16", in_pieces=True))
+    assert isinstance(
+        embed(engine, "large", TokenRequest(input_ids=ids, dtype="bfloat16", in_pieces=True)).tensors["embeddings"],
+        ChunkedTensor,
+    )
+
+
+def test_unfit_values_are_rejected_before_response(engine: Engine) -> None:
+    def check(vectors: NDArray[np.generic]) -> None:
+        if np.abs(vectors).max() > 1e5:
+            raise Invalid("encoding", "float", "base64")
+
+    ids = rows_of([100] * 330)
+    request = TokenRequest(input_ids=ids, in_pieces=True, check=check)
+    assert isinstance(embed(engine, "large", request).tensors["embeddings"], ChunkedTensor)
+    ids.values[32999] = 7
+    with pytest.raises(Invalid, match="encoding: got float"):
+        embed(engine, "large", request)
+
+
+def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
+    """Requests to `gpt` by outcome, and the seconds of its phases."""
+    found = engine.metrics.statistics()["gpt", 1]
+    phases: dict[str, float] = {}
+    for (_, phase), duration in found.stages.items():
+        phases[phase] = phases.get(phase, 0) + duration.seconds
+    return {outcome: duration.count for outcome, duration in found.outcomes.items()}, phases
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_disconnect_before_or_after_chunk_counts_as_failure(engine: Engine, taken: int) -> None:
+    before, _ = counted(engine)
+    pieces = embed(engine, "gpt", TokenRequest(input_ids=rows_of([100] * 90), in_pieces=True)).tensors["embeddings"]
+    assert isinstance(pieces, ChunkedTensor)
+    for _ in range(taken):
+        assert next(iter(pieces)).size
+    del pieces
+    after, _ = counted(engine)
+    assert after.get("fail", 0) == before.get("fail", 0) + 1
+    assert after.get("success", 0) == before.get("success", 0)
+
+
+def test_check_before_response_is_not_queue_time(engine: Engine) -> None:
+    _, before = counted(engine)
+    request = TokenRequest(input_ids=rows_of([100] * 330), in_pieces=True, check=lambda _: time.sleep(0.1))
+    list(embed(engine, "gpt", request).tensors["embeddings"])
+    _, after = counted(engine)
+    passed = {phase: after[phase] - before.get(phase, 0) for phase in after}
+    assert passed["queue"] < 0.1 <= passed["compute_infer"]
+
+
+class RecordingScheduler(Scheduler):
+    """Tells how much of its work was for a thread."""
+
+    in_threads = 0
+
+    async def run(self, size: int, work: Callable[[], T], text: bool = False) -> T:
+        self.in_threads += size > INLINE_MAX_VALUES
+        return await super().run(size, work, text)
+
+
+@pytest.mark.parametrize(("rows", "in_threads"), [(30, 0), (40, 2)])
+def test_only_large_requests_are_processed_in_threads(engine: Engine, rows: int, in_threads: int) -> None:
+    scheduler = RecordingScheduler(1, engine.settings)
+    try:
+        other = Engine(engine.repository, scheduler, Metrics(), engine.settings)
+        embed(other, "roberta", TokenRequest(input_ids=rows_of([400] * rows), in_pieces=True))
+        assert scheduler.in_threads == in_threads
+    finally:
+        scheduler.close()
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_multiple_outputs_are_counted_once(engine: Engine, left: int) -> None:
+    def counts() -> dict[str, int]:
+        outcomes = engine.metrics.statistics()["gpt", 1].outcomes
+        return {outcome: duration.count for outcome, duration in outcomes.items()}
+
+    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "token_embeddings"), in_pieces=True)
+    embed(engine, "gpt", TokenRequest(input_ids=rows_of([1])))
+    before = counts()
+    tensors = [*embed(engine, "gpt", request).tensors.values()]
+    while len(tensors) > left:
+        assert counts() == before
+        tensor = tensors.pop()
+        assert isinstance(tensor, ChunkedTensor)
+        for _ in tensor:
+            pass
+        del tensor
+    tensors.clear()
+    after = counts()
+    outcome = "fail" if left else "success"
+    assert after == before | {outcome: before.get(outcome, 0) + 1}
