@@ -46,6 +46,7 @@ from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.table_memory import TableMemory
 
 if TYPE_CHECKING:
     from preblock.service.observability.tracing import Tracing
@@ -68,14 +69,15 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     choice = choose_provider(settings.provider)
     access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
     threads, limit = settings.intra_op_threads, settings.gpu_mem_limit_bytes
-    aliases = read_aliases(settings.aliases)
+    aliases, memory = read_aliases(settings.aliases), TableMemory(settings.table_memory_budget_bytes)
     repository = Repository(
-        settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit, aliases
+        settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit, aliases, memory
     )
     if shared is None:  # a worker also starts after a folder has come or gone
         repository.check_aliases()
     control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
     metrics = Metrics(ModelCollector(repository), ProcessCollector())
+    metrics.take_table_use = memory.take_use
     metrics.provider(choice.requested, choice.active, choice.probed)
     return Engine(repository, Scheduler(usable_cores(), live), metrics, live, control)
 

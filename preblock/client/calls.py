@@ -19,6 +19,7 @@ from preblock.client.transport import model_path
 T = TypeVar("T")
 
 Dtype = Literal["float32", "float16", "bfloat16"]
+TableDtype = Literal["float32", "float16", "bfloat16", "stored"]
 Side = Literal["left", "right"]
 Pooling = Literal["mean", "first", "last"]
 JSON, SAFETENSORS = "application/json", "application/x-safetensors"
@@ -59,7 +60,7 @@ def embed(
     truncate: Side | None,
     pooling: Pooling | None,
     output: str,
-    dtype: Dtype,
+    dtype: TableDtype,
 ) -> Call[Embeddings]:
     """Return the call for rows of ids or of parts; `inputs` holds further values of each token, by name."""
     rows = _given(input_ids=ids, offset=offset, **inputs)

@@ -3,17 +3,19 @@
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from preblock.client.errors import invalid
-from preblock.client.results import Int64, Vectors, array_of
+from preblock.client.results import ITEM_BYTES, Int64, Vectors, array_of
 
 MAGIC, VERSION = b"PRBK", 2
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, _, STATE, CLOSING = range(1, 12)
 POSITIONS, MASK, OFFSETS, CONTEXT, FURTHER = 1, 2, 4, 8, 256
-DTYPES = {1: "float32", 2: "float16", 3: "bfloat16"}
+DTYPES = {1: "float32", 2: "float16", 3: "bfloat16", 4: "int64", 5: "float8_e4m3fn"}
+SEVERAL_DTYPES = 255
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,20 @@ def read_frame(frame: bytes) -> AnswerFrame:
     lengths = np.frombuffer(frame, "<u4", rows, at)
     widths = np.frombuffer(frame, "<u4", last[0], at + 4 * rows).tolist()
     at += 4 * rows + 4 * len(widths)
-    if dtype not in DTYPES or int(lengths.sum()) != tokens:
-        raise ValueError(f"a frame of type {dtype} and {tokens} tokens in rows of {lengths.tolist()}")
+    codes = [dtype] * len(widths)
+    if dtype == SEVERAL_DTYPES:
+        codes = list(frame[at : at + len(widths)])
+        at += len(widths)
+    if not DTYPES.keys() >= set(codes) or int(lengths.sum()) != tokens:
+        raise ValueError(f"a frame of types {codes} and {tokens} tokens in rows of {lengths.tolist()}")
     even = rows > 0 and (lengths == lengths[0]).all()
     leading = (rows, tokens // rows) if even else (tokens,)
     data = bytearray(memoryview(frame)[at:])  # a copy makes the vectors writable
-    values = array_of(data, DTYPES[dtype], [-1])
-    if values.size != tokens * sum(widths):
-        raise ValueError(f"a frame of {values.size} values for {tokens} tokens of {widths}")
-    ends = np.cumsum([tokens * width for width in widths])[:-1]
-    parts = np.split(values, ends)
-    tensors = [part.reshape(*leading, width) for part, width in zip(parts, widths, strict=True)]
+    sizes = [tokens * width * ITEM_BYTES[DTYPES[code]] for code, width in zip(codes, widths, strict=True)]
+    if len(data) != sum(sizes):
+        raise ValueError(f"a frame of {len(data)} bytes of values for {tokens} tokens of {widths}")
+    parts = [memoryview(data)[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    tensors = [
+        array_of(part, DTYPES[code], [*leading, width]) for part, code, width in zip(parts, codes, widths, strict=True)
+    ]
     return AnswerFrame(kind, number, offset, tensors, b"", context)

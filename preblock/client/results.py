@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 Int64 = NDArray[np.int64]
 Vectors = NDArray[Any]
 
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "float8_e4m3fn": 1}
+"""Size of a value of each dtype."""
 GRAPHS_WITHOUT_OUTPUTS = ("bias.onnx", "positioned.onnx")
 """Graphs of the attention bias, and of `embeddings` in another form."""
 
@@ -62,8 +64,10 @@ class Embeddings:
         """Return `vectors` as a tensor of the same memory."""
         import torch
 
-        if self.vectors.dtype.name == "bfloat16":  # torch does not take this type from numpy
+        if self.vectors.dtype.name == "bfloat16":  # torch does not take these types from numpy
             return torch.from_numpy(self.vectors.view(np.int16)).view(torch.bfloat16)
+        if self.vectors.dtype.name == "float8_e4m3fn":
+            return torch.from_numpy(self.vectors.view(np.uint8)).view(torch.float8_e4m3fn)
         return torch.from_numpy(self.vectors)
 
 
@@ -168,11 +172,11 @@ class Model:
 
 def array_of(data: bytearray | memoryview, dtype: str, shape: list[int]) -> Vectors:
     """Return little-endian bytes as a writable array of the same memory."""
-    if dtype == "bfloat16":
+    if dtype in ("bfloat16", "float8_e4m3fn"):
         try:
             import ml_dtypes
         except ModuleNotFoundError as error:
-            message = "bfloat16 in NumPy needs the package ml_dtypes: pip install ml_dtypes"
+            message = f"{dtype} in NumPy needs the package ml_dtypes: pip install ml_dtypes"
             raise ModuleNotFoundError(message, name=error.name) from error
-        return np.frombuffer(data, ml_dtypes.bfloat16).reshape(shape)
+        return np.frombuffer(data, getattr(ml_dtypes, dtype)).reshape(shape)
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(shape)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from preblock.client.results import array_of
 
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64"}
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "I64": "int64"}
 METADATA = "__metadata__"
 
 

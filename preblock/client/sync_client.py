@@ -7,7 +7,7 @@ import httpx
 
 from preblock.client import calls
 from preblock.client.access import Certificate, Verify, read_replicas
-from preblock.client.calls import Call, Dtype, Pooling, Side
+from preblock.client.calls import Call, Dtype, Pooling, Side, TableDtype
 from preblock.client.errors import NoAnswer, ServiceError, invalid
 from preblock.client.keywords import checks_keywords
 from preblock.client.parts import Parts, Placeholder
@@ -79,7 +79,7 @@ class Client:
         truncate: Side | None = None,
         pooling: Pooling | None = None,
         output: str = "embeddings",
-        dtype: Dtype = "float32",
+        dtype: TableDtype = "float32",
         **indices: Rows,
     ) -> Embeddings:
         """Return the vectors of token ids, or of rows made of parts: those that enter block 0, or another output.
@@ -102,7 +102,8 @@ class Client:
             pooling: "mean", "first" or "last", for one vector (D,) of each row; default one of each token.
             output: "embeddings" to feed block 0 directly. "token_embeddings" for `inputs_embeds` or `prompt_embeds`:
                 the model adds positions itself, so "embeddings" would hold them twice, without an error.
-            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
+            dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored": the type of n-gram
+                tables.
             indices: further inputs in `Model.indices`, like `ids`.
 
         """
@@ -123,7 +124,7 @@ class Client:
         truncate: Side | None = None,
         pooling: Pooling | None = None,
         output: str = "embeddings",
-        dtype: Dtype = "float32",
+        dtype: TableDtype = "float32",
         return_tokens: bool = False,
         special_tokens: bool | None = None,
     ) -> Embeddings:
@@ -138,7 +139,8 @@ class Client:
             truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
             pooling: "mean", "first" or "last", for one vector (D,) of each row; default one of each token.
             output: name of the output, as for `embed`.
-            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
+            dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored": the type of n-gram
+                tables.
             return_tokens: whether the result has `input_ids` and `spans`.
             special_tokens: whether the tokenizer adds its special tokens; default True, False in a static model.
 
@@ -249,7 +251,7 @@ class Client:
         rows: int | None = None,
         output: str = "embeddings",
         companions: Sequence[str] = (),
-        dtype: Dtype = "float32",
+        dtype: TableDtype = "float32",
         resume: bool = False,
     ) -> DecodeStream:
         """Return a decode stream. `with` opens and closes it; without, the first message opens it.
@@ -263,7 +265,8 @@ class Client:
             output: name of the output of a step, as for `embed`.
             companions: further outputs, such as "rotary_cos" and "rotary_sin", found in `stream.companions` after a
                 step.
-            dtype: "float32", "float16" or "bfloat16" (with the package ml_dtypes).
+            dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored": the type of n-gram
+                tables.
             resume: whether to continue over a new connection after one breaks, perhaps to another replica, with the
                 retries and pauses of a call.
 

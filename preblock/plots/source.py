@@ -17,6 +17,7 @@ from preblock.service.artifacts.parameters import count_parameters
 from preblock.service.runtime.loader import load_model
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.table_memory import TableMemory
 
 Floats = NDArray[np.floating[Any]]
 
@@ -60,7 +61,7 @@ def read_artifact(folder: str | Path) -> PlotSource:
     """
     place = Path(folder).resolve()
     name = place.parent.name
-    model = load_model(name, int(place.name), place, Checksums(None), CPU, 1, None)
+    model = load_model(name, int(place.name), place, Checksums(None), CPU, 1, None, TableMemory())
     parameters = count_parameters(place, model.manifest, model.parity)
     if not isinstance(model, TokenModel):
         return PlotSource(name=name, parameters=parameters)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, PositiveInt, model_validator
 
+from preblock.service.artifacts.earlier_exports import describe_scale, drop_tiles
 from preblock.service.artifacts.records import (
     File,
     Graph,
@@ -60,6 +61,13 @@ NGRAMS = "ngram_embeddings"
 """N-gram embeddings of some layers, (B, L, layers, width)."""
 NGRAM_ROW_IDS = "ngram_row_ids"
 """Rows of the tables of these layers, int64 (B, L, layers, heads)."""
+NGRAM_SCALES = "ngram_scales"
+"""Scales of these rows, if their stored type has some, float32 (B, L, layers, heads * scales of a row)."""
+STORED_NGRAMS = "stored ngram_embeddings"
+"""Name of the stored rows in a run; a response names them `ngram_embeddings`."""
+NGRAM_OUTPUTS = (NGRAMS, NGRAM_ROW_IDS, NGRAM_SCALES)
+STORED = "stored"
+"""Response type of `ngram_embeddings`: the type of their tables."""
 CONTEXT = "context"
 """The input of `ngrams.onnx` and `ngram.ids.onnx` with the ids before each row."""
 LOOKUPS = (TOKEN_EMBEDDINGS, UNSCALED)
@@ -174,30 +182,8 @@ class Manifest(Artifact):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_tiles(cls, content: Any) -> Any:
-        """Leave out the unused `tiles.onnx` of earlier exports, a second graph of the same vectors."""
-        if isinstance(content, dict) and "tiles" in content:
-            content = {name: value for name, value in content.items() if name != "tiles"}
-            for name in ("graphs", "files"):
-                if isinstance(content.get(name), dict):
-                    content[name] = {file: value for file, value in content[name].items() if file != "tiles.onnx"}
-        return content
-
-    @model_validator(mode="before")
-    @classmethod
-    def _describe_scale(cls, content: Any) -> Any:
-        """Describe the embedding scale of earlier exports by their steps; they have one boolean for all consumers."""
-        lookup = content.get("token_embeddings") if isinstance(content, dict) else None
-        if not isinstance(lookup, dict) or "consumer_scales" not in lookup:
-            return content
-        lookup = {name: value for name, value in lookup.items() if name != "consumer_scales"}
-        document = content.get("front_end")
-        document = document if isinstance(document, dict) else {}
-        steps = document.get("steps")
-        second = steps[1] if isinstance(steps, list) and len(steps) > 1 and isinstance(steps[1], dict) else {}
-        lookup["embedding_scale"] = second.get("by") if second.get("kind") == "scale" else 1.0
-        lookup["scaled"] = lookup["embedding_scale"] != 1 and document.get("lookup") != 1
-        return content | {"token_embeddings": lookup}
+    def _read_earlier(cls, content: Any) -> Any:
+        return describe_scale(drop_tiles(content)) if isinstance(content, dict) else content
 
     @property
     def limit(self) -> int:
@@ -227,8 +213,14 @@ class Manifest(Artifact):
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of the values of a token in each token output, by name: one width, or layers and width."""
-        outputs = [tensor for name in TOKEN_GRAPHS if name in self.graphs for tensor in self.graphs[name].outputs]
+        names = [*TOKEN_GRAPHS, NGRAM_IDS_GRAPH]
+        outputs = [tensor for name in names if name in self.graphs for tensor in self.graphs[name].outputs]
         shapes = {tensor.name: tuple(map(int, tensor.shape[2:])) for tensor in outputs}
+        if self.ngram_tables and NGRAM_ROW_IDS in shapes:
+            table, (layers, heads) = self.ngram_tables[0], shapes[NGRAM_ROW_IDS]
+            shapes[NGRAMS] = (layers, heads * table.width)
+            if (scales := table.parts[0].scales) is not None:
+                shapes[NGRAM_SCALES] = (layers, heads * -(-table.width // scales.block_columns))
         if self.token_embeddings:
             shapes[TOKEN_EMBEDDINGS] = (self.token_embeddings.width,)
         return shapes
@@ -247,14 +239,23 @@ class Manifest(Artifact):
 
     def needs_history(self, outputs: Collection[str]) -> bool:
         """Return whether one of `outputs` depends on the ids before a token."""
-        return self.history is not None and NGRAMS in outputs
+        return self.history is not None and not set(NGRAM_OUTPUTS).isdisjoint(outputs)
+
+    def dtype_of(self, output: str, dtype: str) -> str:
+        """Return the type of an output in a response, by the type of the request."""
+        if output == NGRAM_ROW_IDS:
+            return "int64"
+        if output == NGRAM_SCALES:
+            return "float32"
+        return self.ngram_tables[0].dtype if dtype == STORED and self.ngram_tables else dtype
 
     def graphs_for(self, outputs: tuple[str, ...]) -> dict[str, list[str]]:
         """Return graphs and the outputs to take from each: one graph for all `outputs`, else the smallest for each.
 
         A graph always computes all its outputs.
         """
-        sizes = {name: len(self.graphs[name].outputs) for name in TOKEN_GRAPHS if name in self.graphs}
+        names = (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH)
+        sizes = {name: len(self.graphs[name].outputs) for name in names if name in self.graphs}
         has = {name: {tensor.name for tensor in self.graphs[name].outputs} for name in sizes}
         whole = [name for name in sizes if has[name].issuperset(outputs)]
         if whole:

@@ -1,5 +1,6 @@
 """Response bodies in parts. Parts are never joined, and base64 is encoded while it is sent."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -57,8 +58,8 @@ class JsonFloats:
     """Values to write as JSON while they are sent; their length is unknown before.
 
     Args:
-        values: arrays in order, finite, of any floating dtype.
-        shape: of the nested lists: (N,), (N, width) or (B, L, width).
+        values: arrays in order, finite, of any floating dtype, or of integers.
+        shape: of the nested lists, at least (N,).
 
     """
 
@@ -167,18 +168,17 @@ def encode_base64(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterat
 def _write_floats(numbers: JsonFloats) -> Iterator[bytes]:
     """Yield the text of nested lists; the conversion from narrower dtypes to float32 is exact."""
     *rows, width = (*numbers.shape, 1) if len(numbers.shape) == 1 else numbers.shape
-    length = rows[-1]
-    begin, end = (b"[", b"]") if len(rows) > 1 else (b"", b"")
+    length, lists = rows[-1], [math.prod(rows[level:]) for level in range(1, len(rows))]
     most, done = max(1, MAX_JSON_VALUES // width), 0
     before = b"["
     for array in numbers.values:
-        vectors = array.astype(np.float32, copy=False).reshape(-1, width)
+        vectors = (array if array.dtype.kind == "i" else array.astype(np.float32, copy=False)).reshape(-1, width)
         while len(vectors):
             left = min(most, length - done % length)
             some, vectors = vectors[:left], vectors[left:]
             text = orjson.dumps(some if len(numbers.shape) > 1 else some.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
-            before += b"" if done % length else begin
+            before += b"[" * sum(done % size == 0 for size in lists)
             done += len(some)
-            yield b"".join((before, memoryview(text)[1:-1], b"" if done % length else end))
+            yield b"".join((before, memoryview(text)[1:-1], b"]" * sum(done % size == 0 for size in lists)))
             before = b","
     yield b"]"

@@ -11,7 +11,8 @@ Every frame begins with 24 bytes:
                        repeats it                                               repeats it
     12-15   rows       R, number of rows, or of integers
     16-19   tokens     T, number of tokens of all rows
-    20      dtype      of vectors: 1 float32, 2 float16, 3 bfloat16; 0 in other frames
+    20      dtype      of vectors: 1 float32, 2 float16, 3 bfloat16, 4 int64, 5 float8_e4m3fn, 255 several;
+                       0 in other frames
     21-23              of vectors: N, the number of outputs; else 0. From the   width D of vectors; else 0
                        server with flag 8: H, ids of a context; else 0. Then 0
 
@@ -29,7 +30,8 @@ Version 2, from the client:
 
 and from the server:
 
-    2   vectors    next offsets int64 (R), lengths uint32 (R), widths uint32 (N), each output (T, width) in `dtype`
+    2   vectors    next offsets int64 (R), lengths uint32 (R), widths uint32 (N), with dtype 255 the dtype of each
+                   output uint8 (N), each output (T, width) in its dtype
     3   error      the problem as UTF-8 JSON
     10  state      next offsets int64 (R): the answer to kinds 4 to 8
     11  closing    next offsets int64 (R), then the reason as UTF-8: the last frame
@@ -61,7 +63,8 @@ STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING
 POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, CONTEXT_FLAG, INDICES_FLAG = 1, 2, 4, 8, 256
 INT64 = np.dtype("<i8")
 NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
-DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
+DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3, "int64": 4, "float8_e4m3fn": 5}
+SEVERAL_DTYPES = 255
 NAMES = {STEP: "step"} | dict(enumerate(("rewind", "reorder", "append", "drop", "ping", "close"), REWIND))
 MAX_SIMPLE_STEP_BYTES = 2**16
 """The fast path gains nothing for longer frames."""
@@ -255,12 +258,15 @@ def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
         raise Invalid("version", 1, f"2, since {', '.join(answer.arrays)} depend on earlier ids")
     last = widths[0].to_bytes(3, "little") if version == 1 else bytes((len(tensors), history, 0))
     rows, tokens = len(answer.lengths), int(answer.lengths.sum())
+    codes = [DTYPE_CODES[tensor.dtype.name] for tensor in tensors]
+    several = len(set(codes)) > 1
     return b"".join(
         (
-            _header(version, VECTORS, number, rows, tokens, DTYPE_CODES[answer.dtype], last),
+            _header(version, VECTORS, number, rows, tokens, SEVERAL_DTYPES if several else codes[0], last),
             _write_rows(RunningRows(answer.next_offset, answer.next_context)),
             answer.lengths.astype("<u4").tobytes(),
             b"" if version == 1 else struct.pack(f"<{len(widths)}I", *widths),
+            bytes(codes) if several else b"",
             *map(raw_bytes, tensors),
         )
     )

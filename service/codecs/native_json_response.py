@@ -27,10 +27,15 @@ def build_document(answer: Result, encoding: str) -> dict[str, Any]:
     written = {name: _encode_tensor(answer, tensor, encoding) for name, tensor in answer.tensors.items()}
     if len(written) == 1:
         ((name, tensor),) = answer.tensors.items()
-        document |= {"use_as": use_of(name), "shape": tensor.shape, name: written[name]}
+        document |= {"dtype": tensor.dtype.name, "use_as": use_of(name), "shape": tensor.shape, name: written[name]}
     else:
         document["outputs"] = {
-            name: {"use_as": use_of(name), "shape": answer.tensors[name].shape, "data": data}
+            name: {
+                "use_as": use_of(name),
+                "dtype": answer.tensors[name].dtype.name,
+                "shape": answer.tensors[name].shape,
+                "data": data,
+            }
             for name, data in written.items()
         }
     if isinstance(answer, EmbedResult):
@@ -54,7 +59,7 @@ def _encode_tensor(answer: Result, tensor: Tensor, encoding: str) -> Any:
         return write_prompt_embeds(tensor, answer.lengths)
     if encoding == "base64":
         return to_base64(tensor)
-    return JsonFloats(tensor, tensor.shape) if isinstance(tensor, ChunkedTensor) else to_finite_float32(tensor)
+    return JsonFloats(tensor, tensor.shape) if isinstance(tensor, ChunkedTensor) else to_json_numbers(tensor)
 
 
 def write_json_parts(document: dict[str, Any]) -> list[Part]:
@@ -89,13 +94,15 @@ def to_floats(tensor: NDArray[np.generic]) -> JsonFloats:
     return JsonFloats((tensor,), tensor.shape)
 
 
-def to_finite_float32(tensor: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Return the values as float32; the conversion from narrower dtypes is exact.
+def to_json_numbers(tensor: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return integers unchanged, and other values as float32; the conversion from narrower dtypes is exact.
 
     Raises:
         Invalid: a value is infinite or NaN.
 
     """
+    if tensor.dtype.kind == "i":
+        return tensor
     floats = tensor.astype(np.float32, copy=False)
     if not np.isfinite(floats).all():
         raise Invalid("encoding", "float", "base64, since JSON cannot hold an infinite value or NaN")

@@ -12,8 +12,8 @@ from preblock.service.codecs.fields import format_value, read_choice, read_flag,
 from preblock.service.codecs.native_json import EmbedMessage, read_text
 from preblock.service.codecs.native_json_response import (
     to_base64,
-    to_finite_float32,
     to_floats,
+    to_json_numbers,
     write_json_parts,
 )
 from preblock.service.codecs.token_rows import read_json_rows
@@ -133,7 +133,7 @@ def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:
     """Write a vector for each input; with the pooling "none" a vector for each token, and their shape."""
     (tensor,) = answer.arrays.values()
     if message.encoding == "float":
-        tensor = to_finite_float32(tensor)
+        tensor = to_json_numbers(tensor)
     whole = message.request.pooling == "none"
     parts = np.split(tensor.reshape(-1, tensor.shape[-1]), np.cumsum(answer.lengths)[:-1]) if whole else tensor
     write = to_base64 if message.encoding == "base64" else to_floats if tensor.size > MAX_FLOATS else np.asarray

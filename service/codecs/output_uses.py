@@ -3,6 +3,8 @@
 from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     LOOKUPS,
+    NGRAM_ROW_IDS,
+    NGRAM_SCALES,
     NGRAMS,
     PER_LAYER,
     PER_LAYER_TOKENS,
@@ -17,7 +19,11 @@ from preblock.service.artifacts.records import TokenEmbeddings
 BLOCK_0 = "input of block 0"
 INPUTS_EMBEDS = "inputs_embeds or prompt_embeds of a model"
 LAYERS = "inputs of all layers"
-SOME_LAYERS = "n-gram embeddings of some layers"
+NGRAM_USES = {
+    NGRAMS: "n-gram embeddings of some layers",
+    NGRAM_ROW_IDS: "rows of the n-gram tables of some layers",
+    NGRAM_SCALES: "scales of stored n-gram embeddings",
+}
 ATTENTION = "positions in attention"
 POSITIONS = "vectors added to the token vectors"
 
@@ -30,8 +36,8 @@ def use_of(output: str) -> str:
         return POSITIONS
     if output in (PER_LAYER, PER_LAYER_TOKENS):
         return LAYERS
-    if output == NGRAMS:
-        return SOME_LAYERS
+    if output in NGRAM_USES:
+        return NGRAM_USES[output]
     return BLOCK_0 if output == EMBEDDINGS else ATTENTION
 
 
@@ -70,6 +76,15 @@ def describe_uses(manifest: Manifest | StemManifest) -> dict[str, str]:
         uses[NGRAMS] = (
             "N-gram embeddings of the layers in front_end.ngrams.layers, rows of their tables side by side. Feed each "
             "layer its own part. They depend on the ids before a row: send these as context."
+        )
+    if NGRAM_ROW_IDS in manifest.widths:
+        uses[NGRAM_ROW_IDS] = (
+            "Numbers of these rows in the tables of the same layers, one for each head, int64. An engine that has the "
+            "tables gathers the rows itself."
+        )
+    if NGRAM_SCALES in manifest.widths:
+        uses[NGRAM_SCALES] = (
+            "Scales of these rows, side by side. Multiply ngram_embeddings of the dtype stored by them."
         )
     for rotary in manifest.rotary:
         functions = {rotary.cos: "Cosines", rotary.sin: "Sines"}

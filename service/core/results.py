@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import PreblockError
-from preblock.service.core.types import DTYPES, Int64, TokenRows
+from preblock.service.core.types import TENSOR_DTYPES, Int64, TokenRows
 
 
 @dataclass
@@ -31,7 +31,7 @@ class ChunkedTensor:
 
     Args:
         shape: of the tensor.
-        dtype: a key of DTYPES.
+        dtype: a key of TENSOR_DTYPES.
         chunks: C-contiguous arrays of this dtype, in order.
         memory: receives the chunks once it is set; None if they are always computed in memory of the server.
 
@@ -49,7 +49,7 @@ class ChunkedTensor:
     ) -> None:
         self.shape = shape
         self.memory = memory
-        self.dtype = DTYPES[dtype]
+        self.dtype = TENSOR_DTYPES[dtype]
         self.itemsize = self.dtype.itemsize
         self.nbytes = self.itemsize * math.prod(shape)
         self._chunks = chunks
@@ -73,7 +73,7 @@ class Result:
     Args:
         model: name of the model.
         version: its version.
-        dtype: a key of DTYPES.
+        dtype: type of the request. Some outputs have another type.
         tensors: by output, C-contiguous; chunked only if the request allows it.
 
     """

@@ -84,6 +84,9 @@ class Settings(BaseModel):
     cors_origins: str | None = Field(None, description="Comma-separated origins of allowed web pages; * for all.")
     trusted_proxies: str | None = Field(None, description="Comma-separated addresses or networks of trusted proxies.")
     gpu_mem_limit_bytes: int | None = Field(None, ge=1, description="GPU memory limit per graph; unset: no limit.")
+    table_memory_budget_bytes: int | None = Field(
+        None, ge=2**27, description="Maximum resident bytes of n-gram tables in a process; unset: no limit."
+    )
     header_timeout_seconds: int = Field(60, ge=1, description="Time to receive the headers of a request.")
     shutdown_timeout_seconds: int = Field(15, ge=1, description="Time for open requests to end after SIGTERM.")
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Maximum size of a request body or stream message.")

@@ -22,6 +22,11 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 """Output dtypes, by their name in every protocol except the Open Inference Protocol."""
+TENSOR_DTYPES: dict[str, np.dtype[np.generic]] = DTYPES | {
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "int64": np.dtype(np.int64),
+}
+"""Dtypes of all tensors in responses, by name."""
 
 
 # Each request creates objects of these classes. They are not frozen, because that triples the time of creation.
@@ -109,7 +114,7 @@ class EmbedOptions:
         pooling: "none", or one vector per row: "mean", "first" or "last".
         dimensions: number of leading columns of a pooled vector in the response; None for all of them.
         outputs: names of the requested tensors.
-        dtype: of the response, a key of DTYPES.
+        dtype: of the response, a key of DTYPES, or `STORED` for the type of n-gram tables.
         in_pieces: whether a large response may be computed in chunks.
         whole: whether the chunks are buffered, as in a gRPC message.
         check: raises a PreblockError for values without a representation in the response. With chunks, it checks all

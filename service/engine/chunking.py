@@ -55,7 +55,7 @@ def check_values(model: TokenModel, names: tuple[str, ...], item: BatchItem, req
     """
     for name in names:
         for vectors in _vectors(model, name, item):
-            narrow = cast(vectors, request.dtype)
+            narrow = cast(vectors, model.manifest.dtype_of(name, request.dtype))
             if request.check is not None:
                 request.check(narrow)
 
@@ -80,9 +80,10 @@ def stream_chunks(
         direct = request.dtype == "float32" and not item.given and model.writes_into(item.feeds, name)
         memory = OutputMemory() if direct else None
         chunks = _vectors(model, name, item) if memory is None else _vectors_in(memory, model, name, item)
-        parts = _stream_output(chunks, request.dtype, closer)
+        dtype = model.manifest.dtype_of(output, request.dtype)
+        parts = _stream_output(chunks, dtype, closer)
         next(parts)  # starts the generator, so that its `except` runs even if the client leaves before the first chunk
-        tensors[output] = ChunkedTensor((*shape, *model.manifest.shapes[output]), request.dtype, parts, memory)
+        tensors[output] = ChunkedTensor((*shape, *model.manifest.shapes[output]), dtype, parts, memory)
     return tensors
 
 
@@ -148,7 +149,7 @@ def _vectors_in(memory: OutputMemory, model: TokenModel, name: str, item: BatchI
 
 def _max_chunk_tokens(model: TokenModel, name: str) -> int:
     """Return the most tokens of a chunk of one output."""
-    return max(1, CHUNK_VALUES // model.manifest.widths[name])
+    return max(1, CHUNK_VALUES // model.widths[name])
 
 
 def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> Outputs:
@@ -156,7 +157,7 @@ def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem)
 
     onnxruntime keeps the memory of its largest run. The memory of a copy is freed with the response.
     """
-    size = item.feeds["input_ids"].size * max(model.manifest.widths[name] for name in names)
+    size = item.feeds["input_ids"].size * max(model.widths[name] for name in names)
     if size <= MAX_BUFFERED_TEXT_VALUES or model.manifest.rotary_of(names):
         return run_batch(model, names, [item])[0]
     return _compute(model, names, item, partial(_buffer_output, model, item))
@@ -183,12 +184,16 @@ def _compute(model: TokenModel, names: tuple[str, ...], item: BatchItem, compute
 
 
 def _buffer_output(model: TokenModel, item: BatchItem, name: str) -> Float32:
-    vectors = np.empty((*item.feeds["input_ids"].shape, model.manifest.widths[name]), np.float32)
-    rest = vectors.reshape(-1)
+    vectors: Float32 | None = None
+    rest = np.empty(0, np.float32)
     for chunk in _vectors(model, name, item):
+        if vectors is None:
+            vectors = np.empty((*item.feeds["input_ids"].shape, model.widths[name]), chunk.dtype)
+            rest = vectors.reshape(-1)
         rest[: chunk.size] = chunk.reshape(-1)
         rest = rest[chunk.size :]
         del chunk  # lets the next chunk reuse this buffer
+    assert vectors is not None
     return vectors
 
 

@@ -3,21 +3,20 @@
 Letters: R rows of the stream, T tokens of a step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import NGRAMS, PER_LAYER_TOKENS
 from preblock.service.core import decode_ops
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
-from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import DTYPES, Int64, PartsRequest, TokenRequest, TokenRows
+from preblock.service.core.results import EmbedResult, Tensor
+from preblock.service.core.types import Int64, PartsRequest, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.history import RowHistories, check_context
 from preblock.service.engine.positions import count_real
-from preblock.service.engine.validation import check_choice, check_same_lengths
+from preblock.service.engine.validation import check_choice, check_dtype, check_same_lengths
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
@@ -55,9 +54,9 @@ class DecodeState:
         engine.limits.check_rows("rows", options.rows)
         self.offset = decode_ops.per_row("offset", options.offset, options.rows)
         decode_ops.check_each("offset", self.offset, np.full(options.rows, model.manifest.limit))
-        check_choice("dtype", options.dtype, DTYPES)
         for output in options.outputs:
             check_choice("output", output, model.manifest.widths)
+        check_dtype(options.dtype, options.outputs, model.manifest)
         history, needed = model.manifest.history, model.manifest.needs_history(options.outputs)
         check_context(options.context, self.offset, model.manifest, needed)
         self.histories = RowHistories.start(history, options.rows, options.context) if history and needed else None
@@ -115,6 +114,7 @@ class DecodeState:
                 dtype=self.options.dtype,
             )
             answer = await run_step(self._engine, self.model, request, record, before, operation.offset)
+            answer.tensors = _flatten(answer, self.model)  # a frame has one width for each output
             after = answer.next_offset
             histories = None if histories is None else histories.fed(operation)
         elif isinstance(operation, decode_ops.CloseOp):
@@ -199,11 +199,6 @@ async def run_step(
     if some:
         request = _without_empty(request, fed)
     answer = await engine.embed(model, request, record)
-    if not answer.tensors.keys().isdisjoint((PER_LAYER_TOKENS, NGRAMS)):  # a frame has one width for each output
-        answer.tensors = {
-            name: tensor.reshape(*tensor.shape[: -len(model.manifest.shapes[name])], -1)
-            for name, tensor in answer.arrays.items()
-        }
     if request.position_ids is not None:  # a row with only padding keeps its offset
         answer.next_offset = np.where(count_real(request, model.manifest), answer.next_offset, offset[fed])
     if some:
@@ -213,7 +208,7 @@ async def run_step(
             contexts = context.values.reshape(len(offset), -1).copy()
             contexts[fed] = answer.next_context
             answer.next_context = contexts
-        flat = {name: tensor.reshape(-1, tensor.shape[-1]) for name, tensor in answer.arrays.items()}
+        flat = {name: tensor.reshape(-1, *model.manifest.shapes[name]) for name, tensor in answer.arrays.items()}
         answer.tensors, answer.lengths, answer.next_offset = flat, ids.lengths, after
     return answer
 
@@ -222,6 +217,14 @@ def _check_row_count(field: str, rows: int, running: int) -> None:
     if rows != running:
         allowed = "one row" if running == 1 else f"{running} rows"
         raise Invalid(field, f"{rows} rows", f"{allowed}, as are running")
+
+
+def _flatten(answer: EmbedResult, model: TokenModel) -> Mapping[str, Tensor]:
+    """Return the tensors of a step with the values of a token in one dimension."""
+    shapes = model.manifest.shapes
+    if all(len(shapes[name]) == 1 for name in answer.tensors):
+        return answer.tensors
+    return {name: tensor.reshape(*tensor.shape[: -len(shapes[name])], -1) for name, tensor in answer.arrays.items()}
 
 
 def split_step(step: decode_ops.StepOp, size: int) -> Iterator[decode_ops.StepOp]:

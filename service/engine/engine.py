@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, Manifest
+from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, STORED, Manifest
 from preblock.service.core.errors import Invalid
 from preblock.service.core.limits import Limits
 from preblock.service.core.results import EmbedResult, Result, Tensor
@@ -115,7 +115,7 @@ class Engine:
         self.admission.log.note_ids(record, sent.input_ids)
         cost = TOKEN_COST * len(sent.input_ids.values)
         request, feeds, next_offset = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
-        outputs, names, width = planning.resolve_outputs(request.outputs, model.manifest)
+        outputs, names, width = planning.resolve_outputs(request.outputs, model.manifest, request.dtype)
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
         size = feeds["input_ids"].size * width
         streamed = chunking.is_streamed(request, model.manifest, size)
@@ -139,7 +139,7 @@ class Engine:
             await self.scheduler.run(cost, lambda: chunking.to_token_rows(model, names, item))
             record.dequeued = perf_counter()
             # After the first chunk is sent, the request can no longer be rejected.
-            if request.dtype != "float32" or request.check is not None:
+            if request.dtype not in ("float32", STORED) or request.check is not None:
                 await self.scheduler.run(size, lambda: chunking.check_values(model, names, item, request))
             tensors = chunking.stream_chunks(model, outputs, item, request, self.admission)
             record.deferred = True
@@ -279,5 +279,5 @@ def _finish(
         else:
             pooled = pool(vectors.reshape(-1, width), rows, pooled_tokens(request, manifest), request.pooling)
             vectors = finish(pooled, request, manifest)
-        tensors[output] = cast(vectors, request.dtype)
+        tensors[output] = cast(vectors, manifest.dtype_of(output, request.dtype))
     return tensors

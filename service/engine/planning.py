@@ -12,7 +12,16 @@ from time import perf_counter
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from preblock.service.artifacts.manifest import CONTEXT, EMBEDDINGS, GRAPH, TOKEN_EMBEDDINGS, Manifest
+from preblock.service.artifacts.manifest import (
+    CONTEXT,
+    EMBEDDINGS,
+    GRAPH,
+    NGRAMS,
+    STORED,
+    STORED_NGRAMS,
+    TOKEN_EMBEDDINGS,
+    Manifest,
+)
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.history import context_of, token_contexts
 from preblock.service.engine.positions import count_real, graph_counts, next_positions, position_index
@@ -101,11 +110,15 @@ def join_axes(vectors: Float32, output: str, manifest: Manifest) -> Float32:
 
 
 @lru_cache
-def resolve_outputs(outputs: tuple[str, ...], manifest: Manifest) -> tuple[Mapping[str, str], tuple[str, ...], int]:
-    """Return the graph output of each requested output, the distinct graph outputs, and the sum of the widths."""
+def resolve_outputs(
+    outputs: tuple[str, ...], manifest: Manifest, dtype: str = "float32"
+) -> tuple[Mapping[str, str], tuple[str, ...], int]:
+    """Return the output of a run for each requested output, the distinct outputs of the run, and the sum of widths."""
     # If the token embeddings enter block 0 unchanged, the graph has no separate output for them.
     same = manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS
     sources = {name: EMBEDDINGS if same and name == TOKEN_EMBEDDINGS else name for name in outputs}
+    if dtype == STORED and NGRAMS in sources:
+        sources[NGRAMS] = STORED_NGRAMS
     return sources, tuple(dict.fromkeys(sources.values())), sum(manifest.widths[name] for name in outputs)
 
 

@@ -8,7 +8,15 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
+from preblock.service.artifacts.manifest import (
+    BIAS_GRAPH,
+    NGRAM_OUTPUTS,
+    NGRAM_ROW_IDS,
+    NGRAM_SCALES,
+    STORED,
+    Manifest,
+    StemManifest,
+)
 from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import DTYPES, Int64, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
@@ -32,7 +40,7 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
     """
     if _is_simple_and_valid(request, manifest, max_tokens):
         return
-    check_choice("dtype", request.dtype, DTYPES)
+    check_dtype(request.dtype, request.outputs, manifest)
     if request.truncate is not None:
         check_choice("truncate", request.truncate, SIDES)
     check_choice("pooling", request.pooling, POOLINGS)
@@ -50,6 +58,8 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
             raise Invalid("input_ids" + ids.place(int(index[0])), refused, allowed)
     for output in request.outputs:
         check_choice("output", output, manifest.widths)
+        if request.pooling != "none" and (output in (NGRAM_ROW_IDS, NGRAM_SCALES) or request.dtype == STORED):
+            raise Invalid("pooling", request.pooling, f"none, since {output} holds no vectors to pool")
     for name, rows in request.indices.items():
         if name not in manifest.indices:
             message = f"{name} is not an input: this model has no {_INPUT_TITLES.get(name, name)}"
@@ -229,6 +239,16 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
     if tokens > max_tokens:
         raise TooLarge(expected.name, f"{tokens} vectors", f"at most {max_tokens} vectors in an answer")
     return tokens
+
+
+def check_dtype(dtype: str, outputs: Iterable[str], manifest: Manifest) -> None:
+    """Raise Invalid if the type of a response is unknown, or if an output has no stored form."""
+    if dtype != STORED or not manifest.ngram_tables:
+        check_choice("dtype", dtype, DTYPES)
+        return
+    for output in outputs:
+        if output not in NGRAM_OUTPUTS:
+            raise Invalid("dtype", dtype, f"{', '.join(DTYPES)}, since {output} has no stored form")
 
 
 def check_choice(field: str, value: str, allowed: Iterable[str]) -> None:

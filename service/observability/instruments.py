@@ -91,6 +91,12 @@ class Instruments:
         text = "Seconds spent writing responses, including the computation of streamed responses."
         written = counter("preblock_request_response_write_seconds", text, "protocol")
         self.bytes = cache(lambda protocol: [total(protocol) for total in (received, sent, read, written)])
+        text = "Rows gathered from n-gram tables."
+        self.table_rows = Counter("preblock_table_rows", text, registry=registry)
+        text = "Bytes of the rows gathered from n-gram tables, as stored."
+        self.table_row_bytes = Counter("preblock_table_row_bytes", text, registry=registry)
+        text = "Resident bytes of the mapped n-gram tables; pages that several workers share count for each."
+        self.table_resident = gauge("preblock_table_resident_bytes", text, "livesum")
         text = "Lines of the log that were dropped, because standard error accepted no more."
         self.dropped_lines = Counter("preblock_log_dropped_lines", text, registry=registry)
         text = "Execution providers of onnxruntime: requested, active, and probed at the start."

@@ -42,6 +42,8 @@ class Metrics:
 
     Attributes:
         queue_depth: returns the number of work items waiting for a thread; the engine sets it.
+        take_table_use: returns the rows and bytes gathered from n-gram tables since the last call, and the resident
+            bytes of the tables; the application sets it.
 
     """
 
@@ -52,6 +54,7 @@ class Metrics:
             self._registry.register(collector)
         self._instruments = Instruments(self._registry)
         self.queue_depth: Callable[[], int] = int
+        self.take_table_use: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         # With zeros, because a query finds no gauge before the first request otherwise.
         self._running = Counter(dict.fromkeys(PROTOCOLS, 0))
         self._records: list[RequestRecord] = []
@@ -156,6 +159,10 @@ class Metrics:
         for protocol, count in self._running.items():
             instruments.running(protocol).set(count)
         instruments.queue_depth.set(self.queue_depth())
+        rows, gathered, resident = self.take_table_use()
+        instruments.table_rows.inc(rows)
+        instruments.table_row_bytes.inc(gathered)
+        instruments.table_resident.set(resident)
         if self.requests_running:  # the queue changes while no request begins or ends
             self._flush_soon()
 

@@ -29,6 +29,7 @@ class ProcessUsage(NamedTuple):
         virtual_bytes: virtual memory.
         resident_bytes: resident memory; pages that several processes share count for each.
         open_fds: open file descriptors.
+        major_faults: page faults that read from a disk, those of ended child processes included.
         start_seconds: time of the start after the start of the system.
 
     """
@@ -37,6 +38,7 @@ class ProcessUsage(NamedTuple):
     virtual_bytes: int
     resident_bytes: int
     open_fds: int
+    major_faults: int
     start_seconds: float
 
 
@@ -59,6 +61,8 @@ class ProcessCollector(Collector):
         boot = float(re.findall(r"^btime (\d+)$", (PROC / "stat").read_text(), re.MULTILINE)[0])
         cpu = sum(usage.cpu_seconds for usage in found)
         yield CounterMetricFamily("process_cpu_seconds", "User and system time of all processes.", value=cpu)
+        text = "Page faults of all processes that read from a disk."
+        yield CounterMetricFamily("process_major_page_faults", text, value=sum(usage.major_faults for usage in found))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         allowed = MAX_UNLIMITED_FDS if limit == resource.RLIM_INFINITY else limit
         virtual, resident, fds = (sum(usage[field] for usage in found) for field in (1, 2, 3))
@@ -121,5 +125,6 @@ def read_usage(pid: int) -> ProcessUsage | None:
         virtual_bytes=int(fields[20]),
         resident_bytes=int(fields[21]) * PAGE_BYTES,
         open_fds=open_fds,
+        major_faults=int(fields[9]) + int(fields[10]),
         start_seconds=int(fields[19]) * TICK_SECONDS,
     )

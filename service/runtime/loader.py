@@ -35,12 +35,14 @@ from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import signature_of
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
+from preblock.service.runtime.ngram_rows import open_ngram_rows
 from preblock.service.runtime.position_rows import open_position_rows
 from preblock.service.runtime.position_table import PositionedRunner, map_positions
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Float32, Runner
 from preblock.service.runtime.session import Session, open_session
 from preblock.service.runtime.soft_prompts import map_soft_prompts
+from preblock.service.runtime.table_memory import TableMemory
 from preblock.service.runtime.tokenizer import Tokenizer
 
 
@@ -52,6 +54,7 @@ def load_model(
     provider: str,
     threads: int,
     gpu_mem_limit_bytes: int | None,
+    memory: TableMemory,
 ) -> ServedModel:
     """Check the artifact in `folder`, open its graphs, and run each once.
 
@@ -63,6 +66,7 @@ def load_model(
         provider: onnxruntime name of the provider.
         threads: of one call.
         gpu_mem_limit_bytes: GPU memory limit of one graph; None: no limit.
+        memory: of the n-gram tables of all models.
 
     Raises:
         ArtifactError: the artifact is broken, or its files contradict each other.
@@ -75,9 +79,7 @@ def load_model(
     signatures = check_files(folder, manifest, checksums.sha256)
     check_graphs(folder, manifest)
     check_ngram_tables(folder, manifest)
-    # A GPU has the position vectors in its own memory and needs no such graph.
-    opened = [graph for graph in manifest.graphs if provider == CPU or graph != POSITIONED_GRAPH]
-    sessions = {graph: open_session(folder, provider, threads, graph, gpu_mem_limit_bytes) for graph in opened}
+    sessions = _open_sessions(folder, manifest, provider, threads, gpu_mem_limit_bytes)
     for graph, session in sessions.items():
         declared = manifest.graphs[graph]
         _compare(graph, "inputs", declared.inputs, session.inputs)
@@ -114,6 +116,7 @@ def load_model(
     }
     if isinstance(manifest, StemManifest):
         return EncoderStem(manifest=manifest, **served)
+    ngrams = open_ngram_rows(folder, manifest, sessions[NGRAM_IDS_GRAPH], memory) if manifest.ngram_tables else None
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
     tables = tables if BUILT else None
     open_rows = partial(open_position_rows, folder, manifest)
@@ -122,10 +125,27 @@ def load_model(
         tokenizer=tokenizer,
         positions=positions,
         tables=tables,
+        ngrams=ngrams,
         soft_prompts=map_soft_prompts(folder, manifest),
         open_rows=open_rows,
         **served,
     )
+
+
+def _open_sessions(
+    folder: Path, manifest: Manifest | StemManifest, provider: str, threads: int, gpu_mem_limit_bytes: int | None
+) -> dict[str, Session]:
+    """Open the graphs of an artifact; on a GPU without those that the CPU computes there."""
+    tables = isinstance(manifest, Manifest) and bool(manifest.ngram_tables)
+    # A GPU has the position vectors in its own memory. N-gram tables are too large for it: the CPU gathers their rows.
+    left_out = {POSITIONED_GRAPH, *([NGRAMS_GRAPH] if tables else [])} if provider != CPU else set()
+    return {
+        graph: open_session(
+            folder, CPU if tables and graph == NGRAM_IDS_GRAPH else provider, threads, graph, gpu_mem_limit_bytes
+        )
+        for graph in manifest.graphs
+        if graph not in left_out
+    }
 
 
 def _smallest_input(tensor: Tensor, manifest: Manifest | StemManifest) -> NDArray[Any]:

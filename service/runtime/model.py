@@ -10,8 +10,12 @@ from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     GRAPH,
     LAYER_TOKENS_GRAPH,
+    NGRAM_IDS_GRAPH,
+    NGRAM_OUTPUTS,
+    NGRAMS,
     NGRAMS_GRAPH,
     POSITIONED_GRAPH,
+    STORED_NGRAMS,
     Manifest,
     StemManifest,
 )
@@ -19,6 +23,7 @@ from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.types import Int64
 from preblock.service.runtime.chunks import split_feeds
 from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables, covers
+from preblock.service.runtime.ngram_rows import NgramRows
 from preblock.service.runtime.position_rows import PositionRows
 from preblock.service.runtime.position_table import PositionedRunner
 from preblock.service.runtime.runner import Feeds, FlatRunner, Float32, Runner
@@ -70,6 +75,8 @@ class TokenModel(LoadedModel):
     """Vectors of all positions (1, max_len, P) for `positioned.onnx`; None without that graph."""
     tables: KernelTables | None = field(repr=False, compare=False)
     """Tables of the fused kernel; None if onnxruntime runs all calls."""
+    ngrams: NgramRows | None = field(repr=False, compare=False)
+    """Computes the outputs of n-gram tables; None if graphs compute them."""
     soft_prompts: Mapping[str, Float32] = field(repr=False, compare=False)
     """Vectors (N, width of a token vector) of each soft prompt by name."""
     open_rows: Callable[[], PositionRows | None] = field(repr=False, compare=False)
@@ -82,6 +89,12 @@ class TokenModel(LoadedModel):
     def position_rows(self) -> PositionRows | None:
         """The vectors of positions; None without any. Few clients read them, so the first use opens their session."""
         return self.open_rows()
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """Values of a token in each output of `run`, by name."""
+        widths = self.manifest.widths
+        return widths | {STORED_NGRAMS: widths[NGRAMS]} if self.ngrams else widths
 
     def run(self, feeds: Feeds, outputs: tuple[str, ...]) -> dict[str, Float32]:
         """Return outputs of tokens by name, each (B, L, width), or (1, L, width) if it is the same for all rows.
@@ -137,13 +150,17 @@ class TokenModel(LoadedModel):
     def _choose(self, outputs: tuple[str, ...]) -> list[tuple[Runner, list[str]]]:
         """Choose the runners of `outputs`, and cache them."""
         runners: list[tuple[Runner, list[str]]] = []
-        for graph, names in self.manifest.graphs_for(outputs).items():
+        gathered = [name for name in outputs if name in (*NGRAM_OUTPUTS, STORED_NGRAMS)] if self.ngrams else []
+        others = tuple(name for name in outputs if name not in gathered)
+        if self.ngrams and gathered:
+            runners.append((self.ngrams, gathered))
+        for graph, names in self.manifest.graphs_for(others).items() if others else ():
             runner: Runner = self.sessions[graph]
             if outputs == (EMBEDDINGS,) and self.positions is not None:
                 runner = PositionedRunner(self.sessions[POSITIONED_GRAPH], self.positions, runner)
             if outputs == (EMBEDDINGS,) and self.tables is not None:
                 runner = FusedLookup(self.tables, runner)
-            if graph in (LAYER_TOKENS_GRAPH, NGRAMS_GRAPH):
+            if graph in (LAYER_TOKENS_GRAPH, NGRAMS_GRAPH, NGRAM_IDS_GRAPH):
                 runner = FlatRunner(runner)
             runners.append((runner, names))
         self._runners[outputs] = runners

@@ -17,6 +17,7 @@ from preblock.service.core.files import FileSignature, signature_of
 from preblock.service.runtime.loader import load_model
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
+from preblock.service.runtime.table_memory import TableMemory
 
 LOG = logging.getLogger(__name__)
 Fingerprint = tuple[tuple[str, FileSignature], ...]
@@ -65,6 +66,7 @@ class Repository:
         choice: how the provider was chosen; default: by name.
         gpu_mem_limit_bytes: GPU memory limit of one graph; default None: no limit.
         aliases: model by further name. A folder with such a name is not opened.
+        table_memory: of the n-gram tables of all models; default None: without a budget.
 
     Attributes:
         listeners: functions without arguments. A refresh calls them in its thread after a model is replaced or removed.
@@ -84,11 +86,13 @@ class Repository:
         choice: ProviderChoice | None = None,
         gpu_mem_limit_bytes: int | None = None,
         aliases: Mapping[str, str] | None = None,
+        table_memory: TableMemory | None = None,
     ) -> None:
         self.root = root
         self.choice = choice or ProviderChoice(provider, provider, None, None)
         self.access = access
-        self._load = partial(load_model, provider=provider, threads=threads, gpu_mem_limit_bytes=gpu_mem_limit_bytes)
+        memory, limit = table_memory or TableMemory(), gpu_mem_limit_bytes
+        self._load = partial(load_model, provider=provider, threads=threads, gpu_mem_limit_bytes=limit, memory=memory)
         self._cache, self._aliases = cache, aliases or {}
         # Both are replaced as a whole, never changed: a request keeps the model that it found.
         self._models: dict[str, dict[int, ServedModel]] = {}

@@ -81,12 +81,12 @@ class TableMemory:
         """Growth of the resident file pages of this process since its tables had none; 0 without tables."""
         return max(0, read_file_pages() - self._without_tables) if self._maps else 0
 
-    def take_counts(self) -> tuple[int, int]:
-        """Return the rows and bytes gathered since the last call."""
+    def take_use(self) -> tuple[int, int, int]:
+        """Return the rows and bytes gathered since the last call, and the resident bytes of the tables."""
         with self._lock:
-            counts = self._rows, self._bytes
+            rows, size = self._rows, self._bytes
             self._rows = self._bytes = 0
-            return counts
+            return rows, size, self.resident_bytes
 
 
 def read_file_pages() -> int:

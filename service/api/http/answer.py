@@ -14,6 +14,8 @@ from preblock.service.codecs.safetensors import write_result
 from preblock.service.core.results import EmbedResult, Result
 
 TYPES = (JSON, BYTES, NPY, SAFETENSORS)
+NOT_IN_NPY = ("bfloat16", "float8_e4m3fn")
+"""Dtypes without a name in the format of `.npy`."""
 
 
 def writable_types(dtype: str, encoding: str = "", fields_reason: str = "") -> tuple[tuple[str, ...], str]:
@@ -22,8 +24,8 @@ def writable_types(dtype: str, encoding: str = "", fields_reason: str = "") -> t
         return (JSON,), f"with the encoding {PROMPT_EMBEDS}"
     if fields_reason:
         return (JSON, SAFETENSORS), fields_reason
-    if dtype == "bfloat16":
-        return (JSON, BYTES, SAFETENSORS), "for bfloat16"
+    if dtype in NOT_IN_NPY:
+        return (JSON, BYTES, SAFETENSORS), f"for {dtype}"
     return TYPES, ""
 
 
@@ -35,7 +37,7 @@ def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
         return ChunkedResponse(write_result(answer), media)
     ((name, tensor),) = answer.tensors.items()
     parts: list[Part] = [npy_header(tensor.dtype, tensor.shape) if media == NPY else b"", as_bytes(tensor)]
-    headers = _headers(answer.model, answer.version, name, tensor.shape, answer.dtype)
+    headers = _headers(answer.model, answer.version, name, tensor.shape, tensor.dtype.name)
     return ChunkedResponse(parts, media, [*headers, *_row_headers(answer)])
 
 

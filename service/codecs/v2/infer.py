@@ -142,8 +142,9 @@ def _read_header(text: bytes, manifest: Manifests, max_values: int | None = None
     ]
     options = read_options(read_parameters("parameters", document), requested, manifest, ignored)
     for name, binary in options.binary.items():
-        if options.dtype != "float32" and not binary and name not in ROW_OUTPUTS:
-            datatype = DATATYPES[options.dtype]
+        dtype = manifest.dtype_of(name, options.dtype) if isinstance(manifest, Manifest) else options.dtype
+        if dtype not in ("float32", "int64") and not binary and name not in ROW_OUTPUTS:
+            datatype = DATATYPES.get(dtype, dtype)
             allowed = f"binary_data, since {datatype} has no form in JSON"
             raise Invalid(f"outputs {name}", f"{datatype} as JSON", allowed)
     return InferHeader(tuple(inputs), options, id_)

@@ -26,7 +26,7 @@ def list_outputs(answer: Result, infer: InferMessage) -> list[tuple[str, str, Te
         if name in ROW_OUTPUTS and isinstance(answer, EmbedResult):
             outputs.append((name, "INT64", row_output(answer, name)))
         else:
-            outputs.append((name, DATATYPES[answer.dtype], answer.tensors[name]))
+            outputs.append((name, DATATYPES[answer.tensors[name].dtype.name], answer.tensors[name]))
     return outputs
 
 

@@ -26,7 +26,8 @@ EXTENSIONS = (
     "statistics",
 )
 SHARED_MEMORY_EXTENSION = "system_shared_memory"
-DATATYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int64": "INT64"}
+DATATYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int64": "INT64", "float8_e4m3fn": "UINT8"}
+"""Datatype of each dtype. The protocol has no FP8, so its numbers are sent as bytes."""
 TEXT = "text"
 """The input of a model with a tokenizer, instead of `input_ids`."""
 PARTS, VECTORS = "parts", "vectors"
@@ -72,7 +73,8 @@ def describe_outputs(manifest: Manifests) -> Shapes:
     """Return datatype and shape of every output by name, `embeddings` first."""
     if isinstance(manifest, StemManifest):
         return describe_tensors(manifest.graphs[GRAPH].outputs)
-    tokens = {name: ("FP32", [-1, -1, *shape]) for name, shape in manifest.shapes.items()}
+    types = {name: DATATYPES[manifest.dtype_of(name, "float32")] for name in manifest.shapes}
+    tokens = {name: (types[name], [-1, -1, *shape]) for name, shape in manifest.shapes.items()}
     return tokens | describe_tensors((manifest.bias,) if manifest.bias else ())
 
 

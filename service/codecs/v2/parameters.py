@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from preblock.service.artifacts.manifest import STORED
 from preblock.service.codecs.fields import format_value, read_choice, read_flag
 from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, default_outputs, describe_outputs
@@ -34,7 +35,7 @@ OUTPUT_PARAMETERS = ("dtype", "binary_data", "content_type", *SHARED_MEMORY)
 RESERVED = frozenset((*REQUEST_PARAMETERS, *INPUT_PARAMETERS, *OUTPUT_PARAMETERS, "classification", "headers"))
 """Names with a meaning in this protocol or in Triton. They are never ignored."""
 RESERVED_PREFIX = "triton_"
-DTYPES = {DATATYPES[dtype]: dtype for dtype in types.DTYPES} | {dtype: dtype for dtype in types.DTYPES}
+DTYPES = {DATATYPES[dtype]: dtype for dtype in types.DTYPES} | {dtype: dtype for dtype in (*types.DTYPES, STORED)}
 """Output dtypes by their names in this protocol and in the other protocols."""
 
 
@@ -45,7 +46,7 @@ class InferOptions:
     Args:
         binary: for each output in order, whether it has the form of bytes over HTTP or in shared memory.
         regions: ranges in shared memory, by output; the response does not hold these outputs.
-        dtype: of the vectors of all outputs, a key of `types.DTYPES`.
+        dtype: of the vectors of all outputs, as in `EmbedOptions`.
         offset: int64 (1,); None without the parameter.
         truncate: as in `EmbedOptions`.
         pooling: as in `EmbedOptions`.
@@ -125,8 +126,8 @@ def read_options(
             continue
         dtypes.append(DTYPES[read_choice(f"{where}.dtype", own["dtype"], DTYPES)] if "dtype" in own else dtype)
         if dtypes[-1] != dtypes[0]:
-            allowed = f"{DATATYPES[dtypes[0]]}, because all outputs have one type"
-            raise Invalid(f"{where}.dtype", DATATYPES[dtypes[-1]], allowed)
+            first, last = (DATATYPES.get(wanted, wanted) for wanted in (dtypes[0], dtypes[-1]))
+            raise Invalid(f"{where}.dtype", last, f"{first}, because all outputs have one type")
     if requested and not dtypes:
         raise Invalid("outputs", ", ".join(binary), f"at least one of {', '.join(known)}")
     return InferOptions(

@@ -55,6 +55,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("tls_key", "/a.key", Path("/a.key")),
     ("tls_client_ca", "/ca.pem", Path("/ca.pem")),
     ("gpu_mem_limit_bytes", "1000000000", 10**9),
+    ("table_memory_budget_bytes", "1000000000", 10**9),
     ("cors_origins", "https://a.example, http://b:8000", "https://a.example, http://b:8000"),
     ("cors_origins", "*", "*"),
     ("inspector", "on", "on"),

@@ -18,6 +18,7 @@ from tests.support.engines import ask_engine, open_engine
 
 END, LAYERS, WIDTH = 2, 2, 64
 OUTPUT = ("ngram_embeddings",)
+ROW_IDS = "ngram_row_ids"
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 
@@ -45,18 +46,19 @@ def random_rows(*lengths: int) -> list[list[int]]:
     return [[END if random.random() < 0.2 else int(id_) for id_ in random.integers(0, 99, n)] for n in lengths]
 
 
-def run(engine: Engine, ids: list[int], context: list[int]) -> Float32:
-    """Return the vectors (L, N, E) of one row."""
+def run(engine: Engine, ids: list[int], context: list[int], output: str = OUTPUT[0]) -> Float32:
+    """Return the vectors (L, N, E), or the row ids (L, N, H), of one row."""
     feeds = {"input_ids": np.array([ids]), "context": np.array([context])}
-    vectors: Float32 = engine.repository.get("ngrams").sessions["ngrams.onnx"].run(feeds)["ngram_embeddings"][0]
+    graph = "ngram.ids.onnx" if output == ROW_IDS else "ngrams.onnx"
+    vectors: Float32 = engine.repository.get("ngrams").sessions[graph].run(feeds)[output][0]
     return vectors
 
 
-def read(result: EmbedResult) -> Float32:
-    """Return the vectors (T, N, E) of a result, buffered or in chunks."""
-    tensor = result.tensors["ngram_embeddings"]
+def read(result: EmbedResult, output: str = OUTPUT[0]) -> Float32:
+    """Return the vectors (T, N, E), or the row ids (T, N, H), of a result, buffered or in chunks."""
+    tensor = result.tensors[output]
     whole: Any = np.concatenate([part.reshape(-1) for part in tensor]) if isinstance(tensor, ChunkedTensor) else tensor
-    return np.asarray(whole).reshape(-1, LAYERS, WIDTH)
+    return np.asarray(whole).reshape(-1, LAYERS, tensor.shape[-1])
 
 
 CONTEXTS = [[5, 6], [END, 97], [8, END]]
@@ -65,16 +67,24 @@ CONTEXTS = [[5, 6], [END, 97], [8, END]]
 @pytest.mark.parametrize(
     "lengths", [(4, 4, 4), (1, 1, 1), (3, 1, 7), (100, 900, 2500), (5000, 1, 1), (4000, 4000, 4000)]
 )
-@pytest.mark.parametrize("in_pieces", [False, True])
-def test_each_row_has_its_own_history(lengths: tuple[int, ...], in_pieces: bool, engine: Engine) -> None:
+@pytest.mark.parametrize(("in_pieces", "dtype"), [(False, "float32"), (True, "float32"), (True, "stored")])
+def test_each_row_has_its_own_history(lengths: tuple[int, ...], in_pieces: bool, dtype: str, engine: Engine) -> None:
     rows = random_rows(*lengths)
     offset = np.array([7, 1, 0])
     request = TokenRequest(
-        input_ids=rows_of(*rows), offset=offset, context=rows_of(*CONTEXTS), outputs=OUTPUT, in_pieces=in_pieces
+        input_ids=rows_of(*rows),
+        offset=offset,
+        context=rows_of(*CONTEXTS),
+        outputs=(*OUTPUT, ROW_IDS),
+        dtype=dtype,
+        in_pieces=in_pieces,
     )
     result = embed(engine, request)
-    expected = [run(engine, row, context) for row, context in zip(rows, CONTEXTS, strict=True)]
-    assert np.array_equal(read(result), np.concatenate(expected))
+    for output in request.outputs:
+        expected = [run(engine, row, context, output) for row, context in zip(rows, CONTEXTS, strict=True)]
+        found = read(result, output)
+        assert found.dtype == expected[0].dtype
+        assert np.array_equal(found, np.concatenate(expected))
     assert result.next_context is not None
     ends = [(context + row)[-2:] for row, context in zip(rows, CONTEXTS, strict=True)]
     assert result.next_context.tolist() == ends
@@ -187,3 +197,33 @@ def test_bad_contexts_are_refused(context: TokenRows | None, offset: list[int], 
 def test_context_of_another_model_is_refused(engine: Engine) -> None:
     with pytest.raises(Invalid, match=r"^context is not an input: no output of this model depends on the ids before"):
         embed(engine, TokenRequest(input_ids=rows_of([5]), context=rows_of([1, 2])), "gpt")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "options", "message"),
+    [
+        (
+            ("embeddings", *OUTPUT),
+            {"dtype": "stored"},
+            "dtype: got stored, expected float32, float16, bfloat16, since emb",
+        ),
+        ((ROW_IDS,), {"pooling": "mean"}, "pooling: got mean, expected none, since ngram_row_ids holds no vectors"),
+        (
+            OUTPUT,
+            {"pooling": "last", "dtype": "stored"},
+            "pooling: got last, expected none, since ngram_embeddings hol",
+        ),
+        (("ngram_scales",), {}, "output: got ngram_scales, expected embeddings, "),
+        ((ROW_IDS,), {"offset": np.array([3])}, "context: got nothing, expected the last 2 ids"),
+    ],
+)
+def test_outputs_without_a_form_are_refused(
+    outputs: tuple[str, ...], options: dict[str, Any], message: str, engine: Engine
+) -> None:
+    with pytest.raises(Invalid, match=f"^{message}"):
+        embed(engine, TokenRequest(input_ids=rows_of([5, 6]), outputs=outputs, **options))
+
+
+def test_models_without_tables_have_no_stored_type(engine: Engine) -> None:
+    with pytest.raises(Invalid, match=r"^dtype: got stored, expected float32, float16, bfloat16$"):
+        embed(engine, TokenRequest(input_ids=rows_of([5, 6]), dtype="stored"), "gpt")

@@ -129,8 +129,8 @@ def test_type_and_width_of_rows(tmp_path: Path) -> None:
     rows = StoredRows([[memory.map(tmp_path / "t")]], table.dtype, 6, memory)
     ids = np.arange(12).reshape(4, 1, 3)
     assert np.array_equal(rows.gather(ids), table[ids].reshape(4, 1, 18))
-    assert memory.take_counts() == (12, 144)
-    assert memory.take_counts() == (0, 0)
+    assert memory.take_use()[:2] == (12, 144)
+    assert memory.take_use()[:2] == (0, 0)
 
 
 def test_threads_do_not_interfere(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_threads_do_not_interfere(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         for ids, found in zip(calls, pool.map(rows.gather, calls), strict=True):
             assert np.array_equal(found, table[ids].reshape(500, 1, 640))
-    assert memory.take_counts() == (40000, 40000 * 160)
+    assert memory.take_use()[:2] == (40000, 40000 * 160)
 
 
 def test_tables_are_mapped_from_the_file_and_shared(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
 from preblock.service.codecs import native_json
 from preblock.service.codecs.arrays import read_npy, read_raw
-from preblock.service.codecs.native_json_response import to_finite_float32
+from preblock.service.codecs.native_json_response import to_json_numbers
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.auth import caller
@@ -56,12 +56,13 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             read = partial(_read, body, kind, request.query, indices, engine.limits.max_parsed_values(len(indices)))
             message = await engine.scheduler.run(len(body), read, text=kind == JSON)
             inputs, encoding = message.request, message.encoding
-            media = answer_type(accept, *writable_types(inputs.dtype, encoding, message.fields_reason))
+            dtype = model.manifest.dtype_of(inputs.outputs[0], inputs.dtype)
+            media = answer_type(accept, *writable_types(dtype, encoding, message.fields_reason))
             if encoding == PROMPT_EMBEDS:
                 check_prompt_embeds(inputs, model.manifest)
             text = media == JSON and encoding == "float"
             inputs.in_pieces = True
-            inputs.check = to_finite_float32 if text else None
+            inputs.check = to_json_numbers if text else None
             answer = await engine.embed(model, inputs, record)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)

@@ -21,6 +21,8 @@ Pooling = Literal["none", "mean", "first", "last"]
 
 
 Dtype = Literal["float32", "float16", "bfloat16"]
+TableDtype = Literal["float32", "float16", "bfloat16", "stored"]
+TensorDtype = Literal["float32", "float16", "bfloat16", "stored", "float8_e4m3fn", "int64"]
 
 
 class Documented(BaseModel):

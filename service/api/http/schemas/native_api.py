@@ -18,6 +18,8 @@ from preblock.service.api.http.schemas.common import (
     RequestBody,
     Row,
     Rows,
+    TableDtype,
+    TensorDtype,
     Text,
     Texts,
     Truncate,
@@ -45,7 +47,7 @@ class TokenFields(Documented):
     )
     attention_mask: Masks | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
     output: str | list[str] = Field("embeddings", description="One output, or several, as JSON or safetensors only.")
-    dtype: Dtype = "float32"
+    dtype: TableDtype = "float32"
 
 
 class PartObject(RequestBody):
@@ -98,6 +100,7 @@ class OutputDescription(Documented):
     """One of several outputs."""
 
     use_as: str = Field(description="Use of the output, such as: input of block 0.")
+    dtype: TensorDtype
     shape: list[int]
     data: str | list[Any]
 
@@ -107,7 +110,7 @@ class Answer(Documented):
 
     model: str
     version: int
-    dtype: Dtype
+    dtype: TensorDtype
 
 
 class EmbedAnswer(Answer):

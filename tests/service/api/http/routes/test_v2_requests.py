@@ -116,7 +116,7 @@ REQUEST = (
     "offset, truncate, pooling, dtype, binary_data_output, content_type, sequence_id, sequence_start, sequence_end, "
     "priority, timeout, triton_enable_empty_final_response"
 )
-DTYPES = "FP32, FP16, BF16, float32, float16, bfloat16"
+DTYPES = "FP32, FP16, BF16, float32, float16, bfloat16, stored"
 INTEGER = "an integer, 0 or more"
 PARAMETERS: list[tuple[dict[str, Any], str]] = [
     ({"headers": "x"}, f"parameters: got the reserved name headers, expected {REQUEST}"),

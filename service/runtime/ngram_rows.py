@@ -1,0 +1,166 @@
+"""N-gram embeddings from mapped tables: a graph computes the row ids, and the rows are gathered in their stored type.
+
+Letters: B batch, L length, T tokens, N layers, H heads of a layer, S scales of a row.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.artifacts.manifest import (
+    DATA,
+    MANIFEST,
+    NGRAM_ROW_IDS,
+    NGRAM_SCALES,
+    NGRAMS,
+    STORED_NGRAMS,
+    Manifest,
+)
+from preblock.service.artifacts.records import TablePart, TableScales
+from preblock.service.core.errors import ArtifactError
+from preblock.service.core.types import TENSOR_DTYPES, Int64
+from preblock.service.runtime.runner import Feeds, Float32, Runner
+from preblock.service.runtime.stored_rows import StoredRows
+from preblock.service.runtime.table_memory import TableMemory
+
+MapFile = Callable[[str], memoryview]
+
+
+class NgramRows:
+    """Computes the outputs of n-gram tables, each (B, L, values of a token).
+
+    Args:
+        ids: runs the graph of the row ids.
+        rows: the stored rows.
+        scales: the scales of the rows; None for a type without scales.
+
+    """
+
+    def __init__(self, ids: Runner, rows: StoredRows, scales: "RowScales | None") -> None:
+        self._ids, self._rows, self._scales = ids, rows, scales
+
+    def run(self, feeds: Feeds, outputs: Sequence[str], /) -> dict[str, NDArray[Any]]:
+        """Return `outputs` by name.
+
+        Raises:
+            ArtifactError: a file of the tables has become shorter, or the graph computes an id without a row.
+
+        """
+        ids: Int64 = self._ids.run(feeds, [NGRAM_ROW_IDS])[NGRAM_ROW_IDS].view(np.int64)
+        batch, length, layers, heads = ids.shape
+        tokens = ids.reshape(-1, layers, heads)
+        found: dict[str, NDArray[Any]] = {}
+        try:
+            if NGRAM_ROW_IDS in outputs:
+                found[NGRAM_ROW_IDS] = ids
+            if NGRAM_SCALES in outputs and self._scales is not None:
+                found[NGRAM_SCALES] = self._scales.gather(tokens)
+            if NGRAMS in outputs or STORED_NGRAMS in outputs:
+                found[STORED_NGRAMS] = self._rows.gather(tokens)
+            if NGRAMS in outputs:
+                found[NGRAMS] = self._widen(found[STORED_NGRAMS], tokens)
+        except (BufferError, IndexError) as error:
+            message = f"a table of {NGRAMS} is broken: {error}"
+            raise ArtifactError(NGRAMS, str(error), "all rows of the tables", message=message) from error
+        return {name: found[name].reshape(batch, length, -1) for name in outputs}
+
+    def _widen(self, stored: NDArray[Any], ids: Int64) -> Float32:
+        """Return stored rows (T, N, H * width) as float32: exact, and then times their scales."""
+        values: Float32 = stored.astype(np.float32, copy=False)
+        if self._scales is not None:
+            columns = values.reshape(*ids.shape, self._rows.width)
+            columns *= self._scales.spread(self._scales.gather(ids).reshape(*ids.shape, -1))
+        return values
+
+
+class RowScales:
+    """The scales of rows, each for a block of rows and columns.
+
+    Args:
+        parts: the parts of the table of each layer.
+        width: numbers in a row of the tables.
+        map_file: maps a file of the manifest.
+        memory: as in `StoredRows`.
+
+    """
+
+    def __init__(
+        self, parts: Sequence[Sequence[TablePart]], width: int, map_file: MapFile, memory: TableMemory
+    ) -> None:
+        first = _scales_of(parts[0][0])
+        self._columns, self._width = first.block_columns, width
+        self.of_row = -(-width // self._columns)
+        dtype = TENSOR_DTYPES[first.dtype]
+        size = self.of_row * dtype.itemsize
+        self._starts: list[tuple[Int64, Int64, Int64]] = []
+        tables = []
+        for layer in parts:
+            blocks = np.array([_scales_of(part).block_rows for part in layer])
+            rows = np.array([part.rows for part in layer])
+            counts = -(-rows // blocks)
+            self._starts.append((np.cumsum(rows) - rows, np.cumsum(counts) - counts, blocks))
+            tables.append(
+                [
+                    map_file(_scales_of(part).file)[_scales_of(part).begin :][: int(count) * size]
+                    for part, count in zip(layer, counts, strict=True)
+                ]
+            )
+        self._rows = StoredRows(tables, dtype, self.of_row, memory)
+
+    def gather(self, ids: Int64) -> Float32:
+        """Return the scales of rows (T, N, H) as float32, (T, N, H * S)."""
+        blocks = np.empty_like(ids)
+        for layer, (starts, first, rows) in enumerate(self._starts):
+            part = np.searchsorted(starts, ids[:, layer], "right") - 1
+            blocks[:, layer] = first[part] + (ids[:, layer] - starts[part]) // rows[part]
+        return self._rows.gather(blocks).astype(np.float32)
+
+    def spread(self, scales: Float32) -> Float32:
+        """Return the scale of each number of a row, (…, width), from those of a row, (…, S)."""
+        return scales if self.of_row == 1 else scales.repeat(self._columns, -1)[..., : self._width]
+
+
+def open_ngram_rows(folder: Path, manifest: Manifest, ids: Runner, memory: TableMemory) -> NgramRows:
+    """Map the n-gram tables of an artifact, whose places were checked.
+
+    Args:
+        folder: the artifact.
+        manifest: with `ngram_tables`.
+        ids: runs the graph of the row ids.
+        memory: of all tables of the process.
+
+    Raises:
+        ArtifactError: the tables of several layers differ in type, width or scales, or a file cannot be mapped.
+
+    """
+    tables = manifest.ngram_tables
+    kinds = {
+        (table.dtype, table.width, *((part.scales.dtype, part.scales.block_columns) if part.scales else ()))
+        for table in tables
+        for part in table.parts
+    }
+    if len(kinds) != 1:
+        got = "; ".join(sorted(" ".join(map(str, kind)) for kind in kinds))
+        raise ArtifactError(f"{MANIFEST} ngram_tables", got, "one type, width and kind of scales for all parts")
+    mapped: dict[str, memoryview] = {}
+
+    def map_file(file: str) -> memoryview:
+        if file not in mapped:
+            mapped[file] = memory.map(folder / DATA if file == DATA else Path(file))
+        return mapped[file]
+
+    dtype, width = TENSOR_DTYPES[tables[0].dtype], tables[0].width
+    size = width * dtype.itemsize
+    parts = [table.parts for table in tables]
+    stored = [[map_file(part.file)[part.begin :][: part.rows * size] for part in layer] for layer in parts]
+    scaled = parts[0][0].scales is not None
+    scales = RowScales(parts, width, map_file, memory) if scaled else None
+    return NgramRows(ids, StoredRows(stored, dtype, width, memory), scales)
+
+
+def _scales_of(part: TablePart) -> TableScales:
+    assert part.scales is not None
+    return part.scales
