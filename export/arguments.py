@@ -28,13 +28,17 @@ Format = Literal["description", "static", "stem", "checkpoint", "discovery"]
 
 
 class SourceOptions(TypedDict, total=False):
-    """Choices left open by a published checkpoint, as in `read_frontend`; `tokens_only` for its token table alone."""
+    """Choices left open by a published checkpoint, as in `read_frontend`; `tokens_only` for its token table alone.
+
+    `reference` leaves n-gram tables in the files of the checkpoint.
+    """
 
     side: str | None
     arithmetic: Literal["float32", "source"]
     segments: bool
     rotary_length: int | None
     tokens_only: bool
+    reference: bool
 
 
 def check_arguments(
@@ -56,6 +60,8 @@ def check_arguments(
     check_scale(dtype, scale)
     if resizing is not None and max_len is None:
         raise ExportError("--resize needs --max-len, the new limit of the positions")
+    if choices.get("reference") and choices.get("tokens_only"):
+        raise ExportError("--reference is for n-gram tables, and --tokens-only leaves them out; give one of the two")
     record = parse_source(source)
     if record.kind == "preset":
         refuse_choices(source, choices)

@@ -34,6 +34,7 @@ from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import ParityReport, StoredTable
 from preblock.service.artifacts.records import Resized, Source
+from preblock.service.artifacts.references import check_references
 from preblock.service.core.errors import PreblockError
 
 
@@ -143,6 +144,7 @@ def export_loaded(
             write(manifest, folder / MANIFEST)
             check_graphs(folder, manifest)
             check_ngram_tables(folder, manifest)
+            check_references(manifest, [Path("/")])
             providers = {provider: prove_artifact(source, folder, provider, report) for provider in find_providers()}
             parity = ParityReport(providers=providers, storage=storage, discovery=loaded.discovery)
             write(parity, folder / PARITY)

@@ -10,7 +10,8 @@ from typing import Unpack
 from preblock.export.arguments import SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
-from preblock.models.checkpoints.reader import files_needed, read_frontend
+from preblock.export.referenced_tables import ReferencedTables, reference_tables
+from preblock.models.checkpoints.reader import files_needed, find_ngram_tables, read_frontend
 from preblock.models.checkpoints.static_families import CONFIG, MODULES, SETTINGS, StaticLayout, find_static
 from preblock.models.checkpoints.static_reader import read_static, static_files_needed
 from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
@@ -40,6 +41,7 @@ class LoadedSource:
     """A front-end, its record for the manifest, its tokenizer file if the source has one, and its soft prompts.
 
     `discovery` compares a discovered front-end with the library's model. `sentence` is the pooling of a static model.
+    `tables` are those left in the files of the source.
     """
 
     frontend: AnyFrontEnd
@@ -49,6 +51,7 @@ class LoadedSource:
     discovery: OutputParity | None = None
     sentence: SentencePooling | None = None
     soft_prompts: Mapping[str, SoftPrompt] = field(default_factory=dict)
+    tables: ReferencedTables = field(default_factory=ReferencedTables)
 
 
 def load_source(
@@ -80,7 +83,7 @@ def _load_folder(
 ) -> LoadedSource:
     format_ = detect_format(folder, choices)
     discovery: OutputParity | None = None
-    tokens_only = choices.get("tokens_only", False)
+    tokens_only, tables = choices.get("tokens_only", False), ReferencedTables()
     try:
         layout = find_static(folder) if format_ == "static" else None
         if layout:
@@ -94,6 +97,8 @@ def _load_folder(
             further = {name: value for name, value in choices.items() if name != "tokens_only"}
             frontend = read_frontend(folder, **further, count_bytes=progress.add, widen=widen)  # type: ignore[arg-type]
             frontend = keep_tokens(frontend) if tokens_only else frontend
+            if choices.get("reference"):
+                tables = reference_tables(find_ngram_tables(folder, choices.get("side")), frontend)
         else:
             # Imported here, because the export of a known family must not need transformers.
             from preblock.export.discovery.discovery import discover
@@ -108,9 +113,9 @@ def _load_folder(
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
     if not os.path.lexists(tokenizer):
-        return LoadedSource(frontend, record, discovery=discovery)
+        return LoadedSource(frontend, record, discovery=discovery, tables=tables)
     _check_tokenizer(tokenizer, frontend)
-    return LoadedSource(frontend, record, tokenizer, discovery=discovery)
+    return LoadedSource(frontend, record, tokenizer, discovery=discovery, tables=tables)
 
 
 def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:

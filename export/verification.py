@@ -15,6 +15,7 @@ from preblock.export.graph import read_initializers
 from preblock.export.parity import prove, prove_lookup, prove_ngrams, prove_per_layer, prove_positioned, prove_rotary
 from preblock.export.progress import Report, StepProgress
 from preblock.export.publication import replace_file
+from preblock.export.referenced_tables import ReferencedTables
 from preblock.export.shape_probe import ShapeProbe
 from preblock.export.source import AnyFrontEnd, LoadedSource
 from preblock.export.stem import prove_stem, read_stem_weights
@@ -55,6 +56,7 @@ from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
 from preblock.service.artifacts.records import TokenEmbeddings
+from preblock.service.artifacts.references import check_references, open_reference
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime import providers as runtime_providers
 from preblock.service.runtime import session as runtime_session
@@ -68,16 +70,20 @@ HUGE_BYTES = 2**27
 
 
 def verify(
-    folder: Path, report: Report = lambda _: None, provider: Literal["cpu", "cuda"] | None = None
+    folder: Path,
+    report: Report = lambda _: None,
+    provider: Literal["cpu", "cuda"] | None = None,
+    reference_roots: Sequence[Path] = (),
 ) -> ParityReport:
     """Check the hashes of the artifact in `folder`, and prove its graphs equal to a PyTorch module again.
 
     The module is built from the manifest and the stored weights. All other fields of the manifest must follow from
-    it. The result on `provider`, by default on every usable one, replaces its section of the parity report.
+    it. The result on `provider`, by default on every usable one, replaces its section of the parity report. Files
+    outside the artifact must lie in `reference_roots`; the report receives their hashes.
 
     Raises:
-        ExportError: a file differs from its hash, or a graph from the module; the provider cannot be used; or the
-            report cannot be written.
+        ExportError: a file differs from its hash, or a graph from the module; a file is outside `reference_roots`; the
+            provider cannot be used; or the report cannot be written.
 
     """
     try:
@@ -88,6 +94,8 @@ def verify(
         check_files(folder, manifest, StepProgress(report, "checking the hashes", total).sha256)
         check_graphs(folder, manifest)
         check_ngram_tables(folder, manifest)
+        check_references(manifest, reference_roots)
+        hashes = _hash_references(folder, manifest, reference_roots, report)
         if manifest.front_end is None:
             raise ExportError(f"{folder}: the hashes agree; the proof cannot be repeated without the custom module")
         try:
@@ -97,7 +105,8 @@ def verify(
         loaded = LoadedSource(frontend, manifest.source)
         if isinstance(manifest, Manifest):
             loaded = replace(loaded, resized=manifest.resized, sentence=manifest.sentence)
-            loaded = replace(loaded, soft_prompts=manifest.soft_prompts)
+            tables = ReferencedTables(manifest.ngram_tables, manifest.references) if hashes else ReferencedTables()
+            loaded = replace(loaded, soft_prompts=manifest.soft_prompts, tables=tables)
         again = describe_artifact(loaded, folder, report)
         for name in type(manifest).model_fields:
             stated, true = getattr(manifest, name), getattr(again, name)
@@ -108,7 +117,7 @@ def verify(
             if name != "versions" and stated != true:
                 raise ExportError(f"{folder / MANIFEST}: {name} is {stated!r}, but the artifact has {true!r}")
         found = {name: prove_artifact(frontend, folder, name, report) for name in providers}
-        return _record(folder, found).model_copy(update={"providers": found})
+        return _record(folder, found, hashes).model_copy(update={"providers": found})
     except PreblockError as error:
         raise ExportError(str(error)) from error
 
@@ -191,16 +200,40 @@ def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> 
     return build_quantized(config, weights, format_, folder) if format_ else FrontEnd.from_tensors(config, weights)
 
 
-def _record(folder: Path, found: dict[str, Parity]) -> ParityReport:
-    """Replace the sections of the proven providers in the parity report, and return the report."""
+def _hash_references(folder: Path, manifest: Artifact, roots: Sequence[Path], report: Report) -> dict[str, str]:
+    """Return the SHA-256 of each file outside the artifact.
+
+    Raises:
+        ExportError: it differs from the published one, or from the one in the parity report.
+
+    """
+    references = manifest.references if isinstance(manifest, Manifest) else {}
+    known = read(ParityReport, folder / PARITY).references
+    step = "hashing the referenced files"
+    progress = StepProgress(report, step, sum(reference.bytes for reference in references.values()))
+    hashes = {}
+    for path, reference in references.items():
+        with open_reference(path, roots) as stream:
+            hashes[path] = progress.sha256(stream)
+        expected = reference.sha256 or known.get(path, hashes[path])
+        if hashes[path] != expected:
+            origin = "as published" if reference.sha256 else "as an earlier verification found"
+            raise ExportError(f"{path}: got sha256 {hashes[path][:12]}…, expected {expected[:12]}…, {origin}")
+    return hashes
+
+
+def _record(folder: Path, found: dict[str, Parity], hashes: dict[str, str]) -> ParityReport:
+    """Replace the sections of the proven providers and the hashes in the parity report, and return the report."""
     recorded = read(ParityReport, folder / PARITY)
-    if all(recorded.providers.get(provider) == parity for provider, parity in found.items()):
+    same = all(recorded.providers.get(provider) == parity for provider, parity in found.items())
+    if same and recorded.references == hashes:
         return recorded  # no write needed, perhaps not permitted
     try:
         with replace_file(folder / PARITY) as file:
             # Read again under the lock: another process may have added a provider.
             recorded = read(ParityReport, folder / PARITY)
-            report = recorded.model_copy(update={"providers": recorded.providers | found})
+            update = {"providers": recorded.providers | found, "references": hashes}
+            report = recorded.model_copy(update=update)
             write(report, file)
     except OSError as error:
         raise ExportError(f"{folder / PARITY}: proven, but not recorded: {error.strerror}") from error

@@ -259,7 +259,7 @@ class FrontEndConfig:
             lookup_width=None if same else self.widths[self.lookup - 1],
             unscaled_width=self.tokens.width if self.scaled_lookup else None,
             per_layer=(self.per_layer.layers, self.per_layer.width) if self.per_layer else None,
-            ngrams=(len(self.ngrams.layers), self.ngrams.width) if self.ngrams else None,
+            ngrams=(len(self.ngrams.layers), self.ngrams.width) if self.ngrams and not self.ngrams.referenced else None,
             row_ids=(len(self.ngrams.layers), self.ngrams.heads_of_layer) if self.ngrams else None,
             history=self.ngrams.history if self.ngrams else 0,
             reset_id=self.ngrams.reset_id if self.ngrams else None,

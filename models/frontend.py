@@ -188,12 +188,12 @@ class FrontEnd(nn.Module):
     def ngram_outputs(self, input_ids: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
         """Return row ids and n-gram embeddings by name, as `NgramEmbeddings` does; or {}.
 
-        They are int64 (B, L, layers, heads) and float32 (B, L, layers, width).
+        They are int64 (B, L, layers, heads) and float32 (B, L, layers, width). Without tables there are only row ids.
         """
         if self.config.ngrams is None:
             return {}
         row_ids = self.ngrams.row_ids(input_ids, context)
-        return {ROW_IDS: row_ids, NGRAMS: self.ngrams.look_up(row_ids)}
+        return {ROW_IDS: row_ids} | ({} if self.config.ngrams.referenced else {NGRAMS: self.ngrams.look_up(row_ids)})
 
     def rotary_outputs(self, input_ids: Tensor, offset: int | Tensor = 0, *, rounded: bool = True) -> dict[str, Tensor]:
         """Return cosines and sines by name, (1 or B, L, R) for `rotate` or of another form; without any, {}.

@@ -70,8 +70,9 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
     threads, limit = settings.intra_op_threads, settings.gpu_mem_limit_bytes
     aliases, memory = read_aliases(settings.aliases), TableMemory(settings.table_memory_budget_bytes)
+    roots = settings.reference_folders
     repository = Repository(
-        settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit, aliases, memory
+        settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit, aliases, memory, roots
     )
     if shared is None:  # a worker also starts after a folder has come or gone
         repository.check_aliases()
@@ -115,7 +116,13 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        background = engine.control.run(), streams.watch_keys(engine.repository.access), engine.settings.watch()
+        control = engine.control
+        background = (
+            control.run(),
+            control.watch_references(),
+            streams.watch_keys(engine.repository.access),
+            engine.settings.watch(),
+        )
         tasks = [asyncio.create_task(work) for work in background]
         # Objects of the application for the server's connections.
         state = {"streams": streams, "settings": engine.settings, "bodies": engine.limits.bodies}

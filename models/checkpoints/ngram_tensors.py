@@ -3,13 +3,17 @@
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from preblock.models.checkpoints.weight_files import CheckpointError, find_key, get_tensor, open_weights
+from preblock.models.checkpoints.weight_files import CheckpointError, check_file, find_key, get_tensor, open_weights
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.serialization import Keys
+
+SCALES = ("_scale_inv", "_scale")
+"""Endings of the name of a table for the name of its scales: `weight_scale_inv` multiplies too, despite its name."""
 
 
 def read_ngram_tables(folder: Path, ngrams: NgramConfig, read: Callable[[Keys], Tensor | None]) -> dict[str, Tensor]:
@@ -34,6 +38,38 @@ def read_ngram_tables(folder: Path, ngrams: NgramConfig, read: Callable[[Keys], 
             )
         tensors[f"ngrams.tables.{place}.weight"] = table
     return tensors
+
+
+class TableTensor(NamedTuple):
+    """A part of a table: its file, the name of its tensor, and the file and name of its scales, if it has any."""
+
+    file: Path
+    key: str
+    scales: tuple[Path, str] | None
+
+
+def locate_ngram_tables(
+    folder: Path, files: Mapping[str, Path], prefix: str, ngrams: NgramConfig
+) -> tuple[tuple[TableTensor, ...], ...]:
+    """Return the parts of the table of each layer among the tensors in `files`, in the order of their rows.
+
+    Raises:
+        CheckpointError: a table is missing, or one of its files is irregular, or a link out of the folder.
+
+    """
+    tables = []
+    for parts in ngrams.weights:
+        keys = [key for part in parts if (key := find_key(files, prefix, part))]
+        if not keys:
+            raise CheckpointError(f"{folder}: no tensor {parts[0][0]}")
+        table = []
+        for key in keys:
+            scale = find_key(files, "", tuple(key + ending for ending in SCALES))
+            table.append(TableTensor(files[key], key, (files[scale], scale) if scale else None))
+        tables.append(tuple(table))
+    for file in {file for table in tables for part in table for file in (part.file, *(part.scales or ())[:1])}:
+        check_file(file)
+    return tuple(tables)
 
 
 def check_hash(files: Mapping[str, Path], prefix: str, ngrams: NgramConfig, vocab_size: int) -> None:

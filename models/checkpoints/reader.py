@@ -11,9 +11,10 @@ from torch import Tensor
 from preblock.models.checkpoints.bias_families import bias_of
 from preblock.models.checkpoints.family import ALL, Config, Family
 from preblock.models.checkpoints.family_lookup import family_of, section_of
+from preblock.models.checkpoints.ngram_tensors import TableTensor, locate_ngram_tables
 from preblock.models.checkpoints.rotary_families import UNDESCRIBED, find_rotary
 from preblock.models.checkpoints.rotary_reader import MissingLengthError, as_stored, read_rotary
-from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
+from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, find_prefix, read_tensors
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     files_of_keys,
@@ -51,6 +52,7 @@ def read_frontend(
     rotary_length: int | None = None,
     count_bytes: ByteCount = lambda *_: None,
     widen: bool = True,
+    reference: bool = False,
 ) -> FrontEnd:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
 
@@ -68,6 +70,7 @@ def read_frontend(
         count_bytes: called with the number of bytes of each chunk converted to float32; ignored by default.
         widen: default True; False leaves a large token table mapped and in its stored type, to be read in chunks. The
             front-end cannot run then.
+        reference: leave n-gram tables in their files, as `NgramConfig.referenced` states; default False.
 
     Raises:
         CheckpointError: a file is missing or broken, the family is not known, or its values are not understood.
@@ -75,6 +78,9 @@ def read_frontend(
     """
     name, family, document, template, bias, per_layer, ngrams = _read_config(folder, side, segments)
     values = section_of(document, family.sections)
+    if reference and ngrams is None:
+        raise CheckpointError(f"--reference: got a {name!r} without n-gram tables, expected a model with them")
+    ngrams = replace(ngrams, referenced=reference) if ngrams else None
     further = bias, count_bytes, widen, per_layer, ngrams
     steps, tensors, stored = read_tensors(folder, template, family.prefix, *further)
     try:
@@ -91,6 +97,19 @@ def read_frontend(
         )
     except (RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
+
+
+def find_ngram_tables(folder: Path, side: str | None = None) -> tuple[tuple[TableTensor, ...], ...]:
+    """Return the parts of the n-gram table of each layer of the checkpoint in `folder`.
+
+    Raises:
+        CheckpointError: as `read_frontend`.
+
+    """
+    _, family, _, template, _, _, ngrams = _read_config(folder, side, segments=False)
+    files = files_of_keys(folder)
+    prefix = find_prefix(folder, files, template, family.prefix)
+    return locate_ngram_tables(folder, files, prefix, ngrams) if ngrams else ()
 
 
 def files_needed(folder: Path, side: str | None = None, segments: bool = False) -> list[str]:

@@ -92,7 +92,8 @@ def read_tensors(
                 raise CheckpointError(f"{folder}: no tensor {prefix}{keys[0]}")
             tensors[f"per_layer.{name}.weight"] = weight
         if ngrams:
-            tensors |= read_ngram_tables(folder, ngrams, lambda keys: read(keys, True))
+            if not ngrams.referenced:
+                tensors |= read_ngram_tables(folder, ngrams, lambda keys: read(keys, True))
             check_hash(files, prefix, ngrams, len(tensors["tokens.weight"]))
     return tuple(sized), tensors, stored[0]
 

@@ -38,6 +38,7 @@ class NgramConfig:
         multiple: the rows of a table are padded to a multiple of it.
         seed: of the multipliers.
         reset_id: end-of-sequence id; an n-gram never reaches beyond it. It stands for every token before the first.
+        referenced: whether the tables stay in the files of the checkpoint, so that a module has their row ids alone.
         weights: for each layer, names of the parts of its table in a checkpoint, in order.
 
     Raises:
@@ -53,6 +54,7 @@ class NgramConfig:
     multiple: int
     seed: int
     reset_id: int
+    referenced: bool = False
     weights: tuple[tuple[Keys, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -117,6 +119,8 @@ class NgramConfig:
     def to_document(self) -> dict[str, Any]:
         """Return plain values, without the names of tensors in a checkpoint."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "weights"}
+        if not self.referenced:
+            del values["referenced"]
         return values | {"layers": list(self.layers)}
 
 

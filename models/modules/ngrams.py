@@ -32,7 +32,8 @@ class NgramEmbeddings(nn.Module):
         super().__init__()
         self.config = config
         width = config.width // config.heads_of_layer
-        self.tables = nn.ModuleList(TokenEmbedding(rows, width) for rows in config.table_rows)
+        stored = () if config.referenced else config.table_rows
+        self.tables = nn.ModuleList(TokenEmbedding(rows, width) for rows in stored)
         # Needed also without storage for the parameters: these tensors are derived, and never loaded.
         with torch.device("cpu"):
             shape = (len(config.layers), config.history, config.heads)

@@ -27,7 +27,7 @@ class Signature:
         lookup_width: width of the model's own lookup; None if the lookup is the output.
         unscaled_width: width of the lookup without its embedding scale; None if the lookup includes no scale.
         per_layer: number of layers and width of the inputs of each; None without per-layer inputs.
-        ngrams: number of layers with n-gram embeddings, and width of those of a layer; None without any.
+        ngrams: number of layers with n-gram embeddings, and width of those of a layer; None without this output.
         row_ids: number of these layers, and heads of a layer: the rows of a token; None without any.
         history: number of ids before a row for them, an input `context` int64 (batch, history); default 0, no input.
         reset_id: id in place of each missing one there, and end of a sequence; None without `context`.

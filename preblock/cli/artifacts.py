@@ -9,6 +9,7 @@ import click
 from preblock.cli.options import (
     MODEL,
     PROVIDER,
+    REFERENCE_ROOTS,
     REPOSITORY,
     FoundArtifact,
     describe_limits,
@@ -86,6 +87,7 @@ def inspect(model: str, repository: Path | None, as_json: bool, engine: str | No
 
 @click.command()
 @REPOSITORY
+@REFERENCE_ROOTS
 @PROVIDER
 def check(**options: Any) -> None:
     """Load every model, run each once, and exit.

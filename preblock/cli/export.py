@@ -3,6 +3,7 @@
 import signal
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 import click
@@ -10,6 +11,7 @@ from click.shell_completion import CompletionItem
 
 from preblock.cli.options import (
     MODEL,
+    REFERENCE_ROOTS,
     REPOSITORY,
     describe_limits,
     describe_storage,
@@ -69,6 +71,7 @@ def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> l
     metavar="NAME=FOLDER",
     help="Soft prompt for parts of rows: a name, and the folder of PEFT's prompt tuning; once for each.",
 )
+@click.option("--reference", is_flag=True, help="Leave n-gram tables in the safetensors files of SOURCE.")
 @click.option("--tokens-only", is_flag=True, help="Export the token table alone: the model's own lookup.")
 @click.option("--max-len", type=click.IntRange(1), help="Limit of offset + tokens; default the source's.")
 @click.option(
@@ -155,18 +158,27 @@ def _summarize(exported: Any, name: str, settings: Any) -> None:
         click.echo(f"  discovered with {manifest.source.discovered_with}: {exported.parity.discovery.summary()}")
     if exported.parity.storage:
         click.echo(f"  {describe_storage(manifest, exported.parity)}")
-    click.echo(f"Serve it:\n  preblock serve{repository_option(settings)}")
+    references = manifest.references if manifest.kind == "tokens" else {}
+    folders = ",".join(dict.fromkeys(str(Path(file).parent) for file in references))
+    if references:
+        left = in_bytes(sum(reference.bytes for reference in references.values()))
+        click.echo(f"  refers to {len(references)} files of {left}, which must stay in place")
+    option = f" --reference-roots {quote(folders)}" if references else ""
+    click.echo(f"Serve it:\n  preblock serve{repository_option(settings)}{option}")
 
 
 @click.command()
 @MODEL
 @REPOSITORY
+@REFERENCE_ROOTS
 @click.option(
     "--provider",
     type=click.Choice(["cpu", "cuda"]),
     help="Device to prove the model on; default: the CPU, and CUDA if it works.",
 )
-def verify(model: str, repository: Path | None, provider: Literal["cpu", "cuda"] | None) -> None:
+def verify(
+    model: str, repository: Path | None, reference_roots: str | None, provider: Literal["cpu", "cuda"] | None
+) -> None:
     """Check the hashes of a model, and prove it again.
 
     The artifact is compared with its PyTorch module. The results replace those in the parity report. Without a
@@ -179,13 +191,16 @@ def verify(model: str, repository: Path | None, provider: Literal["cpu", "cuda"]
     """
     require("torch", "export")
     require("onnxruntime", "cpu")
-    artifact = find_artifact(repository, model)
+    settings = read_settings(repository=repository, reference_roots=reference_roots)
+    artifact = find_artifact(settings.repository, model)
     from preblock.export.verification import verify as run
 
     folder = artifact.folder
     with ProgressLine(artifact.name) as progress:
-        report = run(folder, progress, provider)
+        report = run(folder, progress, provider, settings.reference_folders)
     for proven_on, parity in report.providers.items():
         click.echo(f"{folder}: hashes agree, {parity.summary()} ({proven_on})")
+    if report.references:
+        click.echo(f"{folder}: {len(report.references)} referenced files hashed")
     if report.storage:
         click.echo(f"{folder}: {report.storage_summary()}, as the export found: the tables in float32 are not in it")

@@ -17,6 +17,11 @@ REPOSITORY = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the models; default PREBLOCK_REPOSITORY, or model_repository.",
 )
+REFERENCE_ROOTS = click.option(
+    "--reference-roots",
+    metavar="TEXT",
+    help="Comma-separated folders of tables outside artifacts; default PREBLOCK_REFERENCE_ROOTS, or none.",
+)
 PROVIDER = click.option(
     "--provider",
     type=click.Choice(["auto", "cpu", "cuda"]),

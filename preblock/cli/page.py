@@ -20,6 +20,7 @@ from preblock.service.artifacts.manifest import (
 )
 from preblock.service.artifacts.parameters import count_parameters
 from preblock.service.artifacts.parity import ParityReport
+from preblock.service.artifacts.references import describe_check
 
 Section = list[tuple[str, str]]
 """Names and values of a part of the page."""
@@ -117,6 +118,10 @@ def _weights(folder: Path, manifest: Manifest | StemManifest, report: ParityRepo
     for name, count in counts.items():
         yield f"  {name}", f"{count:,}"
     yield "stored as", dtype
+    if isinstance(manifest, Manifest) and manifest.references:
+        size = in_bytes(sum(reference.bytes for reference in manifest.references.values()))
+        checked = "whole files" if describe_check(manifest, report) == "content" else "headers, not yet by verify"
+        yield "referenced", f"{len(manifest.references)} files, {size}; checked: {checked}"
     yield "memory", f"{in_bytes(manifest.files[DATA].bytes)}, on a CPU mapped from the file and shared by all workers"
 
 
@@ -136,6 +141,9 @@ def _parity(manifest: Manifest | StemManifest, report: ParityReport) -> Iterator
 def _files(folder: Path, manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
     for name in (*manifest.files, MANIFEST, PARITY):
         yield name, in_bytes((folder / name).stat().st_size)
+    if isinstance(manifest, Manifest):
+        for path, reference in manifest.references.items():
+            yield path, f"{in_bytes(reference.bytes)}, referenced"
 
 
 def _shape(shape: tuple[int | str, ...]) -> str:

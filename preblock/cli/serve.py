@@ -14,7 +14,10 @@ from preblock.cli.options import describe_limits, read_settings, require, table
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Address": ("host", "port", "grpc_port", "uds", "grpc_uds", "workers"),
-    "Models": ("repository", "cache_dir", "aliases", "model_control", "model_poll_interval_seconds"),
+    "Models": (
+        *("repository", "reference_roots", "cache_dir", "aliases"),
+        *("model_control", "model_poll_interval_seconds"),
+    ),
     "Execution": ("provider", "intra_op_threads", "gpu_mem_limit_bytes", "table_memory_budget_bytes"),
     "Request limits": (
         *("max_body_bytes", "max_request_tokens", "max_request_rows", "max_buffered_response_bytes"),

@@ -121,6 +121,8 @@ class Model:
             return {}
         graphs = [graph for file, graph in self.manifest["graphs"].items() if file not in GRAPHS_WITHOUT_OUTPUTS]
         widths = {output["name"]: math.prod(output["shape"][2:]) for graph in graphs for output in graph["outputs"]}
+        if tables := self.manifest.get("ngram_tables"):
+            widths["ngram_embeddings"] = widths["ngram_row_ids"] * tables[0]["width"]
         lookup = self.manifest["token_embeddings"]
         return widths if lookup is None else widths | {"token_embeddings": int(lookup["width"])}
 

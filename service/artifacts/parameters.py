@@ -24,5 +24,7 @@ def count_parameters(folder: Path, manifest: Manifest | StemManifest, report: Pa
             if tensor.dims and dtype in WEIGHT_TYPES and trained:
                 name = f"bias {name}" if graph == BIAS_GRAPH else name
                 counts[name] = math.prod(tensor.dims)
+    if isinstance(manifest, Manifest) and manifest.references:
+        counts |= {f"ngrams.tables.{n}.weight": t.rows * t.width for n, t in enumerate(manifest.ngram_tables)}
     # The rows of an int4 table are packed and padded.
     return counts | {name: table.rows * table.width for name, table in report.storage.items()}

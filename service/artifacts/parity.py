@@ -84,12 +84,14 @@ class ParityReport(Schema):
     """One section for each provider by its onnxruntime name, and the tables in other dtypes than float32 by name.
 
     The graphs are compared with a module of the stored tables, the stored tables with the float32 ones. `discovery`
-    compares the module of a discovered front-end with the model class of the library, in float32.
+    compares the module of a discovered front-end with the model class of the library, in float32. `references` has the
+    SHA-256 of each file outside the artifact, by path, after a verification.
     """
 
     providers: dict[str, Parity]
     storage: dict[str, StoredTable] = Field(default={})
     discovery: OutputParity | None = Field(default=None, exclude_if=lambda parity: parity is None)
+    references: dict[str, str] = Field(default={}, exclude_if=lambda hashes: not hashes)
 
     def storage_summary(self) -> str:
         """Return the comparison of all stored tables in one line."""

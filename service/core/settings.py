@@ -59,6 +59,7 @@ class Settings(BaseModel):
 
     config_file: Path | None = Field(None, description="TOML file with further settings.")
     repository: Path = Field(Path("model_repository"), description="Folder of the artifacts.")
+    reference_roots: str | None = Field(None, description="Comma-separated folders of tables outside artifacts.")
     cache_dir: Path = Field(default_factory=_default_cache_dir, description="Folder of the cache of file hashes.")
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of HTTP and WebSocket; 0 picks a free port.")
@@ -68,7 +69,9 @@ class Settings(BaseModel):
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA if it works, else CPU.")
     aliases: str | None = Field(None, description="Comma-separated NAME=MODEL: further names of models.")
     model_control: Literal["none", "poll", "explicit"] = Field("none", description="Source of model changes.")
-    model_poll_interval_seconds: float = Field(5.0, gt=0, description="Poll interval for model_control poll.")
+    model_poll_interval_seconds: float = Field(
+        5.0, gt=0, description="Poll interval for model_control poll, and for tables outside artifacts."
+    )
     workers: int = Field(1, ge=1, description="Number of serving processes.")
     intra_op_threads: int = Field(1, ge=1, description="Threads of one session call.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
@@ -119,6 +122,11 @@ class Settings(BaseModel):
         self._options, self._origins = options, origins
 
     @property
+    def reference_folders(self) -> list[Path]:
+        """The folders in `reference_roots`."""
+        return [Path(folder) for folder in split_list(self.reference_roots)]
+
+    @property
     def has_inspector(self) -> bool:
         """Whether the page `/inspect` is served."""
         return self.inspector == "on" or (self.inspector == "auto" and self.api_keys_file is None)
@@ -158,6 +166,13 @@ class Settings(BaseModel):
             raise ValueError("NAME=MODEL, such as embeddings=gpt2-small; names of letters, digits, '.', '_' and '-'")
         if len(read_aliases(text)) < len(split_list(text)):
             raise ValueError("each NAME once")
+        return text
+
+    @field_validator("reference_roots")
+    @classmethod
+    def _check_roots(cls, text: str | None) -> str | None:
+        if not all(Path(folder).is_absolute() for folder in split_list(text)):
+            raise ValueError("comma-separated absolute folders such as /srv/checkpoints")
         return text
 
     @field_validator("cors_origins")

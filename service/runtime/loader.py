@@ -1,7 +1,7 @@
 """Loads an artifact: checks it, opens its graphs, and runs each once."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.records import Tensor
+from preblock.service.artifacts.references import check_references, read_signatures
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import signature_of
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
@@ -55,6 +56,7 @@ def load_model(
     threads: int,
     gpu_mem_limit_bytes: int | None,
     memory: TableMemory,
+    reference_roots: Sequence[Path] = (),
 ) -> ServedModel:
     """Check the artifact in `folder`, open its graphs, and run each once.
 
@@ -67,6 +69,7 @@ def load_model(
         threads: of one call.
         gpu_mem_limit_bytes: GPU memory limit of one graph; None: no limit.
         memory: of the n-gram tables of all models.
+        reference_roots: folders of files outside the artifact; default: none allowed.
 
     Raises:
         ArtifactError: the artifact is broken, or its files contradict each other.
@@ -79,6 +82,7 @@ def load_model(
     signatures = check_files(folder, manifest, checksums.sha256)
     check_graphs(folder, manifest)
     check_ngram_tables(folder, manifest)
+    references = check_references(manifest, reference_roots)
     sessions = _open_sessions(folder, manifest, provider, threads, gpu_mem_limit_bytes)
     for graph, session in sessions.items():
         declared = manifest.graphs[graph]
@@ -106,6 +110,9 @@ def load_model(
         if signature_of(os.lstat(folder / file)) != signature:
             message = f"{file} changed while it was opened"
             raise ArtifactError(file, "a change while it was opened", "the checked file", message=message)
+    if read_signatures(references) != references:
+        message = f"{MANIFEST} references: a file changed while it was opened"
+        raise ArtifactError(f"{MANIFEST} references", "a changed file", "the checked file", message=message)
     served: dict[str, Any] = {
         "name": name,
         "version": version,

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
-from preblock.service.runtime.repository import UNLOADED, Repository
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.version_state import UNLOADED
 
 LOG = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 0.05
@@ -48,7 +49,7 @@ class ModelControl:
     Args:
         repository: the models.
         mode: "none" for no changes, "poll" to reload on changes of the folder, "explicit" to reload on request.
-        poll_interval_seconds: time between two checks of the folder.
+        poll_interval_seconds: time between two checks of the folder, and of files outside the artifacts.
         shared: folder through which several workers agree; default None: one worker.
 
     """
@@ -77,6 +78,13 @@ class ModelControl:
             except OSError as error:  # such as too many open files, or a full disk
                 LOG.warning("the repository cannot be checked for changes now, and is tried again: %s", error)
             await asyncio.sleep(seconds)
+
+    async def watch_references(self) -> None:
+        """Drop versions that refer to changed files, in every mode, until cancelled."""
+        while True:
+            if self._repository.has_references:
+                await asyncio.to_thread(self._repository.drop_changed)
+            await asyncio.sleep(self._poll_interval_seconds)
 
     async def load(self, name: str, caller: Principal = NOBODY) -> None:
         """Load the new versions of a model, or all versions of an unloaded one, in all workers.

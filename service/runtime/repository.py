@@ -1,57 +1,32 @@
 """The model repository: every version folder `<repository>/<name>/<version>/`, opened."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Literal, NamedTuple
 
 from preblock.service.artifacts.catalog import VERSION, find_artifacts
 from preblock.service.artifacts.checksums import Checksums
-from preblock.service.artifacts.manifest import DATA, MANIFEST
+from preblock.service.artifacts.manifest import MANIFEST
 from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Principal
-from preblock.service.core.errors import ArtifactError, Invalid, NotFound
-from preblock.service.core.files import FileSignature, signature_of
+from preblock.service.core.errors import ArtifactError, Invalid, NotFound, Unavailable
 from preblock.service.runtime.loader import load_model
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
 from preblock.service.runtime.table_memory import TableMemory
+from preblock.service.runtime.version_state import (
+    UNLOADED,
+    VersionEntry,
+    VersionState,
+    changed_in_place,
+    fingerprint,
+    log_changes,
+    read_references,
+)
 
 LOG = logging.getLogger(__name__)
-Fingerprint = tuple[tuple[str, FileSignature], ...]
-UNLOADED = "unloaded"
-"""The reason of an unloaded version."""
-
-
-@dataclass(frozen=True)
-class VersionState:
-    """The state of a version folder: "READY", "LOADING", or "UNAVAILABLE" for a reason."""
-
-    name: str
-    version: int
-    state: Literal["READY", "LOADING", "UNAVAILABLE"]
-    reason: str = ""
-
-
-class _Entry(NamedTuple):
-    """One version folder.
-
-    Args:
-        state: reported to callers.
-        model: serves requests; None if the version is unavailable.
-        seen: fingerprint of the last load attempt; None: load again at the next refresh.
-        opened: fingerprint of `model`.
-        error: of the last load attempt, if it failed.
-
-    """
-
-    state: VersionState
-    model: ServedModel | None = None
-    seen: Fingerprint | None = None
-    opened: Fingerprint = ()
-    error: ArtifactError | None = None
 
 
 class Repository:
@@ -67,6 +42,7 @@ class Repository:
         gpu_mem_limit_bytes: GPU memory limit of one graph; default None: no limit.
         aliases: model by further name. A folder with such a name is not opened.
         table_memory: of the n-gram tables of all models; default None: without a budget.
+        reference_roots: folders of files outside the artifacts; default: none allowed.
 
     Attributes:
         listeners: functions without arguments. A refresh calls them in its thread after a model is replaced or removed.
@@ -87,16 +63,23 @@ class Repository:
         gpu_mem_limit_bytes: int | None = None,
         aliases: Mapping[str, str] | None = None,
         table_memory: TableMemory | None = None,
+        reference_roots: Sequence[Path] = (),
     ) -> None:
         self.root = root
         self.choice = choice or ProviderChoice(provider, provider, None, None)
         self.access = access
-        memory, limit = table_memory or TableMemory(), gpu_mem_limit_bytes
-        self._load = partial(load_model, provider=provider, threads=threads, gpu_mem_limit_bytes=limit, memory=memory)
+        self._load = partial(
+            load_model,
+            provider=provider,
+            threads=threads,
+            gpu_mem_limit_bytes=gpu_mem_limit_bytes,
+            memory=table_memory or TableMemory(),
+            reference_roots=reference_roots,
+        )
         self._cache, self._aliases = cache, aliases or {}
         # Both are replaced as a whole, never changed: a request keeps the model that it found.
         self._models: dict[str, dict[int, ServedModel]] = {}
-        self._entries: dict[tuple[str, int], _Entry] = {}
+        self._entries: dict[tuple[str, int], VersionEntry] = {}
         self._refresh_lock = Lock()
         self._opened = False
         self.listeners: list[Callable[[], None]] = []
@@ -119,15 +102,15 @@ class Repository:
         """
         with self._refresh_lock:
             models: dict[str, dict[int, ServedModel]] = {}
-            entries: dict[tuple[str, int], _Entry] = {}
+            entries: dict[tuple[str, int], VersionEntry] = {}
             checksums = Checksums(self._cache)
             try:
                 for name, version, folder in find_artifacts(self.root):
                     if name in self._aliases:
                         reason = f"its name is an alias of {self._aliases[name]}"
-                        entry = _Entry(VersionState(name, version, "UNAVAILABLE", reason))
+                        entry = VersionEntry(VersionState(name, version, "UNAVAILABLE", reason))
                     elif name in unloaded:
-                        entry = _Entry(VersionState(name, version, "UNAVAILABLE", UNLOADED))
+                        entry = VersionEntry(VersionState(name, version, "UNAVAILABLE", UNLOADED))
                     else:
                         entry = self._load_if_changed(name, version, folder, checksums)
                     entries[name, version] = entry
@@ -137,7 +120,7 @@ class Repository:
                 checksums.save()
             before, self._entries, self._models = self._entries, entries, models
             if self._opened:
-                _log_changes(before, entries)
+                log_changes(before, entries)
             self._opened = True
             kept = {id(entry.model) for entry in entries.values()}
             if any(entry.model is not None and id(entry.model) not in kept for entry in before.values()):
@@ -147,12 +130,14 @@ class Repository:
             known = {entry.state for entry in before.values()}
             return [*gone, *(entry.state for entry in entries.values() if entry.state not in known)]
 
-    def _load_if_changed(self, name: str, version: int, folder: Path, checksums: Checksums) -> _Entry:
+    def _load_if_changed(self, name: str, version: int, folder: Path, checksums: Checksums) -> VersionEntry:
         """Return the entry of a folder: a new one if a file has changed, else the current one."""
-        loading, seen = VersionState(name, version, "LOADING"), _fingerprint(folder)
-        before = self._entries.get((name, version), _Entry(loading))
-        if before.seen == seen:
+        loading = VersionState(name, version, "LOADING")
+        before = self._entries.get((name, version), VersionEntry(loading))
+        if before.seen == fingerprint(folder, before.references):
             return before
+        references = read_references(folder)
+        seen = fingerprint(folder, references)
         self._entries = self._entries | {(name, version): before._replace(state=loading, seen=None)}
         try:
             model = self._load(name, version, folder, checksums)
@@ -165,10 +150,30 @@ class Repository:
                 error = ArtifactError(MANIFEST, "an internal error", "an artifact to run", message=message)
             place = f"{name}/{version}/"
             error = ArtifactError(place + error.field, error.got, error.expected, message=f"{place}{error}")
-            kept = None if _changed_in_place(before.opened, seen) else before.model
+            kept = None if changed_in_place(before.opened, seen) else before.model
             state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(error))
-            return _Entry(state, kept, seen, before.opened, error)
-        return _Entry(VersionState(name, version, "READY"), model, seen, seen)
+            return VersionEntry(state, kept, seen, before.opened, error, references)
+        return VersionEntry(VersionState(name, version, "READY"), model, seen, seen, references=references)
+
+    @property
+    def has_references(self) -> bool:
+        """Whether an open version refers to files outside its artifact."""
+        return any(entry.model and entry.references for entry in self._entries.values())
+
+    def drop_changed(self) -> None:
+        """Drop each version that refers to a file changed since it was opened; `find` then raises Unavailable."""
+        with self._refresh_lock:
+            entries = {key: entry.check_references() for key, entry in self._entries.items()}
+            before, self._entries = self._entries, entries
+            models: dict[str, dict[int, ServedModel]] = {}
+            for (name, version), entry in entries.items():
+                if entry.model is not None:
+                    models.setdefault(name, {})[version] = entry.model
+            if any(entry is not before[key] for key, entry in entries.items()):
+                self._models = models
+                log_changes(before, entries)
+                for listener in self.listeners:
+                    listener()
 
     def check_aliases(self) -> None:
         """Raise Invalid if an alias is the name of a model, or if it is for a model without a folder."""
@@ -225,10 +230,12 @@ class Repository:
         Raises:
             Forbidden: `caller` may not use it.
             NotFound: no such model or version.
+            Unavailable: a file that the version refers to has changed.
 
         """
         self.access.check_model(self.resolve(name), caller)
         versions = self._models.get(self.resolve(name))
+        self._check_lost(self.resolve(name), version)
         if versions is None:
             raise NotFound("model", name, ", ".join(self.newest(caller)) or "nothing, since no model is loaded")
         if not version:
@@ -236,6 +243,15 @@ class Repository:
         if not VERSION.fullmatch(version) or int(version) not in versions:
             raise NotFound("version", version, ", ".join(map(str, sorted(versions))))
         return versions[int(version)]
+
+    def _check_lost(self, name: str, version: str | None) -> None:
+        """Raise Unavailable if a version is lost, or without `version` the highest one."""
+        numbers = [number for found, number in self._entries if found == name]
+        number = int(version) if version and VERSION.fullmatch(version) else max(numbers, default=0)
+        if (name, number) in self._entries and self._entries[name, number].lost:
+            place = f"{name}/{number}"
+            message = f"{place} is out of service: a file that it refers to has changed; the log names it"
+            raise Unavailable(place, "a changed file", "the file as it was opened", message=message)
 
     def select(self, name: str | None, version: str | None, caller: Principal = NOBODY) -> list[ServedModel]:
         """Return one version of a model; all its versions without `version`; all models without `name` too.
@@ -264,35 +280,3 @@ class Repository:
         """Return every version of every model in the scope of `caller`, by name and version."""
         models = [versions for name, versions in sorted(self._models.items()) if self.access.shows(name, caller)]
         return [model for versions in models for _, model in sorted(versions.items())]
-
-
-def _log_changes(before: Mapping[tuple[str, int], _Entry], after: Mapping[tuple[str, int], _Entry]) -> None:
-    """Log a line for each version that was loaded, replaced, unloaded or removed, or cannot be opened."""
-    for name, version in sorted({*before, *after}):
-        old, new = (entries.get((name, version)) for entries in (before, after))
-        was, now = (None if entry is None else entry.model for entry in (old, new))
-        model = f"model {name} version {version}"
-        if new is not None and new.error is not None and (old is None or new.error is not old.error):
-            LOG.warning(
-                "%s cannot be opened; %s: %s", model, "the old one serves" if now else "it is unavailable", new.error
-            )
-        elif now is not was:
-            if now is None:
-                LOG.info("%s %s", model, "removed" if new is None else "unloaded")
-            else:
-                LOG.info("%s %s", model, "loaded" if was is None else "replaced")
-
-
-def _fingerprint(folder: Path) -> Fingerprint:
-    """Return the signatures of an artifact's files; they change when a file does."""
-    try:
-        return tuple(sorted((file.name, signature_of(file.lstat())) for file in folder.iterdir()))
-    except OSError:
-        return ()
-
-
-def _changed_in_place(before: Fingerprint, now: Fingerprint) -> bool:
-    """Return whether the mapped data file is the same file as before, but with another size or time of change."""
-    # Another file may have received the inode of a file without a mapping.
-    then, found = (dict(files).get(DATA) for files in (before, now))
-    return then is not None and found is not None and then[:2] == found[:2] and then[2:4] != found[2:4]

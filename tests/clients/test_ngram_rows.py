@@ -24,7 +24,7 @@ from preblock.client import errors
 from preblock.client.sync_client import Client
 from preblock.export.exporter import export
 from tests.clients.test_shared_memory import Client as SharedClient
-from tests.export.test_ngrams import LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
+from tests.export.qwen4 import LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
 from tests.support.servers import Server, serve
 
 ROWS, ROW_IDS = "ngram_embeddings", "ngram_row_ids"

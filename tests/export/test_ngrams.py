@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transformers import DynamicCache
 
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import ExportResult, export
@@ -23,21 +21,8 @@ from preblock.models.frontend_file import write_frontend
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.runtime.session import Session
+from tests.export.qwen4 import END, LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
 from tests.families.tiny_models import small_config
-
-END, LAYERS, WIDTH, VOCABULARY = 2, 2, 32, 99
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
-
-
-def save_qwen4(folder: Path, **changed: Any) -> Path:
-    """Save a tiny model with n-grams of up to 3 tokens in both layers."""
-    config = small_config("qwen4_exp_text")
-    for name, value in changed.items():
-        setattr(config, name, value)
-    torch.manual_seed(0)
-    transformers.Qwen4ExpForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +33,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     return export(str(checkpoint), "m", tmp_path_factory.mktemp("repository"))
-
-
-def random_ids(*shape: int, seed: int = 0) -> Int64:
-    """Return ids with an end of sequence in every fifth place or so."""
-    random = np.random.default_rng(seed)
-    ids = random.integers(0, VOCABULARY, shape)
-    ids[random.random(shape) < 0.2] = END
-    return ids
-
-
-def run_transformers(folder: Path, chunks: list[Int64], layers: int = LAYERS) -> tuple[Int64, Float32]:
-    """Return the row ids (B, L, N, H) and the embeddings (B, L, N, E) of ids fed in chunks."""
-    model: Any = transformers.Qwen4ExpForCausalLM.from_pretrained(folder)
-    cache = DynamicCache(config=model.config)
-    rows, vectors = [], []
-    for layer in range(layers):
-        module: Any = model.model.layers[layer].ple.ple_embedding
-        seen: list[torch.Tensor] = []
-        module.ngram_embedding.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))
-        with torch.inference_mode():
-            vectors.append(torch.cat([module(torch.from_numpy(chunk), cache) for chunk in chunks], dim=1))
-        rows.append(torch.cat(seen, dim=1))
-    return torch.stack(rows, dim=2).numpy(), torch.stack(vectors, dim=2).numpy()
 
 
 def test_module_has_the_rows_of_transformers(checkpoint: Path) -> None:

@@ -15,7 +15,7 @@ from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.infer import InferMessage
 from preblock.service.codecs.v2.shared_memory import REGION, read_cost, region_document
 from preblock.service.core.auth import caller
-from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError
+from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError, Unavailable
 from preblock.service.core.results import Result
 from preblock.service.core.types import EmbedOptions, TokenRequest
 from preblock.service.engine.engine import Engine
@@ -54,7 +54,7 @@ class InferenceService:
         """Return whether a version of a model is served. Clients poll this method until it is."""
         try:
             self._engine.repository.find(request.name, request.version, caller=caller())
-        except NotFound:
+        except (NotFound, Unavailable):
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=True)
 

@@ -30,6 +30,7 @@ def test_defaults_match_documentation() -> None:
 VARIABLES: list[tuple[str, str, Any]] = [
     ("repository", "/models", Path("/models")),
     ("cache_dir", "/var/cache/preblock", Path("/var/cache/preblock")),
+    ("reference_roots", "/srv/a, /srv/b", "/srv/a, /srv/b"),
     ("host", "0.0.0.0", "0.0.0.0"),
     ("port", "0", 0),
     ("port", "65535", 65535),
@@ -116,6 +117,8 @@ def test_environment_test_covers_every_setting() -> None:
         ("aliases", "a/b=gpt"),
         ("aliases", "a=gpt,"),
         ("aliases", "a=gpt,a=bert"),
+        ("reference_roots", "checkpoints"),
+        ("reference_roots", "/srv,"),
         ("cors_origins", "a.example"),
         ("cors_origins", "https://a.example/"),
         ("cors_origins", "https://*.example"),

@@ -6,6 +6,7 @@ from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
+from preblock.service.artifacts.references import describe_check
 from preblock.service.codecs.output_uses import describe_uses, use_of
 from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine
@@ -32,6 +33,7 @@ def router(engine: Engine) -> APIRouter:
                 name: schemas.ModelOutput(width=widths.get(name), use_as=use_of(name), description=text)
                 for name, text in describe_uses(model.manifest).items()
             },
+            references_checked=describe_check(model.manifest, model.parity),
             manifest=model.manifest,
             parity=model.parity,
         )

@@ -223,6 +223,9 @@ class ModelDescription(BaseModel):
     max_len: int | None = Field(description="The largest legal offset + real tokens; null without a limit.")
     max_tokens: int = Field(description="Most tokens of one request.")
     outputs: dict[str, ModelOutput] = Field(description="The outputs by name.")
+    references_checked: Literal["header", "content"] | None = Field(
+        description="Check of tables outside the artifact: of the headers, or also of the content; null without any."
+    )
     manifest: Manifest | StemManifest
     parity: ParityReport
 

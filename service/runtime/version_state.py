@@ -1,0 +1,114 @@
+"""The state of the versions of a repository, and the files that it depends on."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from preblock.service.artifacts.io import read_manifest
+from preblock.service.artifacts.manifest import DATA, Manifest
+from preblock.service.artifacts.references import read_signatures
+from preblock.service.core.errors import ArtifactError
+from preblock.service.core.files import FileSignature, signature_of
+from preblock.service.runtime.model import ServedModel
+
+LOG = logging.getLogger(__name__)
+Fingerprint = tuple[tuple[str, FileSignature], ...]
+UNLOADED = "unloaded"
+"""The reason of an unloaded version."""
+
+
+@dataclass(frozen=True)
+class VersionState:
+    """The state of a version folder: "READY", "LOADING", or "UNAVAILABLE" for a reason."""
+
+    name: str
+    version: int
+    state: Literal["READY", "LOADING", "UNAVAILABLE"]
+    reason: str = ""
+
+
+class VersionEntry(NamedTuple):
+    """One version folder.
+
+    Args:
+        state: reported to callers.
+        model: serves requests; None if the version is unavailable.
+        seen: fingerprint of the last load attempt; None: load again at the next refresh.
+        opened: fingerprint of `model`.
+        error: of the last load attempt, or of a changed reference, if there was one.
+        references: paths of files outside the artifact with rows of its tables.
+
+    """
+
+    state: VersionState
+    model: ServedModel | None = None
+    seen: Fingerprint | None = None
+    opened: Fingerprint = ()
+    error: ArtifactError | None = None
+    references: tuple[str, ...] = ()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the version served once, and a file that it refers to has changed since."""
+        return self.model is None and bool(self.opened and self.references)
+
+    def check_references(self) -> "VersionEntry":
+        """Return this entry; without its model if a file that it refers to has changed."""
+        opened, now = dict(self.opened), read_signatures(self.references)
+        changed = [path for path in self.references if now.get(path) != opened.get(path)]
+        if self.model is None or not changed:
+            return self
+        name, version = self.state.name, self.state.version
+        got = "a change" if changed[0] in now else "no such file"
+        field = f"{name}/{version}/references {changed[0]}"
+        error = ArtifactError(field, got, "the file as it was opened")
+        return self._replace(state=VersionState(name, version, "UNAVAILABLE", str(error)), model=None, error=error)
+
+
+def log_changes(before: Mapping[tuple[str, int], VersionEntry], after: Mapping[tuple[str, int], VersionEntry]) -> None:
+    """Log a line for each version that was loaded, replaced, unloaded or removed, or cannot be opened."""
+    for name, version in sorted({*before, *after}):
+        old, new = (entries.get((name, version)) for entries in (before, after))
+        was, now = (None if entry is None else entry.model for entry in (old, new))
+        model = f"model {name} version {version}"
+        if new is not None and new.error is not None and (old is None or new.error is not old.error):
+            state = "cannot be opened; the old one serves" if now else "cannot be opened; it is unavailable"
+            LOG.warning("%s %s: %s", model, "is out of service" if new.lost else state, new.error)
+        elif now is not was:
+            if now is None:
+                LOG.info("%s %s", model, "removed" if new is None else "unloaded")
+            else:
+                LOG.info("%s %s", model, "loaded" if was is None else "replaced")
+
+
+def fingerprint(folder: Path, references: Iterable[str] = ()) -> Fingerprint:
+    """Return the signatures of an artifact's files, and of `references`; they change when a file does."""
+    try:
+        files = sorted((file.name, signature_of(file.lstat())) for file in folder.iterdir())
+    except OSError:
+        return ()
+    return (*files, *sorted(read_signatures(references).items()))
+
+
+def read_references(folder: Path) -> tuple[str, ...]:
+    """Return the paths of the files that the artifact in `folder` refers to; none for a damaged artifact."""
+    try:
+        manifest = read_manifest(folder)
+    except ArtifactError:
+        return ()
+    return tuple(manifest.references) if isinstance(manifest, Manifest) else ()
+
+
+def changed_in_place(before: Fingerprint, now: Fingerprint) -> bool:
+    """Return whether a mapped file is the same as before, but with another size or time of change.
+
+    Any change of a file outside the artifact counts, because the manifest states its size and time.
+    """
+    then, found = dict(before), dict(now)
+    if any(Path(name).is_absolute() and found.get(name) != then[name] for name in then):
+        return True
+    # Another file may have received the inode of a file without a mapping.
+    data, other = then.get(DATA), found.get(DATA)
+    return data is not None and other is not None and data[:2] == other[:2] and data[2:4] != other[2:4]

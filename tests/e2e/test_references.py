@@ -1,0 +1,45 @@
+"""A server of an artifact whose tables lie outside: the setting, and a file that changes."""
+
+import os
+from pathlib import Path
+
+import httpx
+from tritonclient.grpc import InferenceServerClient
+
+from tests.support.artifacts import copy_artifact
+from tests.support.references import SHARD, make_referenced
+from tests.support.servers import serve
+from tests.support.waiting import wait_until
+
+
+def test_changed_file_takes_the_version_out_of_service(tmp_path: Path) -> None:
+    root, shard = tmp_path / "repository", tmp_path / "checkpoint" / SHARD
+    make_referenced(root, shard.parent)
+    copy_artifact("gpt", root)
+    options = ("--reference-roots", str(shard.parent), "--model-poll-interval-seconds", "0.1")
+    with serve(root, *options) as server, httpx.Client(base_url=server.address, timeout=60) as client:
+
+        def status(model: str) -> int:
+            return client.post(f"/models/{model}/embed", json={"input_ids": [1]}).status_code
+
+        description = client.get("/models/ngrams").json()
+        assert description["references_checked"] == "header"
+        assert list(description["manifest"]["references"]) == [str(shard)]
+        assert client.get("/models/gpt").json()["references_checked"] is None
+        assert (status("ngrams"), status("gpt")) == (200, 200)
+        os.utime(shard)
+        wait_until(lambda: status("ngrams") != 200)
+        refused = client.post("/models/ngrams/embed", json={"input_ids": [1]})
+        assert refused.status_code == 503
+        assert refused.json()["detail"].startswith("ngrams/1 is out of service: a file that it refers to has changed")
+        assert str(shard) not in refused.text
+        assert client.get("/models/ngrams").status_code == 503
+        assert {model["name"]: model["ready"] for model in client.get("/models").json()} == {
+            "gpt": True,
+            "ngrams": False,
+        }
+        assert client.get("/v2/models/ngrams/ready").status_code == 503
+        with InferenceServerClient(server.grpc) as calls:
+            assert not calls.is_model_ready("ngrams")
+            assert calls.is_model_ready("gpt")
+        assert status("gpt") == 200

@@ -1,0 +1,290 @@
+"""Artifacts with tables in a file outside. Oracles: the file system, safetensors."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from preblock.service.core.errors import ArtifactError, NotFound, Unavailable
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from tests.support.references import SHARD, edit_manifest, make_referenced, refer
+
+Manifest = dict[str, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An artifact of the model `ngrams`."""
+    return make_referenced(tmp_path / "repository", tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def shard(folder: Path) -> Path:
+    """The file with its tables."""
+    return folder.parents[2] / "checkpoint" / SHARD
+
+
+def open_repository(folder: Path, *roots: Path) -> Repository:
+    return Repository(folder.parents[1], CPU, 1, reference_roots=roots)
+
+
+def refusal(folder: Path, *roots: Path) -> str:
+    with pytest.raises(ArtifactError) as refused:
+        open_repository(folder, *roots)
+    assert "\n" not in str(refused.value)
+    return str(refused.value).removeprefix("ngrams/1/")
+
+
+def rewrite(shard: Path, change: Callable[[bytearray], object]) -> None:
+    """Change the content of the file, and keep its time."""
+    status, content = shard.stat(), bytearray(shard.read_bytes())
+    change(content)
+    shard.write_bytes(content)
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_referenced_tables_are_opened_below_a_root(folder: Path, shard: Path, tmp_path: Path) -> None:
+    for root in (shard.parent, tmp_path, Path("/")):
+        manifest = open_repository(folder, tmp_path / "other", root).get("ngrams").manifest
+        for layer, (table, tensor) in enumerate(zip(manifest.ngram_tables, load_file(shard).values(), strict=True)):
+            (part,) = table.parts
+            found = np.fromfile(part.file, np.float32, table.rows * table.width, offset=part.begin)
+            assert np.array_equal(found.reshape(-1, table.width), tensor), layer
+
+
+def test_linked_folder_in_a_root_is_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    refer(folder, tmp_path / "link/checkpoint" / SHARD)
+    assert open_repository(folder, tmp_path / "link").get("ngrams").version == 1
+
+
+@pytest.mark.parametrize("roots", [(), ("other",), ("check",), ("checkpoint/model.safetensors.d",)])
+def test_file_outside_the_roots_is_rejected(roots: tuple[str, ...], folder: Path, shard: Path, tmp_path: Path) -> None:
+    allowed = [tmp_path / root for root in roots]
+    text = ", ".join(map(str, allowed)) or "no folder"
+    expected = f"references {shard} is outside the folders of the setting reference_roots: {text}"
+    assert refusal(folder, *allowed) == expected
+
+
+def test_link_out_of_the_roots_is_rejected(folder: Path, shard: Path, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    link = tmp_path / "root" / SHARD
+    link.symlink_to(shard)
+    refer(folder, link)
+    expected = f"references {link}, a link to {shard}, is outside the folders of the setting reference_roots: "
+    assert refusal(folder, link.parent).startswith(expected)
+
+
+def _rename(path: str) -> Callable[[Manifest], None]:
+    def change(manifest: Manifest) -> None:
+        (old,) = manifest["references"]
+        manifest["references"] = {path: manifest["references"][old]}
+
+    return change
+
+
+@pytest.mark.parametrize("path", ["model.safetensors", "../../checkpoint/model.safetensors", "/tmp/../etc/passwd", ""])
+def test_path_that_is_not_absolute_is_rejected(path: str, folder: Path) -> None:
+    edit_manifest(folder, _rename(path))
+    assert refusal(folder, Path("/")) == f"references {path}: got {path}, expected an absolute path without '..'"
+
+
+def test_moved_file_is_rejected(folder: Path, shard: Path, tmp_path: Path) -> None:
+    shard.rename(tmp_path / "moved")
+    assert refusal(folder, tmp_path) == f"references {shard} is missing; moved files need another export"
+
+
+def test_pipe_and_folder_are_rejected(folder: Path, shard: Path, tmp_path: Path) -> None:
+    shard.unlink()
+    os.mkfifo(shard)
+    expected = f"references {shard}: got a folder or device, expected a regular file"
+    assert refusal(folder, tmp_path) == expected
+    shard.unlink()
+    shard.mkdir()
+    assert refusal(folder, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop(), r" size: got \d+, expected \d+, as at the export"),
+        (lambda content: content.append(0), r" size: got \d+, expected \d+, as at the export"),
+        (lambda content: content.clear(), r" size: got 0, expected \d+, as at the export"),
+        (lambda content: content.__setitem__(20, 0x41), r" header: got sha256 \w{12}…, expected sha256 \w{12}…, as at"),
+        (lambda content: content.__setitem__(7, 1), r": got a header of \d+ bytes in \d+, expected a safetensors file"),
+        (lambda content: content.__setitem__(8, 0x41), ": got a header without the places of tensors, expected a safe"),
+    ],
+)
+def test_changed_file_is_rejected(
+    change: Callable[[bytearray], object], message: str, folder: Path, shard: Path
+) -> None:
+    rewrite(shard, change)
+    with pytest.raises(ArtifactError, match=rf"^ngrams/1/references {shard}{message}"):
+        open_repository(folder, shard.parent)
+
+
+def test_file_with_another_time_is_rejected(folder: Path, shard: Path) -> None:
+    os.utime(shard)
+    assert refusal(folder, shard.parent).startswith(f"references {shard} time of change (ns): got ")
+
+
+def _header(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"1234567",
+        _header("[]"),
+        _header('{"t": 1}'),
+        _header('{"t": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}') + bytes(4),
+        _header('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}') + bytes(4),
+        _header('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4.0]}}') + bytes(4),
+        _header('{"t": {"dtype": "F32", "shape": [1]}}') + bytes(4),
+        _header("[" * 100_000),
+        _header('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}') + bytes(8),
+        _header('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}') + bytes(3),
+        _header('{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}') + bytes(5),
+    ],
+)
+def test_other_file_than_safetensors_is_rejected(content: bytes, folder: Path, shard: Path) -> None:
+    shard.write_bytes(content)
+    status = shard.stat()
+
+    def change(manifest: Manifest) -> None:
+        record = manifest["references"][str(shard)]
+        manifest["references"][str(shard)] = record | {
+            "bytes": max(1, status.st_size),
+            "mtime_ns": status.st_mtime_ns,
+        }
+
+    edit_manifest(folder, change)
+    assert refusal(folder, shard.parent).startswith(f"references {shard}")
+
+
+def _set_table(**values: Any) -> Callable[[Manifest], None]:
+    return lambda manifest: manifest["ngram_tables"][0].update(values)
+
+
+def _set_part(**values: Any) -> Callable[[Manifest], None]:
+    return lambda manifest: manifest["ngram_tables"][0]["parts"][0].update(values)
+
+
+SCALES = {"file": "model.onnx.data", "begin": 0, "dtype": "float32", "block_rows": 240, "block_columns": 16}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set_table(dtype="float16"), r"\.parts\.0: got float16 \[240, 16\] from byte \d+, expected a tensor of /"),
+        (_set_table(dtype="float8_e4m3fn"), r"\.parts\.0: got float8_e4m3fn \[240, 16\] from byte"),
+        (_set_table(width=32), r"\.parts\.0: got float32 \[240, 32\] from byte"),
+        (_set_table(rows=241), r"\.parts: got 240, expected 241 rows"),
+        (_set_table(parts=[]), r"\.parts: got 0, expected 240 rows"),
+        (_set_part(begin=10**9), r"\.parts\.0: got float32 \[240, 16\] from byte 1000000000, expected a tensor of"),
+        (_set_part(begin=10**30), r"\.parts\.0"),
+        (_set_part(file="model.onnx.data"), r"\.parts\.0\.file: got model.onnx.data, expected a file of references"),
+        (_set_part(file="/etc/passwd"), r"\.parts\.0\.file: got /etc/passwd, expected a file of references"),
+        (_set_part(scales=SCALES), r"\.parts\.0\.scales: got .*, expected scales for float8_e4m3fn, and for no other"),
+    ],
+)
+def test_table_that_is_no_tensor_of_the_file_is_rejected(
+    change: Callable[[Manifest], None], message: str, folder: Path, shard: Path
+) -> None:
+    edit_manifest(folder, change)
+    with pytest.raises(ArtifactError, match=rf"^ngrams/1/manifest\.json ngram_tables\.0{message}"):
+        open_repository(folder, shard.parent)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda manifest: manifest["references"].clear(), r"manifest\.json ngram_tables\.0\.parts: got "),
+        (
+            lambda m: next(iter(m["references"].values())).pop("header_sha256"),
+            r"manifest\.json references\..*header_sha256: got nothing",
+        ),
+        (lambda m: next(iter(m["references"].values())).update(sha256="x"), r"manifest\.json references\."),
+    ],
+)
+def test_wrong_record_of_a_file_is_rejected(
+    change: Callable[[Manifest], None], message: str, folder: Path, shard: Path
+) -> None:
+    edit_manifest(folder, change)
+    with pytest.raises(ArtifactError, match=f"^ngrams/1/{message}"):
+        open_repository(folder, shard.parent)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (240,), (240, 1), (2, 1), (2,)])
+def test_scales_of_float8_are_located(shape: tuple[int, ...], folder: Path, shard: Path) -> None:
+    tensors: dict[str, Any] = load_file(shard)
+    blocks = {2: (128, 128), 240: (1, 16)}.get(shape[0] if shape else 1, (240, 16))
+    for layer in range(2):
+        tensors[f"layers.{layer}.weight"] = tensors[f"layers.{layer}.weight"].astype(ml_dtypes.float8_e4m3fn)
+    tensors["scale"] = np.ones(shape, np.float32)
+    save_file(tensors, shard)
+    refer(folder, shard)
+    content = shard.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    begin = 8 + length + json.loads(content[8 : 8 + length])["scale"]["data_offsets"][0]
+    scales = {"file": str(shard), "begin": begin, "dtype": "float32", "block_rows": blocks[0]}
+
+    def change(manifest: Manifest) -> None:
+        del manifest["ngram_tables"][1:]
+        manifest["ngram_tables"][0]["dtype"] = "float8_e4m3fn"
+        manifest["ngram_tables"][0]["parts"][0]["scales"] = scales | {"block_columns": blocks[1]}
+        manifest["graphs"]["ngram.ids.onnx"]["outputs"][0]["shape"][2] = 1
+
+    edit_manifest(folder, change)
+    # The graph still has two layers: its check comes after that of the scales.
+    assert "graphs.ngram.ids.onnx.outputs" in refusal(folder, shard.parent)
+    edit_manifest(folder, lambda m: m["ngram_tables"][0]["parts"][0]["scales"].update(block_rows=7))
+    assert refusal(folder, shard.parent).startswith("manifest.json ngram_tables.0.parts.0.scales: got float32 [")
+
+
+def test_changed_file_takes_the_version_out_of_service(
+    folder: Path, shard: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository = open_repository(folder, shard.parent)
+    calls: list[int] = []
+    repository.listeners.append(lambda: calls.append(1))
+    repository.drop_changed()
+    assert repository.get("ngrams").version == 1
+    assert not calls
+    status = shard.stat()
+    os.utime(shard)
+    repository.drop_changed()
+    with pytest.raises(Unavailable, match=r"^ngrams/1 is out of service: a file that it refers to has changed"):
+        repository.get("ngrams")
+    with pytest.raises(Unavailable):
+        repository.find("ngrams", "1")
+    with pytest.raises(NotFound):
+        repository.find("ngrams", "2")
+    assert len(calls) == 1
+    assert f"model ngrams version 1 is out of service: ngrams/1/references {shard}: got a change" in caplog.text
+    (state,) = repository.refresh()
+    assert (state.state, "time of change" in state.reason) == ("UNAVAILABLE", True)
+    with pytest.raises(Unavailable):
+        repository.get("ngrams")
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    (state,) = repository.refresh()
+    assert state.state == "READY"
+    assert repository.get("ngrams").version == 1
+
+
+def test_removed_file_takes_the_version_out_of_service(folder: Path, shard: Path) -> None:
+    repository = open_repository(folder, shard.parent)
+    shard.unlink()
+    (state,) = repository.refresh()
+    assert state.reason == f"ngrams/1/references {shard} is missing; moved files need another export"
+    with pytest.raises(Unavailable):
+        repository.get("ngrams")
