@@ -24,7 +24,15 @@ from preblock.client import errors
 from preblock.client.sync_client import Client
 from preblock.export.exporter import export
 from tests.clients.test_shared_memory import Client as SharedClient
-from tests.export.qwen4 import LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
+from tests.export.qwen4 import (
+    LAYERS,
+    SHARDS,
+    WIDTH,
+    quantize_tables,
+    random_ids,
+    run_transformers,
+    save_qwen4,
+)
 from tests.support.servers import Server, serve
 
 ROWS, ROW_IDS = "ngram_embeddings", "ngram_row_ids"
@@ -269,3 +277,25 @@ def test_metrics_count_rows(server: Server) -> None:
     assert gathered == rows * 2 * WIDTH // HEADS
     assert 0 < after["preblock_table_resident_bytes"] < 2**27
     assert after["process_major_page_faults_total"] >= 0
+
+
+@pytest.mark.parametrize("unit", ["tensor", "row", "block"])
+def test_referenced_float8_tables_are_scaled(unit: str, tmp_path: Path) -> None:
+    folder = save_qwen4(tmp_path / "model", ple_embed_dim=1040, ngram_vocab_size_base=150)
+    values = quantize_tables(folder, unit)
+    export(str(folder), "m", tmp_path / "repository", reference=True)
+    with (
+        serve(tmp_path / "repository", "--reference-roots", str(folder)) as server,
+        preblock.connect(server.address) as client,
+    ):
+        ids, rows = (client.embed(IDS, model="m", output=output).vectors for output in (ROW_IDS, ROWS))
+        stored = client.embed(IDS, model="m", output=ROWS, dtype="stored").vectors
+    assert np.array_equal(ids, run_transformers(folder, [IDS])[0])
+    expected, parts = [], load_file(folder / "model.safetensors")
+    for layer in range(LAYERS):
+        names = [f"model.layers.{layer}.{SHARDS}{shard}.weight" for shard in range(4)]
+        places = torch.from_numpy(ids[:, :, layer])
+        expected.append(torch.cat([values[name] for name in names])[places].flatten(2))
+        table = torch.cat([parts[name].view(torch.uint8) for name in names])
+        assert stored[:, :, layer].tobytes() == table[places].numpy().tobytes()
+    assert rows.tobytes() == torch.stack(expected, 2).numpy().tobytes()
