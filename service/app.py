@@ -26,6 +26,7 @@ from preblock.service.api.http.routes import (
     pages,
     shared_memory,
     tables,
+    tei,
     v2,
 )
 from preblock.service.api.http.schemas.openapi import document
@@ -165,6 +166,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     app.include_router(v2.router(engine, inference, VERSION, limit))
     app.include_router(shared_memory.router(engine))
     app.include_router(openai.router(engine, embeddings))
+    app.include_router(tei.router(engine, limit))
     app.include_router(health.router(engine))
     app.include_router(index.router(VERSION, settings, engine.repository.access))
     app.include_router(pages.router("Preblock API", "/openapi.json", STATIC_DOCUMENTS, settings.has_inspector))

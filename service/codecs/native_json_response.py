@@ -62,8 +62,8 @@ def _encode_tensor(answer: Result, tensor: Tensor, encoding: str) -> Any:
     return JsonFloats(tensor, tensor.shape) if isinstance(tensor, ChunkedTensor) else to_json_numbers(tensor)
 
 
-def write_json_parts(document: dict[str, Any]) -> list[Part]:
-    """Write a document with its arrays in parts; base64 and computed values are written while they are sent."""
+def write_json_parts(document: dict[str, Any] | JsonFloats) -> list[Part]:
+    """Write a document or an array in parts; base64 and computed values are written while they are sent."""
     values: list[Base64Chunks | JsonFloats] = []
 
     def mark(value: object) -> orjson.Fragment:

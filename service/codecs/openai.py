@@ -91,7 +91,7 @@ def read_embeddings(document: Mapping[str, Any], manifest: Manifest) -> EmbedMes
         special_tokens = read_flag("add_special_tokens", special_tokens)
     wanted: dict[str, Any] = {
         "pooling": pooling,
-        "dimensions": _read_dimensions(given.get("dimensions"), pooling, manifest),
+        "dimensions": read_dimensions(given.get("dimensions"), pooling, manifest),
         "dtype": embed_dtype if encoding == "base64" else "float32",
         **_read_truncation(given, manifest.limit),
     }
@@ -106,8 +106,13 @@ def read_embeddings(document: Mapping[str, Any], manifest: Manifest) -> EmbedMes
     return EmbedMessage(TokenRequest(input_ids=read_json_rows("input", value), **wanted), encoding)
 
 
-def _read_dimensions(dimensions: Any, pooling: Any, manifest: Manifest) -> int | None:
-    """Return the number of leading columns to keep: fewer than all only of a sentence embedding."""
+def read_dimensions(dimensions: Any, pooling: Any, manifest: Manifest) -> int | None:
+    """Return the number of leading columns to keep: fewer than all only of a sentence embedding.
+
+    Raises:
+        Invalid: another number.
+
+    """
     width = manifest.width
     if dimensions is None or (type(dimensions) is int and dimensions == width):
         return None

@@ -113,6 +113,7 @@ class EmbedOptions:
         max_length: most real tokens of a row after truncation; None for the limit of the model.
         pooling: "none", or one vector per row: "mean", "first" or "last".
         dimensions: number of leading columns of a pooled vector in the response; None for all of them.
+        normalize: whether a pooled vector is divided by its Euclidean norm; None as the model states it.
         outputs: names of the requested tensors.
         dtype: of the response, a key of DTYPES, or `STORED` for the type of n-gram tables.
         in_pieces: whether a large response may be computed in chunks.
@@ -128,6 +129,7 @@ class EmbedOptions:
     max_length: int | None = None
     pooling: str = "none"
     dimensions: int | None = None
+    normalize: bool | None = None
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
     in_pieces: bool = False

@@ -31,12 +31,13 @@ def pool(vectors: Float32, rows: TokenRows, real: Int64 | None, pooling: str) ->
 
 
 def finish(pooled: Float32, request: TokenRequest, manifest: Manifest) -> Float32:
-    """Return the first `dimensions` columns of pooled vectors, float32 (B, D), normalized if the model states so.
+    """Return the first `dimensions` columns of pooled vectors, float32 (B, D), normalized as request or model state.
 
     Each row is divided by its Euclidean norm, summed in float64, and rounded once. A row of zeros stays.
     """
     vectors = np.ascontiguousarray(pooled[:, : request.dimensions])
-    if manifest.sentence is None or not manifest.sentence.normalize:
+    stated = manifest.sentence is not None and manifest.sentence.normalize
+    if not (stated if request.normalize is None else request.normalize):
         return vectors
     wide = vectors.astype(np.float64)
     norms = np.sqrt(np.square(wide).sum(axis=1, keepdims=True))

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 OPENING_SUFFIX = "-open"
 """Suffix of the protocol for the request to open a stream. Each step of the stream has a record of its own."""
-PROTOCOLS = ("native", "open-inference", "openai", "bias", "grpc", "grpc-stream", "decode", f"decode{OPENING_SUFFIX}")
+PROTOCOLS = (
+    *("native", "open-inference", "openai", "tei", "bias", "grpc", "grpc-stream", "decode"),
+    f"decode{OPENING_SUFFIX}",
+)
 OK, INTERNAL_ERROR, CANCELLED = "ok", "internal_error", "cancelled"
 
 

@@ -42,6 +42,7 @@ ELSEWHERE = {
     'echo \'{"data"': "the package of perf_analyzer holds no program",
     "perf_analyzer": "the package of perf_analyzer holds no program",
     "genai-perf": "genai-perf runs perf_analyzer",
+    "from huggingface_hub": "tests/service/api/http/routes/test_tei.py, on static embedding models",
     "from langchain_openai": "tests/clients/test_other_clients.py, in an environment of its own",
     "docker compose": "deploy/smoke.sh, which needs a container engine",
     "docker run": "deploy/smoke.sh, which needs a container engine",

@@ -1,5 +1,6 @@
 """Clients of the two servers, and the raw tables of a tiny model."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     root = tmp_path_factory.mktemp("examples")
     for name, stored in (("gpt2-small", "gpt"), ("minilm", "bert"), ("t5-small", "t5")):
         copy_artifact(stored, root, name)
+    manifest = copy_artifact("llama", root, "potion") / "manifest.json"
+    sentence = {"pooling": "mean", "normalize": True, "ignored_ids": []}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sentence": sentence}))
     with serve(root, "--model-control", "explicit", "--max-shared-memory-bytes", "1048576") as server:
         yield server
 

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from preblock.service.api.http.methods import complete_methods
+from preblock.service.codecs import tei
 from preblock.service.codecs.openai import error_body, error_document
 from preblock.service.core import errors
 from preblock.service.observability.context import CURRENT_REQUEST
@@ -35,6 +36,8 @@ OPEN_INFERENCE = "/v2"
 """Path prefix of the Open Inference Protocol. Its errors are `{"error": "…"}`."""
 OPENAI = "/v1"
 """Path prefix of the OpenAI API. Its errors are `{"error": {"message": "…", …}}`."""
+TEI = "/tei/"
+"""Path prefix of text-embeddings-inference. Its errors are `{"error": "…", "error_type": "…"}`."""
 
 
 def status_of(error: errors.PreblockError, path: str) -> int:
@@ -110,6 +113,8 @@ def _respond(path: str, status: int, title: str, detail: str, error: errors.Preb
         document: dict[str, Any] = {"error": detail}
     elif path.startswith(OPENAI):
         document = error_body(detail, status) if error is None else error_document(error, status)
+    elif path.startswith(TEI):
+        document = tei.error_body(detail, status) if error is None else tei.error_document(error)
     else:
         media_type = MEDIA_TYPE
         document = {"type": "about:blank", "title": title, "status": status, "detail": detail}

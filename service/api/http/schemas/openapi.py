@@ -21,10 +21,19 @@ from preblock.service.api.http.schemas.native_api import (
 from preblock.service.api.http.schemas.openai import EmbeddingsAnswer, EmbeddingsRequest, OpenAIError
 from preblock.service.api.http.schemas.shared_memory import RegisterRequest
 from preblock.service.api.http.schemas.tables import PositionsAnswer
+from preblock.service.api.http.schemas.tei import SentenceError, SentenceRequest
 from preblock.service.api.http.schemas.v2 import InferAnswer, InferRequest, OpenInferenceError
 
 NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
-    "validation": (EmbedRequest, BiasRequest, DecodeRequest, EmbeddingsRequest, InferRequest, RegisterRequest),
+    "validation": (
+        EmbedRequest,
+        BiasRequest,
+        DecodeRequest,
+        EmbeddingsRequest,
+        SentenceRequest,
+        InferRequest,
+        RegisterRequest,
+    ),
     "serialization": (
         EmbedAnswer,
         BiasAnswer,
@@ -33,12 +42,19 @@ NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
         InferAnswer,
         Problem,
         OpenAIError,
+        SentenceError,
         OpenInferenceError,
     ),
 }
 """Named schemas of requests and answers, by the mode of pydantic."""
-PATH_EXAMPLES = {"name": "gpt2-small", "model": "gpt2-small", "version": "1", "region": "vectors"}
-"""Values of path parameters; the model is one of `make serve`."""
+PATH_EXAMPLES = {
+    "name": "gpt2-small",
+    "model": "gpt2-small",
+    "static_model": "potion",
+    "version": "1",
+    "region": "vectors",
+}
+"""Values of path parameters; `name` and `model` are one of `make serve`."""
 BIAS_EXAMPLE = "t5-small"
 """A model with an attention bias."""
 SCHEME = "key"

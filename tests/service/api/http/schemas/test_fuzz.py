@@ -33,7 +33,7 @@ CHECKS = [
 ]
 
 
-THERE = {"name": "bert", "version": "1", "model": "bert", "region": "vectors"}
+THERE = {"name": "bert", "version": "1", "model": "bert", "static_model": "bert", "region": "vectors"}
 """Half of the requests name existing models, where the document says "a string"."""
 
 

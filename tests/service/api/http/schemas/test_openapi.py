@@ -52,6 +52,8 @@ ROUTES = {
     "/v1/embeddings": "post",
     "/v1/models": "get",
     "/v1/models/{model}": "get",
+    "/tei/{static_model}/embed": "post",
+    "/tei/{static_model}": "post",
     "/livez": "get",
     "/readyz": "get",
     "/metrics": "get",
