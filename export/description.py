@@ -28,6 +28,7 @@ from preblock.service.artifacts.manifest import (
     LAYER_INPUTS_GRAPH,
     LAYER_TOKENS_GRAPH,
     NGRAM_IDS_GRAPH,
+    NGRAM_ROWS_GRAPH,
     NGRAMS_GRAPH,
     POSITIONED_GRAPH,
     SOFT_PROMPTS,
@@ -51,6 +52,7 @@ GRAPHS = {
     LAYER_INPUTS_GRAPH: f"The inputs of all layers of a transformer, besides its hidden states. {UNCHECKED}",
     NGRAMS_GRAPH: f"The n-gram embeddings of some layers of a transformer, from the last ids. {UNCHECKED}",
     NGRAM_IDS_GRAPH: f"The rows of n-gram tables for some layers of a transformer, from the last ids. {UNCHECKED}",
+    NGRAM_ROWS_GRAPH: f"The n-gram embeddings of some layers of a transformer, from the rows. {UNCHECKED}",
     POSITIONED_GRAPH: (
         "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their "
         f"positions. {UNCHECKED}"

@@ -29,6 +29,7 @@ from preblock.service.artifacts.manifest import (
     LAYER_TOKENS_GRAPH,
     NGRAM_IDS_GRAPH,
     NGRAM_ROW_IDS,
+    NGRAM_ROWS_GRAPH,
     NGRAMS,
     NGRAMS_GRAPH,
     PER_LAYER,
@@ -96,6 +97,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
     - `layer.tokens.onnx` and `layer.inputs.onnx` have the outputs of `FrontEnd.per_layer_outputs`, if there are any.
     - `ngrams.onnx` and `ngram.ids.onnx` have the outputs of `FrontEnd.ngram_outputs`, and the further input `context`
       (batch, n - 1).
+    - `ngram.rows.onnx` has the embeddings of row ids, its only input.
     - `unscaled.onnx` has output `unscaled_token_embeddings`, if `token_embeddings` include an embedding scale.
     - With rotary attention, `model.onnx` also has the outputs of `FrontEnd.rotary_outputs`, (1 or batch, length, R).
       `embeddings.onnx` omits them, because onnxruntime computes every output of a graph.
@@ -144,6 +146,8 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
     for name, graph in lookups.items():
         history = [CONTEXT] if name in (NGRAM_ROW_IDS, NGRAMS) else []
         save_graph(_only(whole, name, inputs=["input_ids", *history]), folder / graph)
+    if NGRAMS in lookups:
+        save_graph(_build_rows_graph(whole), folder / NGRAM_ROWS_GRAPH)
 
 
 def _ones(*shape: int) -> Tensor:
@@ -186,6 +190,36 @@ def _only(model: onnx.ModelProto, *names: str, inputs: Collection[str]) -> onnx.
     nodes, initializers, _ = cut(model.graph, names)
     given = [value for value in model.graph.input if value.name in inputs]
     replace_fields(part.graph, node=nodes, initializer=initializers, input=given, output=outputs)
+    return part
+
+
+def _build_rows_graph(whole: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a graph from the row ids of n-grams, (batch, length, layers, heads), to their embeddings.
+
+    The part of `whole` would need the shape of `input_ids`.
+    """
+    values = {value.name: value for value in whole.graph.output}
+    width = values[NGRAMS].type.tensor_type.shape.dim[3].dim_value
+    gathers = [node for node in whole.graph.node if node.op_type == "Gather"]
+    tables = [node.input[0] for node in gathers if node.input[0].startswith(f"{MODULE}ngrams.tables.")]
+    constants = {"flat": [0, -1], "side_by_side": [0, -1, 1, width]}
+    nodes, layers = [], [f"layer_{number}" for number in range(len(tables))]
+    for number, (layer, table) in enumerate(zip(layers, tables, strict=True)):
+        constants[f"{layer}_number"] = [number]
+        ids, flat, rows = (f"{layer}_{name}" for name in ("ids", "flat_ids", "rows"))
+        nodes += [
+            onnx.helper.make_node("Gather", [NGRAM_ROW_IDS, f"{layer}_number"], [ids], axis=2),
+            onnx.helper.make_node("Reshape", [ids, "flat"], [flat]),
+            onnx.helper.make_node("Gather", [table, flat], [rows]),
+            onnx.helper.make_node("Reshape", [rows, "side_by_side"], [layer]),
+        ]
+    nodes.append(onnx.helper.make_node("Concat", layers, [NGRAMS], axis=2))
+    stored = [tensor for tensor in whole.graph.initializer if tensor.name in tables]
+    stored += [onnx.numpy_helper.from_array(np.array(numbers), name) for name, numbers in constants.items()]
+    part = onnx.ModelProto()
+    part.CopyFrom(whole)
+    given, found = [values[NGRAM_ROW_IDS]], [values[NGRAMS]]
+    replace_fields(part.graph, node=nodes, initializer=stored, input=given, output=found, value_info=[])
     return part
 
 

@@ -20,7 +20,13 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.rotary_config import SCALINGS
 from preblock.models.modules.signature import Signature
-from preblock.service.artifacts.manifest import EMBEDDINGS, PER_LAYER_TOKENS, POSITIONED, TOKEN_EMBEDDINGS
+from preblock.service.artifacts.manifest import (
+    EMBEDDINGS,
+    NGRAM_ROW_IDS,
+    PER_LAYER_TOKENS,
+    POSITIONED,
+    TOKEN_EMBEDDINGS,
+)
 from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.position_table import with_position_view
 from preblock.service.runtime.session import Session
@@ -143,10 +149,10 @@ def prove_per_layer(frontend: FrontEnd, session: Session, output: str) -> Output
     return judge(output, cases, per_layer_ulp(frontend, output))
 
 
-def prove_ngrams(frontend: FrontEnd, session: Session, output: str) -> OutputParity:
+def prove_ngrams(frontend: FrontEnd, session: Session, output: str, title: str | None = None) -> OutputParity:
     """Compare the n-gram embeddings or the row ids of `session` with `frontend` over the shapes of the grid.
 
-    Every bit must be equal.
+    Every bit must be equal. `title` names the output in errors; default its name. The graph may take row ids.
 
     Raises:
         ParityError: a value differs.
@@ -157,8 +163,9 @@ def prove_ngrams(frontend: FrontEnd, session: Session, output: str) -> OutputPar
         feeds = feeds_of(frontend.signature, case)
         with torch.inference_mode():
             found = frontend.ngram_outputs(*(torch.from_numpy(feeds[name]) for name in ("input_ids", CONTEXT)))
-        cases.append(run_case(session, feeds, found[output].numpy(), arguments_of(case), output))
-    return judge(output, cases, 0.0)
+        given: dict[str, NDArray[np.int64]] = {**feeds, NGRAM_ROW_IDS: found[NGRAM_ROW_IDS].numpy()}
+        cases.append(run_case(session, given, found[output].numpy(), arguments_of(case), output))
+    return judge(title or output, cases, 0.0)
 
 
 def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[str, OutputParity]:

@@ -24,7 +24,7 @@ from preblock.export.stored_tables import TYPES, of_bytes, parts_of, read_tensor
 from preblock.export.table_formats import SCALE, WIDTH, TableFormat
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.tokens import TokenEmbedding
-from preblock.service.artifacts.manifest import DATA, TOKEN_GRAPHS
+from preblock.service.artifacts.manifest import DATA, TABLE_GRAPHS
 from preblock.service.artifacts.parity import StoredTable
 
 CHUNK_VALUES = 2**20
@@ -57,7 +57,7 @@ def write_tables(frontend: FrontEnd, format_: TableFormat, folder: Path, report:
     step = f"rounding the tables to {format_.dtype}"
     report(step)
     progress = StepProgress(report, step, total)
-    graphs = [folder / graph for graph in TOKEN_GRAPHS if (folder / graph).is_file()]
+    graphs = [folder / graph for graph in TABLE_GRAPHS if (folder / graph).is_file()]
     models = [onnx.load(graph, load_external_data=False) for graph in graphs]
     draft = folder / f"{DATA}.new"
     with (folder / DATA).open("rb") as before, draft.open("xb") as data:

@@ -36,8 +36,10 @@ from preblock.service.artifacts.manifest import (
     MANIFEST,
     NGRAM_IDS_GRAPH,
     NGRAM_ROW_IDS,
+    NGRAM_ROWS_GRAPH,
     NGRAMS,
     NGRAMS_GRAPH,
+    NGRAMS_OF_ROWS,
     PARITY,
     PER_LAYER,
     PER_LAYER_TOKENS,
@@ -181,6 +183,8 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
             outputs[NGRAMS] = prove_ngrams(frontend, session(NGRAMS_GRAPH), NGRAMS)
         if (folder / NGRAM_IDS_GRAPH).is_file():
             outputs[NGRAM_ROW_IDS] = prove_ngrams(frontend, session(NGRAM_IDS_GRAPH), NGRAM_ROW_IDS)
+        if (folder / NGRAM_ROWS_GRAPH).is_file():
+            outputs[NGRAMS_OF_ROWS] = prove_ngrams(frontend, session(NGRAM_ROWS_GRAPH), NGRAMS, NGRAMS_OF_ROWS)
         if signature.rotary:
             report("proving the rotary outputs equal")
             outputs |= prove_rotary(frontend, session(), session(EMBEDDINGS_GRAPH))

@@ -42,6 +42,10 @@ TOKEN_GRAPHS = (
 )
 NGRAM_IDS_GRAPH = "ngram.ids.onnx"
 """The row ids of n-gram embeddings, from the same inputs as `ngrams.onnx`."""
+NGRAM_ROWS_GRAPH = "ngram.rows.onnx"
+"""The n-gram embeddings of given row ids, for runtimes without 64-bit integers."""
+TABLE_GRAPHS = (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH, NGRAM_ROWS_GRAPH)
+"""Graphs with tables or constants in the data file, as the export first writes them."""
 BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"
@@ -75,6 +79,9 @@ POSITION_EMBEDDINGS = "position_embeddings"
 """The position input of `positioned.onnx`."""
 POSITIONED = "embeddings at given positions"
 """Name of the vectors of `positioned.onnx` in the parity report."""
+
+NGRAMS_OF_ROWS = "ngram_embeddings of given rows"
+"""Name of the embeddings of `ngram.rows.onnx` in the parity report."""
 
 DType = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")]

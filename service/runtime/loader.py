@@ -17,6 +17,7 @@ from preblock.service.artifacts.manifest import (
     GRAPH,
     MANIFEST,
     NGRAM_IDS_GRAPH,
+    NGRAM_ROWS_GRAPH,
     NGRAMS_GRAPH,
     PARITY,
     POSITION_EMBEDDINGS,
@@ -142,10 +143,12 @@ def load_model(
 def _open_sessions(
     folder: Path, manifest: Manifest | StemManifest, provider: str, threads: int, gpu_mem_limit_bytes: int | None
 ) -> dict[str, Session]:
-    """Open the graphs of an artifact; on a GPU without those that the CPU computes there."""
+    """Open the graphs that the service runs."""
     tables = isinstance(manifest, Manifest) and bool(manifest.ngram_tables)
     # A GPU has the position vectors in its own memory. N-gram tables are too large for it: the CPU gathers their rows.
-    left_out = {POSITIONED_GRAPH, *([NGRAMS_GRAPH] if tables else [])} if provider != CPU else set()
+    left_out = {NGRAM_ROWS_GRAPH}  # for other runtimes
+    if provider != CPU:
+        left_out |= {POSITIONED_GRAPH, *([NGRAMS_GRAPH] if tables else [])}
     return {
         graph: open_session(
             folder, CPU if tables and graph == NGRAM_IDS_GRAPH else provider, threads, graph, gpu_mem_limit_bytes

@@ -1,4 +1,4 @@
-"""The state of the versions of a repository, and the files that it depends on."""
+"""The state of the versions of a repository, and of their files."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -51,11 +51,11 @@ class VersionEntry(NamedTuple):
 
     @property
     def lost(self) -> bool:
-        """Whether the version served once, and a file that it refers to has changed since."""
+        """Whether the version served once, and a referenced file has changed since."""
         return self.model is None and bool(self.opened and self.references)
 
     def check_references(self) -> "VersionEntry":
-        """Return this entry; without its model if a file that it refers to has changed."""
+        """Return this entry; without its model if a referenced file has changed."""
         opened, now = dict(self.opened), read_signatures(self.references)
         changed = [path for path in self.references if now.get(path) != opened.get(path)]
         if self.model is None or not changed:
@@ -93,7 +93,7 @@ def fingerprint(folder: Path, references: Iterable[str] = ()) -> Fingerprint:
 
 
 def read_references(folder: Path) -> tuple[str, ...]:
-    """Return the paths of the files that the artifact in `folder` refers to; none for a damaged artifact."""
+    """Return the paths of the files referenced by the artifact in `folder`; none for a damaged artifact."""
     try:
         manifest = read_manifest(folder)
     except ArtifactError:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
@@ -93,6 +94,24 @@ def test_manifest_locates_the_rows_of_each_layer(dtype: str, checkpoint: Path, t
         content = (folder / part.file).read_bytes()[part.begin : part.begin + size]
         assert (table.rows, table.width) == tuple(expected.shape)
         assert content == expected.view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+def test_constants_of_many_heads_lie_in_the_data_file(dtype: str, tmp_path: Path) -> None:
+    """They have more bytes than a graph holds, so another stored type moves them."""
+    folder = save_qwen4(tmp_path / "model", heads_per_ngram=64, ple_embed_dim=256)
+    result = export(str(folder), "m", tmp_path, dtype=dtype)
+    graph = onnx.load(result.folder / "ngram.ids.onnx", load_external_data=False).graph
+    assert any(tensor.external_data for tensor in graph.initializer)
+    outputs = result.parity.providers["CPUExecutionProvider"].outputs
+    assert outputs["ngram_row_ids"].max_abs == outputs["ngram_embeddings of given rows"].max_abs == 0
+
+
+def test_graph_of_rows_has_the_embeddings_of_transformers(checkpoint: Path, exported: ExportResult) -> None:
+    rows, expected = run_transformers(checkpoint, [random_ids(3, 20, seed=6)])
+    session = Session(exported.folder, graph="ngram.rows.onnx")
+    assert [tensor.name for tensor in session.inputs] == ["ngram_row_ids"]
+    assert np.array_equal(session.run({"ngram_row_ids": rows})["ngram_embeddings"], expected)
 
 
 def test_integer_tables_have_no_place(checkpoint: Path, tmp_path: Path) -> None:

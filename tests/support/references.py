@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from preblock.service.artifacts.manifest import DATA, MANIFEST, NGRAMS_GRAPH
+from preblock.service.artifacts.manifest import DATA, MANIFEST, NGRAM_ROWS_GRAPH, NGRAMS_GRAPH
 from tests.support.artifacts import copy_artifact
 
 SHARD = "model.safetensors"
@@ -27,9 +27,10 @@ def make_referenced(repository: Path, checkpoint: Path) -> Path:
         tensors[f"layers.{layer}.weight"] = rows.reshape(shape)
     checkpoint.mkdir(parents=True, exist_ok=True)
     save_file(tensors, checkpoint / SHARD)
-    for files in (manifest["graphs"], manifest["files"]):
-        del files[NGRAMS_GRAPH]
-    (folder / NGRAMS_GRAPH).unlink()
+    for graph in (NGRAMS_GRAPH, NGRAM_ROWS_GRAPH):
+        for files in (manifest["graphs"], manifest["files"]):
+            del files[graph]
+        (folder / graph).unlink()
     (folder / MANIFEST).write_text(json.dumps(manifest))
     refer(folder, checkpoint / SHARD)
     return folder

@@ -1,4 +1,4 @@
-"""Places of n-gram tables in a manifest that disagree with the graphs."""
+"""Places of n-gram tables in a manifest, in disagreement with the graphs."""
 
 import json
 from collections.abc import Callable
