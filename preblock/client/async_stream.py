@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +15,7 @@ from preblock.client.keywords import checks_keywords
 from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Vectors
 from preblock.client.retry import of_stream
-from preblock.client.token_ids import Row, Rows, list_rows, read_integers, read_rows
+from preblock.client.token_ids import Row, Rows, list_rows, read_integers, read_positions, read_rows
 from preblock.client.transport import model_path
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class AsyncDecodeStream:
         *,
         parts: Parts | None = None,
         placeholder: Placeholder | None = None,
-        position_ids: Rows | None = None,
+        position_ids: Rows | Sequence[Rows] | None = None,
         attention_mask: Rows | None = None,
         token_type_ids: Rows | None = None,
         **indices: Rows,
@@ -103,13 +103,18 @@ class AsyncDecodeStream:
             ids: the next token ids of each row, as for `embed`; a row may be empty, but not all.
             parts: instead of `ids`: the next parts of one row, or of each row; a row may be empty, but not all.
             placeholder: with `parts`: a token id, and the vectors in place of its tokens.
-            position_ids: position index of each token, like `ids`; a row continues after the largest.
+            position_ids: position index of each token, like `ids`; or on three axes, (3, R, L) or three lists of rows.
+                A row continues after the largest.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             token_type_ids: segment of each token, like `ids`; default 0.
             indices: further inputs in `Model.indices`, like `ids`.
 
         """
-        inputs = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        inputs: dict[str, Any] = {
+            "position_ids": position_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+        }
         given = {name: rows for name, rows in (inputs | indices).items() if rows is not None}
         made = write_parts(parts, placeholder)
         write = self._write_parts(ids, made, given) if made else self._write_ids(ids, given)
@@ -123,14 +128,14 @@ class AsyncDecodeStream:
         fields = made | {name: list_rows(name, rows) for name, rows in others.items()}
         return lambda number: messages.write_step(fields, number, self._offset)
 
-    def _write_ids(self, ids: Rows | None, given: dict[str, Rows]) -> Callable[[int], bytes]:
+    def _write_ids(self, ids: Rows | None, given: dict[str, Any]) -> Callable[[int], bytes]:
         """Return a function of the number that writes a step of ids as a frame."""
         if ids is None:
             raise invalid("input_ids", "nothing", "rows of token ids, or parts")
         values, lengths = read_rows("input_ids", ids)
         tensors = {"input_ids": values}
         for name, rows in given.items():
-            tensors[name], other = read_rows(name, rows)
+            tensors[name], other = read_positions(rows) if name == "position_ids" else read_rows(name, rows)
             if other.tolist() != lengths.tolist():
                 raise invalid(name, f"rows of {other.tolist()}", f"rows of {lengths.tolist()}, like input_ids")
         return lambda number: write_step(tensors, lengths, number, self._offset, self._indices)

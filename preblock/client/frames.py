@@ -13,7 +13,7 @@ from preblock.client.results import ITEM_BYTES, Int64, Vectors, array_of
 MAGIC, VERSION = b"PRBK", 2
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, _, STATE, CLOSING = range(1, 12)
-POSITIONS, MASK, OFFSETS, CONTEXT, FURTHER = 1, 2, 4, 8, 256
+POSITIONS, MASK, OFFSETS, CONTEXT, AXES, FURTHER = 1, 2, 4, 8, 16, 256
 DTYPES = {1: "float32", 2: "float16", 3: "bfloat16", 4: "int64", 5: "float8_e4m3fn"}
 SEVERAL_DTYPES = 255
 
@@ -46,7 +46,8 @@ def write_step(
     """Return a step as a frame.
 
     Args:
-        values: by input, int64 (T,): `input_ids`, and further inputs with a value for each token.
+        values: by input, int64 (T,): `input_ids`, and further inputs with a value for each token; `position_ids` of
+            three axes are (3 * T,).
         lengths: int64 (R,), tokens of each row.
         number: number of the message, 1 or more.
         offset: expected offset of each row, checked by the service.
@@ -58,6 +59,8 @@ def write_step(
     """
     flags = {"position_ids": POSITIONS, "attention_mask": MASK}
     flags |= {name: FURTHER << index for index, name in enumerate(indices)}
+    if len(values.get("position_ids", ())) > len(values["input_ids"]):
+        flags["position_ids"] |= AXES
     for name in values.keys() - {"input_ids", *flags}:
         inputs = ", ".join(flags)
         raise invalid(name, "values", inputs, f"{name}: the model has no such input; it has {inputs}")

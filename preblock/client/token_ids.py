@@ -21,6 +21,8 @@ class TensorLike(Protocol):
 Row = Sequence[int] | NDArray[np.integer[Any]] | TensorLike
 Rows = Row | Sequence[Row]
 
+AXES = 3
+"""Axes of positions in models of texts and images."""
 ALLOWED = "64-bit integers: a row (L,), an array (R, L), or a list of rows"
 
 
@@ -40,6 +42,29 @@ def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
         raise invalid(field, f"{array.dtype} of shape {array.shape}", ALLOWED)
     array = np.atleast_2d(array)
     return array.ravel(), np.full(len(array), array.shape[1])
+
+
+def read_positions(rows: Rows | Sequence[Rows]) -> tuple[Int64, Int64]:
+    """Return `position_ids` of one axis as `read_rows` does; of three axes one after another, int64 (3 * T,).
+
+    Raises:
+        RequestError: as `read_rows`; or the axes are not three, or differ in their rows.
+
+    """
+    given: Any = from_torch(rows)
+    first = given[0] if isinstance(given, Sequence | np.ndarray) and len(given) else ()
+    in_rows = (
+        isinstance(first, Sequence) and not isinstance(first, str) and any(hasattr(row, "__len__") for row in first)
+    )
+    if not in_rows and getattr(first, "ndim", 0) != 2:
+        return read_rows("position_ids", given)
+    if len(given) != AXES:
+        raise invalid("position_ids", f"{len(given)} axes", f"{AXES}, for time, height and width")
+    axes = [read_rows(f"position_ids[{axis}]", part) for axis, part in enumerate(given)]
+    for axis, (_, lengths) in enumerate(axes):
+        if lengths.tolist() != axes[0][1].tolist():
+            raise invalid(f"position_ids[{axis}]", f"rows of {lengths.tolist()}", f"rows of {axes[0][1].tolist()}")
+    return np.concatenate([values for values, _ in axes]), axes[0][1]
 
 
 def list_rows(name: str, rows: Rows) -> list[list[int]]:

@@ -18,9 +18,10 @@ Every frame begins with 24 bytes:
 
 Version 2, from the client:
 
-    1   step       ids int64 (T); with flag 1 position_ids int64 (T); with flag 2 attention_mask int64 (T); with flag
-                   256 << i the i-th of the model's further inputs int64 (T), in the order of its manifest; with flag 4
-                   the offsets of the rows as the client knows them, int64 (R); lengths of the rows uint32 (R)
+    1   step       ids int64 (T); with flag 1 position_ids int64 (T); with flags 1 and 16 also positions of height and
+                   width int64 (2, T); with flag 2 attention_mask int64 (T); with flag 256 << i the i-th of the model's
+                   further inputs int64 (T), in the order of its manifest; with flag 4 the offsets of the rows as the
+                   client knows them, int64 (R); lengths of the rows uint32 (R)
     4   rewind     offsets int64 (R), one or one for each row
     5   reorder    for each new row, the number of the old row, int64 (R)
     6   append     offsets of the new rows int64 (R); with flag 8 the H ids before each, int64 (R, H)
@@ -60,7 +61,8 @@ from preblock.service.core.types import Int64, TokenRows
 MAGIC = b"PRBK"
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
-POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, CONTEXT_FLAG, INDICES_FLAG = 1, 2, 4, 8, 256
+POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, CONTEXT_FLAG, AXES_FLAG, INDICES_FLAG = 1, 2, 4, 8, 16, 256
+AXES = ("position_ids[1]", "position_ids[2]")
 INT64 = np.dtype("<i8")
 NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3, "int64": 4, "float8_e4m3fn": 5}
@@ -197,12 +199,15 @@ def _simple_step_header(version: int, rows: int, length: int, width: int) -> tup
 def _step_flags(indices: tuple[str, ...]) -> Mapping[str, int]:
     """Return the flag of each optional part of a step, in their order in the frame."""
     further = {name: INDICES_FLAG << index for index, name in enumerate(indices)}
-    return {"position_ids": POSITIONS_FLAG, "attention_mask": MASK_FLAG, **further, "offset": OFFSETS_FLAG}
+    positions = {"position_ids": POSITIONS_FLAG, "position_ids[1:]": AXES_FLAG}
+    return {**positions, "attention_mask": MASK_FLAG, **further, "offset": OFFSETS_FLAG}
 
 
 def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp:
     stated = "offset" in parts
-    per_token = [name for name in parts if name != "offset"]
+    if "position_ids[1:]" in parts and "position_ids" not in parts:
+        raise Invalid("flags", AXES_FLAG, f"{POSITIONS_FLAG | AXES_FLAG}, for positions of three axes")
+    per_token = [one for name in parts for one in (AXES if name == "position_ids[1:]" else (name,)) if name != "offset"]
     at = HEADER.size + 8 * tokens * (1 + len(per_token)) + 8 * rows * stated
     _check_size(frame, at + 4 * rows, rows, tokens)
     lengths = np.frombuffer(frame, "<u4", rows, at).astype(np.int64)
@@ -214,7 +219,8 @@ def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp
         for index, name in enumerate(["input_ids", *per_token])
     }
     offset = np.frombuffer(frame, "<i8", rows, at - 8 * rows).astype(np.int64) if stated else None
-    return StepOp(offset=offset, **token_inputs(values))
+    further = tuple(values.pop(name) for name in AXES if name in values)
+    return StepOp(offset=offset, further_positions=further, **token_inputs(values))
 
 
 def _read_operation(frame: bytes, name: str, rows: int, tokens: int, history: int) -> Operation:

@@ -13,7 +13,15 @@ from preblock.service.codecs.fields import format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
 from preblock.service.codecs.native_json_response import build_document, write_json
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
-from preblock.service.codecs.token_rows import read_integers, read_json_rows, read_offset, row_fields, token_inputs
+from preblock.service.codecs.token_rows import (
+    POSITIONS,
+    read_integers,
+    read_json_positions,
+    read_json_rows,
+    read_offset,
+    row_fields,
+    token_inputs,
+)
 from preblock.service.core.decode_ops import (
     OF_INTEGERS,
     OF_NOTHING,
@@ -28,6 +36,7 @@ from preblock.service.core.decode_ops import (
 )
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import TokenRows
 
 OPEN = "open"
 OPTIONS = ("offset", "context", "rows", "output", "dtype", "encoding")
@@ -119,13 +128,16 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tupl
     refuse_unknown(fields, (*row_fields(tuple(indices)), *STEP_PARTS, *ignored))
     if fields.get("parts") is not None or fields.get("placeholder") is not None:
         return _read_parts_step(fields, ignored)
-    rows = {
-        name: read_json_rows(name, value, empty=True)
-        for name, value in {"input_ids": None, **fields}.items()
-        if name == "input_ids" or (name not in ("offset", *ignored) and value is not None)
-    }
+    rows: dict[str, TokenRows] = {}
+    further: tuple[TokenRows, ...] = ()
+    for name, value in {"input_ids": None, **fields}.items():
+        if name == POSITIONS and value is not None:
+            rows[name], *others = read_json_positions(value, empty=True)
+            further = tuple(others)
+        elif name == "input_ids" or (name not in ("offset", *ignored) and value is not None):
+            rows[name] = read_json_rows(name, value, empty=True)
     offset = None if fields.get("offset") is None else read_offset(fields["offset"])
-    return StepOp(offset=offset, **token_inputs(rows))
+    return StepOp(offset=offset, further_positions=further, **token_inputs(rows))
 
 
 def _read_parts_step(fields: Mapping[str, Any], ignored: tuple[str, ...]) -> PartsOp:

@@ -11,7 +11,7 @@ from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import Part
 from preblock.service.codecs.fields import drop_nulls, read_choice, read_flag, refuse_unknown
 from preblock.service.codecs.native_json import read_text
-from preblock.service.codecs.native_json_response import to_json_numbers, to_floats, write_json_parts
+from preblock.service.codecs.native_json_response import to_floats, to_json_numbers, write_json_parts
 from preblock.service.codecs.openai import read_dimensions
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.errors import (

@@ -62,7 +62,7 @@ def read_rows(field: str, value: Any) -> TokenRows:
     return read_array_rows(field, value) if isinstance(value, np.ndarray) else read_json_rows(field, value)
 
 
-def read_json_positions(value: Any) -> tuple[TokenRows, ...]:
+def read_json_positions(value: Any, empty: bool = False) -> tuple[TokenRows, ...]:
     """Read `position_ids`: rows as in `read_json_rows`, or three lists of rows for time, height and width.
 
     Raises:
@@ -70,10 +70,10 @@ def read_json_positions(value: Any) -> tuple[TokenRows, ...]:
 
     """
     if not (isinstance(value, list) and value and isinstance(value[0], list) and isinstance([*value[0], 0][0], list)):
-        return (read_json_rows(POSITIONS, value),)
+        return (read_json_rows(POSITIONS, value, empty),)
     if len(value) != AXES:
         raise Invalid(POSITIONS, f"{len(value)} lists of rows", f"{AXES}, for time, height and width")
-    return tuple(read_json_rows(f"{POSITIONS}[{axis}]", rows) for axis, rows in enumerate(value))
+    return tuple(read_json_rows(f"{POSITIONS}[{axis}]", rows, empty) for axis, rows in enumerate(value))
 
 
 def read_array_positions(array: NDArray[Any], lengths: Int64 | None = None) -> tuple[TokenRows, ...]:

@@ -41,7 +41,9 @@ class StepOp:
     Args:
         input_ids: T ids in R rows; some rows may be empty, but not all.
         offset: int64 (1,) or (R,), offsets expected by the client; None skips the check.
-        position_ids: position index of each token; None: they follow the running offsets.
+        position_ids: position index of each token; None: they follow the running offsets. With `further_positions`, on
+            the axis of time.
+        further_positions: positions on the axes of height and of width; empty for one axis.
         attention_mask: 1 for a real token, 0 for padding; None: all are real.
         indices: extra integers per token, by input.
         given: vectors in place of those of some tokens; None without any.
@@ -52,6 +54,7 @@ class StepOp:
     input_ids: TokenRows
     offset: Int64 | None = None
     position_ids: TokenRows | None = None
+    further_positions: tuple[TokenRows, ...] = ()
     attention_mask: TokenRows | None = None
     indices: Mapping[str, TokenRows] = field(default_factory=dict)
     given: GivenVectors | None = None
@@ -65,6 +68,7 @@ class StepOp:
         return StepOp(
             input_ids=self.input_ids.columns(begin, end),
             position_ids=None if position is None else position.columns(begin, end),
+            further_positions=tuple(rows.columns(begin, end) for rows in self.further_positions),
             attention_mask=None if mask is None else mask.columns(begin, end),
             indices={name: rows.columns(begin, end) for name, rows in self.indices.items()},
             given=given,

@@ -15,7 +15,7 @@ from preblock.service.core.results import EmbedResult, Tensor
 from preblock.service.core.types import Int64, PartsRequest, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.history import RowHistories, check_context
-from preblock.service.engine.positions import count_real
+from preblock.service.engine.positions import count_real, next_positions
 from preblock.service.engine.validation import check_choice, check_dtype, check_same_lengths
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
@@ -106,6 +106,7 @@ class DecodeState:
             request = TokenRequest(
                 input_ids=operation.input_ids,
                 position_ids=operation.position_ids,
+                further_positions=operation.further_positions,
                 attention_mask=operation.attention_mask,
                 indices=operation.indices,
                 given=operation.given,
@@ -180,6 +181,7 @@ async def run_step(
 ) -> EmbedResult:
     """Return the vectors of the next tokens of rows at `offset`, int64 (R,), and the offsets after the tokens.
 
+    After `position_ids` of one or of three axes, a row continues at the position after the largest of its real tokens.
     Some rows may be empty, but not all. `request` has no offset yet. `stated` is the offset expected by the client.
 
     Raises:
@@ -192,7 +194,7 @@ async def run_step(
     _check_row_count("input_ids", len(ids.lengths), len(offset))
     if stated is not None:
         decode_ops.check_stated(stated, offset)
-    if request.position_ids is None or request.further_positions:
+    if request.position_ids is None:
         request.offset = offset
     fed, context = np.flatnonzero(ids.lengths), request.context
     some = 0 < len(fed) < len(offset)
@@ -200,7 +202,9 @@ async def run_step(
         request = _without_empty(request, fed)
     answer = await engine.embed(model, request, record)
     if request.position_ids is not None:  # a row with only padding keeps its offset
-        answer.next_offset = np.where(count_real(request, model.manifest), answer.next_offset, offset[fed])
+        after = next_positions(request, model.manifest)
+        answer.next_offset = np.where(count_real(request, model.manifest), after, offset[fed])
+        answer.position_delta = None  # the offset is the next position
     if some:
         after = offset.copy()
         after[fed] = answer.next_offset
@@ -235,7 +239,8 @@ def split_step(step: decode_ops.StepOp, size: int) -> Iterator[decode_ops.StepOp
 
     """
     ids = step.input_ids
-    parts = {"position_ids": step.position_ids, "attention_mask": step.attention_mask, **step.indices}
+    axes = {f"position_ids[{axis}]": rows for axis, rows in enumerate(step.further_positions, 1)}
+    parts = {"position_ids": step.position_ids, **axes, "attention_mask": step.attention_mask, **step.indices}
     for name, rows in parts.items():
         if rows is not None:
             check_same_lengths(name, rows, ids)

@@ -77,9 +77,23 @@ def test_version_2_step_has_parts_selected_by_flags(flags: int, further: int) ->
             read_frame(frame_of(1, flags | further << 8, 9, 2, 2, wrong), INDICES)
 
 
+def test_step_has_positions_of_three_axes() -> None:
+    body = struct.pack("<12q", *range(3, 15)) + struct.pack("<2I", 1, 1)
+    read = step_of(read_frame(frame_of(1, 1 | 16 | 2 | 4, 9, 2, 2, body), INDICES))
+    assert read.position_ids is not None
+    axes = [rows.values.tolist() for rows in (read.position_ids, *read.further_positions)]
+    assert axes == [[5, 6], [7, 8], [9, 10]]
+    assert read.attention_mask is not None
+    assert read.attention_mask.values.tolist() == [11, 12]
+    assert read.offset is not None
+    assert read.offset.tolist() == [13, 14]
+    with pytest.raises(Invalid, match=r"^flags: got 16, expected 17, for positions of three axes"):
+        read_frame(frame_of(1, 16, 9, 2, 2, body), INDICES)
+
+
 @pytest.mark.parametrize("flags", [8, 128, 1 << 10, 1 << 15])
 def test_unsupported_step_flags_are_rejected(flags: int) -> None:
-    with pytest.raises(Invalid, match=rf"got {flags}, 0 and 000000, expected flags 775 and 0 in a step$"):
+    with pytest.raises(Invalid, match=rf"got {flags}, 0 and 000000, expected flags 791 and 0 in a step$"):
         read_frame(frame_of(1, flags, 0, 1, 1, bytes(8) + b"\1\0\0\0"), INDICES)
 
 
