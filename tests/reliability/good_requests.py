@@ -33,6 +33,7 @@ PATHS = {path.partition("?")[0] for path, _ in (*BODIES.values(), *MORE)}
 STEPS = (
     b'{"input_ids": [1, 2]}',
     b'{"input_ids": [[1], [2]], "offset": [1, 2]}',
+    b'{"parts": [{"input_ids": [1]}, {"vectors": "AACAPwAAgD8AAIA/AACAPw=="}]}',
     b'{"append": [1]}',
     b'{"reorder": [0, 0]}',
     b'{"drop": [1]}',
@@ -42,6 +43,7 @@ STEPS = (
 LISTS = (
     {"input_ids": [1, 2, 3, 4, 5], "chunk": 2},
     {"input_ids": [[1, 2], [3]], "offset": [0, 3], "encoding": "float", "dtype": "bfloat16"},
+    {"parts": [[{"input_ids": [1]}, {"vectors": "AACAPwAAgD8AAIA/AACAPw=="}], [{"input_ids": [2]}]], "chunk": 1},
     {"input_ids": [1, 2, 3], "offset": 4},  # one more than there are positions
 )
 """Lists of ids, answered as events."""

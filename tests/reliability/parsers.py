@@ -23,6 +23,7 @@ from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.records import File
 from preblock.service.codecs.arrays import read_npy, read_raw
 from preblock.service.codecs.decode_frames import read_frame
+from preblock.service.codecs.decode_json import read_message
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.codecs.v2.infer import read_infer
@@ -32,6 +33,11 @@ from tests.support.manifests import tiny_manifest, tiny_stem
 
 MOST_EACH, MOST_ALONE = 200, 2**20
 """Memory limits of a parser: a multiple of its input, and a constant for its caches, in bytes."""
+
+
+ROW: list[dict[str, Any]] = [{"input_ids": [1, 2]}, {"vectors": "AACAPwAAAAAAAAAAAAAAAA=="}]
+"""The parts of a row."""
+PARTS = {"name": "parts", "datatype": "BYTES", "shape": [1]}
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,8 @@ def parsers(folder: Path) -> dict[str, Parser]:
                 _v2({"inputs": [tensor | {"parameters": {"binary_data_size": 24}}], "outputs": []}, step),
                 _v2({"inputs": [tensor | {"data": [[1, 2, 3]]}], "outputs": [{"name": "embeddings"}]}),
                 b"\0\0" + step,
+                b"\xff\xff" + json.dumps({"inputs": [PARTS | {"data": [json.dumps(ROW)]}]}).encode(),
+                _v2({"inputs": [PARTS | {"parameters": {"binary_data_size": 18}}]}, b'\x0e\0\0\0[{"text":"a"}]'),
             ),
             (b'"offset"', b'"binary_data_size":', b'"sequence_id"', b"-1", b"1e999", b"[[", b'"FP16"', b"null"),
         ),
@@ -166,6 +174,15 @@ def parsers(folder: Path) -> dict[str, Parser]:
                 _v2({"inputs": [image | {"parameters": {"binary_data_size": 32}}]}, pixels.tobytes()),
             ),
             (b'"binary_data_size":', b'"embeddings"', b"1e39", b"1e999", b'"FP16"', b"[[", b"null"),
+        ),
+        "message": Parser(
+            lambda data: read_message(read_json(data), 0, data, ("token_type_ids",)),
+            (
+                b'{"input_ids": [[1, 2], []], "offset": [3, 4]}',
+                json.dumps({"parts": [ROW, []], "placeholder": {"token_id": 1, **ROW[1]}}).encode(),
+                b'{"append": [1], "context": [[1, 2]]}',
+            ),
+            (b'"parts":', b'"soft_prompt":', b'{"text":', b"[[", b"null", b"AADAfw=="),
         ),
         "json": Parser(read_json, (b'{"input_ids": [[1, 2]], "offset": 0}', b'{"text": "a", "a": {"a": 1}}')),
         "frames": Parser(

@@ -15,7 +15,7 @@ from tests.reliability.drawn import hold
 from tests.reliability.parsers import Parser, parsers
 from tests.support.paths import ROOT
 
-NAMES = ("v2", "stem", "json", "frames", "npy", "raw", "safetensors", "protobuf", "manifest", "graphs")
+NAMES = ("v2", "stem", "message", "json", "frames", "npy", "raw", "safetensors", "protobuf", "manifest", "graphs")
 ALONE = ("protobuf",)
 """Parsers in conflict with the clients of other tests in the same process."""
 

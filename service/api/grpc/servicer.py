@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, MESSAGE_EXPANSION, Receive, Send
@@ -184,7 +185,9 @@ class InferenceService:
             most = self._engine.limits.max_parsed_values() if isinstance(model, TokenModel) else None
             shared = self._engine.shared_memory
             cost = read_cost(len(message), any(REGION in tensor.parameters for tensor in parsed.inputs))
-            infer = await schedule(cost, lambda: protobuf.read_infer(parsed, model.manifest, most, shared.read))
+            as_json = any(tensor.name == metadata.PARTS for tensor in parsed.inputs)
+            read = partial(protobuf.read_infer, parsed, model.manifest, most, shared.read)
+            infer = await schedule(cost, read, text=as_json)
             request, options = infer.request, infer.options
             ranges = shared.open_outputs(options.regions)
             if isinstance(request, EmbedOptions):  # a narrower dtype would run twice

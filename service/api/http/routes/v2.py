@@ -28,8 +28,10 @@ from preblock.service.core.types import AnyRequest, EmbedOptions, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import SequenceStore
 from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 HEADER = HEADER_LENGTH.lower().encode()
+PARTS_NAME = f'"{metadata.PARTS}"'.encode()
 MAX_OPTIONS_BYTES = 2**16
 """Maximum size of a body with options; it is parsed in the event loop."""
 
@@ -50,7 +52,9 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
                 most = engine.limits.max_parsed_values(len(model.manifest.indices))
             read = partial(read_infer, body, header_length, model.manifest, most, engine.shared_memory.read)
             cost = read_cost(len(body), engine.shared_memory.allowed and REGION.encode() in body)
-            message = await engine.scheduler.run(cost, read, text=header_length is None)
+            # The input parts holds JSON in a binary body too.
+            as_json = header_length is None or body.find(PARTS_NAME, 0, INLINE_MAX_VALUES) >= 0
+            message = await engine.scheduler.run(cost, read, text=as_json)
             inputs = message.request
             options = message.options
             ranges = engine.shared_memory.open_outputs(options.regions)

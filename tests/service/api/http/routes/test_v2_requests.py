@@ -113,8 +113,8 @@ def test_unknown_field_is_rejected(tiny: httpx.Client) -> None:
 
 
 REQUEST = (
-    "offset, truncate, pooling, dtype, binary_data_output, content_type, sequence_id, sequence_start, sequence_end, "
-    "priority, timeout, triton_enable_empty_final_response"
+    "offset, truncate, pooling, dtype, placeholder_id, binary_data_output, content_type, sequence_id, sequence_start, "
+    "sequence_end, priority, timeout, triton_enable_empty_final_response"
 )
 DTYPES = "FP32, FP16, BF16, float32, float16, bfloat16, stored"
 INTEGER = "an integer, 0 or more"
