@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from preblock.export.discovery.errors import DiscoveryError
+from preblock.export.discovery.refusals import refuse_ngrams
 from preblock.models.checkpoints.family_lookup import known
 from preblock.models.checkpoints.weight_files import one_line
 
@@ -69,7 +70,8 @@ def quiet() -> Iterator[None]:
 
 
 def check_document(document: Mapping[str, Any]) -> None:
-    """Raise DiscoveryError if transformers is not installed, or `config.json` names remote code."""
+    """Raise DiscoveryError for n-gram embeddings or remote code, or if transformers is not installed."""
+    refuse_ngrams(document)
     model_type = document.get("model_type")
     if not is_installed():
         raise DiscoveryError(

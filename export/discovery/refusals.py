@@ -1,6 +1,7 @@
 """Reasons of model types outside the steps of a front-end, for people: the search itself names operations only."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from preblock.export.discovery.errors import DiscoveryError
 
@@ -41,6 +42,20 @@ REASONS: Mapping[str, str] = {
     "zaya": "it adds trained vectors to every token, and multiplies by others",
 }
 """Model type, and side if it has several -> why no list of steps describes it."""
+
+
+NGRAMS_TYPE, NGRAMS_KEY = "longcat_flash_ngram", "ngram_vocab_size_ratio"
+"""Model type, and a key of `config.json`, of n-gram embeddings unknown to the library."""
+
+
+def refuse_ngrams(document: Mapping[str, Any]) -> None:
+    """Raise DiscoveryError for n-gram embeddings without a model in the library: it would leave them out."""
+    model_type = document.get("model_type")
+    if model_type == NGRAMS_TYPE or document.get(NGRAMS_KEY) is not None:
+        raise DiscoveryError(
+            f"config.json: {model_type!r} with {NGRAMS_KEY} {document.get(NGRAMS_KEY)!r} is not supported: its vectors "
+            "depend on the ids before each token, and transformers has no model with these n-gram embeddings"
+        )
 
 
 def explain(name: str, error: DiscoveryError) -> DiscoveryError:

@@ -21,7 +21,7 @@ HEAD = """# Coverage
 
 This page lists the front-end of every model type of {library}: exact by a row of the family table, exact by
 [discovery](front-ends.md#discovery), or rejected. Each line is one side of a tiny random model. Types without token ids
-are left out.
+are left out. LongCat-Flash-Lite (`longcat_flash_ngram`) is rejected: the library has no model of its n-gram embeddings.
 
 Of {built} front-ends of text model types that could be built, {exact} are exact ({share:.1f} %). All types: {counts}.
 
