@@ -37,7 +37,8 @@ class RotaryFamily:
         layout: layout of the pairs of columns, as in `rotate`.
         interleaved: key that is false for the layout "half" in place of `layout`; default none.
         sections: default of `mrope_section`, pairs for each of the three axes of positions; default none, one axis.
-        mixed: the axes of the pairs alternate; by default, each section is contiguous.
+        order: order of the axes among the pairs: "sections", each contiguous; "mixed", in turn; or "time_last", height
+            and width in turn, and then time, with sections for height, width and time. Default "sections".
         mscales: the type "longrope" has factors on cos and sin of its own, and no long factors for frequencies.
         ntk_alpha: the type "dynamic" with `alpha` stretches theta by a fixed factor; default False.
         angles: type of angles in the library, as in `RotaryConfig`.
@@ -62,7 +63,7 @@ class RotaryFamily:
     layout: Literal["half", "interleaved"] = "half"
     interleaved: str | None = None
     sections: tuple[int, ...] = ()
-    mixed: bool = False
+    order: Literal["sections", "mixed", "time_last"] = "sections"
     mscales: bool = False
     ntk_alpha: bool = False
     angles: Literal["float32", "float64"] = "float32"
@@ -100,8 +101,10 @@ _QWEN2_VL = RotaryFamily(
     heads=64, thetas={"": ("rope_theta", 1_000_000.0)}, sections=(16, 24, 24), aliases={"mrope": "default"}
 )
 _QWEN3_5 = RotaryFamily(
-    heads=16, head_dim=256, share=("partial_rotary_factor", 0.25), sections=(11, 11, 10), mixed=True
+    heads=16, head_dim=256, share=("partial_rotary_factor", 0.25), sections=(11, 11, 10), order="mixed"
 )
+
+_GLM4V = RotaryFamily(heads=32, share=("partial_rotary_factor", 1.0), layout="interleaved", sections=(8, 12, 12))
 
 ROTARY: dict[str, RotaryFamily] = {
     "llama": RotaryFamily(heads=32),
@@ -169,11 +172,26 @@ ROTARY: dict[str, RotaryFamily] = {
     "qwen2_vl/text": _QWEN2_VL,
     "qwen2_5_vl/text": _QWEN2_VL,
     "qwen3_vl/text": RotaryFamily(
-        heads=32, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, sections=(24, 20, 20), mixed=True
+        heads=32, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, sections=(24, 20, 20), order="mixed"
+    ),
+    "qwen3_vl_moe/text": RotaryFamily(
+        heads=16, thetas={"": ("rope_theta", 500_000.0)}, sections=(24, 20, 20), order="mixed"
     ),
     "qwen3_5/text": _QWEN3_5,
+    "qwen3_5_moe/text": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5_moe_text": _QWEN3_5,
+    "glm4v/text": _GLM4V,
+    "glm4v_moe/text": replace(_GLM4V, heads=96, share=_HALF, layout="half"),
+    "glm_ocr/text": replace(_GLM4V, heads=16),
+    "ernie4_5_vl_moe/text": RotaryFamily(
+        heads=20,
+        thetas={"": ("rope_theta", 500_000.0)},
+        types=("default",),
+        layout="interleaved",
+        sections=(22, 22, 20),
+        order="time_last",
+    ),
     "phimoe": RotaryFamily(
         heads=32, thetas={"": ("rope_theta", 1_000_000.0)}, types=("default", "longrope"), mscales=True
     ),

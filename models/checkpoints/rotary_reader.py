@@ -48,7 +48,7 @@ def read_rotary(
         if name in used:
             sections = _sections(row, rope)
             angles = _read_one(row, name, rope, values, width, longest, length)
-            axes = _axes(sections, row.mixed, angles.dim // 2)
+            axes = _axes(sections, row.order, angles.dim // 2)
             outputs.append(RotaryOutput(name=name, layout=layout, axes=axes, config=angles))
     return tuple(outputs)
 
@@ -57,7 +57,7 @@ def _sections(row: RotaryFamily, rope: dict[str, Any]) -> tuple[int, ...]:
     """Take the pairs of each axis out of `rope`; () for one axis."""
     if not row.sections:
         return ()
-    if row.mixed:
+    if row.order == "mixed":
         rope.pop("mrope_interleaved", None)  # the library does not read it
     stated = rope.pop("mrope_section", row.sections)
     if not isinstance(stated, list | tuple) or not all(type(pairs) is int and pairs >= 0 for pairs in stated):
@@ -65,15 +65,19 @@ def _sections(row: RotaryFamily, rope: dict[str, Any]) -> tuple[int, ...]:
     return tuple(stated)
 
 
-def _axes(sections: tuple[int, ...], mixed: bool, pairs: int) -> tuple[int, ...]:
+def _axes(sections: tuple[int, ...], order: str, pairs: int) -> tuple[int, ...]:
     """Return the axis of positions of each pair of columns: 0 to 2; () for one axis."""
     if not sections:
         return ()
-    if not mixed:
-        axes = [place % 3 for place, size in enumerate(sections) for _ in range(size)]
-        if len(axes) != pairs:
-            raise ValueError(f"mrope_section: got {list(sections)}, expected numbers with the sum {pairs}")
-        return tuple(axes)
+    if order != "mixed" and sum(sections) != pairs:
+        raise ValueError(f"mrope_section: got {list(sections)}, expected numbers with the sum {pairs}")
+    if order == "sections":
+        return tuple(place % 3 for place, size in enumerate(sections) for _ in range(size))
+    if order == "time_last":
+        if len(sections) != 3 or sections[0] != sections[1] or not sections[2]:
+            expected = "three numbers, as many pairs for height as for width, and some for time"
+            raise ValueError(f"mrope_section: got {list(sections)}, expected {expected}")
+        return (1, 2) * sections[0] + (0,) * sections[2]
     if len(sections) < 3:
         raise ValueError(f"mrope_section: got {list(sections)}, expected three numbers")
     axes = [0] * pairs

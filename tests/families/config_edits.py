@@ -19,7 +19,7 @@ from preblock.models.frontend import FrontEnd
 from tests.families.published_models import (
     NO_LOOKUP,
     PUBLISHED,
-    QWEN_VL,
+    VISION_LANGUAGE,
     VOCABULARY,
     TransformersModel,
     model_class,
@@ -54,7 +54,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Further values of a key; those of older files are tried in every family."""
 
-LARGE = {"gemma3n/text", "gemma4/text", "qwen4_exp/text", *(f"{name}/text" for name in QWEN_VL)}
+LARGE = {"gemma3n/text", "gemma4/text", "qwen4_exp/text", *(f"{name}/text" for name in VISION_LANGUAGE)}
 """Models of several parts; the default sizes of an emptied part would fill the memory."""
 
 

@@ -95,12 +95,14 @@ def _qwen4() -> Published:
     return Published("Qwen4ExpModel", config, "language_model.layers.0")
 
 
-def _qwen_vl(name: str) -> Published:
+def _vision_language(name: str) -> Published:
     """Return a tiny model of texts and images, with positions of three axes."""
-    config = small_config(name, rope=MULTIMODAL_ROPE).to_dict()
+    rope = MULTIMODAL_ROPE | ({"mrope_section": [1, 1, 2]} if name.startswith("ernie") else {})
+    config = small_config(name, rope=rope).to_dict()
     config["text_config"]["use_cache"] = False
-    if name == "qwen3_5":
-        config["text_config"]["head_dim"] = 32  # of which a quarter turns
+    # A quarter or a half of the head turns.
+    heads = {"qwen3_5": 32, "qwen3_5_moe": 32, "glm4v_moe": 16}
+    config["text_config"] |= {"head_dim": heads[name]} if name in heads else {}
     return Published(str(MODEL_MAPPING_NAMES[name]), config, "language_model.layers.0", f"language_model.{MODULE}")
 
 
@@ -119,8 +121,20 @@ STREAMS = {"qwen4_exp_text", "qwen4_exp/text"}
 """Models with several residual streams, side by side, equal at first."""
 SIDES = {"clip/text": "text_model", "qwen4_exp/text": "language_model"}
 """Sides with a module of another name."""
-QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
-WHOLE = {"gemma3n/text", "gemma4/text", *(f"{name}/text" for name in QWEN_VL)}
+VISION_LANGUAGE = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "glm4v",
+    "glm4v_moe",
+    "glm_ocr",
+    "ernie4_5_vl_moe",
+)
+"""Models of texts and images, with positions of three axes."""
+WHOLE = {"gemma3n/text", "gemma4/text", *(f"{name}/text" for name in VISION_LANGUAGE)}
 """Models of several inputs that run on token ids alone."""
 PUBLISHED: dict[str, Published] = {
     "bert": Published("BertModel", _ENCODER, LAYER),
@@ -271,7 +285,7 @@ PUBLISHED: dict[str, Published] = {
     ),
     "gemma3n_text": Published("Gemma3nTextModel", gemma3n.SIZES, "layers.0", MODULE),
     "gemma3n/text": Published("Gemma3nModel", gemma3n.WHOLE, "language_model.layers.0", f"language_model.{MODULE}"),
-    **{f"{name}/text": _qwen_vl(name) for name in QWEN_VL},
+    **{f"{name}/text": _vision_language(name) for name in VISION_LANGUAGE},
     "gemma4/text": Published("Gemma4Model", small_config("gemma4").to_dict(), "language_model.layers.0"),
     **{name: token_decoder(name) for name in ("gemma4_text", "qwen4_exp_text", *TOKEN_DECODERS) if "/" not in name},
     "qwen4_exp/text": _qwen4(),

@@ -44,9 +44,13 @@ LLAMA4 = LLAMA3 | {"high_freq_factor": 1.0, "factor": 16.0}
 OLMO3 = {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2, "original_max_position_embeddings": 1024}
 COMPLEX = ("deepseek_v2", "llama4_text")
 
+NO_DEFAULTS = ("esm", "granitemoehybrid", "glm4_moe", "glm4v/text", "glm4v_moe/text")
+"""Families without rotary positions, or with an impossible rotary width, by default."""
+MULTIMODAL = {"type": "default", "mrope_section": [8, 12, 12]}
+
 # Defaults of the library for missing keys, and both spellings of each key.
 FILES: list[tuple[str, dict[str, Any]]] = [
-    *((family, {}) for family in ROTARY if family not in ("esm", "granitemoehybrid", "glm4_moe")),
+    *((family, {}) for family in ROTARY if family not in NO_DEFAULTS),
     ("llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
     ("llama", {"rope_parameters": {"rope_theta": 5e5, **LLAMA3}, "head_dim": 64}),
     ("llama", {"num_attention_heads": 16}),
@@ -64,6 +68,16 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2_vl/text", {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_theta": 1e5}),
     ("qwen3_vl/text", {"rope_scaling": {"rope_type": "default", "mrope_interleaved": True}, "rope_theta": 5e6}),
     ("qwen3_5_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [9, 9, 9]}}),
+    ("qwen3_5_moe/text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [9, 9, 9]}}),
+    ("qwen3_vl_moe/text", {"head_dim": 64, "rope_scaling": {"rope_type": "default", "mrope_section": [12, 10, 10]}}),
+    ("glm4v/text", {"rope_scaling": MULTIMODAL, "rope_theta": 2e4, "partial_rotary_factor": 0.5}),
+    ("glm4v/text", {"rope_parameters": LINEAR | {"mrope_section": [8, 12, 12]}, "head_dim": 64}),
+    ("glm4v_moe/text", {"rope_scaling": MULTIMODAL, "head_dim": 128}),
+    ("glm_ocr/text", {"rope_parameters": MULTIMODAL, "head_dim": 128, "partial_rotary_factor": 0.5}),
+    (
+        "ernie4_5_vl_moe/text",
+        {"rope_parameters": {"rope_type": "default", "mrope_section": [10, 10, 12]}, "head_dim": 64},
+    ),
     ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 25000, "rope_theta": 7.0, "partial_rotary_factor": 0.7}),
     ("gpt_neox", {"rope_scaling": LINEAR}),
     ("granite", {"rope_theta": 1e7}),
@@ -190,16 +204,27 @@ def test_unsupported_rotary_config_is_rejected(family: str, values: dict[str, An
 
 @pytest.mark.parametrize(
     ("family", "sections"),
-    [("qwen2_vl/text", [16, 40, 8]), ("qwen3_vl/text", [24, 20, 20]), ("qwen3_5_text", [11, 30, 0])],
+    [
+        ("qwen2_vl/text", [16, 40, 8]),
+        ("qwen3_vl/text", [24, 20, 20]),
+        ("qwen3_vl_moe/text", [24, 20, 20]),
+        ("qwen3_5_text", [11, 30, 0]),
+        ("qwen3_5_moe/text", [11, 11, 10]),
+        ("glm4v/text", [16, 40, 8]),
+        ("glm4v_moe/text", [4, 20, 8]),
+        ("glm_ocr/text", [16, 8, 8]),
+        ("ernie4_5_vl_moe/text", [22, 22, 20]),
+    ],
 )
 def test_axes_are_those_of_transformers(family: str, sections: list[int]) -> None:
-    values = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}}
+    values: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}}
+    values |= {"head_dim": 128} if family == "glm4v_moe/text" else {}  # the default width is odd
     config = config_of(family, values)
     package = family.removesuffix("_text").removesuffix("/text")
     modeling = importlib.import_module(f"transformers.models.{package}.modeling_{package}")
     (name,) = (name for name in dir(modeling) if re.fullmatch("(?!.*Vision).*RotaryEmbedding", name))
     positions = torch.randint(2000, (3, 2, 7), generator=torch.Generator().manual_seed(0))
-    expected = getattr(modeling, name)(config)(torch.zeros(1), positions)
+    expected = in_our_form(getattr(modeling, name)(config)(torch.zeros(1), positions))
     row = find_rotary(family, values)
     assert row is not None
     (output,) = read_rotary(row, values, config.hidden_size, config.max_position_embeddings)
@@ -209,6 +234,17 @@ def test_axes_are_those_of_transformers(family: str, sections: list[int]) -> Non
         assert torch.equal(each.gather(0, axes.expand(1, 2, 7, -1))[0], wanted)
     again = RotaryOutput.from_document(json.loads(json.dumps(output.to_document())))
     assert again == output
+
+
+@pytest.mark.parametrize("sections", [[22, 21, 21], [32, 32, 0], [64], [22, 22, 19]])
+def test_sections_that_the_library_cannot_take_are_refused(sections: list[int]) -> None:
+    values = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}}
+    row = find_rotary("ernie4_5_vl_moe/text", values)
+    assert row is not None
+    with pytest.raises(
+        ValueError, match=r"mrope_section: got \[.*\], expected (numbers with the sum 64|three numbers)"
+    ):
+        read_rotary(row, values, 2560, 64)
 
 
 @pytest.mark.parametrize("axes", [(0,), (0, 3), [0, 1]])

@@ -18,10 +18,10 @@ from safetensors.numpy import save as write_safetensors
 import preblock
 from preblock.export.exporter import export
 from preblock.service.artifacts.manifest import Manifest
-from tests.families.published_models import TransformersModel, save
+from tests.families.published_models import TransformersModel, in_our_form, save
 from tests.support.servers import Server, serve
 
-FAMILIES = ("qwen2_vl", "qwen3_5")
+FAMILIES = ("qwen2_vl", "qwen3_5", "glm4v", "ernie4_5_vl_moe")
 NAMES = ("rotary_cos", "rotary_sin")
 IDS = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
 # A text, an image of two rows and two columns, and a text.
@@ -57,7 +57,7 @@ def server(repository: Path) -> Iterator[Server]:
 
 def expected(model: TransformersModel, positions: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
     """Return the cosines and sines (B, L, R) of the library for positions (3, B, L)."""
-    found = model.whole.language_model.rotary_emb(torch.zeros(1), torch.from_numpy(positions))
+    found = in_our_form(model.whole.language_model.rotary_emb(torch.zeros(1), torch.from_numpy(positions)))
     return dict(zip(NAMES, (part.numpy() for part in found), strict=True))
 
 
