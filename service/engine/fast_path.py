@@ -48,7 +48,7 @@ def fast_path_of(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dt
 
 def is_simple(request: TokenRequest) -> bool:
     """Return whether a request has only ids, in rows of one length, and offsets."""
-    return request.sequence is None and has_only_ids(request)
+    return request.sequence is None and request.context is None and has_only_ids(request)
 
 
 def integers(content: bytes, count: int, start: int) -> Int64:

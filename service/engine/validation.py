@@ -137,11 +137,10 @@ def check_pooled(request: TokenRequest, manifest: Manifest) -> None:
 
 
 def has_only_ids(request: TokenRequest) -> bool:
-    """Return whether a request has ids in rows of one length, and no other input or option except offset and dtype."""
+    """Return whether a request has ids in rows of one length, and no other input except offset, context and dtype."""
     return (
         bool(request.input_ids.length)
         and not request.indices
-        and request.context is None
         and request.attention_mask is None
         and request.position_ids is None
         and request.truncate is None
@@ -170,18 +169,31 @@ def _is_simple_and_valid(request: TokenRequest, manifest: Manifest, max_tokens: 
     if (
         not has_only_ids(request)
         or len(rows.values) > max_tokens
-        or request.dtype not in DTYPES
+        or not _has_dtype(request.dtype, outputs, manifest)
         or manifest.counts == "ids"
         or manifest.needed
         or manifest.refused_ids
         or manifest.rotary_of(outputs)
-        or manifest.needs_history(outputs)
+        or not _is_simple_history(request, manifest)
         or not manifest.widths.keys() >= set(outputs)
     ):
         return False
     offset = ZERO if request.offset is None else request.offset
     return len(offset) in (1, len(rows.lengths)) and is_in_range(
         rows.values, offset, rows.length or 0, manifest.vocab_size, manifest.limit
+    )
+
+
+def _is_simple_history(request: TokenRequest, manifest: Manifest) -> bool:
+    """Return whether a request has a legal context, or no output that needs one."""
+    context, history = request.context, manifest.history
+    if context is None:
+        return not manifest.needs_history(request.outputs)
+    return (
+        history is not None
+        and context.length == history.tokens
+        and len(context.lengths) == len(request.input_ids.lengths)
+        and bool(np.maximum.reduce(context.values.view(np.uint64)) < manifest.vocab_size)
     )
 
 
@@ -243,12 +255,15 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
 
 def check_dtype(dtype: str, outputs: Iterable[str], manifest: Manifest) -> None:
     """Raise Invalid if the type of a response is unknown, or if an output has no stored form."""
-    if dtype != STORED or not manifest.ngram_tables:
-        check_choice("dtype", dtype, DTYPES)
-        return
-    for output in outputs:
-        if output not in NGRAM_OUTPUTS:
-            raise Invalid("dtype", dtype, f"{', '.join(DTYPES)}, since {output} has no stored form")
+    if not _has_dtype(dtype, outputs, manifest):
+        without = [output for output in outputs if output not in NGRAM_OUTPUTS]
+        reason = f", since {without[0]} has no stored form" if without and dtype == STORED else ""
+        raise Invalid("dtype", dtype, ", ".join(DTYPES) + reason)
+
+
+def _has_dtype(dtype: str, outputs: Iterable[str], manifest: Manifest) -> bool:
+    """Return whether a response with `outputs` may have the type."""
+    return dtype in DTYPES or (dtype == STORED and bool(manifest.ngram_tables) and set(outputs) <= set(NGRAM_OUTPUTS))
 
 
 def check_choice(field: str, value: str, allowed: Iterable[str]) -> None:

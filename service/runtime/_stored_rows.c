@@ -3,7 +3,7 @@
  */
 #include "_kernels.h"
 
-enum { PREFETCH_ROWS = 16, GIL_BYTES = 1 << 16 };
+enum { PREFETCH_ROWS = 8, GIL_BYTES = 1 << 16 };
 
 /* A table of rows in parts, one part after another. `first` is the number of the first row of each part. */
 typedef struct {
@@ -85,7 +85,11 @@ static void copy_rows(char *out, const void *ids, Py_ssize_t rows, const Table *
     for (Py_ssize_t i = 0; i < rows + PREFETCH_ROWS; i++) {
         const char **slot = &ahead[i % PREFETCH_ROWS];
         if (i >= PREFETCH_ROWS) {
-            memcpy(out, *slot, size);
+            Py_ssize_t byte = 0; /* blocks of a constant size, because a call of memcpy for each row takes longer */
+            for (; byte + 32 <= size; byte += 32)
+                memcpy(out + byte, *slot + byte, 32);
+            if (byte < size)
+                memcpy(out + byte, *slot + byte, size - byte);
             out += size;
         }
         if (i < rows) {
@@ -105,7 +109,7 @@ static int fits_tables(const Py_buffer *ids, const Py_buffer *out, const Table *
                        Py_ssize_t heads)
 {
     Py_ssize_t rows = ids->len / 8;
-    int even = count > 0 && heads > 0 && ids->len % 8 == 0 && rows % (count * heads) == 0;
+    int even = count > 0 && heads > 0 && heads <= PY_SSIZE_T_MAX / count && ids->len % 8 == 0 && rows % (count * heads) == 0;
     for (Py_ssize_t i = 0; even && i < count; i++)
         even = tables[i]->row_bytes == tables[0]->row_bytes;
     if (!even || out->len % tables[0]->row_bytes || out->len / tables[0]->row_bytes != rows) {
@@ -114,12 +118,15 @@ static int fits_tables(const Py_buffer *ids, const Py_buffer *out, const Table *
                      heads, count, ids->len, out->len);
         return 0;
     }
-    for (Py_ssize_t i = 0; i < rows; i++) {
-        int64_t id = id_at(ids->buf, i);
-        Py_ssize_t most = tables[i / heads % count]->rows;
-        if (id < 0 || id >= most) {
-            PyErr_Format(PyExc_IndexError, "id: got %lld, expected 0 to %zd", (long long)id, most - 1);
-            return 0;
+    Py_ssize_t i = 0;
+    for (Py_ssize_t table = 0; i < rows; table = table + 1 == count ? 0 : table + 1) {
+        Py_ssize_t most = tables[table]->rows;
+        for (Py_ssize_t end = i + heads; i < end; i++) {
+            int64_t id = id_at(ids->buf, i);
+            if (id < 0 || id >= most) {
+                PyErr_Format(PyExc_IndexError, "id: got %lld, expected 0 to %zd", (long long)id, most - 1);
+                return 0;
+            }
         }
     }
     return 1;

@@ -1,4 +1,4 @@
-"""Memory that is used again when no array holds it."""
+"""Memory is used again once no array holds it."""
 
 from preblock.service.runtime.buffer_pool import CACHE_LINE, MAX_BYTES, MAX_FREE, BufferPool
 from preblock.service.runtime.runner import Float32

@@ -158,7 +158,7 @@ def expected(model: TokenModel, feeds: dict[str, NDArray[np.int64]]) -> bytes:
 
 
 class Refusing:
-    """Stands for the runner of calls that the kernel does not cover."""
+    """Stands for the runner of calls outside the kernel."""
 
     def run(self, _: Feeds, __: Sequence[str]) -> dict[str, Float32]:
         raise LookupError
@@ -285,7 +285,7 @@ def test_wheel_serves_with_and_without_a_compiler(tmp_path: Path, weighty_reposi
     assert ("was not built: onnxruntime will do its work" in told) != works
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path / "there")
-    # From a folder without a checkout, which Python would import from first.
+    # From a folder without a checkout: Python would import from there first.
     run: list[str | Path] = [sys.executable, "-c", SERVES, weighty_repository]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
     done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)

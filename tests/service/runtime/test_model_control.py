@@ -1,4 +1,4 @@
-"""Models that come, change and go while others are served."""
+"""Models come, change and go while others are served."""
 
 import asyncio
 import errno
@@ -65,7 +65,7 @@ def test_broken_update_of_version_keeps_it_serving(root: Path) -> None:
     repository = Repository(root, CPU, 1)
     before = repository.get("gpt")
     broken = root / "gpt/1" / GRAPH
-    broken.unlink()  # not changed in place: what is open is mapped
+    broken.unlink()  # not changed in place: the open file is mapped
     broken.write_bytes(b"no graph")
     (change,) = repository.refresh()
     assert (change.state, change.reason[:17]) == ("READY", "gpt/1/model.onnx:")
@@ -165,7 +165,7 @@ def asking(address: str, versions: set[int], failures: list[str]) -> Iterator[No
                     answer = client.post("/models/gpt/embed", json={"input_ids": [1, 2]})
                     answer.raise_for_status()
                     versions.add(answer.json()["version"])
-                    done.wait(0.01)  # workers that start need processors too
+                    done.wait(0.01)  # starting workers need processors too
                 except httpx.HTTPError as error:
                     failures.append(repr(error))
 

@@ -1,4 +1,4 @@
-"""onnxruntime: which provider runs, and what is said where it cannot. Oracle: the raw tables."""
+"""onnxruntime: the provider in use, and the errors of a missing one. Oracle: the raw tables."""
 
 import shutil
 from collections.abc import Sequence

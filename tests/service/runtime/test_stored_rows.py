@@ -26,7 +26,7 @@ KINDS = [NumpyGather, *([KernelGather] if BUILT else [])]
 
 
 def cut(table: NDArray[np.uint8], *ends: int) -> list[memoryview]:
-    """Return a table in parts that end at these rows and at the last."""
+    """Return a table in parts, cut at these rows."""
     return [memoryview(part.tobytes()) for part in np.split(table, ends)]
 
 
@@ -92,6 +92,7 @@ def test_parts_that_are_no_buffers_are_rejected() -> None:
         lambda given: given | {"out": given["out"].ravel()[:-1]},
         lambda given: given | {"heads": 0},
         lambda given: given | {"heads": 5},
+        lambda given: given | {"heads": 2**63 - 1},
         lambda given: given | {"tables": ()},
         lambda given: given | {"tables": (given["tables"][0], open_table((memoryview(b"x" * 9),), 9))},
     ],
