@@ -186,10 +186,7 @@ class FrontEnd(nn.Module):
         return {TOKEN_INPUTS: self.per_layer.look_up(input_ids), INPUTS: combined}
 
     def ngram_outputs(self, input_ids: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
-        """Return row ids and n-gram embeddings by name, as `NgramEmbeddings` does; or {}.
-
-        They are int64 (B, L, layers, heads) and float32 (B, L, layers, width). Without tables there are only row ids.
-        """
+        """Return row ids int64 (B, L, layers, heads) and, with tables, embeddings (B, L, layers, width) by name; or {}."""
         if self.config.ngrams is None:
             return {}
         row_ids = self.ngrams.row_ids(input_ids, context)
