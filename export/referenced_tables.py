@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from preblock.export.errors import ExportError
 from preblock.models.checkpoints.ngram_tensors import TableTensor
+from preblock.models.checkpoints.weight_files import open_weights
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.records import NgramTable, Reference, TablePart, TableScales
 from preblock.service.artifacts.safetensors_header import DTYPES, Header, StoredTensor, read_header
@@ -133,7 +133,7 @@ def _locate_scales(file: Path, key: str, rows: int, width: int, files: Mapping[P
 
 def _compare_rows(tensor: TableTensor, part: TablePart, row_bytes: int) -> None:
     """Compare the first, the middle and the last row of a part with those of the safetensors library."""
-    with safe_open(tensor.file, framework="pt") as weights:
+    with open_weights(tensor.file) as weights:
         rows = weights.get_slice(tensor.key)
         for row in sorted({0, part.rows // 2, part.rows - 1}):
             expected = rows[row : row + 1].view(torch.uint8).numpy().tobytes()

@@ -45,9 +45,21 @@ def open_weights(file: Path) -> Any:
     """Open a safetensors file to read its tensors one by one; raise CheckpointError as `check_file` does."""
     check_file(file)  # first: safetensors calls every failure "no such file", and waits for the writer of a pipe
     try:
-        return safe_open(file, framework="pt")
+        return _open(file)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except RuntimeError as error:
+        if "unable to mmap" not in str(error):
+            raise
+        # A command on a folder without such a file does not import torch.
+        from preblock.models.checkpoints.unmapped_weights import UnmappedWeights
+
+        return UnmappedWeights(file)
 
 
 def get_tensor(weights: Any, key: str, file: Path, types: Sequence[str] = STORED_TYPES) -> "Tensor":
