@@ -186,7 +186,7 @@ class FrontEnd(nn.Module):
         return {TOKEN_INPUTS: self.per_layer.look_up(input_ids), INPUTS: combined}
 
     def ngram_outputs(self, input_ids: Tensor, context: Tensor | None = None) -> dict[str, Tensor]:
-        """Return row ids int64 (B, L, layers, heads) and, with tables, embeddings (B, L, layers, width) by name; or {}."""
+        """Return row ids int64 (B, L, layers, heads) and, with tables, embeddings (B, L, layers, width) by name."""
         if self.config.ngrams is None:
             return {}
         row_ids = self.ngrams.row_ids(input_ids, context)
