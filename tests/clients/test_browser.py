@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from preblock.export.exporter import export
 from preblock.service.runtime.session import Session
 from tests.clients.browser import CHROMIUM, Page, browsing
-from tests.families.published_models import save
+from tests.families.library_models import save
 from tests.support.paths import ROOT
 
 EXAMPLE = ROOT / "examples/browser"

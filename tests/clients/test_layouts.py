@@ -17,7 +17,7 @@ from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import Session
 from tests.clients.client_environments import ask
 from tests.clients.model_parts import write_decoder, write_genai_config, write_layers_decoder, write_vision
-from tests.families.published_models import TransformersModel, save
+from tests.families.library_models import TransformersModel, save
 from tests.support.artifacts import copy_artifact
 from tests.support.paths import ROOT
 

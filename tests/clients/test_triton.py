@@ -18,7 +18,7 @@ from preblock.models.modules.stems import AudioConfig, AudioStem
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.records import Source
 from preblock.service.runtime.session import Session
-from tests.families.published_models import save
+from tests.families.library_models import save
 from tests.support import commands
 from tests.support.artifacts import copy_artifact
 

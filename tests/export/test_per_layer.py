@@ -21,7 +21,7 @@ from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.output_uses import describe_uses
 from preblock.service.runtime.session import Session
-from tests.families.published_models import TransformersModel, save
+from tests.families.library_models import TransformersModel, save
 from tests.families.tiny_models import small_config
 from tests.support.servers import serve
 

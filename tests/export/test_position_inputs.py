@@ -24,7 +24,7 @@ from preblock.service.runtime.position_table import map_positions
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import Session
-from tests.families.published_models import save
+from tests.families.library_models import save
 
 FAMILIES = {"gpt2": 0, "bart/decoder": 2, "bert": 0, "ctrl": 0, "roberta": None, "llama": None}
 """The row of position 0; None where there is no such graph: padding counts for nothing, or nothing is looked up."""

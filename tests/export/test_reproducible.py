@@ -13,7 +13,7 @@ import pytest
 
 from preblock.service.artifacts.io import read_with_identity
 from preblock.service.artifacts.manifest import GRAPH, MANIFEST, PARITY
-from tests.families.published_models import save
+from tests.families.library_models import save
 from tests.support.paths import ROOT
 
 EXPORT = """

@@ -16,15 +16,8 @@ from preblock.export.parity import ROTARY_ULP, difference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.frontend import FrontEnd
-from tests.families.published_models import (
-    NO_LOOKUP,
-    PUBLISHED,
-    VISION_LANGUAGE,
-    VOCABULARY,
-    TransformersModel,
-    model_class,
-    save,
-)
+from tests.families.library_models import NO_LOOKUP, TransformersModel, model_class, save
+from tests.families.published_models import PUBLISHED, VISION_LANGUAGE, VOCABULARY
 
 REMOVED = "(removed)"
 """The value of an edit that removes its key."""

@@ -13,7 +13,8 @@ from preblock.models.config import FrontEndConfig
 from preblock.service.artifacts.manifest import TOKEN_GRAPHS
 from preblock.service.runtime.session import Session
 from tests.families import stems
-from tests.families.published_models import VOCABULARY, TransformersModel
+from tests.families.library_models import TransformersModel
+from tests.families.published_models import VOCABULARY
 
 BATCH, FED, NEXT = 2, 9, 5
 

@@ -14,8 +14,8 @@ from preblock.models.config import FrontEndConfig
 from preblock.service.artifacts.io import read
 from preblock.service.artifacts.manifest import MANIFEST, Manifest
 from tests.families import stems
+from tests.families.library_models import TransformersModel, save
 from tests.families.parity import Difference, compare, compare_rotary, compare_stem
-from tests.families.published_models import TransformersModel, save
 from tests.support.paths import PREBLOCK, ROOT
 
 DOCUMENT = ROOT / "docs/parity.md"

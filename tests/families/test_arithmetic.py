@@ -13,7 +13,7 @@ from preblock.export.parity import difference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
 from tests.clients.client_matrix import check_standard
-from tests.families.published_models import TransformersModel, model_class, save
+from tests.families.library_models import TransformersModel, model_class, save
 
 # One family for each way of composing: norms, scales cast and not cast, tables derived and stored, projections.
 FAMILIES = (

@@ -9,7 +9,7 @@ import pytest
 from preblock.export.exporter import export
 from preblock.models.checkpoints.consumers import CONSUMERS, READ_VERSION
 from preblock.service.artifacts.manifest import TOKEN_GRAPHS, Manifest
-from tests.families.published_models import TransformersModel, save
+from tests.families.library_models import TransformersModel, save
 
 SCALED = (
     *("gemma", "gemma2", "gemma3_text", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "falcon_h1"),

@@ -14,7 +14,7 @@ from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from tests.families.coverage import cover
 from tests.families.coverage_page import DOCUMENT
-from tests.families.published_models import STREAMS, save
+from tests.families.library_models import STREAMS, save
 
 # The scale of an ESM depends on its mask tokens; tiny models of Funnel do not run whole; others take several streams.
 NOT_DISCOVERED = {"esm", "funnel", "gemma3n_text", "gemma3n/text", *STREAMS}

@@ -12,8 +12,9 @@ from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.rotary_families import ROTARY
 from tests.clients.client_matrix import check_standard
+from tests.families.library_models import NO_LOOKUP, STREAMS, TransformersModel, save
 from tests.families.parity import check_rows_of_one, compare, compare_rotary
-from tests.families.published_models import NO_LOOKUP, PUBLISHED, STREAMS, TransformersModel, save
+from tests.families.published_models import PUBLISHED
 from tests.families.stems import ROWS
 from tests.families.table import DOCUMENT, versions
 

@@ -18,7 +18,8 @@ from preblock.export.parity import difference
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
-from tests.families.published_models import PUBLISHED, VOCABULARY, WIDTH, TransformersModel, model_class, save
+from tests.families.library_models import TransformersModel, model_class, save
+from tests.families.published_models import PUBLISHED, VOCABULARY, WIDTH
 
 CACHED = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "ctrl")
 FED, LENGTH = 9, 14

@@ -18,7 +18,7 @@ from preblock.export.exporter import export
 from preblock.export.layouts.conversion import LAYOUTS, convert
 from preblock.export.layouts.triton import write_config
 from preblock.service.core.errors import ArtifactError
-from tests.families.published_models import save
+from tests.families.library_models import save
 from tests.support.artifacts import copy_artifact, make_repository
 
 IDS = np.array([[5, 3, 29, 3]])

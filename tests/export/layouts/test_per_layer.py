@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import export
 from preblock.export.layouts.conversion import convert
-from tests.families.published_models import TransformersModel, save
+from tests.families.library_models import TransformersModel, save
 
 IDS = np.array([[3, 89, 90, 40], [80, 85, 12, 0]])
 """For Gemma 4 these hold an image token and an audio token, 80 and 85; the table of layers of Gemma 3n has 90 rows."""

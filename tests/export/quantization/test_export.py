@@ -23,7 +23,7 @@ from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.clients.client_matrix import check_standard
 from tests.export.quantization.rounding import WAYS, M, V, put, run, tiny
-from tests.families import bias_models, published_models
+from tests.families import bias_models, library_models
 
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), [("float16", "source"), ("bfloat16", "float32")])
@@ -88,7 +88,7 @@ def test_quantization_combines_with_other_export_options(tmp_path: Path, name: s
     if name in bias_models.BIASED:
         bias_models.save(name, tmp_path / "source")
     else:
-        published_models.save(name, tmp_path / "source", torch.bfloat16 if "arithmetic" in options else torch.float32)
+        library_models.save(name, tmp_path / "source", torch.bfloat16 if "arithmetic" in options else torch.float32)
     exported = export(str(tmp_path / "source"), "m", tmp_path, **options)
     assert isinstance(exported.manifest, Manifest)
     assert exported.manifest.dtype == options["dtype"]

@@ -22,7 +22,7 @@ from transformers import (
 
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
-from tests.families.published_models import model_class, save
+from tests.families.library_models import model_class, save
 
 BERT = BertConfig(
     vocab_size=30,

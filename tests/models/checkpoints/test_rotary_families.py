@@ -23,7 +23,8 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
 from preblock.models.modules.rotary_output import RotaryOutput
-from tests.families.published_models import _ENCODER, VOCABULARY, in_our_form, save
+from tests.families.library_models import in_our_form, save
+from tests.families.published_models import _ENCODER, VOCABULARY
 
 POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)
 LINEAR = {"factor": 4.0, "rope_type": "linear"}

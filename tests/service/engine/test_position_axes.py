@@ -18,7 +18,7 @@ from safetensors.numpy import save as write_safetensors
 import preblock
 from preblock.export.exporter import export
 from preblock.service.artifacts.manifest import Manifest
-from tests.families.published_models import TransformersModel, in_our_form, save
+from tests.families.library_models import TransformersModel, in_our_form, save
 from tests.support.servers import Server, serve
 
 FAMILIES = ("qwen2_vl", "qwen3_5", "glm4v", "ernie4_5_vl_moe")

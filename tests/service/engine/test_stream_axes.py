@@ -17,7 +17,7 @@ from websockets.sync.client import connect
 import preblock
 from preblock.client.errors import RequestError, ServiceError
 from preblock.export.exporter import export
-from tests.families.published_models import TransformersModel, save
+from tests.families.library_models import TransformersModel, save
 from tests.support.servers import Server, serve
 
 IDS = np.arange(3, 12)[None]
