@@ -36,11 +36,11 @@ def read_message(message: bytes) -> AnswerFrame:
     if "closing" in document:
         return AnswerFrame(CLOSING, number, offset, [], document["closing"].encode(), context)
     if "outputs" in document:
-        found = [(output["data"], output["shape"]) for output in document["outputs"].values()]
+        found = [(output["data"], output["dtype"], output["shape"]) for output in document["outputs"].values()]
     else:  # one output, under its name
         (name,) = document.keys() - ANSWER_FIELDS
-        found = [(document[name], document["shape"])]
-    tensors = [array_of(bytearray(base64.b64decode(data)), document["dtype"], shape) for data, shape in found]
+        found = [(document[name], document["dtype"], document["shape"])]
+    tensors = [array_of(bytearray(base64.b64decode(data)), dtype, shape) for data, dtype, shape in found]
     return AnswerFrame(VECTORS, number, offset, tensors, b"", context)
 
 

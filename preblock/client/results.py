@@ -122,7 +122,10 @@ class Model:
         graphs = [graph for file, graph in self.manifest["graphs"].items() if file not in GRAPHS_WITHOUT_OUTPUTS]
         widths = {output["name"]: math.prod(output["shape"][2:]) for graph in graphs for output in graph["outputs"]}
         if tables := self.manifest.get("ngram_tables"):
-            widths["ngram_embeddings"] = widths["ngram_row_ids"] * tables[0]["width"]
+            rows, width = widths["ngram_row_ids"], tables[0]["width"]
+            widths["ngram_embeddings"] = rows * width
+            if scales := tables[0]["parts"][0].get("scales"):
+                widths["ngram_scales"] = rows * -(-width // scales["block_columns"])
         lookup = self.manifest["token_embeddings"]
         return widths if lookup is None else widths | {"token_embeddings": int(lookup["width"])}
 

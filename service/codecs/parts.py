@@ -34,7 +34,7 @@ def read_parts(value: Any, empty: bool = False) -> tuple[tuple[RowPart, ...], ..
             raise Invalid(place, format_value(row), "a list of at least one part")
         found.append(tuple(_read_part(f"{place}[{index}]", part) for index, part in enumerate(row)))
     if not any(found):
-        raise Invalid("parts", "empty rows alone", "at least one part")
+        raise Invalid("parts", "only empty rows", "at least one part")
     return tuple(found)
 
 

@@ -49,5 +49,6 @@ class GivenVectors(NamedTuple):
 
     def kept(self, tokens: NDArray[np.int64]) -> "GivenVectors | None":
         """Return the vectors of `tokens`, ascending numbers, numbered by their places there; None without any."""
-        _, places, index = np.intersect1d(tokens, self.tokens, assume_unique=True, return_indices=True)
-        return GivenVectors(places, self.values[index]) if len(index) else None
+        index = np.minimum(np.searchsorted(self.tokens, tokens), len(self.tokens) - 1)
+        places = np.flatnonzero(self.tokens[index] == tokens)
+        return GivenVectors(places, self.values[index[places]]) if len(places) else None

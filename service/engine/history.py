@@ -93,7 +93,7 @@ def next_context(request: TokenRequest, manifest: Manifest) -> Int64 | None:
     if request.input_ids.length and real_tokens(request, manifest) is None:  # joining the rows would take longer
         rows = request.input_ids.values.reshape(-1, request.input_ids.length)
         latest: Int64 = np.concatenate((context_of(request, manifest), rows), axis=1)[:, -manifest.history.tokens :]
-        return latest
+        return np.ascontiguousarray(latest)
     ids, _, ends = _joined(request, manifest)
     found: Int64 = ids[ends[:, None] + np.arange(-manifest.history.tokens, 0)]
     return found

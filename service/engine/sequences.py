@@ -116,6 +116,8 @@ class SequenceStore:
             stated = None
         elif request.context is not None and running.context is not None:
             raise Invalid("context", "a value", "nothing, since the sequence keeps it")
+        elif request.given is not None and running.context is not None:
+            raise Invalid("vectors", "a value", "token ids, since the sequence keeps the last ids of each row")
         held = max(before, len(running.offset))
         self._hold(held - before)
         self._slots.pop(key, None)

@@ -24,15 +24,7 @@ from preblock.client import errors
 from preblock.client.sync_client import Client
 from preblock.export.exporter import export
 from tests.clients.test_shared_memory import Client as SharedClient
-from tests.export.qwen4 import (
-    LAYERS,
-    SHARDS,
-    WIDTH,
-    quantize_tables,
-    random_ids,
-    run_transformers,
-    save_qwen4,
-)
+from tests.export.qwen4 import LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
 from tests.support.servers import Server, serve
 
 ROWS, ROW_IDS = "ngram_embeddings", "ngram_row_ids"
@@ -241,6 +233,15 @@ def test_stream_through_rewind_and_reorder(client: Client, expected: Expected) -
         assert np.array_equal(uneven, np.concatenate([part.reshape(-1, LAYERS * HEADS) for part in right]))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "stored"])
+def test_stream_of_parts_returns_each_output_in_its_dtype(client: Client, expected: Expected, dtype: Any) -> None:
+    with client.decode("m", output=ROWS, companions=[ROW_IDS], dtype=dtype) as stream:
+        rows = stream.step(parts=[{"input_ids": IDS[0].tolist()}])
+        assert rows.tobytes() == expected.rows[0].astype(rows.dtype).tobytes()
+        assert rows.dtype == (BFLOAT16 if dtype == "stored" else np.float32)
+        assert stream.companions[ROW_IDS].tobytes() == expected.ids[0].tobytes()
+
+
 def test_messages_of_a_stream(server: Server, expected: Expected) -> None:
     with connect(f"{server.socket}/models/m/decode?output={ROW_IDS}&encoding=float") as stream:
         stream.send(json.dumps({"input_ids": IDS[0].tolist()}))
@@ -277,25 +278,3 @@ def test_metrics_count_rows(server: Server) -> None:
     assert gathered == rows * 2 * WIDTH // HEADS
     assert 0 < after["preblock_table_resident_bytes"] < 2**27
     assert after["process_major_page_faults_total"] >= 0
-
-
-@pytest.mark.parametrize("unit", ["tensor", "row", "block"])
-def test_referenced_float8_tables_are_scaled(unit: str, tmp_path: Path) -> None:
-    folder = save_qwen4(tmp_path / "model", ple_embed_dim=1040, ngram_vocab_size_base=150)
-    values = quantize_tables(folder, unit)
-    export(str(folder), "m", tmp_path / "repository", reference=True)
-    with (
-        serve(tmp_path / "repository", "--reference-roots", str(folder)) as server,
-        preblock.connect(server.address) as client,
-    ):
-        ids, rows = (client.embed(IDS, model="m", output=output).vectors for output in (ROW_IDS, ROWS))
-        stored = client.embed(IDS, model="m", output=ROWS, dtype="stored").vectors
-    assert np.array_equal(ids, run_transformers(folder, [IDS])[0])
-    expected, parts = [], load_file(folder / "model.safetensors")
-    for layer in range(LAYERS):
-        names = [f"model.layers.{layer}.{SHARDS}{shard}.weight" for shard in range(4)]
-        places = torch.from_numpy(ids[:, :, layer])
-        expected.append(torch.cat([values[name] for name in names])[places].flatten(2))
-        table = torch.cat([parts[name].view(torch.uint8) for name in names])
-        assert stored[:, :, layer].tobytes() == table[places].numpy().tobytes()
-    assert rows.tobytes() == torch.stack(expected, 2).numpy().tobytes()

@@ -147,6 +147,15 @@ def test_sequence_continues_after_parts(server: Server, triton: tuple[Any, Any],
     assert found
 
 
+def test_vector_in_a_sequence_with_history_is_rejected(triton: tuple[Any, Any]) -> None:
+    ids = array_input(triton[0], "input_ids", np.array([[5, 6]]))
+    infer(triton, "ngrams", ids, outputs=("ngram_row_ids",), sequence_id=8, sequence_start=True)
+    given = text_input(triton[0], "parts", json.dumps([{"vectors": base64.b64encode(bytes(4 * 32)).decode()}]))
+    with pytest.raises(InferenceServerException, match="vectors: got a value, expected token ids, since the sequence"):
+        infer(triton, "ngrams", given, outputs=("token_embeddings",), sequence_id=8)
+    infer(triton, "ngrams", ids, outputs=("ngram_row_ids",), sequence_id=8, sequence_end=True)
+
+
 def test_grpc_stream_carries_parts(server: Server) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:

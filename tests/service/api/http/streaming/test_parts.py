@@ -130,7 +130,7 @@ def test_events_cut_rows_of_parts_into_chunks(server: Server, chunk: int) -> Non
 
 BAD = [
     ({"parts": []}, "parts: got [], expected a list of parts for each row"),
-    ({"parts": [[], []]}, "parts: got empty rows alone, expected at least one part"),
+    ({"parts": [[], []]}, "parts: got only empty rows, expected at least one part"),
     ({"parts": [[ids(1)], [ids(1)], []]}, "parts: got 3 rows, expected 2 rows, as are running"),
     ({"parts": [ids(1)]}, "parts: got 1 rows, expected 2 rows, as are running"),
     ({"parts": [[ids(7)], []]}, "input_ids[0][0]: got 7, expected 0 to 6"),
