@@ -259,7 +259,7 @@ def with_table(model: TokenModel, table: Path, rows: int) -> TokenModel:
     place = NgramTable(rows=rows, width=WIDTH, dtype="bfloat16", parts=(part,))
     manifest = model.manifest.model_copy(update={"graphs": graphs, "ngram_tables": (place,)})
     ids = RandomIds(model.sessions[NGRAM_IDS_GRAPH], rows)
-    rows_of_table = open_ngram_rows(table.parent, manifest, ids, TableMemory())
+    rows_of_table = open_ngram_rows(table.parent, manifest, ids, TableMemory(), {})
     return replace(model, manifest=manifest, ngrams=rows_of_table)
 
 

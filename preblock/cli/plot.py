@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from preblock.cli.options import MODEL, REPOSITORY, find_artifact, require, split_version
+from preblock.cli.options import (
+    MODEL,
+    REFERENCE_ROOTS,
+    REPOSITORY,
+    find_artifact,
+    read_settings,
+    require,
+    split_version,
+)
 from preblock.service.core.errors import ArtifactError, NotFound
 
 if TYPE_CHECKING:
@@ -25,7 +33,8 @@ KINDS = ("heatmap", "similarity", "pca", "wavelengths", "bias", "parameters")
     help="File to write, .svg or .png.",
 )
 @REPOSITORY
-def plot(model: str, kind: str, output: Path, repository: Path | None) -> None:
+@REFERENCE_ROOTS
+def plot(model: str, kind: str, output: Path, repository: Path | None, reference_roots: str | None) -> None:
     """Draw positions, tokens, frequencies, biases or parameters.
 
     The model is an artifact of the repository, or else a preset. The same input gives the same bytes.
@@ -50,11 +59,11 @@ def plot(model: str, kind: str, output: Path, repository: Path | None) -> None:
     from preblock.plots.files import check_suffix, save
 
     check_suffix(output)
-    save(FIGURES[kind].draw(_read(repository, model)), output)
+    save(FIGURES[kind].draw(_read(repository, model, reference_roots)), output)
     click.echo(f"wrote {output}")
 
 
-def _read(repository: Path | None, model: str) -> "PlotSource":
+def _read(repository: Path | None, model: str, reference_roots: str | None) -> "PlotSource":
     """Return the numbers of an artifact, or of a preset where the repository has no such model."""
     from preblock.models.presets import PRESETS
     from preblock.plots import read_artifact, read_preset
@@ -67,4 +76,4 @@ def _read(repository: Path | None, model: str) -> "PlotSource":
             raise
         require("torch", "export")
         return read_preset(model)
-    return read_artifact(artifact.folder)
+    return read_artifact(artifact.folder, read_settings(reference_roots=reference_roots).reference_folders)

@@ -3,7 +3,7 @@
 Letters: V vocabulary, P width of a row of positions, H heads, Q queries, K keys.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,12 @@ class PlotSource:
     parameters: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_artifact(folder: str | Path) -> PlotSource:
+def read_artifact(folder: str | Path, reference_roots: Sequence[Path] = ()) -> PlotSource:
     """Read the artifact in `folder`, `<repository>/<name>/<version>/`, without torch.
+
+    Args:
+        folder: of the version.
+        reference_roots: folders of tables outside the artifact; default: none allowed.
 
     Raises:
         ArtifactError: the artifact is broken.
@@ -61,7 +65,7 @@ def read_artifact(folder: str | Path) -> PlotSource:
     """
     place = Path(folder).resolve()
     name = place.parent.name
-    model = load_model(name, int(place.name), place, Checksums(None), CPU, 1, None, TableMemory())
+    model = load_model(name, int(place.name), place, Checksums(None), CPU, 1, None, TableMemory(), reference_roots)
     parameters = count_parameters(place, model.manifest, model.parity)
     if not isinstance(model, TokenModel):
         return PlotSource(name=name, parameters=parameters)

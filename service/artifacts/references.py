@@ -60,7 +60,7 @@ def open_reference(path: str, roots: Sequence[Path]) -> BufferedReader:
 
     """
     field = f"references {path}"
-    if not Path(path).is_absolute() or os.path.normpath(path) != path:
+    if not Path(path).is_absolute() or os.path.normpath(path) != path or "\0" in path:
         raise ArtifactError(field, path, "an absolute path without '..'")
     target = Path(os.path.realpath(path))
     if not any(target.is_relative_to(os.path.realpath(root)) for root in roots):
@@ -68,7 +68,11 @@ def open_reference(path: str, roots: Sequence[Path]) -> BufferedReader:
         allowed = ", ".join(map(str, roots)) or "no folder"
         message = f"{field}{link} is outside the folders of the setting reference_roots: {allowed}"
         raise ArtifactError(field, str(target), "a file in a folder of reference_roots", message=message)
-    if not target.exists():
+    try:
+        exists = target.exists()
+    except OSError:  # `open_file` names the reason
+        exists = True
+    if not exists:
         message = f"{field} is missing; moved files need another export"
         raise ArtifactError(field, "no such file", "the file of the export", message=message)
     try:
@@ -92,7 +96,7 @@ def read_signatures(paths: Iterable[str]) -> dict[str, FileSignature]:
     """Return the signatures of the files of these paths, without those that cannot be read."""
     found = {}
     for path in paths:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             found[path] = signature_of(Path(path).stat())
     return found
 

@@ -124,7 +124,9 @@ def load_model(
     }
     if isinstance(manifest, StemManifest):
         return EncoderStem(manifest=manifest, **served)
-    ngrams = open_ngram_rows(folder, manifest, sessions[NGRAM_IDS_GRAPH], memory) if manifest.ngram_tables else None
+    ngrams = None
+    if manifest.ngram_tables:
+        ngrams = open_ngram_rows(folder, manifest, sessions[NGRAM_IDS_GRAPH], memory, references)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
     tables = tables if BUILT else None
     open_rows = partial(open_position_rows, folder, manifest)

@@ -3,7 +3,7 @@
 Letters: B batch, L length, T tokens, N layers, H heads of a layer, S scales of a row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from preblock.service.artifacts.manifest import (
 )
 from preblock.service.artifacts.records import TablePart, TableScales
 from preblock.service.core.errors import ArtifactError
+from preblock.service.core.files import FileSignature
 from preblock.service.core.types import TENSOR_DTYPES, Int64
 from preblock.service.runtime.runner import Feeds, Float32, Runner
 from preblock.service.runtime.stored_rows import StoredRows
@@ -41,14 +42,22 @@ class NgramRows:
 
     def __init__(self, ids: Runner, rows: StoredRows, scales: "RowScales | None") -> None:
         self._ids, self._rows, self._scales = ids, rows, scales
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuse further calls, because a file of the tables has changed."""
+        self._closed = True
 
     def run(self, feeds: Feeds, outputs: Sequence[str], /) -> dict[str, NDArray[Any]]:
         """Return `outputs` by name.
 
         Raises:
-            ArtifactError: a file of the tables has become shorter, or the graph computes an id without a row.
+            ArtifactError: a file of the tables has changed, or the graph computes an id without a row.
 
         """
+        if self._closed:
+            message = f"a table of {NGRAMS} has changed since it was opened; the log names the file"
+            raise ArtifactError(NGRAMS, "a changed file", "the file as it was opened", message=message)
         ids: Int64 = self._ids.run(feeds, [NGRAM_ROW_IDS])[NGRAM_ROW_IDS].view(np.int64)
         batch, length, layers, heads = ids.shape
         tokens = ids.reshape(-1, layers, heads)
@@ -123,7 +132,9 @@ class RowScales:
         return scales if self.of_row == 1 else scales.repeat(self._columns, -1)[..., : self._width]
 
 
-def open_ngram_rows(folder: Path, manifest: Manifest, ids: Runner, memory: TableMemory) -> NgramRows:
+def open_ngram_rows(
+    folder: Path, manifest: Manifest, ids: Runner, memory: TableMemory, references: Mapping[str, FileSignature]
+) -> NgramRows:
     """Map the n-gram tables of an artifact, whose places were checked.
 
     Args:
@@ -131,6 +142,7 @@ def open_ngram_rows(folder: Path, manifest: Manifest, ids: Runner, memory: Table
         manifest: with `ngram_tables`.
         ids: runs the graph of the row ids.
         memory: of all tables of the process.
+        references: signatures of the checked files outside the artifact, by path.
 
     Raises:
         ArtifactError: the tables of several layers differ in type, width or scales, or a file cannot be mapped.
@@ -149,7 +161,7 @@ def open_ngram_rows(folder: Path, manifest: Manifest, ids: Runner, memory: Table
 
     def map_file(file: str) -> memoryview:
         if file not in mapped:
-            mapped[file] = memory.map(folder / DATA if file == DATA else Path(file))
+            mapped[file] = memory.map(folder / DATA if file == DATA else Path(file), references.get(file))
         return mapped[file]
 
     dtype, width = TENSOR_DTYPES[tables[0].dtype], tables[0].width

@@ -79,6 +79,7 @@ class Repository:
         self._cache, self._aliases = cache, aliases or {}
         # Both are replaced as a whole, never changed: a request keeps the model that it found.
         self._models: dict[str, dict[int, ServedModel]] = {}
+        self._lost: set[tuple[str, int]] = set()
         self._entries: dict[tuple[str, int], VersionEntry] = {}
         self._refresh_lock = Lock()
         self._opened = False
@@ -119,6 +120,7 @@ class Repository:
             finally:
                 checksums.save()
             before, self._entries, self._models = self._entries, entries, models
+            self._lost = {key for key, entry in entries.items() if entry.lost}
             if self._opened:
                 log_changes(before, entries)
             self._opened = True
@@ -137,7 +139,9 @@ class Repository:
         if before.seen == fingerprint(folder, before.references):
             return before
         references = read_references(folder)
-        seen = fingerprint(folder, references)
+        opened = fingerprint(folder, references)
+        watched = tuple(dict.fromkeys((*references, *before.references)))  # the old model may be kept
+        seen = fingerprint(folder, watched)
         self._entries = self._entries | {(name, version): before._replace(state=loading, seen=None)}
         try:
             model = self._load(name, version, folder, checksums)
@@ -152,8 +156,8 @@ class Repository:
             error = ArtifactError(place + error.field, error.got, error.expected, message=f"{place}{error}")
             kept = None if changed_in_place(before.opened, seen) else before.model
             state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(error))
-            return VersionEntry(state, kept, seen, before.opened, error, references)
-        return VersionEntry(VersionState(name, version, "READY"), model, seen, seen, references=references)
+            return VersionEntry(state, kept, seen, before.opened, error, watched)
+        return VersionEntry(VersionState(name, version, "READY"), model, opened, opened, references=references)
 
     @property
     def has_references(self) -> bool:
@@ -171,6 +175,7 @@ class Repository:
                     models.setdefault(name, {})[version] = entry.model
             if any(entry is not before[key] for key, entry in entries.items()):
                 self._models = models
+                self._lost = {key for key, entry in entries.items() if entry.lost}
                 log_changes(before, entries)
                 for listener in self.listeners:
                     listener()
@@ -235,7 +240,8 @@ class Repository:
         """
         self.access.check_model(self.resolve(name), caller)
         versions = self._models.get(self.resolve(name))
-        self._check_lost(self.resolve(name), version)
+        if self._lost:
+            self._check_lost(self.resolve(name), version)
         if versions is None:
             raise NotFound("model", name, ", ".join(self.newest(caller)) or "nothing, since no model is loaded")
         if not version:
@@ -248,7 +254,7 @@ class Repository:
         """Raise Unavailable if a version is lost, or without `version` the highest one."""
         numbers = [number for found, number in self._entries if found == name]
         number = int(version) if version and VERSION.fullmatch(version) else max(numbers, default=0)
-        if (name, number) in self._entries and self._entries[name, number].lost:
+        if (name, number) in self._lost:
             place = f"{name}/{number}"
             message = f"{place} is out of service: a file that it refers to has changed; the log names it"
             raise Unavailable(place, "a changed file", "the file as it was opened", message=message)

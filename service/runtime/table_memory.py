@@ -2,7 +2,7 @@
 
 A table file is mapped shared and read-only, so that all processes share its pages in the page cache. Linux maps a whole
 folio of the page cache at the first access to one of its rows: up to 2 MiB. So random rows make a whole table resident.
-Above the budget, the pages of all tables are advised away (madvise(2), MADV_DONTNEED). They stay in the page cache.
+Above the budget, the process releases the pages of all tables (madvise(2), MADV_DONTNEED). They stay in the page cache.
 """
 
 import mmap
@@ -12,6 +12,7 @@ from threading import Lock
 from weakref import WeakSet
 
 from preblock.service.core.errors import ArtifactError
+from preblock.service.core.files import FileSignature, signature_of
 
 FOLIO_BYTES = 2**21
 """Most bytes that become resident at the access to a row."""
@@ -38,15 +39,22 @@ class TableMemory:
         self._without_tables = 0
         self._rows = self._bytes = 0
 
-    def map(self, file: Path) -> memoryview:
+    def map(self, file: Path, expected: FileSignature | None = None) -> memoryview:
         """Map a file, shared and read-only.
 
+        Args:
+            file: the file.
+            expected: its signature when it was checked; default None: not compared.
+
         Raises:
-            ArtifactError: the file cannot be opened, or is empty.
+            ArtifactError: the file cannot be opened, is empty, or has changed since the check.
 
         """
         try:
             with file.open("rb") as stream:
+                if expected is not None and signature_of(os.fstat(stream.fileno())) != expected:
+                    message = f"{file} changed while it was opened"
+                    raise ArtifactError(file.name, "a change while it was opened", "the checked file", message=message)
                 mapped = mmap.mmap(stream.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
         except (OSError, ValueError) as error:
             raise ArtifactError(file.name, f"a file that cannot be mapped ({error})", "a readable file") from error

@@ -11,7 +11,7 @@ from preblock.service.artifacts.manifest import DATA, Manifest
 from preblock.service.artifacts.references import read_signatures
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, signature_of
-from preblock.service.runtime.model import ServedModel
+from preblock.service.runtime.model import ServedModel, TokenModel
 
 LOG = logging.getLogger(__name__)
 Fingerprint = tuple[tuple[str, FileSignature], ...]
@@ -52,19 +52,23 @@ class VersionEntry(NamedTuple):
     @property
     def lost(self) -> bool:
         """Whether the version served once, and a referenced file has changed since."""
-        return self.model is None and bool(self.opened and self.references)
+        return self.model is None and any(Path(name).is_absolute() for name, _ in self.opened)
 
     def check_references(self) -> "VersionEntry":
         """Return this entry; without its model if a referenced file has changed."""
         opened, now = dict(self.opened), read_signatures(self.references)
-        changed = [path for path in self.references if now.get(path) != opened.get(path)]
+        changed = [path for path in self.references if path in opened and now.get(path) != opened[path]]
         if self.model is None or not changed:
             return self
         name, version = self.state.name, self.state.version
         got = "a change" if changed[0] in now else "no such file"
         field = f"{name}/{version}/references {changed[0]}"
         error = ArtifactError(field, got, "the file as it was opened")
-        return self._replace(state=VersionState(name, version, "UNAVAILABLE", str(error)), model=None, error=error)
+        if isinstance(self.model, TokenModel) and self.model.ngrams is not None:
+            self.model.ngrams.close()  # a stream keeps its model
+        return self._replace(
+            state=VersionState(name, version, "UNAVAILABLE", str(error)), model=None, seen=None, error=error
+        )
 
 
 def log_changes(before: Mapping[tuple[str, int], VersionEntry], after: Mapping[tuple[str, int], VersionEntry]) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from preblock.service.core.errors import ArtifactError, NotFound, Unavailable
+from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
+from tests.support.artifacts import copy_artifact
 from tests.support.references import SHARD, edit_manifest, make_referenced, refer
 
 Manifest = dict[str, Any]
@@ -90,10 +91,22 @@ def _rename(path: str) -> Callable[[Manifest], None]:
     return change
 
 
-@pytest.mark.parametrize("path", ["model.safetensors", "../../checkpoint/model.safetensors", "/tmp/../etc/passwd", ""])
+@pytest.mark.parametrize(
+    "path", ["model.safetensors", "../../checkpoint/model.safetensors", "/tmp/../etc/passwd", "/a\0b", ""]
+)
 def test_path_that_is_not_absolute_is_rejected(path: str, folder: Path) -> None:
     edit_manifest(folder, _rename(path))
     assert refusal(folder, Path("/")) == f"references {path}: got {path}, expected an absolute path without '..'"
+
+
+def test_path_that_the_system_rejects_leaves_other_models(folder: Path) -> None:
+    copy_artifact("gpt", folder.parents[1])
+    repository = open_repository(folder, Path("/"))
+    edit_manifest(folder, _rename("/" + "a" * 300))
+    repository.refresh()
+    assert repository.get("gpt").version == 1
+    (reason,) = (state.reason for state in repository.states() if state.reason)
+    assert reason.endswith("got file name too long, expected a readable file")
 
 
 def test_moved_file_is_rejected(folder: Path, shard: Path, tmp_path: Path) -> None:
@@ -249,42 +262,3 @@ def test_scales_of_float8_are_located(shape: tuple[int, ...], folder: Path, shar
     assert "graphs.ngram.ids.onnx.outputs" in refusal(folder, shard.parent)
     edit_manifest(folder, lambda m: m["ngram_tables"][0]["parts"][0]["scales"].update(block_rows=7))
     assert refusal(folder, shard.parent).startswith("manifest.json ngram_tables.0.parts.0.scales: got float32 [")
-
-
-def test_changed_file_takes_the_version_out_of_service(
-    folder: Path, shard: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    repository = open_repository(folder, shard.parent)
-    calls: list[int] = []
-    repository.listeners.append(lambda: calls.append(1))
-    repository.drop_changed()
-    assert repository.get("ngrams").version == 1
-    assert not calls
-    status = shard.stat()
-    os.utime(shard)
-    repository.drop_changed()
-    with pytest.raises(Unavailable, match=r"^ngrams/1 is out of service: a file that it refers to has changed"):
-        repository.get("ngrams")
-    with pytest.raises(Unavailable):
-        repository.find("ngrams", "1")
-    with pytest.raises(NotFound):
-        repository.find("ngrams", "2")
-    assert len(calls) == 1
-    assert f"model ngrams version 1 is out of service: ngrams/1/references {shard}: got a change" in caplog.text
-    (state,) = repository.refresh()
-    assert (state.state, "time of change" in state.reason) == ("UNAVAILABLE", True)
-    with pytest.raises(Unavailable):
-        repository.get("ngrams")
-    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
-    (state,) = repository.refresh()
-    assert state.state == "READY"
-    assert repository.get("ngrams").version == 1
-
-
-def test_removed_file_takes_the_version_out_of_service(folder: Path, shard: Path) -> None:
-    repository = open_repository(folder, shard.parent)
-    shard.unlink()
-    (state,) = repository.refresh()
-    assert state.reason == f"ngrams/1/references {shard} is missing; moved files need another export"
-    with pytest.raises(Unavailable):
-        repository.get("ngrams")

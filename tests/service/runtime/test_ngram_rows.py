@@ -45,7 +45,12 @@ def row_ids(folder: Path) -> NDArray[np.int64]:
 
 def open_rows(folder: Path, manifest: Manifest, *tables: NgramTable) -> NgramRows:
     changed = manifest.model_copy(update={"ngram_tables": tables or manifest.ngram_tables})
-    return open_ngram_rows(folder, changed, Session(folder, graph="ngram.ids.onnx"), TableMemory())
+    return open_ngram_rows(folder, changed, Session(folder, graph="ngram.ids.onnx"), TableMemory(), {})
+
+
+def test_file_that_changed_since_its_check_is_rejected(folder: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"model.onnx.data changed while it was opened$"):
+        TableMemory().map(folder / DATA, (0, 0, 0, 0, 0))
 
 
 def test_outputs_of_copied_tables(folder: Path, manifest: Manifest, row_ids: NDArray[np.int64]) -> None:
