@@ -100,6 +100,8 @@ def _locate(part: TableTensor, width: int, files: Mapping[Path, _File]) -> tuple
     if len(tensor.shape) != 2 or tensor.shape[1] != width:
         raise ExportError(f"{part.file}: tensor {part.key} has shape {list(tensor.shape)}, expected rows of {width}")
     rows = tensor.shape[0]
+    if not rows:
+        raise ExportError(f"{part.file}: tensor {part.key} has no rows, expected at least one in each part of a table")
     if (part.scales is not None) != (dtype == FLOAT8):
         got = f"{dtype} with scales" if part.scales else f"{dtype} without scales"
         raise ExportError(f"{part.file}: tensor {part.key} is {got}, expected scales for {FLOAT8} alone")

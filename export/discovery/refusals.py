@@ -52,8 +52,9 @@ def refuse_ngrams(document: Mapping[str, Any]) -> None:
     """Raise DiscoveryError for n-gram embeddings without a model in the library: it would leave them out."""
     model_type = document.get("model_type")
     if model_type == NGRAMS_TYPE or document.get(NGRAMS_KEY) is not None:
+        ratio = f" with {NGRAMS_KEY} {document[NGRAMS_KEY]!r}" if NGRAMS_KEY in document else ""
         raise DiscoveryError(
-            f"config.json: {model_type!r} with {NGRAMS_KEY} {document.get(NGRAMS_KEY)!r} is not supported: its vectors "
+            f"config.json: {model_type!r}{ratio} is not supported: its vectors "
             "depend on the ids before each token, and transformers has no model with these n-gram embeddings"
         )
 

@@ -89,6 +89,8 @@ class RotaryConfig:
             raise ValueError("dim: got 2, expected 4 or more with scaling 'dynamic'")
         if self.scaling == "yarn" and self.beta_fast < self.beta_slow:
             raise ValueError(f"beta_fast: got {self.beta_fast}, expected at least beta_slow, {self.beta_slow}")
+        if self.scaling == "longrope" and self.original_len == 1:
+            raise ValueError("original_len: got 1, expected 2 or more with scaling 'longrope'")
         if self.scaling == "llama3" and self.high_freq_factor < self.low_freq_factor:
             raise ValueError(
                 f"high_freq_factor: got {self.high_freq_factor}, expected at least low_freq_factor, "

@@ -150,6 +150,7 @@ def test_tables_of_float8_keep_their_scales(unit: str, tmp_path: Path) -> None:
         ({"": torch.float16}, "shard_0.weight: got the types float16, float32, expected one type for all parts"),
         ({"": torch.int8}, "shard_0.weight is I8, expected float32, float16, bfloat16, float8_e4m3fn"),
         ({"": torch.zeros(60, 9)}, r"shard_0.weight has shape \[60, 9\], expected rows of 8"),
+        ({"": torch.zeros(0, 8)}, "shard_0.weight has no rows, expected at least one in each part of a table"),
         ({"": torch.zeros(59, 8)}, "shard_0.weight: got 239 rows in 4 parts, expected 240"),
     ],
 )

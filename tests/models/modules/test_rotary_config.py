@@ -25,6 +25,11 @@ from tests.models.modules.published_rotary import CONFIGS, SIZES, read
         ({"scaling": "dynamic", "factor": 2.0, "original_len": 9}, "length: got 0, expected more than 0"),
         ({"scaling": "dynamic", "factor": 2.0, "original_len": 9, "length": 9, "dim": 2}, "dim: got 2, expected 4"),
         ({"scaling": "yarn", "factor": 2.0, "original_len": 9, "attention_factor": 0.0}, "attention_factor: got 0.0"),
+        (
+            {"scaling": "longrope", "factor": 2.0, "original_len": 1, "length": 9}
+            | {"short_factor": (1.0,) * 16, "long_factor": (1.0,) * 16},
+            "original_len: got 1, expected 2 or more",
+        ),
         ({"scaling": "yarn", "factor": 2.0, "original_len": 9, "beta_fast": 0.5}, "beta_fast: got 0.5, expected at"),
     ],
 )
