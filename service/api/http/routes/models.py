@@ -66,5 +66,5 @@ def router(engine: Engine) -> APIRouter:
         """Describe a model: outputs, limits, manifest, parity report, provider."""
         return describe(name, engine.repository.find(name, version, caller=caller()))
 
-    add_model_routes(routes, "GET", "", get_model, schemas.ModelDescription, responses=schemas.NOT_FOUND)
+    add_model_routes(routes, "GET", "", get_model, schemas.ModelDescription, responses=schemas.MODEL_ERRORS)
     return routes

@@ -58,7 +58,7 @@ def router(engine: Engine, embed: Handler) -> APIRouter:
         ]
         return schemas.OpenAIModels(data=data)
 
-    @routes.get("/models/{model}", name="get_openai_model", responses=schemas.NOT_FOUND)
+    @routes.get("/models/{model}", name="get_openai_model", responses=schemas.MODEL_ERRORS)
     async def get_model(model: str) -> schemas.OpenAIModel:
         """Return a model, by `name` or `name:version`."""
         created = engine.repository.get(*openai.split_identifier(model), caller=caller()).created

@@ -146,12 +146,11 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         """Return the statistics of every version of every model, in Triton's format."""
         return await statistics(RawRequest.of(request), None, None)
 
-    refusals = schemas.open_inference_errors(401, 403, 404)
+    refusals = schemas.open_inference_errors(401, 403, 404, 503)
     add_model_routes(routes, "GET", "", model_metadata, schemas.ModelMetadata, responses=refusals)
     add_model_routes(routes, "GET", "/ready", model_ready, schemas.ModelReady, responses=refusals)
     add_model_routes(routes, "GET", "/config", config, dict[str, Any], responses=refusals)
-    statistics_refusals = schemas.open_inference_errors(401, 403, 404, 503)
-    add_model_routes(routes, "GET", "/stats", statistics, schemas.ModelStatisticsList, responses=statistics_refusals)
+    add_model_routes(routes, "GET", "/stats", statistics, schemas.ModelStatisticsList, responses=refusals)
     add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
 
     async def read_option(request: fastapi.Request, name: str, default: Any, allowed: str) -> Any:

@@ -101,7 +101,7 @@ class OpenAIError(Documented):
     error: OpenAIErrorDetails
 
 
-NOT_FOUND = describe_errors(OpenAIError, JSON, 401, 403, 404)
+MODEL_ERRORS = describe_errors(OpenAIError, JSON, 401, 403, 404, 503)
 EMBEDDINGS = describe_operation(
     describe_body(EmbeddingsRequest, example={"model": "gpt2-small", "input": [[1, 2, 3], [4]]}),
     describe_body(EmbeddingsAnswer),
