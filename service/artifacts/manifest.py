@@ -254,7 +254,8 @@ class Manifest(Artifact):
             return "int64"
         if output == NGRAM_SCALES:
             return "float32"
-        return self.ngram_tables[0].dtype if dtype == STORED and self.ngram_tables else dtype
+        stored = dtype == STORED and output == NGRAMS and self.ngram_tables
+        return self.ngram_tables[0].dtype if stored else dtype
 
     def graphs_for(self, outputs: tuple[str, ...]) -> dict[str, list[str]]:
         """Return graphs and the outputs to take from each: one graph for all `outputs`, else the smallest for each.

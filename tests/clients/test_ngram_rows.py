@@ -174,6 +174,8 @@ def test_json_of_the_open_inference_protocol(server: Server, expected: Expected)
     assert output["data"] == expected.ids.ravel().tolist()
     body |= {"outputs": [{"name": ROWS}], "parameters": {"dtype": "stored"}}
     assert "BF16 has no form in JSON" in httpx.post(url, json=body).json()["error"]
+    body |= {"outputs": [{"name": "embeddings"}]}
+    assert "embeddings has no stored" in httpx.post(url, json=body).json()["error"]
     body |= {"outputs": [{"name": ROWS, "parameters": {"dtype": "FP16"}}, {"name": "embeddings"}]}
     assert "got stored, expected FP16, because all outputs have one type" in httpx.post(url, json=body).json()["error"]
 

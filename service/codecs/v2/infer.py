@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, CONTEXT, NGRAMS, Manifest, StemManifest
+from preblock.service.artifacts.manifest import BIAS_GRAPH, CONTEXT, NGRAMS, STORED, Manifest, StemManifest
 from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import POSITIONS, row_fields, token_inputs
@@ -143,7 +143,7 @@ def _read_header(text: bytes, manifest: Manifests, max_values: int | None = None
     options = read_options(read_parameters("parameters", document), requested, manifest, ignored)
     for name, binary in options.binary.items():
         dtype = manifest.dtype_of(name, options.dtype) if isinstance(manifest, Manifest) else options.dtype
-        if dtype not in ("float32", "int64") and not binary and name not in ROW_OUTPUTS:
+        if dtype not in ("float32", "int64", STORED) and not binary and name not in ROW_OUTPUTS:
             datatype = DATATYPES.get(dtype, dtype)
             allowed = f"binary_data, since {datatype} has no form in JSON"
             raise Invalid(f"outputs {name}", f"{datatype} as JSON", allowed)

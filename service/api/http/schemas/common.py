@@ -49,7 +49,7 @@ ERRORS = {
     422: "A value is not allowed.",
     429: "The caller exceeds its request rate.",
     500: "An artifact is broken, or the service failed.",
-    503: "Overloaded; retry later.",
+    503: "The service is overloaded, or a file of the model has changed; retry later.",
 }
 COMPONENTS = "#/components/schemas/"
 ANSWER = "The requested values."
