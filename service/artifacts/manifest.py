@@ -254,7 +254,7 @@ class Manifest(Artifact):
             return "int64"
         if output == NGRAM_SCALES:
             return "float32"
-        stored = dtype == STORED and output == NGRAMS and self.ngram_tables
+        stored = dtype == STORED and output in (NGRAMS, STORED_NGRAMS) and self.ngram_tables
         return self.ngram_tables[0].dtype if stored else dtype
 
     def graphs_for(self, outputs: tuple[str, ...]) -> dict[str, list[str]]:
