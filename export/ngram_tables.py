@@ -12,7 +12,7 @@ from preblock.service.artifacts.records import NgramTable, TablePart
 def describe_tables(folder: Path) -> tuple[NgramTable, ...]:
     """Return the place of each n-gram table of the artifact in `folder`.
 
-    Empty without `ngram.ids.onnx`, for integers with scales, and for tables so small that the graphs hold them.
+    Empty without `ngram.ids.onnx`, for integers with scales, and for small tables inside the graphs.
     """
     tensors = read_tensors(folder) if (folder / NGRAM_IDS_GRAPH).is_file() else {}
     found: list[NgramTable] = []

@@ -1,4 +1,4 @@
-"""Tables that stay in the safetensors files of their source: the record of their places, and its proof."""
+"""Tables in the safetensors files of their source: the record of their places, and its proof."""
 
 import os
 import re
@@ -53,7 +53,7 @@ class _File:
 
 
 def reference_tables(tables: Sequence[Sequence[TableTensor]], frontend: FrontEnd) -> ReferencedTables:
-    """Return the places of the n-gram tables of `frontend`, whose parts are tensors of safetensors files.
+    """Return the places of the n-gram tables of `frontend`, with tensors of safetensors files as their parts.
 
     Some rows of each part are read by the safetensors library too, and compared.
 

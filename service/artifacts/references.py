@@ -1,4 +1,4 @@
-"""Files outside an artifact with rows of its tables: the only exception to the rule that its paths stay inside."""
+"""Files outside an artifact with rows of its tables: the only paths outside of it."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from preblock.service.core.files import FileSignature, open_file, signature_of
 
 
 def check_references(manifest: Artifact, roots: Sequence[Path]) -> dict[str, FileSignature]:
-    """Check the files that an artifact refers to by size, time and header, and return the signature of each.
+    """Check the referenced files of an artifact by size, time and header, and return the signature of each.
 
     Args:
         manifest: of the artifact.
@@ -82,7 +82,7 @@ def open_reference(path: str, roots: Sequence[Path]) -> BufferedReader:
 
 
 def describe_check(manifest: Artifact, report: ParityReport) -> Literal["header", "content"] | None:
-    """Return the check of the files that an artifact refers to: of their headers, or by `verify` of their content.
+    """Return the check of the referenced files of an artifact: of their headers, or by `verify` of their content.
 
     None for an artifact without such files.
     """
@@ -93,7 +93,7 @@ def describe_check(manifest: Artifact, report: ParityReport) -> Literal["header"
 
 
 def read_signatures(paths: Iterable[str]) -> dict[str, FileSignature]:
-    """Return the signatures of the files of these paths, without those that cannot be read."""
+    """Return the signatures of the files of these paths, without unreadable ones."""
     found = {}
     for path in paths:
         with suppress(OSError, ValueError):
@@ -128,7 +128,7 @@ def scale_shapes(part: TablePart, width: int) -> set[tuple[int, ...]]:
 def _check_place(
     field: str, headers: Mapping[str, Header], file: str, begin: int, dtype: str, shapes: set[tuple[int, ...]]
 ) -> None:
-    """Raise ArtifactError unless a tensor of `file` has this place, type and shape, and the bytes that these need."""
+    """Raise ArtifactError unless a tensor of `file` has this place, type and shape, and the bytes for these."""
     if file not in headers:
         raise ArtifactError(f"{field}.file", file, "a file of references")
     for tensor in headers[file].tensors.values():

@@ -27,9 +27,9 @@ class ProcessUsage(NamedTuple):
     Args:
         cpu_seconds: user and system time, ended child processes included.
         virtual_bytes: virtual memory.
-        resident_bytes: resident memory; pages that several processes share count for each.
+        resident_bytes: resident memory; pages of several processes count for each.
         open_fds: open file descriptors.
-        major_faults: page faults that read from a disk, those of ended child processes included.
+        major_faults: page faults with a read from a disk, ended child processes included.
         start_seconds: time of the start after the start of the system.
 
     """
@@ -86,7 +86,7 @@ def version_of(*packages: str) -> str:
 
 
 def worker_processes() -> set[int]:
-    """Return the ids of the processes that serve; ended ones may be among them."""
+    """Return the ids of the serving processes; ended ones may be among them."""
     folder = os.environ.get(FOLDER)
     if folder is None:
         return {os.getpid()}

@@ -8,7 +8,7 @@ import onnx
 
 
 def write_decoder(file: Path, width: int) -> None:
-    """Write a decoder with one layer of keys and values, whose logits are its `inputs_embeds`."""
+    """Write a decoder with one layer of keys and values, with `inputs_embeds` as its logits."""
     _write(
         file,
         f"""
@@ -30,7 +30,7 @@ def write_decoder(file: Path, width: int) -> None:
 
 
 def write_layers_decoder(file: Path, width: int, layers: int, size: int) -> None:
-    """Write a decoder whose outputs are its `inputs_embeds` and its `per_layer_inputs`."""
+    """Write a decoder with its `inputs_embeds` and `per_layer_inputs` as outputs."""
     _write(
         file,
         f"""
@@ -44,7 +44,7 @@ def write_layers_decoder(file: Path, width: int, layers: int, size: int) -> None
 
 
 def write_vision(file: Path, width: int) -> None:
-    """Write a vision encoder whose features are its input."""
+    """Write a vision encoder with its input as features."""
     _write(
         file,
         f"""

@@ -1,6 +1,6 @@
 """`/embed` of text-embeddings-inference, for static embedding models.
 
-`/tei/{model}` stands for the address of its server, which has one model.
+`/tei/{model}` stands for the address of its server of one model.
 """
 
 from fastapi import APIRouter, Request
