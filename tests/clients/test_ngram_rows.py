@@ -23,7 +23,7 @@ import preblock
 from preblock.client import errors
 from preblock.client.sync_client import Client
 from preblock.export.exporter import export
-from tests.clients.test_shared_memory import Client as SharedClient
+from tests.clients.shared_memory.shared_client import Client as SharedClient
 from tests.export.qwen4 import LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
 from tests.support.servers import Server, serve
 

@@ -1,0 +1,130 @@
+"""Rotary outputs of whole checkpoints, against transformers."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.checkpoints.rotary_families import ROTARY
+from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.config import FrontEndConfig
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
+from tests.families.library_models import save
+from tests.families.published_models import VOCABULARY
+from tests.models.checkpoints.rotary_models import outputs_of, tiny
+
+ESM = {"position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 98, "token_dropout": True}
+
+
+def test_esm_rotary_positions_count_padding(tmp_path: Path) -> None:
+    model, seen = tiny(tmp_path, "EsmModel", **ESM), []
+    model.rotary_embeddings.register_forward_hook(lambda *arguments: seen.append(arguments[2]))
+    ids = torch.tensor([[1, 1, 5, 6], [7, 8, 9, 1]])
+    model(input_ids=ids, attention_mask=(ids != 1).long())
+    frontend = read_frontend(tmp_path)
+    assert frontend.config.needs_mask
+    ((cos, sin),) = seen
+    assert [torch.equal(a, b) for a, b in zip(outputs_of(frontend, 4).values(), (cos, sin), strict=True)] == [True] * 2
+
+
+@pytest.mark.parametrize("place", ["rotary_embeddings", "encoder.layer.0.attention.self.rotary_embeddings"])
+def test_stored_esm_frequencies_override_config(tmp_path: Path, place: str) -> None:
+    tiny(tmp_path, "EsmModel", **ESM)
+    file = tmp_path / "model.safetensors"
+    tensors = {key: tensor for key, tensor in load_file(file).items() if "inv_freq" not in key}
+    narrow = (1.0 / 10000 ** (torch.arange(0, 8, 2) / 8)).half()
+    save_file(tensors | {f"{place}.inv_freq": narrow}, file, metadata={"format": "pt"})
+    model = transformers.EsmModel.from_pretrained(tmp_path)
+    assert model.rotary_embeddings is not None
+    expected = model.rotary_embeddings(torch.zeros(1), torch.arange(9).unsqueeze(0))
+    frontend = read_frontend(tmp_path)
+    assert frontend.config.rotary[0].config.scaling == "given"
+    assert all(torch.equal(a, b) for a, b in zip(outputs_of(frontend).values(), expected, strict=True))
+    again = FrontEndConfig.from_document(json.loads(json.dumps(frontend.config.to_document())))
+    assert again.rotary == frontend.config.rotary
+
+    save_file(tensors | {f"{place}.inv_freq": narrow[:3].clone()}, file)
+    with pytest.raises(CheckpointError, match=r"frequencies: got .*, expected 4 numbers"):
+        read_frontend(tmp_path)
+
+
+def test_changed_roformer_table_disables_rotary_outputs(tmp_path: Path) -> None:
+    tiny(tmp_path, "RoFormerModel")
+    assert read_frontend(tmp_path).config.rotary
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["encoder.embed_positions.weight"] = tensors["encoder.embed_positions.weight"].half()
+    save_file(tensors, file)
+    config = read_frontend(tmp_path).config
+    assert config.rotary == ()
+    assert config.no_rotary is not None
+    assert "encoder.embed_positions.weight" in config.no_rotary
+
+
+@pytest.mark.parametrize("family", ["gptj", "codegen", "roformer", "llama", "nomic_bert"])
+def test_rotate_matches_transformers(family: str) -> None:
+    torch.manual_seed(0)
+    query, row = torch.randn(1, 2, 9, 16), ROTARY[family]
+    cos, sin = RotaryEmbedding(RotaryConfig(dim=16))(torch.zeros(1, 9, dtype=torch.int64))
+    modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    if row.layout == "half":
+        expected = modeling.apply_rotary_pos_emb(query, query, cos, sin)[0]
+    elif family == "roformer":
+        table = torch.cat((sin[..., :8], cos[..., :8]), -1)[:, None]
+        expected = modeling.RoFormerSelfAttention.apply_rotary_position_embeddings(table, query, query)[0]
+    else:
+        turned = modeling.apply_rotary_pos_emb(query.transpose(1, 2), sin[..., :8], cos[..., :8])
+        expected = turned.transpose(1, 2)
+    assert torch.equal(rotate(query, cos, sin, row.layout), expected)
+
+
+def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:
+    model = tiny(tmp_path, "LlamaModel", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
+    left_out = read_frontend(tmp_path)
+    assert (left_out.config.rotary, left_out.signature.rotary) == ((), {})
+    assert left_out.config.no_rotary == (
+        "rope_type 'dynamic' depends on the length of the whole sequence, and none was given"
+    )
+    assert FrontEndConfig.from_document(left_out.config.to_document()).no_rotary == left_out.config.no_rotary
+
+    frontend = read_frontend(tmp_path, rotary_length=200)
+    assert frontend.signature.rotary == {"rotary_cos": 8, "rotary_sin": 8}
+    assert (frontend.signature.rotary_len, frontend.signature.max_len) == (200, 64)
+    expected = model.rotary_emb(torch.zeros(1), torch.arange(200).unsqueeze(0))
+    for found, whole in zip(outputs_of(frontend, 5, 195).values(), expected, strict=True):
+        assert torch.equal(found, whole[:, 195:])
+    with pytest.raises(ValueError, match="position: got 200, expected 0 to 199"):
+        outputs_of(frontend, 5, 196)
+
+
+def test_needless_rotary_length_is_rejected(tmp_path: Path) -> None:
+    save("llama", tmp_path / "llama")
+    save("bert", tmp_path / "bert")
+    for family, why in (("llama", "the angles of 'llama' here do not"), ("bert", "'bert' here has no rotary")):
+        with pytest.raises(CheckpointError, match=f"--rotary-length: {why}"):
+            read_frontend(tmp_path / family, rotary_length=100)
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_non_positive_rotary_length_is_rejected(tmp_path: Path, length: int) -> None:
+    tiny(tmp_path, "LlamaModel", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
+    with pytest.raises(CheckpointError, match=f"length: got {length}, expected more than 0"):
+        read_frontend(tmp_path, rotary_length=length)
+
+
+def test_layer_types_have_separate_rotary_outputs(tmp_path: Path) -> None:
+    save("modernbert", tmp_path)
+    frontend = read_frontend(tmp_path)
+    names = [f"rotary_{part}_{layer}_attention" for layer in ("full", "sliding") for part in ("cos", "sin")]
+    assert list(frontend.signature.rotary) == list(outputs_of(frontend)) == names
+    assert frontend.config.tokens.rows == VOCABULARY
+    per_row = frontend.rotary_outputs(torch.zeros((2, 9), dtype=torch.int64), torch.tensor([0, 30]))
+    assert {tuple(tensor.shape) for tensor in per_row.values()} == {(2, 9, 8)}
+    assert {tuple(tensor.shape) for tensor in outputs_of(frontend).values()} == {(1, 9, 8)}
+    assert {tensor.dtype for tensor in per_row.values()} == {torch.float32}

@@ -1,0 +1,22 @@
+"""An engine with tiny models."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from preblock.service.engine.engine import Engine
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from tests.support.engines import open_engine
+
+
+@pytest.fixture(scope="module")
+def repository(tiny_repository: Path) -> Repository:
+    return Repository(tiny_repository, CPU, 1)
+
+
+@pytest.fixture
+def engine(repository: Repository) -> Iterator[Engine]:
+    with open_engine(repository, max_request_tokens=64) as engine:
+        yield engine

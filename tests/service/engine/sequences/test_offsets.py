@@ -1,0 +1,170 @@
+"""Offsets of sequences. Oracle: requests without a sequence."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preblock.service.core.errors import Conflict, Invalid, PreblockError, TooLarge, Unavailable
+from preblock.service.core.types import PairwiseBiasRequest, SequenceRef, TokenRows
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.sequences import Sequences, SequenceStore
+from preblock.service.observability.record import RequestRecord
+from tests.service.engine.sequences.requests import IDS, ask, open_now, request, run, stateless, where
+
+
+def test_sequence_request_continues_at_last_offset(engine: Engine) -> None:
+    model = engine.repository.get("gpt")
+
+    async def test(_: Sequences, room: SequenceStore) -> None:
+        assert await ask(room, model, IDS[:2], SequenceRef(5, start=True)) == await stateless(engine, model, IDS[:2], 0)
+        assert where(room) == {("gpt", 1, 5): [2]}
+        assert await ask(room, model, IDS[2:3], SequenceRef(5)) == await stateless(engine, model, IDS[2:3], 2)
+        assert await ask(room, model, IDS[3:5], SequenceRef(5), 3) == await stateless(engine, model, IDS[3:5], 3)
+        assert (where(room), open_now(engine)) == ({("gpt", 1, 5): [5]}, 1)
+        assert await ask(room, model, IDS[5:], SequenceRef(5, end=True)) == await stateless(engine, model, IDS[5:], 5)
+        assert (where(room), open_now(engine)) == ({}, 0)
+
+    run(engine, test)
+
+
+def test_sequence_start_resets_the_offset(engine: Engine) -> None:
+    model = engine.repository.get("gpt")
+
+    async def test(_: Sequences, room: SequenceStore) -> None:
+        for offset, rows in ((3, 1), (4, 2), (0, 1), ([1, 2], 2)):
+            ids = [[1]] * rows
+            found = await ask(room, model, ids, SequenceRef("x", start=True), offset)
+            assert found == await stateless(engine, model, ids, offset)
+            assert where(room) == {("gpt", 1, "x"): (np.zeros(rows, int) + np.array(offset) + 1).tolist()}
+        assert await ask(room, model, [[1]], SequenceRef("y", start=True, end=True)) == await stateless(
+            engine, model, [1], 0
+        )
+        assert len(where(room)) == 1
+
+    run(engine, test)
+
+
+def test_sequence_ids_are_separate_per_model_version(engine: Engine) -> None:
+    models = [engine.repository.get("bert", "1"), engine.repository.get("bert", "2"), engine.repository.get("gpt")]
+
+    async def test(_: Sequences, room: SequenceStore) -> None:
+        for length, model in enumerate(models, 1):
+            await ask(room, model, IDS[:length], SequenceRef(5, start=True))
+        with pytest.raises(Invalid):
+            await ask(room, models[0], [1], SequenceRef("5"))
+        assert where(room) == {("bert", 1, 5): [1], ("bert", 2, 5): [2], ("gpt", 1, 5): [3]}
+        for length, model in enumerate(models, 1):
+            assert await ask(room, model, [1], SequenceRef(5)) == await stateless(engine, model, [1], length)
+
+    run(engine, test, max_stream_sequence_rows=6)
+
+
+def test_padding_and_positions_advance_sequence_rows(engine: Engine) -> None:
+    model = engine.repository.get("gpt")
+    mask, positions = (TokenRows.of_array(np.array(values)) for values in ([[0, 1], [1, 1]], [[3, 4], [0, 1]]))
+
+    async def test(_: Sequences, room: SequenceStore) -> None:
+        await ask(room, model, [[1, 2], [3, 4]], SequenceRef(5, start=True), attention_mask=mask)
+        assert where(room)["gpt", 1, 5] == [1, 2]
+        found = await ask(room, model, [[1, 2], [3, 4]], SequenceRef(5), [1, 2], position_ids=positions)
+        assert found == await stateless(engine, model, [[1, 2], [3, 4]], None, position_ids=positions)
+        assert where(room)["gpt", 1, 5] == [5, 2]
+
+    run(engine, test)
+
+
+REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
+    (
+        [1],
+        SequenceRef(6),
+        None,
+        Invalid,
+        r"parameters.sequence_id 6 does not run on gpt version 1; ",
+    ),
+    (
+        [1],
+        SequenceRef("5"),
+        None,
+        Invalid,
+        r"parameters.sequence_id '5' does not run on gpt version 1",
+    ),
+    ([[1], [2]], SequenceRef(5), None, Invalid, r"input_ids: got 2 rows, expected one row, as are running"),
+    ([1], SequenceRef(5), 3, Conflict, r"offset\[0\]: got 3, expected 4, the offset of this row"),
+    ([1], SequenceRef(5, end=True), 5, Conflict, r"offset\[0\]: got 5, expected 4, the offset of this row"),
+    ([1], SequenceRef(5), [4, 4], Invalid, r"offset: got 2 values, expected one value, or one for each of 1 rows"),
+    ([7], SequenceRef(5), None, Invalid, r"input_ids\[0\]\[0\]: got 7, expected 0 to 6"),
+    ([7], SequenceRef(5, start=True), None, Invalid, r"input_ids\[0\]\[0\]: got 7, expected 0 to 6"),
+    ([7], SequenceRef(5, end=True), None, Invalid, r"input_ids\[0\]\[0\]: got 7, expected 0 to 6"),
+    (
+        [1, 2, 3],
+        SequenceRef(5),
+        None,
+        Invalid,
+        r"offset\[0\] \+ tokens: got 4 \+ 3 = 7, expected at most 6, the max_len",
+    ),
+    ([1], SequenceRef(5, start=True), 7, Invalid, r"offset: got 7, expected 0 to 6"),
+    ([1], SequenceRef(5, start=True), -1, Invalid, r"offset: got -1, expected 0 to 6"),
+    (
+        [1],
+        SequenceRef(5, start=True),
+        [0, 0],
+        Invalid,
+        r"offset: got 2 values, expected one value, or one for each of 1 rows",
+    ),
+    (
+        [[1]] * 5,
+        SequenceRef(5, start=True),
+        None,
+        Unavailable,
+        r"input_ids: 4 rows beside 1 that run exceed the limit of 4 rows",
+    ),
+    (
+        [[1]] * 9,
+        SequenceRef(6, start=True),
+        None,
+        TooLarge,
+        r"input_ids: 9 rows beside 1 that run exceed the limit of 4 ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ids", "turn", "offset", "kind", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_invalid_sequence_request_changes_nothing(
+    engine: Engine, ids: Any, turn: SequenceRef, offset: Any, kind: type[PreblockError], message: str
+) -> None:
+    model = engine.repository.get("gpt")
+
+    async def test(sequences: Sequences, room: SequenceStore) -> None:
+        await ask(room, model, [1, 2, 3, 4], SequenceRef(5, start=True))
+        with pytest.raises(kind, match=message):
+            await ask(room, model, ids, turn, offset)
+        assert (where(room), sequences.rows, open_now(engine)) == ({("gpt", 1, 5): [4]}, 1, 1)
+
+    run(engine, test)
+
+
+def test_full_sequence_survives_rejected_request(engine: Engine) -> None:
+    model = engine.repository.get("gpt")
+
+    async def test(_: Sequences, room: SequenceStore) -> None:
+        assert await ask(room, model, IDS, SequenceRef(5, start=True)) == await stateless(engine, model, IDS, 0)
+        with pytest.raises(Invalid, match=r"offset\[0\] \+ tokens: got 6 \+ 1 = 7, expected at most 6, the max_len"):
+            await ask(room, model, [1], SequenceRef(5))
+        assert where(room) == {("gpt", 1, 5): [6]}
+
+    run(engine, test)
+
+
+def test_request_without_sequence_is_answered_statelessly(engine: Engine) -> None:
+    model = engine.repository.get("gpt")
+
+    async def test(_: Sequences, room: SequenceStore) -> None:
+        async with room.answer(model, request([1], None, 3), RequestRecord("grpc")) as answer:
+            assert answer.arrays["embeddings"].tobytes() == await stateless(engine, model, [1], 3)
+        with pytest.raises(Invalid, match="bias: this model has no attention bias"):
+            async with room.answer(model, PairwiseBiasRequest(query_length=1, key_length=1), RequestRecord("grpc")):
+                pass
+        assert where(room) == {}
+
+    run(engine, test)
