@@ -19,14 +19,14 @@ from preblock.service.core.settings import Settings
 from preblock.service.engine.chunking import MAX_BUFFERED_TEXT_VALUES
 from tests.support.artifacts import draw_tables, make_repository
 from tests.support.connections import dial, http_request
+from tests.support.decode_protocols import decode_frame, decode_json
 from tests.support.open_inference import infer_message
+from tests.support.own_client import own_client
 from tests.support.protocols import (
     Clients,
     Protocol,
     RequestRefused,
     connect,
-    decode_frame,
-    decode_json,
     grpc_raw,
     grpc_typed,
     native_bytes,
@@ -39,7 +39,6 @@ from tests.support.protocols import (
     open_inference_json,
     openai_base64,
     openai_mean,
-    own_client,
 )
 from tests.support.servers import serve
 

@@ -23,16 +23,9 @@ from preblock.service.engine.scheduler import Scheduler
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.service.core.test_auth import ENTRY
 from tests.support.connections import dial
+from tests.support.decode_protocols import step_frame
 from tests.support.engines import live_settings
-from tests.support.protocols import (
-    Clients,
-    connect,
-    grpc_raw,
-    native_json,
-    open_inference_json,
-    openai_base64,
-    step_frame,
-)
+from tests.support.protocols import Clients, connect, grpc_raw, native_json, open_inference_json, openai_base64
 from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
 

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.decode_protocols import decode_frame, decode_json
+from tests.support.own_client import OWN
 from tests.support.protocols import (
     NATIVE,
-    OWN,
     TENSORS,
     Clients,
     Fields,
     Protocol,
     connect,
-    decode_frame,
-    decode_json,
     native_bytes,
     native_json,
     native_npy,

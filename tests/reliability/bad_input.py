@@ -1,11 +1,10 @@
 """Bad requests as rows of a table: the protocols that carry each, and the field of its error."""
 
+from tests.support.decode_protocols import decode_frame, decode_json
 from tests.support.protocols import (
     TENSORS,
     Fields,
     Protocol,
-    decode_frame,
-    decode_json,
     grpc_raw,
     grpc_typed,
     native_json,

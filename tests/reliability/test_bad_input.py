@@ -12,13 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from tests.reliability.bad_input import BAD
 from tests.reliability.wires import still_right
-from tests.support.protocols import (
-    Clients,
-    Fields,
-    Protocol,
-    RequestRefused,
-    call_grpc,
-)
+from tests.support.protocols import Clients, Fields, Protocol, RequestRefused, call_grpc
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import io
 import json
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,18 +17,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
-from websockets import InvalidStatus
-from websockets.sync.client import connect as connect_socket
 
 import preblock
-from preblock.client import AsyncClient, Client, Embeddings
-from preblock.client.errors import ServiceError
+from preblock.client import AsyncClient, Client
 from tests.support.servers import Server
 
 Fields = dict[str, Any]
 Vectors = NDArray[np.float32]
-
-FRAME = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR = 1, 2, 3
 EMBEDDINGS_OUTPUT = [{"name": "embeddings"}]
 
@@ -151,31 +145,6 @@ def native_safetensors(clients: Clients, model: str, fields: Fields) -> Vectors:
     return vectors.reshape(-1, vectors.shape[-1])
 
 
-def own_client(clients: Clients, model: str, fields: Fields) -> Vectors:
-    """Ask with our own blocking client."""
-    return _vectors_of(lambda: clients.own.embed(**_arguments(model, fields)))
-
-
-def own_async_client(clients: Clients, model: str, fields: Fields) -> Vectors:
-    """Ask with our own asynchronous client."""
-    return _vectors_of(lambda: clients.runner.run(clients.own_async.embed(**_arguments(model, fields))))
-
-
-def _arguments(model: str, fields: Fields) -> Fields:
-    name, version = named(model)
-    return {"ids": fields["input_ids"], "model": name, "version": int(version) if version else None} | {
-        name: value for name, value in fields.items() if name != "input_ids"
-    }
-
-
-def _vectors_of(embed: Callable[[], Embeddings]) -> Vectors:
-    try:
-        vectors = embed().vectors
-    except ServiceError as error:
-        raise RequestRefused(error.status or 0, error.problem["detail"]) from error
-    return vectors.reshape(-1, vectors.shape[-1])
-
-
 def openai_mean(clients: Clients, model: str, fields: Fields) -> Vectors:
     """Ask for one vector for each row, the mean of its tokens."""
     data = _openai(clients, model, fields, "mean")
@@ -259,46 +228,6 @@ def grpc_typed(clients: Clients, model: str, fields: Fields) -> Vectors:
     return np.frombuffer(answer.raw_output_contents[0], "<f4").reshape(-1, answer.outputs[0].shape[-1])
 
 
-def decode_json(clients: Clients, model: str, fields: Fields) -> Vectors:
-    """Send one row as one step of a new stream."""
-    step = {name: value for name, value in fields.items() if name != "offset"}
-    with open_stream(clients, model, fields) as stream:
-        stream.send(json.dumps(step))
-        answer = json.loads(stream.recv())
-    if "error" in answer:
-        raise RequestRefused(answer["error"]["status"], answer["error"]["detail"])
-    return np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(-1, answer["shape"][-1])
-
-
-def decode_frame(clients: Clients, model: str, fields: Fields) -> Vectors:
-    """Send one row as one binary step of a new stream."""
-    with open_stream(clients, model, fields) as stream:
-        stream.send(step_frame(fields["input_ids"][0]))
-        frame = stream.recv()
-    assert isinstance(frame, bytes)
-    kind, width = frame[5], int.from_bytes(frame[21:24], "little")
-    if kind == ERROR:
-        problem = json.loads(frame[FRAME.size :])
-        raise RequestRefused(problem["status"], problem["detail"])
-    return np.frombuffer(frame, "<f4", offset=FRAME.size + 12).reshape(-1, width)
-
-
-@contextmanager
-def open_stream(clients: Clients, model: str, options: Fields) -> Iterator[Any]:
-    query = "".join(f"?{name}={options[name]}" for name in ("offset",) if name in options)
-    try:
-        with connect_socket(f"{clients.socket}/models/{model}/decode{query}", max_size=None) as stream:
-            yield stream
-    except InvalidStatus as error:
-        raise RequestRefused(error.response.status_code, json.loads(error.response.body or b"{}")["detail"]) from error
-
-
-def step_frame(ids: list[int], number: int = 0) -> bytes:
-    """Write a step as `docs/decode.md` describes it."""
-    header = FRAME.pack(b"PRBK", 1, STEP, 0, number, 1, len(ids), 0, bytes(3))
-    return header + np.array(ids, "<i8").tobytes() + np.array([len(ids)], "<u4").tobytes()
-
-
 def call_grpc(clients: Clients, method: str, request: Any) -> Any:
     """Call a method of the service with a message of tritonclient's own."""
     try:
@@ -315,9 +244,6 @@ def shape_of(name: str, value: Any) -> list[int]:
 
 TENSORS: tuple[Protocol, ...] = (open_inference_json, open_inference_binary, grpc_raw, grpc_typed)
 """Protocols of rectangular tensors."""
-
-OWN: tuple[Protocol, ...] = (own_client, own_async_client)
-"""Our own clients, for every request."""
 
 NATIVE: tuple[Protocol, ...] = (native_json, native_float, native_bytes, native_raw, native_safetensors)
 """Protocols for every request."""

@@ -216,7 +216,7 @@ def to_request(
         "dtype": options.dtype,
     }
     if "next_context" in options.binary and not manifest.needs_history(options.outputs):
-        message = f"outputs: next_context needs an n-gram output, because no other one depends on earlier ids"
+        message = "outputs: next_context needs an n-gram output, because no other one depends on earlier ids"
         raise Invalid("outputs", "next_context", f"{NGRAMS} beside it", message=message)
     if text:
         _check_text(tensors | dict.fromkeys((PARTS,) if parts else ()), options)

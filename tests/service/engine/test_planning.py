@@ -10,7 +10,8 @@ import httpx
 import numpy as np
 from websockets.sync.client import connect
 
-from tests.support.protocols import FRAME, Clients, grpc_raw, native_bytes, open_inference_json, step_frame
+from tests.support.decode_protocols import FRAME, step_frame
+from tests.support.protocols import Clients, grpc_raw, native_bytes, open_inference_json
 
 STREAMS, STEPS = 16, 60
 IDS = [[1 + (stream + step) % 6 for step in range(STEPS)] for stream in range(STREAMS)]

@@ -10,8 +10,9 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.support.decode_protocols import FRAME
 from tests.support.open_inference import HEADER_LENGTH, binary_infer
-from tests.support.protocols import FRAME, STEP
+from tests.support.protocols import STEP
 
 BYTES, NPY = "application/octet-stream", "application/x-npy"
 BINARY = {"Content-Type": BYTES, "Accept": BYTES}

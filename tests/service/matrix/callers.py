@@ -19,8 +19,9 @@ from websockets.sync.client import connect as connect_socket
 
 from tests.service.matrix.bodies import Ids, ProblemError, Read, Write, message_of, read_step, step_frame
 from tests.support.connections import RawConnection, http_request
+from tests.support.decode_protocols import FRAME
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, open_stub, tensor_message
-from tests.support.protocols import ERROR, FRAME
+from tests.support.protocols import ERROR
 from tests.support.servers import Server
 
 Headers = Mapping[str, str]

@@ -18,7 +18,8 @@ from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
 from tests.support.connections import dial
-from tests.support.protocols import FRAME, Clients, native_bytes
+from tests.support.decode_protocols import FRAME
+from tests.support.protocols import Clients, native_bytes
 from tests.support.servers import Server
 
 MODEL, WIDTH = "gpt2-small", 768

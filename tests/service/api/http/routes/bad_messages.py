@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tests.support.protocols import ERROR, FRAME, STEP, VECTORS
+from tests.support.decode_protocols import FRAME
+from tests.support.protocols import ERROR, STEP, VECTORS
 
 BAD_TEXT = [
     ("", "body: not valid JSON"),

@@ -15,7 +15,8 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
 from tests.service.api.http.routes.bad_messages import BAD_FRAMES, BAD_TEXT, header
-from tests.support.protocols import ERROR, FRAME, VECTORS, Clients, Vectors, native_bytes, step_frame
+from tests.support.decode_protocols import FRAME, step_frame
+from tests.support.protocols import ERROR, VECTORS, Clients, Vectors, native_bytes
 from tests.support.scrapes import wait_for_streams
 
 

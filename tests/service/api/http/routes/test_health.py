@@ -13,10 +13,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.observability.record import PROTOCOLS
+from tests.support.decode_protocols import step_frame
 from tests.support.open_inference import infer_message
 from tests.support.paths import ROOT
 from tests.support.processes import status_bytes
-from tests.support.protocols import Clients, step_frame
+from tests.support.protocols import Clients
 from tests.support.scrapes import read_metrics
 from tests.support.servers import Server
 from tests.support.waiting import wait_until

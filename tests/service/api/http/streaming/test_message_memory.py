@@ -9,8 +9,8 @@ import pytest
 
 from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.core.body_memory import LARGE_BODY_BYTES, MAX_LARGEST_BODIES
+from tests.support.decode_protocols import FRAME
 from tests.support.engines import open_engine
-from tests.support.protocols import FRAME
 
 STEP = b'{"input_ids": [1, 2]}'
 FRAME_STEP = FRAME.pack(b"PRBK", 2, 1, 0, 0, 1, 0, 0, bytes(3)) + bytes(4)

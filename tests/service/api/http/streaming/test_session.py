@@ -12,7 +12,8 @@ import pytest
 from websockets import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.support.protocols import FRAME, Clients, Vectors, native_bytes
+from tests.support.decode_protocols import FRAME
+from tests.support.protocols import Clients, Vectors, native_bytes
 from tests.support.scrapes import read_metrics
 
 KINDS = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8, "close": 9}

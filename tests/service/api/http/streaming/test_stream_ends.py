@@ -18,8 +18,8 @@ from websockets import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.support.connections import dial
+from tests.support.decode_protocols import FRAME, step_frame
 from tests.support.processes import status_bytes
-from tests.support.protocols import FRAME, step_frame
 from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
 
