@@ -17,7 +17,6 @@ Every frame begins with 24 bytes:
                        server with flag 8: H, ids of a context; else 0. Then 0
 
 Version 2, from the client:
-
     1   step       ids int64 (T); with flag 1 position_ids int64 (T); with flags 1 and 16 also positions of height and
                    width int64 (2, T); with flag 2 attention_mask int64 (T); with flag 256 << i the i-th of the model's
                    further inputs int64 (T), in the order of its manifest; with flag 4 the offsets of the rows as the
@@ -26,11 +25,9 @@ Version 2, from the client:
     5   reorder    for each new row, the number of the old row, int64 (R)
     6   append     offsets of the new rows int64 (R); with flag 8 the H ids before each, int64 (R, H)
     7   drop       rows int64 (R)
-    8   ping
-    9   close
+    8   ping, or 9 close
 
 and from the server:
-
     2   vectors    next offsets int64 (R), lengths uint32 (R), widths uint32 (N), with dtype 255 the dtype of each
                    output uint8 (N), each output (T, width) in its dtype
     3   error      the problem as UTF-8 JSON

@@ -13,10 +13,11 @@ from preblock.service.core import decode_ops
 from preblock.service.core.errors import Conflict, Invalid, PreblockError
 from preblock.service.core.results import EmbedResult, Tensor
 from preblock.service.core.types import Int64, PartsRequest, TokenRequest, TokenRows
+from preblock.service.engine.casting import check_dtype
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.history import RowHistories, check_context
 from preblock.service.engine.positions import count_real, next_positions
-from preblock.service.engine.validation import check_choice, check_dtype, check_same_lengths
+from preblock.service.engine.validation import check_choice, check_same_lengths
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from preblock.service.artifacts.manifest import (
     BIAS_GRAPH,
-    NGRAM_OUTPUTS,
     NGRAM_ROW_IDS,
     NGRAM_SCALES,
     STORED,
@@ -20,6 +19,7 @@ from preblock.service.artifacts.manifest import (
 from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import DTYPES, Int64, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
+from preblock.service.engine.casting import check_dtype, has_dtype
 from preblock.service.engine.history import check_context
 from preblock.service.engine.pooling import POOLINGS
 from preblock.service.engine.positions import count_real, pooled_tokens, position_limit, real_tokens
@@ -169,7 +169,7 @@ def _is_simple_and_valid(request: TokenRequest, manifest: Manifest, max_tokens: 
     if (
         not has_only_ids(request)
         or len(rows.values) > max_tokens
-        or not _has_dtype(request.dtype, outputs, manifest)
+        or not has_dtype(request.dtype, outputs, manifest)
         or manifest.counts == "ids"
         or manifest.needed
         or manifest.refused_ids
@@ -251,19 +251,6 @@ def check_stem(request: StemRequest, manifest: StemManifest, max_tokens: int) ->
     if tokens > max_tokens:
         raise TooLarge(expected.name, f"{tokens} vectors", f"at most {max_tokens} vectors in an answer")
     return tokens
-
-
-def check_dtype(dtype: str, outputs: Iterable[str], manifest: Manifest) -> None:
-    """Raise Invalid if the type of a response is unknown, or if an output has no stored form."""
-    if not _has_dtype(dtype, outputs, manifest):
-        without = [output for output in outputs if output not in NGRAM_OUTPUTS]
-        reason = f", since {without[0]} has no stored form" if without and dtype == STORED else ""
-        raise Invalid("dtype", dtype, ", ".join(DTYPES) + reason)
-
-
-def _has_dtype(dtype: str, outputs: Iterable[str], manifest: Manifest) -> bool:
-    """Return whether a response with `outputs` may have the type."""
-    return dtype in DTYPES or (dtype == STORED and bool(manifest.ngram_tables) and set(outputs) <= set(NGRAM_OUTPUTS))
 
 
 def check_choice(field: str, value: str, allowed: Iterable[str]) -> None:
