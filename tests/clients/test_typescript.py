@@ -34,7 +34,7 @@ def test_typescript_types_of_openapi_compile_and_work(example_server: Server, tm
     run(tmp_path, "node_modules/.bin/openapi-typescript", "openapi.json", "--output", "api.ts")
     run(tmp_path, "node_modules/.bin/tsc", "--project", ".")
     assert json.loads(run(tmp_path, "node", "usage.js", example_server.address)) == {
-        "ready": ["gpt2-small", "minilm", "t5-small"],
+        "ready": ["gpt2-small", "minilm", "potion", "t5-small"],
         "use": "input of block 0",
         "offsets": [3, 1],
         "field": "text",

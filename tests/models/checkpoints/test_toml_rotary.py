@@ -64,7 +64,7 @@ def test_described_rotary_outputs_are_built(tmp_path: Path) -> None:
         ('dim = 4\nlayout = "pairs"', r"rotary.layout: got 'pairs', expected 'half', 'interleaved'"),
         ('dim = 4\nangles = "bfloat16"', "angles: got 'bfloat16', expected float32, float64"),
         ('dim = 4\nname = "a-b"', r"rotary.name: got 'a-b', expected lower-case"),
-        ("dim = 4\nbase = 3", r"rotary.base is not known, expected are name, layout, form, axes, dim, theta"),
+        ("dim = 4\nbase = 3", r"rotary.base is not known, expected are name, layout, form, dtype, axes, dim, theta"),
         ("dim = 4\n[[rotary]]\ndim = 4", r"rotary: got the names \['', ''\], expected each once"),
     ],
 )
