@@ -7,6 +7,7 @@ from preblock.service.api.http.negotiation import read_qualities
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, join
+from preblock.service.core.body_memory import BodyMemory
 from preblock.service.core.errors import Malformed, TooLarge, UnsupportedFormat
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.record import RequestRecord
@@ -98,10 +99,13 @@ async def read_body(request: RawRequest, engine: Engine, limit: int, record: Req
             raise Malformed("Content-Length", declared, "a number of bytes")
         if len(declared) > 20 or int(declared) > limit:
             raise TooLarge("body", f"{declared} bytes", f"at most {limit} bytes")
-    body = await _receive(request, limit, engine) if request.body is None else request.body
-    size = len(body) if encoding == "identity" else min(MAX_EXPANSION * len(body), limit)
+    chunks = await _receive(request, limit, engine.limits.bodies) if request.body is None else [request.body]
+    received = sum(map(len, chunks))
+    size = received if encoding == "identity" else min(MAX_EXPANSION * received, limit)
     if record is not None:
         await engine.admission.reserve(record, size)
+    # Fresh memory of many pages is slow, and a join of a mebibyte and more releases the GIL.
+    body = chunks[0] if len(chunks) == 1 else await engine.scheduler.run(received, lambda: b"".join(chunks))
     if encoding == "identity":
         return body
     return await engine.scheduler.run(MAX_EXPANSION * len(body), lambda: expand(body, encoding, limit))
@@ -134,8 +138,7 @@ async def write_body(response: ChunkedResponse, request: RawRequest, engine: Eng
     return response
 
 
-async def _receive(request: RawRequest, limit: int, engine: Engine) -> bytes:
-    memory = engine.limits.bodies
+async def _receive(request: RawRequest, limit: int, memory: BodyMemory) -> list[bytes]:
     chunks, size, more = [], 0, True
     while more:
         message = await request.receive()
@@ -149,5 +152,4 @@ async def _receive(request: RawRequest, limit: int, engine: Engine) -> bytes:
             memory.drop(size)
             raise TooLarge("body", f"more than {limit} bytes", f"at most {limit} bytes")
         chunks.append(chunk)
-    # Fresh memory of many pages is slow, and a join of a mebibyte and more releases the GIL.
-    return await engine.scheduler.run(size, lambda: b"".join(chunks))
+    return chunks
