@@ -40,6 +40,7 @@ from preblock.service.artifacts.manifest import (
     NGRAMS,
     NGRAMS_GRAPH,
     NGRAMS_OF_ROWS,
+    OUTPUT_GRAPHS,
     PARITY,
     PER_LAYER,
     PER_LAYER_TOKENS,
@@ -47,7 +48,6 @@ from preblock.service.artifacts.manifest import (
     POSITIONED_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
-    TOKEN_GRAPHS,
     UNSCALED,
     UNSCALED_GRAPH,
     Artifact,
@@ -147,7 +147,7 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
     if isinstance(frontend, Stem):
         outputs[EMBEDDINGS] = prove_stem(frontend, session(), StepProgress(report, step).cases)
     else:
-        for graph in (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH):
+        for graph in OUTPUT_GRAPHS:
             if (folder / graph).is_file():
                 ShapeProbe(frontend, session(graph), graph).check()
         manifest = read_manifest(folder)

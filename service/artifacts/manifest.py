@@ -44,7 +44,9 @@ NGRAM_IDS_GRAPH = "ngram.ids.onnx"
 """The row ids of n-gram embeddings, from the same inputs as `ngrams.onnx`."""
 NGRAM_ROWS_GRAPH = "ngram.rows.onnx"
 """The n-gram embeddings of given row ids, for runtimes without 64-bit integers."""
-TABLE_GRAPHS = (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH, NGRAM_ROWS_GRAPH)
+OUTPUT_GRAPHS = (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH)
+"""Graphs with outputs for requests."""
+TABLE_GRAPHS = (*OUTPUT_GRAPHS, NGRAM_ROWS_GRAPH)
 """Graphs with tables or constants in the data file, as the export first writes them."""
 BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
@@ -220,8 +222,7 @@ class Manifest(Artifact):
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of the values of a token in each token output, by name: one width, or layers and width."""
-        names = [*TOKEN_GRAPHS, NGRAM_IDS_GRAPH]
-        outputs = [tensor for name in names if name in self.graphs for tensor in self.graphs[name].outputs]
+        outputs = [tensor for name in OUTPUT_GRAPHS if name in self.graphs for tensor in self.graphs[name].outputs]
         shapes = {tensor.name: tuple(map(int, tensor.shape[2:])) for tensor in outputs}
         if self.ngram_tables and NGRAM_ROW_IDS in shapes:
             table, (layers, heads) = self.ngram_tables[0], shapes[NGRAM_ROW_IDS]
@@ -262,8 +263,7 @@ class Manifest(Artifact):
 
         A graph always computes all its outputs.
         """
-        names = (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH)
-        sizes = {name: len(self.graphs[name].outputs) for name in names if name in self.graphs}
+        sizes = {name: len(self.graphs[name].outputs) for name in OUTPUT_GRAPHS if name in self.graphs}
         has = {name: {tensor.name for tensor in self.graphs[name].outputs} for name in sizes}
         whole = [name for name in sizes if has[name].issuperset(outputs)]
         if whole:

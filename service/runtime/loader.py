@@ -19,6 +19,7 @@ from preblock.service.artifacts.manifest import (
     NGRAM_IDS_GRAPH,
     NGRAM_ROWS_GRAPH,
     NGRAMS_GRAPH,
+    OUTPUT_GRAPHS,
     PARITY,
     POSITION_EMBEDDINGS,
     POSITIONED_GRAPH,
@@ -196,7 +197,7 @@ def _check_inputs(manifest: Manifest) -> None:
 def _check_history(manifest: Manifest) -> None:
     """Compare the history with the input `context` of the graphs."""
     history = manifest.history
-    graphs = {name: graph for name, graph in manifest.graphs.items() if name in (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH)}
+    graphs = {name: graph for name, graph in manifest.graphs.items() if name in OUTPUT_GRAPHS}
     found = {
         name: tensor.shape[-1] for name, graph in graphs.items() for tensor in graph.inputs if tensor.name == CONTEXT
     }
