@@ -35,6 +35,8 @@ class _File:
 
     def __init__(self, file: Path) -> None:
         self.path = os.path.realpath(file)
+        if "," in self.path:  # of the setting `reference_roots`
+            raise ExportError(f"--reference: got {self.path}, expected a path without commas: they separate folders")
         try:
             with Path(self.path).open("rb") as stream:
                 status = os.fstat(stream.fileno())

@@ -178,6 +178,12 @@ def test_other_sources_are_rejected(checkpoint: Path, tmp_path: Path) -> None:
         export(str(plain), "m", tmp_path, reference=True)
 
 
+def test_path_with_a_comma_is_rejected(checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "a,b")
+    with pytest.raises(ExportError, match=r"--reference: got .*a,b/model.safetensors, expected a path without commas"):
+        export(str(folder), "m", tmp_path, reference=True)
+
+
 def test_missing_table_is_rejected(checkpoint: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint, tmp_path / "copy")
     tensors = load_file(folder / FILE)
