@@ -12,10 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from preblock.service.core.errors import ArtifactError
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact
-from tests.support.references import SHARD, edit_manifest, make_referenced, refer
+from tests.support.references import SHARD, edit_manifest, make_referenced, open_repository, refer
 
 Manifest = dict[str, Any]
 
@@ -30,10 +28,6 @@ def folder(tmp_path: Path) -> Path:
 def shard(folder: Path) -> Path:
     """The file with its tables."""
     return folder.parents[2] / "checkpoint" / SHARD
-
-
-def open_repository(folder: Path, *roots: Path) -> Repository:
-    return Repository(folder.parents[1], CPU, 1, reference_roots=roots)
 
 
 def refusal(folder: Path, *roots: Path) -> str:

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from preblock.service.core.errors import ArtifactError, NotFound, Unavailable
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
-from tests.support.references import SHARD, make_referenced
+from tests.support.references import SHARD, make_referenced, open_repository
 
 
 @pytest.fixture
@@ -22,10 +20,6 @@ def folder(tmp_path: Path) -> Path:
 def shard(folder: Path) -> Path:
     """The file with its tables."""
     return folder.parents[2] / "checkpoint" / SHARD
-
-
-def open_repository(folder: Path, *roots: Path) -> Repository:
-    return Repository(folder.parents[1], CPU, 1, reference_roots=roots)
 
 
 def test_changed_file_takes_the_version_out_of_service(
