@@ -216,7 +216,7 @@ def _change_rotary(loaded: LoadedSource, option: str, **change: Any) -> LoadedSo
     """Return the source with another form or dtype of its rotary outputs, as `option` requests."""
     source = loaded.frontend
     if not isinstance(source, FrontEnd) or not source.config.rotary:
-        reason = (isinstance(source, FrontEnd) and source.config.no_rotary) or "its attention has no rotary positions"
+        reason = (isinstance(source, FrontEnd) and source.config.no_rotary) or "this front-end leaves none to attention"
         (got,) = change.values()
         raise ExportError(f"{option}: got {got}, but the model has no rotary outputs: {reason}")
     try:

@@ -193,8 +193,8 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
     if fields.get("parts") is not None or fields.get("placeholder") is not None:
         return _read_parts(fields)
     if text is None and "input_ids" not in rows:
-        message = "input_ids or text is required: rows of token ids, or a text for each row"
-        raise Invalid("input_ids", "nothing", "rows of token ids, or text", message=message)
+        message = "input_ids, text or parts is required: rows of token ids, texts, or rows made of parts"
+        raise Invalid("input_ids", "nothing", "rows of token ids, text, or parts", message=message)
     if text is not None and rows:
         name = next(iter(rows))
         message = f"{name} cannot be used with text, because the tokenizer makes the tokens of a text"

@@ -146,7 +146,7 @@ def test_bad_parts_are_rejected(client: Any, fields: dict[str, Any], message: st
 def test_step_without_ids_and_parts_is_rejected(client: Any) -> None:
     with client.decode("llama") as stream, raises_kind("Invalid", "input_ids: got nothing, expected rows of token ids"):
         stream.step()
-    with raises_kind("Invalid", "input_ids or text is required"):
+    with raises_kind("Invalid", "input_ids, text or parts is required"):
         client.embed(model="llama")
 
 

@@ -61,7 +61,7 @@ BAD: dict[str, list[Row]] = {
         ({"input_ids": [[], []]}, TENSORS, "input_ids.shape: got [2, 0], expected sizes of 1 or more"),
         ({"input_ids": [[]]}, STREAMS, "input_ids[0]: got an empty row, expected at least one id"),
         ({"input_ids": [[1], [2]]}, (decode_json,), "input_ids: got 2 rows, expected one row"),
-        ({"offset": 0}, (native_json,), "input_ids or text is required"),
+        ({"offset": 0}, (native_json,), "input_ids, text or parts is required"),
         ({"offset": 0}, TENSORS, "inputs: got no input_ids, expected a tensor input_ids"),
         ({"token_type_ids": [0]}, (decode_json,), "input_ids: got None, expected a list of integers"),
         ({"input_ids": [[1]], "mask": [[1]]}, NATIVE, "unknown field mask; expected input_ids, "),

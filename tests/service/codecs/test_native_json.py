@@ -132,7 +132,7 @@ ROW = np.array([[1, 2, 3]])
         ({"input_ids": ROW, "dtype": ROW}, "dtype: got a tensor, expected a query parameter"),
         ({"input_ids": ROW, "encoding": ROW}, "encoding: got a tensor, expected a query parameter"),
         ({"input_ids": ROW, "nope": ROW}, "unknown field nope; expected input_ids, "),
-        ({"position_ids": ROW}, "input_ids or text is required: rows of token ids"),
+        ({"position_ids": ROW}, "input_ids, text or parts is required: rows of token ids"),
     ],
 )
 def test_invalid_arrays_and_lengths_are_rejected(fields: dict[str, Any], message: str) -> None:

@@ -81,7 +81,7 @@ def test_invalid_binary_body_is_rejected(
 @pytest.mark.parametrize(
     ("tensors", "detail"),
     [
-        ({"offset": [1]}, "input_ids or text is required: rows of token ids"),
+        ({"offset": [1]}, "input_ids, text or parts is required: rows of token ids"),
         ({"input_ids": [1.0]}, "input_ids dtype: got float64, expected an integer type"),
         ({"input_ids": [True]}, "input_ids dtype: got bool, expected an integer type"),
         ({"input_ids": [[[1]]]}, "input_ids shape: got (1, 1, 1), expected (length,) or (batch, length)"),
