@@ -12,8 +12,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
-MODULE, FOLDER = "preblock.service.runtime._fused_embedding", Path("preblock/service/runtime")
-SOURCES = ("_fused_embedding.c", "_stored_rows.c")
+MODULE, FOLDER = "preblock.service.runtime._kernels", Path("preblock/service/runtime")
+SOURCES = ("_kernels.c", "_fused_embedding.c", "_stored_rows.c")
 FILES = (*SOURCES, "_kernels.h")
 # A product is rounded before it is added to, as in a graph.
 ARGUMENTS = ["-O3", "-ffp-contract=off"]

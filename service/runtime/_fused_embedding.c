@@ -8,35 +8,6 @@
 
 enum { PREFETCH_ROWS = 4 };
 
-__thread const char *volatile guarded_begin, *volatile guarded_end;
-__thread sigjmp_buf after_fault;
-static struct sigaction previous;
-
-static void on_bus_error(int number, siginfo_t *info, void *context)
-{
-    (void)context;
-    const char *address = info->si_addr;
-    if (address >= guarded_begin && address < guarded_end)
-        siglongjmp(after_fault, 1);
-    sigaction(number, &previous, NULL); /* the same access faults again, now without this handler */
-}
-
-static PyObject *guard_files(PyObject *module, PyObject *nothing)
-{
-    (void)module;
-    (void)nothing;
-    struct sigaction current, ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER};
-    sigemptyset(&ours.sa_mask);
-    if (sigaction(SIGBUS, NULL, &current))
-        return PyErr_SetFromErrno(PyExc_OSError);
-    if (!(current.sa_flags & SA_SIGINFO) || current.sa_sigaction != on_bus_error) {
-        previous = current;
-        if (sigaction(SIGBUS, &ours, NULL))
-            return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    return Py_NewRef(Py_None);
-}
-
 /* Position vectors repeat for each batch item: token i takes position i % position_count. */
 static void add(float *restrict out, const float *table, float scale, const void *ids, Py_ssize_t tokens,
                 const float *positions, Py_ssize_t position_count, Py_ssize_t width)
@@ -104,7 +75,7 @@ static int add_guarded(const Py_buffer *out, const Py_buffer *table, float scale
     return complete;
 }
 
-static PyObject *add_rows(PyObject *module, PyObject *arguments)
+PyObject *add_rows(PyObject *module, PyObject *arguments)
 {
     (void)module;
     Py_buffer ids, table, positions, out;
@@ -120,25 +91,4 @@ static PyObject *add_rows(PyObject *module, PyObject *arguments)
     PyBuffer_Release(&positions);
     PyBuffer_Release(&out);
     return right ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyMethodDef methods[] = {
-    {"add_rows", add_rows, METH_VARARGS, "add_rows(ids, table, scale, positions, out, width): write to out the rows of "
-     "table at ids, times scale, plus positions"},
-    {"open_table", open_table, METH_VARARGS, "open_table(parts, row_bytes): return a table for gather_rows, of the rows of "
-     "all parts, buffers in a tuple"},
-    {"gather_rows", gather_rows, METH_VARARGS, "gather_rows(ids, tables, out, heads): write to out the bytes of rows; each "
-     "table has heads ids in turn"},
-    {"guard_files", guard_files, METH_NOARGS, "guard_files(): from now on, add_rows and gather_rows raise BufferError if the "
-     "file of a mapped output or table becomes shorter"},
-    {0},
-};
-
-static PyModuleDef_Slot slots[] = {{0}};
-
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "preblock.service.runtime._fused_embedding", 0, 0, methods, slots, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit__fused_embedding(void)
-{
-    return PyModuleDef_Init(&module);
 }

@@ -17,6 +17,7 @@ enum { CACHE_LINE_BYTES = 64 };
 extern __thread const char *volatile guarded_begin, *volatile guarded_end;
 extern __thread sigjmp_buf after_fault;
 
+PyObject *add_rows(PyObject *module, PyObject *arguments);
 PyObject *open_table(PyObject *module, PyObject *arguments);
 PyObject *gather_rows(PyObject *module, PyObject *arguments);
 

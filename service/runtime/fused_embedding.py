@@ -19,7 +19,7 @@ from preblock.service.runtime.position_table import map_rows
 from preblock.service.runtime.runner import Feeds, Float32, Runner
 
 try:
-    from preblock.service.runtime._fused_embedding import add_rows, guard_files
+    from preblock.service.runtime._kernels import add_rows, guard_files
 except ImportError:  # installed without a C compiler
     BUILT = False
 else:

@@ -14,7 +14,7 @@ from preblock.service.runtime.fused_embedding import BUILT, guard_mapped_files
 from preblock.service.runtime.table_memory import TableMemory
 
 if BUILT:
-    from preblock.service.runtime._fused_embedding import gather_rows, open_table
+    from preblock.service.runtime._kernels import gather_rows, open_table
 
 Bytes = NDArray[np.uint8]
 Parts = Sequence[memoryview]

@@ -25,7 +25,7 @@ from preblock.service.runtime.runner import Feeds
 from tests.support.paths import ROOT
 
 if BUILT:
-    from preblock.service.runtime._fused_embedding import add_rows
+    from preblock.service.runtime._kernels import add_rows
 
 built = pytest.mark.skipif(not BUILT, reason="_fused_embedding.c was not built")
 Float32 = NDArray[np.float32]
@@ -271,7 +271,7 @@ def test_wheel_serves_with_and_without_a_compiler(tmp_path: Path, weighty_reposi
         pytest.skip("there is no compiler")
     tree = tmp_path / "tree"
     for name in ("preblock", "models", "export", "service"):
-        ignored = shutil.ignore_patterns("__pycache__", "_fused_embedding.*so")
+        ignored = shutil.ignore_patterns("__pycache__", "_kernels.*so")
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "hatch_build.py"):
         shutil.copy(ROOT / name, tree)

@@ -19,7 +19,7 @@ from preblock.service.runtime.stored_rows import Gather, KernelGather, NumpyGath
 from preblock.service.runtime.table_memory import MIN_BUDGET_BYTES, TableMemory, read_file_pages
 
 if BUILT:
-    from preblock.service.runtime._fused_embedding import gather_rows, open_table
+    from preblock.service.runtime._kernels import gather_rows, open_table
 
 built = pytest.mark.skipif(not BUILT, reason="_stored_rows.c was not built")
 KINDS = [NumpyGather, *([KernelGather] if BUILT else [])]
