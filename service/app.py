@@ -48,6 +48,7 @@ from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.table_memory import TableMemory
+from preblock.service.runtime.table_warm_up import read_token_ids
 
 if TYPE_CHECKING:
     from preblock.service.observability.tracing import Tracing
@@ -60,7 +61,7 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     """Open every model, and run each once. Several workers agree on changes through the folder `shared`.
 
     Raises:
-        Invalid: the key file cannot be read or parsed, or an alias is wrong.
+        Invalid: the key file or the file of token ids cannot be read or parsed, or an alias is wrong.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
@@ -70,8 +71,8 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     choice = choose_provider(settings.provider)
     access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
     threads, limit = settings.intra_op_threads, settings.gpu_mem_limit_bytes
-    aliases, memory = read_aliases(settings.aliases), TableMemory(settings.table_memory_budget_bytes)
-    roots = settings.reference_folders
+    aliases, roots = read_aliases(settings.aliases), settings.reference_folders
+    memory = TableMemory(settings.table_memory_budget_bytes, read_token_ids(settings.table_warm_up_file))
     repository = Repository(
         settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit, aliases, memory, roots
     )

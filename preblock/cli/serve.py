@@ -18,7 +18,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("repository", "reference_roots", "cache_dir", "aliases"),
         *("model_control", "model_poll_interval_seconds"),
     ),
-    "Execution": ("provider", "intra_op_threads", "gpu_mem_limit_bytes", "table_memory_budget_bytes"),
+    "Execution": (
+        *("provider", "intra_op_threads", "gpu_mem_limit_bytes"),
+        *("table_memory_budget_bytes", "table_warm_up_file"),
+    ),
     "Request limits": (
         *("max_body_bytes", "max_request_tokens", "max_request_rows", "max_buffered_response_bytes"),
         *("max_concurrent_requests", "rate_limit_per_second", "max_queue_size", "queue_timeout_seconds"),

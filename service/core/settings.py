@@ -90,6 +90,9 @@ class Settings(BaseModel):
     table_memory_budget_bytes: int | None = Field(
         None, ge=2**27, description="Maximum resident bytes of n-gram tables in a process; unset: no limit."
     )
+    table_warm_up_file: Path | None = Field(
+        None, description="`.npy` file of token ids whose n-gram rows are read at the start; unset: none."
+    )
     header_timeout_seconds: int = Field(60, ge=1, description="Time to receive the headers of a request.")
     shutdown_timeout_seconds: int = Field(15, ge=1, description="Time for open requests to end after SIGTERM.")
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Maximum size of a request body or stream message.")

@@ -46,6 +46,7 @@ from preblock.service.runtime.runner import Float32, Runner
 from preblock.service.runtime.session import Session, open_session
 from preblock.service.runtime.soft_prompts import map_soft_prompts
 from preblock.service.runtime.table_memory import TableMemory
+from preblock.service.runtime.table_warm_up import warm_up
 from preblock.service.runtime.tokenizer import Tokenizer
 
 
@@ -128,6 +129,7 @@ def load_model(
     ngrams = None
     if manifest.ngram_tables:
         ngrams = open_ngram_rows(folder, manifest, sessions[NGRAM_IDS_GRAPH], memory, references)
+        warm_up(f"model {name} version {version}", ngrams, manifest, memory)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
     tables = tables if BUILT else None
     open_rows = partial(open_position_rows, folder, manifest)

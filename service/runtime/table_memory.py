@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, signature_of
+from preblock.service.core.types import Int64
 
 FOLIO_BYTES = 2**21
 """Most bytes that become resident at the access to a row."""
@@ -25,13 +26,15 @@ class TableMemory:
 
     Args:
         budget_bytes: most resident bytes of all tables, at least `MIN_BUDGET_BYTES`; default None: no limit.
+        warm_up_ids: token ids, int64 (R, L), whose rows are read before a model is ready; default None.
 
     Attributes:
         max_rows: most rows to gather after one `reserve`; None without a budget.
 
     """
 
-    def __init__(self, budget_bytes: int | None = None) -> None:
+    def __init__(self, budget_bytes: int | None = None, warm_up_ids: Int64 | None = None) -> None:
+        self.warm_up_ids = warm_up_ids
         self.max_rows = None if budget_bytes is None else budget_bytes // FOLIO_BYTES // 4
         self._budget, self._room = budget_bytes, 0
         self._maps: WeakSet[mmap.mmap] = WeakSet()

@@ -57,6 +57,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("tls_client_ca", "/ca.pem", Path("/ca.pem")),
     ("gpu_mem_limit_bytes", "1000000000", 10**9),
     ("table_memory_budget_bytes", "1000000000", 10**9),
+    ("table_warm_up_file", "/srv/ids.npy", Path("/srv/ids.npy")),
     ("cors_origins", "https://a.example, http://b:8000", "https://a.example, http://b:8000"),
     ("cors_origins", "*", "*"),
     ("inspector", "on", "on"),
