@@ -17,7 +17,7 @@ from preblock.service.server.read_scheduler import ReadScheduler, ReadTurns
 from preblock.service.server.step_lane import StepLane
 from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, WebSocketsSansIOProtocol, connections_of
-from preblock.service.server.websocket_frames import FrameTracker
+from preblock.service.server.websocket_frames import FrameReader
 
 MAX_FRAGMENTS = 2**14
 """Frames of one message: a list of empty frames takes many times their bytes."""
@@ -51,7 +51,7 @@ class WebSocket(asyncio.Protocol):
         self._app, self._streams = config.loaded_app, app_state.get("streams")
         self._bodies: BodyMemory | None = app_state.get("bodies")
         self._tasks, self._connections = server_state.tasks, connections_of(server_state)
-        self._frames = frames = FrameTracker()
+        self._frames = frames = FrameReader(config.ws_max_size)
         turns = ReadTurns.of(app_state, loop)
         self._scheduler = ReadScheduler(
             transport, turns, self._read, lambda: 0 if frames.between_messages else frames.received
@@ -130,7 +130,7 @@ class WebSocket(asyncio.Protocol):
         simple = not self._scheduler.rest and not self._write_paused and self._frames.between_messages
         if simple and self._steps.begin(data):
             return
-        self._frames.feed(data)
+        data = self._frames.feed(data)
         if self._frames.fragments > MAX_FRAGMENTS:
             self.transport.write(struct.pack("!BBH", CLOSE_FRAME, 2, TOO_BIG))
             self._close()

@@ -1,10 +1,15 @@
 """Frames of WebSocket clients (RFC 6455, section 5)."""
 
+import struct
+
 BINARY, MASKED, FINAL, CONTROL = 0x82, 0x80, 0x80, 0x08
 """First byte of a binary message in one frame, and bits of the first two bytes of a frame."""
 MASK_BYTES = 4
-LENGTH_BYTES = {126: 2, 127: 8}
+LONGEST = 127
+LENGTH_BYTES = {126: 2, LONGEST: 8}
 """Bytes of the extended payload length, by the length code."""
+MAX_FRAGMENT_BYTES = 2**16
+"""Bytes of a frame that stays whole."""
 
 
 def binary_payload(data: bytes) -> bytes | None:
@@ -25,8 +30,14 @@ def unmask(payload: bytes, mask: bytes) -> bytes:
     return (int.from_bytes(payload, "little") ^ int.from_bytes(repeated, "little")).to_bytes(size, "little")
 
 
-class FrameTracker:
-    """Tracks frame boundaries in a client's input.
+class FrameReader:
+    """Tracks frame boundaries in a client's input, and splits long frames into fragments (section 5.4).
+
+    `websockets` copies a complete frame several times, and other requests wait meanwhile. Fragments are short, so they
+    are copied and unmasked while the rest arrives.
+
+    Args:
+        max_bytes: largest message; a longer frame is not split, so that its head alone is refused.
 
     Attributes:
         fragments: frames of the incomplete message; 0 between two messages.
@@ -34,38 +45,66 @@ class FrameTracker:
 
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.fragments = self.received = 0
+        self._max_bytes = max_bytes
         self._head = b""
         self._payload = 0  # remaining payload bytes of the current frame
+        self._split = False
+        self._piece = bytearray()  # payload of the next fragment
 
     @property
     def between_messages(self) -> bool:
         """Whether the input ends with a complete message, or with a complete control frame after one."""
         return not self.fragments and not self._head and not self._payload
 
-    def feed(self, data: bytes) -> None:
-        """Read the next bytes of input."""
-        position = 0
+    def feed(self, data: bytes) -> bytes:
+        """Read the next bytes of input, and return frames with the same messages, without the end of a long one."""
+        position, found = 0, []
         while position < len(data):
             if self._payload:
-                size = min(self._payload, len(data) - position)
-                self._payload -= size
-                self.received += size
-                position += size
+                part = data[position : position + self._payload]
+                self._payload -= len(part)
+                self.received += 0 if self._first & CONTROL else len(part)
+                position += len(part)
+                found.append(self._fragment(part) if self._split else part)
             else:
                 self._head += data[position : position + 1]
                 position += 1
-                self._read_head()
+                found.append(self._read_head())
+        return b"".join(found)
 
-    def _read_head(self) -> None:
-        """Start the payload of a frame if its head is complete."""
+    def _read_head(self) -> bytes:
+        """Read the head of a frame so far, and return its bytes that `websockets` may read now."""
         head = self._head
         code = head[1] % MASKED if len(head) > 1 else 0
-        extended = LENGTH_BYTES.get(code, 0)
-        if len(head) < 2 + extended + MASK_BYTES:
-            return
-        self._head, self._payload = b"", int.from_bytes(head[2 : 2 + extended], "big") if extended else code
-        if not head[0] & CONTROL:
-            self.received = self.received if self.fragments else 0
-            self.fragments = 0 if head[0] & FINAL else self.fragments + 1
+        begin, end = 2, 2 + LENGTH_BYTES.get(code, 0)
+        if code == LONGEST and head[1] >= MASKED and not head[0] & CONTROL:
+            begin = end  # its length decides
+        if len(head) < begin:
+            return b""
+        length = int.from_bytes(head[2:end], "big") if end > 2 else code
+        split = begin > 2 and MAX_FRAGMENT_BYTES < length <= self._max_bytes
+        if len(head) == end + MASK_BYTES:
+            self._head, self._payload, self._split = b"", length, split
+            self._first, self._mask = head[0], head[-MASK_BYTES:]
+            if not head[0] & CONTROL:
+                self.received = self.received if self.fragments else 0
+                self.fragments = 0 if head[0] & FINAL else self.fragments + 1
+        if split:
+            return b""
+        return head if len(head) == begin else head[-1:]
+
+    def _fragment(self, part: bytes) -> bytes:
+        """Add to the payload of a long frame, and return the next fragment if it is complete."""
+        self._piece += part
+        size = len(self._piece)
+        if self._payload and size < MAX_FRAGMENT_BYTES:
+            return b""
+        first = self._first if not self._payload else self._first & ~FINAL
+        frame = struct.pack("!BBQ", first, MASKED + LONGEST, size) + self._mask + self._piece
+        self._first &= FINAL  # further fragments continue the message
+        turn = size % MASK_BYTES
+        self._mask = self._mask[turn:] + self._mask[:turn]
+        self._piece.clear()
+        return frame
