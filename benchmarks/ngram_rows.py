@@ -3,9 +3,9 @@
     python -m benchmarks.ngram_rows [--gigabytes 8] [--folder .]
 
 Needs gcc, gpt2-small in `model_repository`, and room for the table in the folder; it removes the table. Steps of
-gpt2-small and of the table are sent in turn over WebSockets. The graph of row ids runs, but its ids are replaced by
-random ones. References in C: a loop over the mapped rows, and pread() of rows. The figures go to standard output as
-Markdown. Exits with 1 if a floor is missed.
+gpt2-small and of the table are sent in turn over WebSockets. Row ids are computed, but replaced by random ones.
+References in C: a loop over the mapped rows, and pread() of rows. The figures go to standard output as Markdown. Exits
+with 1 if a floor is missed.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from preblock.service.artifacts.records import Graph, NgramTable, TablePart, Ten
 from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.settings import Settings
 from preblock.service.runtime.model import ServedModel, TokenModel
+from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import open_ngram_rows
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -69,13 +70,13 @@ Int64 = NDArray[np.int64]
 
 
 class RandomIds:
-    """Runs the graph of a model, and returns other row ids, (B, L, 1, HEADS).
+    """Computes the row ids of a model, and returns others, (B, L, 1, HEADS).
 
     For many tokens they cover all pages; for one token they are random.
     """
 
-    def __init__(self, graph: Runner, rows: int) -> None:
-        self._graph, self._rows, self._calls = graph, rows, 0
+    def __init__(self, runner: Runner, rows: int) -> None:
+        self._runner, self._rows, self._calls = runner, rows, 0
         self._random = np.random.default_rng(1).integers(0, rows, (STEPS, 1, 1, 1, HEADS))
 
     def run(self, feeds: Feeds, outputs: Sequence[str], /) -> dict[str, NDArray[Any]]:
@@ -84,7 +85,7 @@ class RandomIds:
         if tokens > 1:
             ids = np.linspace(0, self._rows - 1, tokens * HEADS).astype(np.int64)
             return {NGRAM_ROW_IDS: ids.reshape(*feeds["input_ids"].shape, 1, HEADS)}
-        self._graph.run(feeds, outputs)
+        self._runner.run(feeds, outputs)
         self._calls += 1
         return {NGRAM_ROW_IDS: self._random[self._calls % STEPS]}
 
@@ -260,7 +261,7 @@ def with_table(model: TokenModel, table: Path, rows: int) -> TokenModel:
     part = TablePart(file=str(table), begin=0, rows=rows)
     place = NgramTable(rows=rows, width=WIDTH, dtype="bfloat16", parts=(part,))
     manifest = model.manifest.model_copy(update={"graphs": graphs, "ngram_tables": (place,)})
-    ids = RandomIds(model.sessions[NGRAM_IDS_GRAPH], rows)
+    ids = RandomIds(open_ngram_ids(model.manifest, model.sessions[NGRAM_IDS_GRAPH]), rows)
     rows_of_table = open_ngram_rows(table.parent, manifest, ids, TableMemory(), {})
     return replace(model, manifest=manifest, ngrams=rows_of_table)
 

@@ -40,7 +40,7 @@ from preblock.service.artifacts.manifest import (
     Manifest,
     StemManifest,
 )
-from preblock.service.artifacts.records import Consumer, Graph, History, Rotary, Tensor, TokenEmbeddings
+from preblock.service.artifacts.records import Consumer, Graph, History, NgramHash, Rotary, Tensor, TokenEmbeddings
 
 UNCHECKED = "It checks no index and no length: a negative index wraps, and a GPU may answer zeros to one too large."
 GRAPHS = {
@@ -149,8 +149,15 @@ def _describe_steps(frontend: FrontEnd, discovered_with: str | None) -> dict[str
             )
             for output in config.rotary
         ),
+        "ngram_hash": _describe_hash(frontend),
         "front_end": config.to_document(),
     }
+
+
+def _describe_hash(frontend: FrontEnd) -> NgramHash | None:
+    if frontend.config.ngrams is None:
+        return None
+    return NgramHash(factors=frontend.ngrams.factors.tolist(), rows=frontend.ngrams.rows.tolist())
 
 
 def label_graphs(folder: Path, signature: Signature | StemSignature) -> None:

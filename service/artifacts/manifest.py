@@ -13,6 +13,7 @@ from preblock.service.artifacts.records import (
     Graph,
     History,
     Kernel,
+    NgramHash,
     NgramTable,
     PositionTable,
     Reference,
@@ -161,6 +162,7 @@ class Manifest(Artifact):
         sentence: pooling of a static embedding model; None for a model without sentence embeddings.
         history: ids before a row that `ngram_embeddings` depend on; None without this output.
         ngram_tables: place of the rows of each layer with n-gram embeddings; empty if the graph alone has them.
+        ngram_hash: of the last ids into these rows; None if `ngram.ids.onnx` alone has it.
         references: files outside the artifact with rows of `ngram_tables`, by absolute path.
         resized: change of the position limit of the source; None if unchanged.
         soft_prompts: by name, for parts of rows.
@@ -185,6 +187,7 @@ class Manifest(Artifact):
     resized: Resized | None
     history: History | None = Field(default=None, exclude_if=lambda value: value is None)
     ngram_tables: tuple[NgramTable, ...] = Field(default=(), exclude_if=lambda tables: not tables)
+    ngram_hash: NgramHash | None = Field(default=None, exclude_if=lambda value: value is None)
     references: dict[str, Reference] = Field(default={}, exclude_if=lambda references: not references)
     sentence: SentencePooling | None = Field(default=None, exclude_if=lambda value: value is None)
     soft_prompts: dict[str, SoftPrompt] = Field(default={}, exclude_if=lambda prompts: not prompts)

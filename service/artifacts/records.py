@@ -176,6 +176,19 @@ class NgramTable(Schema):
     parts: tuple[TablePart, ...]
 
 
+class NgramHash(Schema):
+    """The numbers of `ngram.ids.onnx`, for a runtime of row ids without graphs.
+
+    Args:
+        factors: for each layer, of the token and of the ids before it, the latest first.
+        rows: for each layer, of the heads of each number of ids, from two ids on.
+
+    """
+
+    factors: tuple[tuple[PositiveInt, ...], ...]
+    rows: tuple[tuple[tuple[PositiveInt, ...], ...], ...]
+
+
 class Reference(Schema):
     """A safetensors file outside the artifact, with rows of its tables.
 

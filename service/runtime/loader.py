@@ -38,6 +38,7 @@ from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import signature_of
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
+from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import open_ngram_rows
 from preblock.service.runtime.position_rows import open_position_rows
 from preblock.service.runtime.position_table import PositionedRunner, map_positions
@@ -128,7 +129,8 @@ def load_model(
         return EncoderStem(manifest=manifest, **served)
     ngrams = None
     if manifest.ngram_tables:
-        ngrams = open_ngram_rows(folder, manifest, sessions[NGRAM_IDS_GRAPH], memory, references)
+        ids = open_ngram_ids(manifest, sessions[NGRAM_IDS_GRAPH])
+        ngrams = open_ngram_rows(folder, manifest, ids, memory, references)
         warm_up(f"model {name} version {version}", ngrams, manifest, memory)
     tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
     tables = tables if BUILT else None

@@ -21,6 +21,7 @@ from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.frontend_file import write_frontend
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import Manifest
+from preblock.service.runtime.ngram_ids import NgramIds, open_ngram_ids
 from preblock.service.runtime.session import Session
 from tests.export.qwen4 import END, LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
 from tests.families.tiny_models import small_config
@@ -77,6 +78,26 @@ def test_graph_of_row_ids_has_the_rows_of_transformers(checkpoint: Path, exporte
     found = session.run({"input_ids": ids, "context": np.full((3, 2), END)})["ngram_row_ids"]
     assert found.dtype == np.int64
     assert np.array_equal(found, expected)
+
+
+def test_hash_of_the_manifest_has_the_rows_of_transformers(
+    checkpoint: Path, exported: ExportResult, tmp_path: Path
+) -> None:
+    larger = save_qwen4(tmp_path / "model", ngram_size=5, seed=7)
+    for folder, result in ((checkpoint, exported), (larger, export(str(larger), "m", tmp_path))):
+        assert isinstance(result.manifest, Manifest)
+        assert result.manifest.history is not None
+        runner = open_ngram_ids(result.manifest, Session(result.folder, graph="ngram.ids.onnx"))
+        assert isinstance(runner, NgramIds)
+        tokens = result.manifest.history.tokens
+        for lengths in ((1,) * 12, (7, 5)):
+            chunks = np.split(random_ids(3, 12, seed=len(lengths)), np.cumsum(lengths)[:-1], axis=1)
+            context, found = np.full((3, tokens), END), list[Any]()
+            for chunk in chunks:
+                found += runner.run({"input_ids": chunk, "context": context}, ["ngram_row_ids"]).values()
+                context = np.concatenate((context, chunk), axis=1)[:, -tokens:]
+            expected, _ = run_transformers(folder, chunks)
+            assert np.array_equal(np.concatenate(found, axis=1), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
