@@ -61,7 +61,7 @@ STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING
 POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, CONTEXT_FLAG, AXES_FLAG, INDICES_FLAG = 1, 2, 4, 8, 16, 256
 AXES = ("position_ids[1]", "position_ids[2]")
 INT64 = np.dtype("<i8")
-NO_WIDTH, ONE_OUTPUT = bytes(3), b"\1\0\0"
+NO_WIDTH = bytes(3)
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3, "int64": 4, "float8_e4m3fn": 5}
 SEVERAL_DTYPES = 255
 NAMES = {STEP: "step"} | dict(enumerate(("rewind", "reorder", "append", "drop", "ping", "close"), REWIND))
@@ -176,19 +176,22 @@ def _header(
     return HEADER.pack(MAGIC, version, kind, flags, number, rows, tokens, dtype, last)
 
 
-def write_simple_step_header(step: SimpleStep, after: Int64, width: int) -> bytes:
-    """Return the bytes before the float32 vectors in the answer to a step; `after` is the new offset, int64 (R,)."""
-    shape = step.shape
-    first, last = _simple_step_header(shape.version, shape.rows, shape.length, width)
+def write_simple_step_header(step: SimpleStep, after: RunningRows, width: int, dtype: str) -> bytes:
+    """Return the bytes before the vectors in the answer to a step, after which the rows are in the state `after`."""
+    shape, history = step.shape, 0 if after.context is None else after.context.shape[1]
+    first, last = _simple_step_header(shape.version, shape.rows, shape.length, width, dtype, history)
+    context = b"" if after.context is None else after.context.data
     widths = b"" if shape.version == 1 else width.to_bytes(4, "little")
-    return b"".join((first, step.number.to_bytes(4, "little"), last, after.data, shape.lengths, widths))
+    return b"".join((first, step.number.to_bytes(4, "little"), last, after.offset.data, context, shape.lengths, widths))
 
 
 @lru_cache
-def _simple_step_header(version: int, rows: int, length: int, width: int) -> tuple[bytes, bytes]:
+def _simple_step_header(
+    version: int, rows: int, length: int, width: int, dtype: str, history: int
+) -> tuple[bytes, bytes]:
     """Return the bytes before and after the number in the header of an answer."""
-    last = width.to_bytes(3, "little") if version == 1 else ONE_OUTPUT
-    header = _header(version, VECTORS, 0, rows, rows * length, DTYPE_CODES["float32"], last)
+    last = width.to_bytes(3, "little") if version == 1 else bytes((1, history, 0))
+    header = _header(version, VECTORS, 0, rows, rows * length, DTYPE_CODES[dtype], last)
     return header[:8], header[12:]
 
 

@@ -1,17 +1,20 @@
-"""The fast path: requests with only ids and an offset, which are nearly all requests.
+"""The fast path: requests with only ids and an offset, which are nearly all requests, and such steps of a stream.
 
 For one token, the general path takes several times as long as the run of the model. The fast path prepares that work
 once for a model and an output, and only validates the numbers of each request. The general path reports the errors.
 
-Letters: B batch, L length, D output width.
+Letters: B batch, L length, D output width, H ids of a history.
 """
 
 from collections.abc import Iterator
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from preblock.service.artifacts.manifest import CONTEXT, STORED
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
@@ -29,21 +32,26 @@ ALIGNED = 8
 """Alignment of integers in bytes; onnxruntime reads wrong values from unaligned memory."""
 
 
-def fast_path_of(engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str) -> "FastPath | None":
-    """Return the fast path of a model for `outputs` in the type `dtype`; None if it supports no fast path for them."""
+def fast_path_of(
+    engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str, with_history: bool = False
+) -> "FastPath | None":
+    """Return the fast path of a model for `outputs` in the type `dtype`; None if it supports no fast path for them.
+
+    The caller has the ids before each row if `with_history` is true. Some outputs need them.
+    """
     manifest = model.manifest
     if (
-        dtype != "float32"
+        dtype not in ("float32", STORED)
         or len(outputs) != 1
         or manifest.counts != "slots"
         or manifest.needed
         or manifest.needs_mask
         or manifest.refused_ids
         or manifest.rotary_of(outputs)
-        or manifest.needs_history(outputs)
+        or (manifest.needs_history(outputs) and not with_history)
     ):
         return None
-    return FastPath(engine, model, outputs[0])
+    return FastPath(engine, model, outputs[0], dtype)
 
 
 def is_simple(request: TokenRequest) -> bool:
@@ -58,18 +66,20 @@ def integers(content: bytes, count: int, start: int) -> Int64:
 
 
 class FastPath:
-    """Computes one output of a model, as float32, for rows of one length.
+    """Computes one output of a model, in the type of its run, for rows of one length.
 
     Args:
         engine: source of the scheduler, the metrics and the admission.
         model: the model.
         output: name of the output.
+        dtype: "float32", or "stored" for n-gram rows; row ids are int64 with either.
 
     """
 
-    def __init__(self, engine: Engine, model: TokenModel, output: str) -> None:
+    def __init__(self, engine: Engine, model: TokenModel, output: str, dtype: str) -> None:
         manifest = model.manifest
-        _, self.names, self.width = resolve_outputs((output,), manifest)
+        _, self.names, self.width = resolve_outputs((output,), manifest, dtype)
+        self.dtype = manifest.dtype_of(output, dtype)
         (self.name,) = self.names
         self.model, self.metrics, self.scheduler = model, engine.metrics, engine.scheduler
         self.admission = engine.admission
@@ -80,7 +90,13 @@ class FastPath:
         self._vocab_size, self._limit = manifest.vocab_size, manifest.limit
 
     def start(
-        self, protocol: str, ids: Int64, offset: Int64, context: RequestContext | None, started: float
+        self,
+        protocol: str,
+        ids: Int64,
+        offset: Int64,
+        context: RequestContext | None,
+        started: float,
+        before: Int64 | None = None,
     ) -> "FastRun | None":
         """Start a request after `accepts`, or return None if a limit rejects it. The caller must call `end` later.
 
@@ -90,6 +106,7 @@ class FastPath:
             offset: int64 (1,) or (B,).
             context: context of the request, or of the stream.
             started: `perf_counter` at the time when the request was complete.
+            before: int64 (B, H), legal ids before each row; None for an output without a history.
 
         """
         record = RequestRecord(protocol, context, started)
@@ -97,7 +114,7 @@ class FastPath:
             self.admission.enter(record)
         except PreblockError:
             return None
-        return FastRun(self, record, ids, offset)
+        return FastRun(self, record, ids, offset, before)
 
     def accepts(self, ids: Int64, offset: Int64) -> bool:
         """Return whether ids (B, L) and their offset, (1,) or (B,), are legal, except for the number of tokens."""
@@ -117,12 +134,16 @@ class FastRun:
 
     __slots__ = ("_batch", "_fast_path", "_item", "_number", "batched", "nbytes", "record", "streamed")
 
-    def __init__(self, fast_path: FastPath, record: RequestRecord, ids: Int64, offset: Int64) -> None:
+    def __init__(
+        self, fast_path: FastPath, record: RequestRecord, ids: Int64, offset: Int64, before: Int64 | None
+    ) -> None:
         self._fast_path, self.record = fast_path, record
         record.select(fast_path.model.name, fast_path.model.version)
         feeds = {"input_ids": ids, "offset": offset}
         for name in fast_path.indices:
             feeds[name] = np.zeros_like(ids)
+        if before is not None:
+            feeds[CONTEXT] = before
         self._item = BatchItem(feeds, record)
         record.rows, record.tokens = len(ids), ids.size
         size = ids.size * fast_path.width
@@ -137,8 +158,8 @@ class FastRun:
         """Leave the micro-batch, because the caller was cancelled."""
         self._batch.leave(self._number)
 
-    def finish(self) -> Float32:
-        """Return the vectors, (B, L, width)."""
+    def finish(self) -> NDArray[Any]:
+        """Return the values, (B, L, width)."""
         found = self._batch.result(self._number) if self.batched else self._fast_path.run([self._item])[0]
         self.record.ended = perf_counter()
         return found[self._fast_path.name]

@@ -6,6 +6,7 @@ Padding is never part of it.
 Letters: B batch, T tokens of all rows, H ids of a history.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -138,19 +139,25 @@ class RowHistories:
         """The ids before the next token of each row, int64 (R, H)."""
         if not self.tails:
             return np.empty((0, self.history.tokens), np.int64)
-        return np.stack([tail[-self.history.tokens :] for tail in self.tails])
+        tokens = self.history.tokens
+        return np.concatenate([tail[-tokens:] for tail in self.tails]).reshape(-1, tokens)
 
     def fed(self, step: StepOp) -> "RowHistories":
         """Return the histories after the tokens of a valid step. Explicit positions allow no rewind into the past."""
-        room = min(MAX_KEPT_IDS, MAX_STREAM_IDS // max(1, len(self.tails)))
-        kept = self.history.tokens + (room if step.position_ids is None else 0)
-        tails = []
-        for tail, start, length in zip(self.tails, step.input_ids.starts, step.input_ids.lengths, strict=True):
+        rows = []
+        for start, length in zip(step.input_ids.starts, step.input_ids.lengths, strict=True):
             ids = step.input_ids.values[start : start + length]
             if step.attention_mask is not None:
                 ids = ids[step.attention_mask.values[start : start + length] != 0]
-            tails.append(np.concatenate((tail, ids))[-kept:])
-        return replace(self, tails=tuple(tails))
+            rows.append(ids)
+        return self.extended(rows, step.position_ids is None)
+
+    def extended(self, rows: Iterable[Int64], rewindable: bool = True) -> "RowHistories":
+        """Return the histories after more ids of each row; a rewind may go back if `rewindable` is true."""
+        room = min(MAX_KEPT_IDS, MAX_STREAM_IDS // max(1, len(self.tails)))
+        kept = self.history.tokens + (room if rewindable else 0)
+        tails = [np.concatenate((tail, ids))[-kept:] for tail, ids in zip(self.tails, rows, strict=True)]
+        return RowHistories(self.history, tuple(tails))
 
     def moved(self, operation: RowsOp, before: Int64, after: Int64) -> "RowHistories":
         """Return the histories after a valid operation that took the offsets of the rows from `before` to `after`.

@@ -74,6 +74,6 @@ class StepLane:
         if self._session is session and not self._transport.is_closing():
             size = len(head) + vectors.nbytes
             before = struct.pack("!BBH", BINARY, 126, size) if size < 2**16 else struct.pack("!BBQ", BINARY, 127, size)
-            self._transport.write(b"".join((before, head, vectors.data)))
+            self._transport.write(b"".join((before, head, vectors)))
         session.end(run, size, perf_counter() - began)
         self._resume()

@@ -1,6 +1,8 @@
 """Decode streams with the ids before each row. Oracle: one run of onnxruntime."""
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,10 +13,12 @@ from websockets.sync.client import connect
 import preblock
 from preblock.client import errors
 from preblock.client.sync_client import Client
+from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.session import Session
 from tests.client.flaky_proxy import FlakyProxy
 from tests.client.history.rows import END, IDS, OTHERS, OUTPUT, whole
-from tests.support.servers import Server
+from tests.support.artifacts import copy_artifact
+from tests.support.servers import Server, serve
 
 
 def test_stream_equals_one_call_token_by_token(client: Client, session: Session) -> None:
@@ -25,14 +29,17 @@ def test_stream_equals_one_call_token_by_token(client: Client, session: Session)
     assert np.concatenate(found, axis=1).tobytes() == whole(session, IDS).tobytes()
 
 
-def test_rows_keep_their_history_through_every_operation(client: Client, session: Session) -> None:
+@pytest.mark.parametrize("companions", [[], ["embeddings"]])
+def test_rows_keep_their_history_through_every_operation(
+    companions: list[str], client: Client, session: Session
+) -> None:
     def check(vectors: Any, *rows: tuple[list[int], int]) -> None:
         """Compare the vectors of the last tokens of each row: its ids so far, and how many of them are new."""
         expected = [whole(session, ids)[-new:] for ids, new in rows if new]
         assert np.asarray(vectors).tobytes() == np.concatenate(expected).tobytes()
 
     first, second = OTHERS
-    with client.decode("ngrams", output=OUTPUT, rows=2, companions=["embeddings"]) as stream:
+    with client.decode("ngrams", output=OUTPUT, rows=2, companions=companions) as stream:
         check(stream.step([first, second[:1]]), (first, 4), (second[:1], 1))
         check(stream.step([[], second[1:]]), (first, 0), (second, 3))
         stream.rewind([1, 3])
@@ -54,7 +61,7 @@ def test_rows_keep_their_history_through_every_operation(client: Client, session
         stream.append([5], context=[[8, 9]])
         found = stream.step([[], [], [], [80, 81]])
         assert found.tobytes() == whole(session, [80, 81], (8, 9)).tobytes()
-        assert stream.companions["embeddings"].shape == (2, 4)
+        assert [stream.companions[name].shape for name in companions] == [(2, 4)] * len(companions)
         masked = stream.step([[1, 90], [91, 1], [1, 92], [93, 1]], attention_mask=[[0, 1], [1, 0], [0, 1], [1, 0]])
         rows = [[70, 90], [*first[:1], 71, 91], [72, 92]]
         for row, (place, ids) in enumerate(zip((1, 0, 1), rows, strict=True)):
@@ -88,6 +95,26 @@ def test_stream_needs_a_context_to_start_at_an_offset(client: Client) -> None:
     with client.decode("ngrams", offset=5) as stream:  # other outputs need none
         stream.step([1])
         assert stream.context is None
+
+
+@pytest.mark.skipif(not BUILT, reason="_stored_rows.c was not built")
+def test_step_on_a_broken_table_feeds_nothing(session: Session, tmp_path: Path) -> None:
+    folder = copy_artifact("ngrams", tmp_path)
+    with (
+        serve(tmp_path) as server,
+        preblock.connect(server.address) as client,
+        client.decode("ngrams", output=OUTPUT) as stream,
+    ):
+        assert stream.step([5, 6]).tobytes() == whole(session, [5, 6]).tobytes()
+        os.truncate(folder / "model.onnx.data", 100)
+        for _ in range(2):
+            with pytest.raises(
+                errors.ServerError, match="a table of ngram_embeddings is broken: table: got a file that"
+            ):
+                stream.step([7])
+        assert (stream.offset, stream.context) == ([2], [[5, 6]])
+        stream.rewind(1)
+        assert stream.context == [[END, 5]]
 
 
 def test_stream_resumes_with_its_history(server: Server, session: Session) -> None:

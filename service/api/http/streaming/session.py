@@ -10,6 +10,7 @@ from typing import Any, Literal
 from preblock.service.api.http import errors
 from preblock.service.api.streams import StreamEnd
 from preblock.service.codecs import decode_frames, decode_json
+from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.native_json import read_json
 from preblock.service.core.decode_ops import CloseOp, DecodeMessage, StepOp
 from preblock.service.core.errors import Conflict, PreblockError
@@ -18,7 +19,6 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun, fast_path_of
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.runner import Float32
 
 
 class DecodeSession:
@@ -45,12 +45,13 @@ class DecodeSession:
         self._open(model, fields)
         self.sent = self.stream.running
         self.message_format: Literal["text", 1, 2] | None = None
+        self._error: PreblockError | None = None  # of the started step
 
     def _open(self, model: TokenModel, fields: dict[str, Any]) -> None:
         options, encoding = decode_json.read_options(fields)
         self.stream = DecodeState(self.engine, model, options)
         self._encoding = encoding
-        self._fast_path = fast_path_of(self.engine, model, options.outputs, options.dtype)
+        self._fast_path = fast_path_of(self.engine, model, options.outputs, options.dtype, with_history=True)
 
     async def answer_text(self, text: bytes) -> bytes:
         """Answer a JSON message. An error leaves the stream unchanged, and is answered with the key `error`.
@@ -128,34 +129,46 @@ class DecodeSession:
             or step.ids.size > self.engine.max_tokens
             or step.shape.rows > self.engine.limits.max_rows
             or step.ids.size * fast_path.width > fast_path.max_batched_values
+            or (step.shape.version == 1 and stream.histories is not None)
             or (step.number and step.shape.version == 2 and not stream.is_new(step.number))
             or not fast_path.accepts(step.ids, stream.offset)
         ):
             return None
-        run = fast_path.start("decode", step.ids, stream.offset, self.context, began)
+        before = None if stream.histories is None else stream.histories.context
+        run = fast_path.start("decode", step.ids, stream.offset, self.context, began, before)
         if run is not None:
             run.record.operation = StepOp.name
             self._begun = frame, step
         return run
 
-    def finish(self, run: FastRun) -> tuple[bytes, Float32]:
-        """Advance the stream by the started step; return the header and the vectors of its answer."""
+    def finish(self, run: FastRun) -> tuple[bytes, memoryview]:
+        """Advance the stream by the started step; return the header and the vectors of its answer.
+
+        An error leaves the stream unchanged, and is answered with a frame without vectors.
+        """
         assert self._fast_path is not None
         stream, fast_path, (frame, step) = self.stream, self._fast_path, self._begun
-        vectors = run.finish()
+        try:
+            vectors = run.finish()
+        except PreblockError as error:
+            self._error = error
+            return decode_frames.write_error(errors.problem(error), step.number, step.shape.version), memoryview(b"")
         after = stream.offset + step.shape.advance
+        histories = None if stream.histories is None else stream.histories.extended(step.ids)
         # In version 1 the number does not detect repeated messages.
         number = step.number if step.shape.version == 2 else 0
-        stream.advance(after, number, decode_json.digest(frame) if number else b"")
+        stream.advance(after, number, decode_json.digest(frame) if number else b"", histories)
         self.opened = True
-        return decode_frames.write_simple_step_header(step, after, fast_path.width), vectors
+        head = decode_frames.write_simple_step_header(step, stream.running, fast_path.width, fast_path.dtype)
+        return head, raw_bytes(vectors)
 
     def end(self, run: FastRun, size: int, send: float) -> None:
         """Record the started step, with the bytes and seconds of its answer; `size` is 0 if it was not sent."""
         frame, step = self._begun
         if size:
             self.sent, self.message_format = self.stream.running, step.shape.version
-        run.end()
+        error, self._error = self._error, None
+        run.end(error)
         self.engine.metrics.count_bytes("decode", len(frame), size, 0, send)
 
     def _reopen(self, document: dict[str, Any]) -> bytes:

@@ -1,0 +1,189 @@
+"""Simple steps of streams with a history. Oracle: the frames of the general path, byte for byte."""
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preblock.service.api.http.streaming.session import DecodeSession
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.core.types import TENSOR_DTYPES
+from preblock.service.engine.engine import Engine
+from preblock.service.runtime.model import ServedModel, TokenModel
+from preblock.service.runtime.ngram_ids import open_ngram_ids
+from preblock.service.runtime.ngram_rows import open_ngram_rows
+from preblock.service.runtime.table_memory import TableMemory
+from tests.support.artifacts import copy_artifact
+from tests.support.decode_protocols import FRAME
+from tests.support.engines import open_engine
+
+END = 2
+DTYPE_CODES = {"float16": 2, "bfloat16": 3, "float8_e4m3fn": 5}
+STEP, ERROR, REWIND, REORDER, APPEND, DROP = 1, 3, 4, 5, 6, 7
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ngrams")
+    copy_artifact("ngrams", root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def engine(root: Path) -> Iterator[Engine]:
+    with open_engine(root) as engine:
+        yield engine
+
+
+def narrow(model: ServedModel, folder: Path, dtype: str) -> TokenModel:
+    """Return the model with its tables read as another type: each row has the same bytes, and more numbers."""
+    assert isinstance(model, TokenModel)
+    more = 4 // TENSOR_DTYPES[dtype].itemsize
+    tables = [
+        table.model_copy(update={"dtype": dtype, "width": table.width * more}) for table in model.manifest.ngram_tables
+    ]
+    manifest = Manifest.model_validate(model.manifest.model_dump() | {"ngram_tables": tables})
+    ids = open_ngram_ids(manifest, model.sessions["ngram.ids.onnx"])
+    return replace(model, manifest=manifest, ngrams=open_ngram_rows(folder, manifest, ids, TableMemory(), {}))
+
+
+def step(ids: list[list[int]], number: int = 0, version: int = 2) -> bytes:
+    values, lengths = np.concatenate(ids, dtype="<i8"), [len(row) for row in ids]
+    header = FRAME.pack(b"PRBK", version, STEP, 0, number, len(ids), len(values), 0, bytes(3))
+    return header + values.tobytes() + struct.pack(f"<{len(ids)}I", *lengths)
+
+
+def operation(kind: int, *values: int, context: tuple[int, ...] = ()) -> bytes:
+    header = FRAME.pack(b"PRBK", 2, kind, 8 if context else 0, 0, len(values), 0, 0, bytes(3))
+    return header + np.array((*values, *context), "<i8").tobytes()
+
+
+def open_session(engine: Engine, **fields: Any) -> DecodeSession:
+    return DecodeSession(engine, engine.repository.get("ngrams"), fields)
+
+
+def answer_simple(session: DecodeSession, frame: bytes) -> bytes:
+    """Answer a simple step as the step lane does."""
+    run = session.begin(frame)
+    assert run is not None
+    answer = b"".join(session.finish(run))
+    session.end(run, len(answer), 0.0)
+    return answer
+
+
+def answer(session: DecodeSession, frame: bytes) -> bytes:
+    return asyncio.run(session.answer_frame(frame))
+
+
+def random_step(random: np.random.Generator, rows: int, length: int, number: int) -> bytes:
+    ids = random.integers(0, 99, (rows, length))
+    ids[random.random(ids.shape) < 0.3] = END
+    return step(ids.tolist(), number)
+
+
+@pytest.mark.parametrize(
+    ("output", "dtype"),
+    [
+        ("ngram_embeddings", "float32"),
+        ("ngram_embeddings", "stored"),
+        ("ngram_row_ids", "float32"),
+        ("ngram_row_ids", "stored"),
+        ("embeddings", "float32"),
+    ],
+)
+def test_simple_steps_have_the_frames_of_general_ones(output: str, dtype: str, engine: Engine) -> None:
+    options = {"output": [output], "dtype": dtype, "rows": 2, "offset": [5, 0], "context": [[7, 8], [END, END]]}
+    fast, general = (open_session(engine, **options) for _ in range(2))
+    random, rows = np.random.default_rng(8), 2
+    context = () if output == "embeddings" else (1, 9)
+    changes = [
+        (operation(REWIND, 8, 1), 2),
+        (operation(REORDER, 1, 0, 1), 3),
+        (operation(APPEND, 6, context=context), 4),
+        (operation(DROP, 0), 3),
+        (operation(REWIND, 0), 3),
+    ]
+    for round_, (change, after) in enumerate(changes, 1):
+        for number, length in ((0, 1), (2 * round_, 2), (0, 5), (2 * round_ + 1, 1)):
+            frame = random_step(random, rows, length, number)
+            assert answer_simple(fast, frame) == answer(general, frame)
+        assert answer(fast, change) == answer(general, change)
+        rows = after
+    ragged = step([[1], [2, END], [3]])
+    assert fast.begin(ragged) is None
+    assert answer(fast, ragged) == answer(general, ragged)
+    assert answer_simple(fast, step([[4]] * 3)) == answer(general, step([[4]] * 3))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_simple_steps_hold_rows_of_narrow_types(dtype: str, engine: Engine, root: Path) -> None:
+    model = narrow(engine.repository.get("ngrams"), root / "ngrams" / "1", dtype)
+    fields = {"output": ["ngram_embeddings"], "dtype": "stored"}
+    fast, general = (DecodeSession(engine, model, fields) for _ in range(2))
+    for ids in ([5, 6], [7], [END, 8, 9]):
+        found = answer_simple(fast, step([ids]))
+        assert found == answer(general, step([ids]))
+        assert (found[20], len(found) > 2 * 4 * 64 * len(ids)) == (DTYPE_CODES[dtype], True)
+
+
+def test_repeated_simple_step_sees_the_history_before_it(engine: Engine) -> None:
+    session = open_session(engine, output=["ngram_embeddings"])
+    answer_simple(session, step([[5, 6]]))
+    first = answer_simple(session, step([[7]], 1))
+    assert session.begin(step([[7]], 1)) is None
+    assert answer(session, step([[7]], 1)) == first
+    assert answer_simple(session, step([[8]], 2)) != first
+
+
+def test_simple_steps_of_one_batch_keep_their_histories(engine: Engine) -> None:
+    frames = [step([[7]]), step([[8, END, 9]]), step([[7]])]
+    sessions = [open_session(engine, output=["ngram_embeddings"], dtype="stored") for _ in frames]
+    expected = []
+    for place, (session, frame) in enumerate(zip(sessions, frames, strict=True)):
+        answer(session, step([[place + 10, place + 20]]))
+        other = open_session(engine, output=["ngram_embeddings"], dtype="stored")
+        answer(other, step([[place + 10, place + 20]]))
+        expected.append(answer(other, frame))
+    runs = [session.begin(frame) for session, frame in zip(sessions, frames, strict=True)]
+    for session, run, wanted in zip(sessions, runs, expected, strict=True):
+        assert run is not None
+        assert b"".join(session.finish(run)) == wanted
+        session.end(run, len(wanted), 0.0)
+        assert run.record.batch in (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "frame"),
+    [
+        ({"output": ["ngram_embeddings"]}, step([[5]], version=1)),
+        ({"output": ["ngram_embeddings"]}, step([[99]])),
+        ({"output": ["ngram_embeddings"], "dtype": "float16"}, step([[5]])),
+        ({"output": ["ngram_embeddings", "embeddings"]}, step([[5]])),
+    ],
+)
+def test_other_steps_take_the_general_path(fields: dict[str, Any], frame: bytes, engine: Engine) -> None:
+    assert open_session(engine, **fields).begin(frame) is None
+
+
+def test_failed_simple_step_leaves_the_stream_unchanged(tmp_path: Path) -> None:
+    copy_artifact("ngrams", tmp_path)
+    with open_engine(tmp_path) as engine:
+        session = open_session(engine, output=["ngram_embeddings"])
+        answer_simple(session, step([[5, 6]]))
+        rows = session.stream.model.ngrams
+        assert rows is not None
+        rows.close()
+        frame = answer_simple(session, step([[7]], 3))
+        assert (frame[5], frame[8:12]) == (ERROR, struct.pack("<I", 3))
+        assert b"a table of ngram_embeddings has changed since it was opened" in frame
+        assert frame == answer(session, step([[7]], 3))
+        assert session.stream.running.offset.tolist() == [2]
+        assert session.stream.running.context is not None
+        assert session.stream.running.context.tolist() == [[5, 6]]
+        outcomes = engine.metrics.statistics()["ngrams", 1].outcomes
+        assert {outcome: duration.count for outcome, duration in outcomes.items()} == {"success": 1, "fail": 2}
