@@ -13,7 +13,7 @@ from setuptools import Distribution, Extension
 from setuptools.command.build_ext import build_ext
 
 MODULE, FOLDER = "preblock.service.runtime._kernels", Path("preblock/service/runtime")
-SOURCES = ("_kernels.c", "_fused_embedding.c", "_stored_rows.c")
+SOURCES = ("_kernels.c", "_fused_embedding.c", "_row_means.c", "_stored_rows.c")
 FILES = (*SOURCES, "_kernels.h")
 # A product is rounded before it is added to, as in a graph.
 ARGUMENTS = ["-O3", "-ffp-contract=off"]

@@ -220,16 +220,16 @@ class Encoding:
 
     Args:
         input_ids: a row of ids for each text.
-        token_type_ids: segment of each token.
-        special: bool (T,), whether the tokenizer added the token to the text.
+        token_type_ids: segment of each token; None unless requested.
+        special: bool (T,), whether the tokenizer added the token to the text; None unless requested.
         spans: int64 (T, 2), first character of each token in the text, and the one after its last; equal for a special
             token. None unless requested.
 
     """
 
     input_ids: TokenRows
-    token_type_ids: TokenRows
-    special: Bools
+    token_type_ids: TokenRows | None
+    special: Bools | None
     spans: Int64 | None
 
 

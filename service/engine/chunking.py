@@ -200,7 +200,7 @@ def _buffer_output(model: TokenModel, item: BatchItem, name: str) -> Float32:
 def _pool_output(model: TokenModel, item: BatchItem, request: TokenRequest, name: str) -> Float32:
     rows, real, width = request.input_ids, pooled_tokens(request, model.manifest), model.manifest.widths[name]
     if request.pooling == "mean":
-        return mean((chunk.reshape(-1, width) for chunk in _vectors(model, name, item)), rows, real)
+        return mean((chunk.reshape(-1, width) for chunk in _vectors(model, name, item)), rows, real, width)
     tokens = end_tokens(rows, real, request.pooling)
     feeds = {key: values[tokens] for key, values in single_token_feeds(item, model.manifest).items()}
     return _buffer_output(model, BatchItem(feeds, item.record), name).reshape(-1, width)

@@ -191,12 +191,15 @@ class Engine:
         special, spans = request.special_tokens, request.spans
         if special is None:
             special = model.manifest.sentence is None
-        tokens = await self.scheduler.run(size, lambda: tokenizer.encode(text, self.max_tokens, spans, special))
+        segments, marks = "token_type_ids" in model.manifest.indices, request.truncate is not None
+        tokens = await self.scheduler.run(
+            size, lambda: tokenizer.encode(text, self.max_tokens, spans, special, segments, marks)
+        )
         # All other fields of a text request are fields of a token request.
         options = {**vars(request), "spans": tokens.spans}
         del options["text"], options["special_tokens"]
-        segments = {"token_type_ids": tokens.token_type_ids} if "token_type_ids" in model.manifest.indices else {}
-        return TokenRequest(input_ids=tokens.input_ids, indices=segments, special=tokens.special, **options)
+        indices = {} if tokens.token_type_ids is None else {"token_type_ids": tokens.token_type_ids}
+        return TokenRequest(input_ids=tokens.input_ids, indices=indices, special=tokens.special, **options)
 
     async def bias(self, model: TokenModel, request: PairwiseBiasRequest, record: RequestRecord) -> Result:
         """Return the attention bias by the distance between query and key.

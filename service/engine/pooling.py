@@ -6,10 +6,10 @@ Letters: B batch, T tokens of all rows, D width.
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
+from preblock.service.runtime.row_means import RowMeans
 from preblock.service.runtime.runner import Float32
 
 POOLINGS = ("none", "mean", "first", "last")
@@ -26,7 +26,7 @@ def pool(vectors: Float32, rows: TokenRows, real: Int64 | None, pooling: str) ->
 
     """
     if pooling == "mean":
-        return mean([vectors], rows, real)
+        return mean([vectors], rows, real, vectors.shape[-1])
     return vectors[end_tokens(rows, real, pooling)]
 
 
@@ -54,28 +54,13 @@ def end_tokens(rows: TokenRows, real: Int64 | None, pooling: str) -> Int64:
     return index[rows.starts if pooling == "first" else rows.starts + rows.lengths - 1]
 
 
-def mean(chunks: Iterable[Float32], rows: TokenRows, real: Int64 | None) -> Float32:
-    """Return the mean of the real vectors of each row, float32 (B, D), from chunks of the vectors (T, D) in order.
-
-    Each mean is summed in float64, token after token, divided, and rounded once. Its bits depend on its own row alone.
-    Several chunks need a D of 2 or more, because NumPy sums a single column in another order.
-    """
+def mean(chunks: Iterable[Float32], rows: TokenRows, real: Int64 | None, width: int) -> Float32:
+    """Return the mean of the real vectors of each row, float32 (B, D), from chunks of the vectors (T, D) in order."""
     keep = None if real is None else real.astype(np.bool_)
-    lengths = (rows if keep is None else rows.kept(keep)).lengths.tolist()
-    total: NDArray[np.floating] = np.empty(0)
-    means: list[Float32] = []
-    begin = count = 0
+    found, begin = RowMeans((rows if keep is None else rows.kept(keep)).lengths, width), 0
     for chunk in chunks:
         end = begin + len(chunk)
-        vectors = chunk if keep is None else chunk[keep[begin:end]]
+        found.add(chunk if keep is None else chunk[keep[begin:end]])
         begin = end
-        while len(vectors):
-            length = lengths[len(means)]
-            part, vectors = vectors[: length - count], vectors[length - count :]
-            summands = np.concatenate((total, part), dtype=np.float64) if count else part
-            total = np.add.reduce(summands, axis=0, dtype=np.float64, keepdims=True)
-            count += len(part)
-            if count == length:
-                means.append((total / length).astype(np.float32))
-                count = 0
-    return np.concatenate(means)
+        del chunk  # lets the next chunk reuse this buffer
+    return found.means

@@ -37,6 +37,8 @@ static PyMethodDef methods[] = {
      "all parts, buffers in a tuple"},
     {"gather_rows", gather_rows, METH_VARARGS, "gather_rows(ids, tables, out, heads): write to out the bytes of rows; each "
      "table has heads ids in turn"},
+    {"add_to_means", add_to_means, METH_VARARGS, "add_to_means(vectors, lengths, place, total, means): add vectors to the sums "
+     "of rows, and write to means each mean that is complete; place and total keep an incomplete row for the next call"},
     {"guard_files", guard_files, METH_NOARGS, "guard_files(): from now on, add_rows and gather_rows raise BufferError if the "
      "file of a mapped output or table becomes shorter"},
     {0},

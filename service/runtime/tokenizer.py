@@ -12,7 +12,7 @@ import numpy as np
 from preblock.service.artifacts.records import File
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
 from preblock.service.core.files import read_file
-from preblock.service.core.types import Encoding, TokenRows
+from preblock.service.core.types import Encoding, Int64, TokenRows
 
 if TYPE_CHECKING:
     import tokenizers
@@ -38,8 +38,24 @@ class Tokenizer:
         """Whether the file is open."""
         return "_tokenizer" in vars(self)
 
-    def encode(self, text: Sequence[str], max_tokens: int, spans: bool, special_tokens: bool = True) -> Encoding:
-        """Return the tokens of each text, untruncated; `special_tokens` adds the tokenizer's special tokens.
+    def encode(
+        self,
+        text: Sequence[str],
+        max_tokens: int,
+        spans: bool,
+        special_tokens: bool = True,
+        segments: bool = False,
+        marks: bool = False,
+    ) -> Encoding:
+        """Return the tokens of each text, untruncated.
+
+        Args:
+            text: the texts.
+            max_tokens: most tokens of all texts together.
+            spans: whether to return the characters of each token.
+            special_tokens: whether to add the tokenizer's special tokens.
+            segments: whether to return the segment of each token.
+            marks: whether to return which tokens are special.
 
         Raises:
             Invalid: a text has no token, or `tokenizers` is not installed.
@@ -52,24 +68,24 @@ class Tokenizer:
         characters, most = sum(map(len, text)), MAX_CHARACTERS_PER_TOKEN * max_tokens
         if characters > most:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
-        # Unlike `encode`, this releases the interpreter lock.
-        found = self._tokenizer.encode_batch(list(text), add_special_tokens=special_tokens)
+        # Both release the interpreter lock, unlike `encode`. The fast one finds no spans, and takes a fifth less time.
+        tokenize = self._tokenizer.encode_batch if spans else self._tokenizer.encode_batch_fast
+        found = tokenize(list(text), add_special_tokens=special_tokens)
         lengths = np.fromiter(map(len, found), np.int64, len(found))
         if lengths.sum() > max_tokens:
             raise TooLarge("text", f"{lengths.sum()} tokens", f"at most {max_tokens} tokens in a request")
         if not lengths.all():
             row = int(np.flatnonzero(lengths == 0)[0])
             raise Invalid(f"text[{row}]", repr(text[row]), "text of at least one token")
-        ids, types, special = (
-            np.fromiter(chain.from_iterable(getattr(encoding, name) for encoding in found), np.int64)
-            for name in ("ids", "type_ids", "special_tokens_mask")
-        )
-        places = chain.from_iterable(encoding.offsets for encoding in found)
+
+        def join(name: str) -> Int64:
+            return np.fromiter(chain.from_iterable(getattr(encoding, name) for encoding in found), np.int64)
+
         return Encoding(
-            TokenRows(ids, lengths),
-            TokenRows(types, lengths),
-            special.astype(np.bool_),
-            np.array(list(places), np.int64) if spans else None,
+            input_ids=TokenRows(join("ids"), lengths),
+            token_type_ids=TokenRows(join("type_ids"), lengths) if segments else None,
+            special=join("special_tokens_mask").astype(np.bool_) if marks else None,
+            spans=np.array([span for encoding in found for span in encoding.offsets], np.int64) if spans else None,
         )
 
     def spell(self, ids: Sequence[int]) -> list[str | None]:

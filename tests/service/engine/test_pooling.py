@@ -71,13 +71,13 @@ def test_mean_of_chunks_equals_mean_bit_for_bit(
 ) -> None:
     real = (np.arange(len(vectors)) % 9 != 8).astype(np.int64) if some else None
     chunks = (vectors[begin : begin + size] for begin in range(0, len(vectors), size))
-    assert mean(chunks, rows, real).tobytes() == pool(vectors, rows, real, "mean").tobytes()
+    assert mean(chunks, rows, real, vectors.shape[1]).tobytes() == pool(vectors, rows, real, "mean").tobytes()
 
 
 def test_mean_of_negative_zeros_keeps_their_sign() -> None:
     row = TokenRows.of_array(np.zeros((1, 2), np.int64))
     zeros = np.full((2, 3), -0.0, np.float32)
-    assert mean([zeros[:1], zeros[1:]], row, None).tobytes() == pool(zeros, row, None, "mean").tobytes()
+    assert mean([zeros[:1], zeros[1:]], row, None, 3).tobytes() == pool(zeros, row, None, "mean").tobytes()
 
 
 def test_pooling_counts_only_real_tokens() -> None:

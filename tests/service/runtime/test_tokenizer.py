@@ -35,18 +35,21 @@ def tiny(tmp_path: Path) -> Tokenizer:
     return tokenizer_of(tmp_path / "tokenizer.json")
 
 
-def test_tokens_equal_transformers_tokenizer(checkpoint: Path) -> None:
+@pytest.mark.parametrize("spans", [False, True])
+def test_tokens_equal_transformers_tokenizer(checkpoint: Path, spans: bool) -> None:
     oracle: Any = AutoTokenizer.from_pretrained(checkpoint)(TEXTS, return_offsets_mapping=True, truncation=False)
-    tokens = tokenizer_of(checkpoint / "tokenizer.json").encode(TEXTS, 65536, spans=True)
-    assert tokens.spans is not None
+    tokens = tokenizer_of(checkpoint / "tokenizer.json").encode(TEXTS, 65536, spans, segments=True)
     assert tokens.input_ids.values.tolist() == [value for row in oracle["input_ids"] for value in row]
     assert tokens.input_ids.lengths.tolist() == [len(row) for row in oracle["input_ids"]]
+    assert tokens.token_type_ids is not None
     assert tokens.token_type_ids.values.tolist() == [value for row in oracle["token_type_ids"] for value in row]
-    assert tokens.spans.tolist() == [list(span) for row in oracle["offset_mapping"] for span in row]
+    found = None if tokens.spans is None else tokens.spans.tolist()
+    assert found == ([list(span) for row in oracle["offset_mapping"] for span in row] if spans else None)
 
 
 def test_truncation_and_padding_of_the_file_are_disabled(tiny: Tokenizer) -> None:
-    tokens = tiny.encode(["a b c d e f g", "a"], 100, spans=False)
+    tokens = tiny.encode(["a b c d e f g", "a"], 100, spans=False, marks=True)
+    assert tokens.special is not None
     assert tokens.input_ids.values.tolist() == [1, 4, 5, 6, 7, 8, 9, 10, 2, 1, 4, 2]
     assert tokens.special.tolist() == [True, *[False] * 7, True, True, False, True]
     assert tokens.spans is None

@@ -1,0 +1,73 @@
+"""Means of rows of vectors that come in chunks: by `_row_means.c`, or by NumPy if that was not built.
+
+Letters: B batch, T tokens, D width.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.core.types import Int64
+from preblock.service.runtime.fused_embedding import BUILT
+from preblock.service.runtime.runner import Float32
+
+if BUILT:
+    from preblock.service.runtime._kernels import add_to_means
+
+
+class Means(Protocol):
+    """The mean of each row.
+
+    Each mean is summed in float64, token after token, divided, and rounded once. Its bits depend on its own row alone.
+
+    Attributes:
+        means: float32 (B, D), complete after the last chunk.
+
+    """
+
+    means: Float32
+
+    def __init__(self, lengths: Int64, width: int) -> None:
+        """Begin with the first of the rows; `lengths` is int64 (B,), at least 1 each, and `width` is D."""
+
+    def add(self, vectors: Float32) -> None:
+        """Add the next vectors of the rows, float32 (T, D)."""
+
+
+class KernelMeans:
+    """Means by `_row_means.c`; see `Means`."""
+
+    def __init__(self, lengths: Int64, width: int) -> None:
+        self._lengths = np.ascontiguousarray(lengths)
+        self._place, self._total = np.zeros(2, np.int64), np.empty(width)
+        self.means: Float32 = np.empty((len(lengths), width), np.float32)
+
+    def add(self, vectors: Float32) -> None:
+        """Add the next vectors."""
+        add_to_means(np.ascontiguousarray(vectors), self._lengths, self._place, self._total, self.means)
+
+
+class NumpyMeans:
+    """Means by NumPy; see `Means`. Several chunks need a D of 2 or more: NumPy sums one column in another order."""
+
+    def __init__(self, lengths: Int64, width: int) -> None:
+        self._lengths: list[int] = lengths.tolist()
+        self._row = self._count = 0
+        self._total: NDArray[np.floating] = np.empty(0)
+        self.means: Float32 = np.empty((len(lengths), width), np.float32)
+
+    def add(self, vectors: Float32) -> None:
+        """Add the next vectors."""
+        while len(vectors):
+            length, count = self._lengths[self._row], self._count
+            part, vectors = vectors[: length - count], vectors[length - count :]
+            summands = np.concatenate((self._total, part), dtype=np.float64) if count else part
+            self._total = np.add.reduce(summands, axis=0, dtype=np.float64, keepdims=True)
+            self._count += len(part)
+            if self._count == length:
+                self.means[self._row] = self._total[0] / length
+                self._row, self._count = self._row + 1, 0
+
+
+RowMeans: type[Means] = KernelMeans if BUILT else NumpyMeans
