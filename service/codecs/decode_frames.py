@@ -42,8 +42,8 @@ uint32 (R), vectors (T, D) in `dtype`. A reader rejects unknown kinds and flags,
 
 import struct
 from collections.abc import Iterable, Mapping
-from functools import cache, lru_cache
-from typing import Literal, NamedTuple
+from functools import cache
+from typing import Literal
 
 import numpy as np
 
@@ -53,20 +53,17 @@ from preblock.service.codecs.token_rows import token_inputs
 from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, DecodeMessage, Operation, RunningRows, StepOp
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import Int64, TokenRows
+from preblock.service.core.types import TokenRows
 
 MAGIC = b"PRBK"
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
 POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, CONTEXT_FLAG, AXES_FLAG, INDICES_FLAG = 1, 2, 4, 8, 16, 256
 AXES = ("position_ids[1]", "position_ids[2]")
-INT64 = np.dtype("<i8")
 NO_WIDTH = bytes(3)
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3, "int64": 4, "float8_e4m3fn": 5}
 SEVERAL_DTYPES = 255
 NAMES = {STEP: "step"} | dict(enumerate(("rewind", "reorder", "append", "drop", "ping", "close"), REWIND))
-MAX_SIMPLE_STEP_BYTES = 2**16
-"""The fast path gains nothing for longer frames."""
 KINDS = {1: (STEP,), 2: tuple(NAMES)}
 """Kinds of a client's frames, by version."""
 
@@ -103,96 +100,20 @@ def read_frame(frame: bytes, indices: Iterable[str] = (), history: int = 0) -> D
     return DecodeMessage(operation) if version == 1 or not number else DecodeMessage(operation, number, digest(frame))
 
 
-class SimpleStepShape(NamedTuple):
-    """The common part of simple steps with the same header and size: R rows of L ids each.
-
-    Args:
-        version: of the frame.
-        rows: R.
-        length: L.
-        offset_size: number of bytes of the client's offsets, or 0.
-        lengths: last bytes of the frame, the lengths of the rows.
-        advance: int64 (1,), L, for the growth of the offsets.
-
-    """
-
-    version: Literal[1, 2]
-    rows: int
-    length: int
-    offset_size: int
-    lengths: bytes
-    advance: Int64
-
-
-class SimpleStep(NamedTuple):
-    """A step with rows of one length, and no optional part except offsets.
-
-    Args:
-        shape: the part in common with other steps.
-        number: the client's number of the step, or 0.
-        ids: int64 (R, L).
-        offset: the client's offsets as int64 bytes (R,), or empty.
-
-    """
-
-    shape: SimpleStepShape
-    number: int
-    ids: Int64
-    offset: bytes
-
-
-def read_simple_step(frame: bytes) -> SimpleStep | None:
-    """Read a simple step; return None for any other frame, which `read_frame` then reads or rejects."""
-    # Clients repeat the same header with another number.
-    shape = _simple_step_shape(frame[:8], frame[12 : HEADER.size], len(frame))
-    if shape is None or not frame.endswith(shape.lengths):
-        return None
-    ids: Int64 = np.ndarray((shape.rows, shape.length), INT64, frame, HEADER.size)
-    until = len(frame) - len(shape.lengths)
-    return SimpleStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.offset_size : until])
-
-
-@lru_cache  # entries are small: shorter than their frames
-def _simple_step_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None:
-    """Return the common part of simple steps with a header of `first`, a number and `last`; None for other frames."""
-    header = first + bytes(4) + last
-    if len(header) < HEADER.size or size > MAX_SIMPLE_STEP_BYTES:
-        return None
-    _, version, _, flags, _, rows, tokens, _, _ = HEADER.unpack(header)
-    offset_size = 8 * rows if flags == OFFSETS_FLAG and version == 2 else 0
-    plain = HEADER.pack(MAGIC, version, STEP, OFFSETS_FLAG if offset_size else 0, 0, rows, tokens, 0, NO_WIDTH)
-    if header != plain or version not in KINDS or not rows or not tokens or tokens % rows:
-        return None
-    if size != HEADER.size + 8 * tokens + offset_size + 4 * rows:
-        return None
-    length = tokens // rows
-    return SimpleStepShape(version, rows, length, offset_size, length.to_bytes(4, "little") * rows, np.array([length]))
-
-
-def _header(
+def write_header(
     version: int, kind: int, number: int, rows: int = 0, tokens: int = 0, dtype: int = 0, last: bytes = NO_WIDTH
 ) -> bytes:
+    """Write the header of a frame from the server; `last` are its last three bytes."""
     flags = CONTEXT_FLAG if version == 2 and last[1] else 0
     return HEADER.pack(MAGIC, version, kind, flags, number, rows, tokens, dtype, last)
 
 
-def write_simple_step_header(step: SimpleStep, after: RunningRows, width: int, dtype: str) -> bytes:
-    """Return the bytes before the vectors in the answer to a step, after which the rows are in the state `after`."""
-    shape, history = step.shape, 0 if after.context is None else after.context.shape[1]
-    first, last = _simple_step_header(shape.version, shape.rows, shape.length, width, dtype, history)
-    context = b"" if after.context is None else after.context.data
-    widths = b"" if shape.version == 1 else width.to_bytes(4, "little")
-    return b"".join((first, step.number.to_bytes(4, "little"), last, after.offset.data, context, shape.lengths, widths))
-
-
-@lru_cache
-def _simple_step_header(
-    version: int, rows: int, length: int, width: int, dtype: str, history: int
-) -> tuple[bytes, bytes]:
-    """Return the bytes before and after the number in the header of an answer."""
-    last = width.to_bytes(3, "little") if version == 1 else bytes((1, history, 0))
-    header = _header(version, VECTORS, 0, rows, rows * length, DTYPE_CODES[dtype], last)
-    return header[:8], header[12:]
+def describe_outputs(version: int, widths: list[int], codes: list[int], history: int) -> tuple[int, bytes, bytes]:
+    """Return the type and the last bytes of the header of vectors, and the part of the frame after the lengths."""
+    several = len(set(codes)) > 1
+    last = widths[0].to_bytes(3, "little") if version == 1 else bytes((len(widths), history, 0))
+    end = b"" if version == 1 else struct.pack(f"<{len(widths)}I", *widths)
+    return (SEVERAL_DTYPES if several else codes[0]), last, end + (bytes(codes) if several else b"")
 
 
 @cache
@@ -262,17 +183,15 @@ def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
     history = 0 if answer.next_context is None else answer.next_context.shape[1]
     if version == 1 and history:
         raise Invalid("version", 1, f"2, since {', '.join(answer.arrays)} depend on earlier ids")
-    last = widths[0].to_bytes(3, "little") if version == 1 else bytes((len(tensors), history, 0))
     rows, tokens = len(answer.lengths), int(answer.lengths.sum())
     codes = [DTYPE_CODES[tensor.dtype.name] for tensor in tensors]
-    several = len(set(codes)) > 1
+    dtype, last, end = describe_outputs(version, widths, codes, history)
     return b"".join(
         (
-            _header(version, VECTORS, number, rows, tokens, SEVERAL_DTYPES if several else codes[0], last),
+            write_header(version, VECTORS, number, rows, tokens, dtype, last),
             _write_rows(RunningRows(answer.next_offset, answer.next_context)),
             answer.lengths.astype("<u4").tobytes(),
-            b"" if version == 1 else struct.pack(f"<{len(widths)}I", *widths),
-            bytes(codes) if several else b"",
+            end,
             *map(raw_bytes, tensors),
         )
     )
@@ -290,7 +209,7 @@ def write_closing(running: RunningRows, reason: str) -> bytes:
 
 def _state_header(kind: int, number: int, running: RunningRows) -> bytes:
     history = 0 if running.context is None else running.context.shape[1]
-    return _header(2, kind, number, len(running.offset), last=bytes((0, history, 0)))
+    return write_header(2, kind, number, len(running.offset), last=bytes((0, history, 0)))
 
 
 def _write_rows(running: RunningRows) -> bytes:
@@ -300,4 +219,4 @@ def _write_rows(running: RunningRows) -> bytes:
 
 def write_error(problem: bytes, number: int, version: int = 2) -> bytes:
     """Write an error; `problem` is JSON in UTF-8."""
-    return _header(version, ERROR, number) + problem
+    return write_header(version, ERROR, number) + problem

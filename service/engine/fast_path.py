@@ -33,25 +33,25 @@ ALIGNED = 8
 
 
 def fast_path_of(
-    engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str, with_history: bool = False
+    engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str, of_stream: bool = False
 ) -> "FastPath | None":
     """Return the fast path of a model for `outputs` in the type `dtype`; None if it supports no fast path for them.
 
-    The caller has the ids before each row if `with_history` is true. Some outputs need them.
+    A stream also takes several outputs, and outputs with a history, because it has the ids before each row.
     """
     manifest = model.manifest
     if (
         dtype not in ("float32", STORED)
-        or len(outputs) != 1
+        or (len(outputs) != 1 and not of_stream)
         or manifest.counts != "slots"
         or manifest.needed
         or manifest.needs_mask
         or manifest.refused_ids
         or manifest.rotary_of(outputs)
-        or (manifest.needs_history(outputs) and not with_history)
+        or (manifest.needs_history(outputs) and not of_stream)
     ):
         return None
-    return FastPath(engine, model, outputs[0], dtype)
+    return FastPath(engine, model, outputs, dtype)
 
 
 def is_simple(request: TokenRequest) -> bool:
@@ -66,21 +66,25 @@ def integers(content: bytes, count: int, start: int) -> Int64:
 
 
 class FastPath:
-    """Computes one output of a model, in the type of its run, for rows of one length.
+    """Computes outputs of a model, in the types of its run, for rows of one length.
 
     Args:
         engine: source of the scheduler, the metrics and the admission.
         model: the model.
-        output: name of the output.
+        outputs: names of the outputs.
         dtype: "float32", or "stored" for n-gram rows; row ids are int64 with either.
+
+    Attributes:
+        width: values of a token in all outputs.
+        forms: width and type of each output.
 
     """
 
-    def __init__(self, engine: Engine, model: TokenModel, output: str, dtype: str) -> None:
+    def __init__(self, engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str) -> None:
         manifest = model.manifest
-        _, self.names, self.width = resolve_outputs((output,), manifest, dtype)
-        self.dtype = manifest.dtype_of(output, dtype)
-        (self.name,) = self.names
+        sources, self.names, self.width = resolve_outputs(outputs, manifest, dtype)
+        self.sources = tuple(sources.values())
+        self.forms = tuple((manifest.widths[output], manifest.dtype_of(output, dtype)) for output in outputs)
         self.model, self.metrics, self.scheduler = model, engine.metrics, engine.scheduler
         self.admission = engine.admission
         self.run = partial(run_batch, model, self.names)
@@ -158,17 +162,17 @@ class FastRun:
         """Leave the micro-batch, because the caller was cancelled."""
         self._batch.leave(self._number)
 
-    def finish(self) -> NDArray[Any]:
-        """Return the values, (B, L, width)."""
+    def finish(self) -> list[NDArray[Any]]:
+        """Return the values of each output, (B, L, width)."""
         found = self._batch.result(self._number) if self.batched else self._fast_path.run([self._item])[0]
         self.record.ended = perf_counter()
-        return found[self._fast_path.name]
+        return [found[name] for name in self._fast_path.sources]
 
     def chunks(self) -> Iterator[Float32]:
-        """Yield the vectors (B * L, width) in chunks."""
+        """Yield the vectors (B * L, width) of the only output in chunks."""
         fast_path, record = self._fast_path, self.record
         record.dequeued = perf_counter()
-        yield from fast_path.model.run_in_chunks(self._item.feeds, fast_path.name, CHUNK_VALUES // fast_path.width)
+        yield from fast_path.model.run_in_chunks(self._item.feeds, fast_path.names[0], CHUNK_VALUES // fast_path.width)
         record.ran, record.batch = perf_counter(), record.rows
 
     def end(self, error: BaseException | None = None) -> None:

@@ -64,7 +64,7 @@ class StepLane:
         """Write the response, unless the stream has ended."""
         self.busy = False
         try:
-            head, vectors = session.finish(run)
+            parts = session.finish(run)
         except Exception as error:
             LOG.exception("internal error while answering a step; the connection is closed")
             run.end(error)
@@ -72,8 +72,8 @@ class StepLane:
             return
         size, began = 0, perf_counter()
         if self._session is session and not self._transport.is_closing():
-            size = len(head) + vectors.nbytes
+            size = sum(map(len, parts))
             before = struct.pack("!BBH", BINARY, 126, size) if size < 2**16 else struct.pack("!BBQ", BINARY, 127, size)
-            self._transport.write(b"".join((before, head, vectors)))
+            self._transport.write(b"".join((before, *parts)))
         session.end(run, size, perf_counter() - began)
         self._resume()

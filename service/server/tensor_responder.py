@@ -83,7 +83,7 @@ class TensorResponder:
     def _finish(self, template: RequestTemplate, run: FastRun, context: RequestContext) -> None:
         transport = self._connection.transport
         try:
-            vectors = run.finish()
+            (vectors,) = run.finish()
         except Exception as error:
             LOG.exception("internal error while answering a request", extra={"request_id": context.text})
             run.end(error)

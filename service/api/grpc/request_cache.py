@@ -128,4 +128,4 @@ async def _write(template: RequestTemplate, run: FastRun) -> bytes:
         except asyncio.CancelledError:
             run.leave()
             raise
-    return b"".join((template.prefix, raw_bytes(run.finish())))
+    return b"".join((template.prefix, *map(raw_bytes, run.finish())))

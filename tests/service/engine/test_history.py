@@ -175,7 +175,7 @@ def test_other_outputs_need_no_context(engine: Engine) -> None:
     model = engine.repository.get("ngrams")
     assert fast_path_of(engine, model, ("embeddings",), "float32") is not None
     assert fast_path_of(engine, model, OUTPUT, "float32") is None
-    assert fast_path_of(engine, model, OUTPUT, "float32", with_history=True) is not None
+    assert fast_path_of(engine, model, OUTPUT, "float32", of_stream=True) is not None
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from typing import Any, Literal
 from preblock.service.api.http import errors
 from preblock.service.api.streams import StreamEnd
 from preblock.service.codecs import decode_frames, decode_json
-from preblock.service.codecs.chunks import raw_bytes
+from preblock.service.codecs.chunks import Buffer, raw_bytes
 from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.simple_steps import read_simple_step, write_simple_step_header
 from preblock.service.core.decode_ops import CloseOp, DecodeMessage, StepOp
 from preblock.service.core.errors import Conflict, PreblockError
 from preblock.service.engine.decode_stream import DecodeState
@@ -51,7 +52,7 @@ class DecodeSession:
         options, encoding = decode_json.read_options(fields)
         self.stream = DecodeState(self.engine, model, options)
         self._encoding = encoding
-        self._fast_path = fast_path_of(self.engine, model, options.outputs, options.dtype, with_history=True)
+        self._fast_path = fast_path_of(self.engine, model, options.outputs, options.dtype, of_stream=True)
 
     async def answer_text(self, text: bytes) -> bytes:
         """Answer a JSON message. An error leaves the stream unchanged, and is answered with the key `error`.
@@ -120,7 +121,7 @@ class DecodeSession:
         Return None for any other message.
         """
         began, stream, fast_path = perf_counter(), self.stream, self._fast_path
-        step = None if fast_path is None else decode_frames.read_simple_step(frame)
+        step = None if fast_path is None else read_simple_step(frame)
         if (
             fast_path is None
             or step is None
@@ -129,7 +130,7 @@ class DecodeSession:
             or step.ids.size > self.engine.max_tokens
             or step.shape.rows > self.engine.limits.max_rows
             or step.ids.size * fast_path.width > fast_path.max_batched_values
-            or (step.shape.version == 1 and stream.histories is not None)
+            or (step.shape.version == 1 and (stream.histories is not None or len(fast_path.forms) > 1))
             or (step.number and step.shape.version == 2 and not stream.is_new(step.number))
             or not fast_path.accepts(step.ids, stream.offset)
         ):
@@ -141,10 +142,10 @@ class DecodeSession:
             self._begun = frame, step
         return run
 
-    def finish(self, run: FastRun) -> tuple[bytes, memoryview]:
-        """Advance the stream by the started step; return the header and the vectors of its answer.
+    def finish(self, run: FastRun) -> list[Buffer]:
+        """Advance the stream by the started step; return the parts of the frame of its answer.
 
-        An error leaves the stream unchanged, and is answered with a frame without vectors.
+        An error leaves the stream unchanged, and is answered with an error frame.
         """
         assert self._fast_path is not None
         stream, fast_path, (frame, step) = self.stream, self._fast_path, self._begun
@@ -152,15 +153,14 @@ class DecodeSession:
             vectors = run.finish()
         except PreblockError as error:
             self._error = error
-            return decode_frames.write_error(errors.problem(error), step.number, step.shape.version), memoryview(b"")
+            return [decode_frames.write_error(errors.problem(error), step.number, step.shape.version)]
         after = stream.offset + step.shape.advance
         histories = None if stream.histories is None else stream.histories.extended(step.ids)
         # In version 1 the number does not detect repeated messages.
         number = step.number if step.shape.version == 2 else 0
         stream.advance(after, number, decode_json.digest(frame) if number else b"", histories)
         self.opened = True
-        head = decode_frames.write_simple_step_header(step, stream.running, fast_path.width, fast_path.dtype)
-        return head, raw_bytes(vectors)
+        return [write_simple_step_header(step, stream.running, fast_path.forms), *map(raw_bytes, vectors)]
 
     def end(self, run: FastRun, size: int, send: float) -> None:
         """Record the started step, with the bytes and seconds of its answer; `size` is 0 if it was not sent."""

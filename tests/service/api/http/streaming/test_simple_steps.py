@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from preblock.service.api.http.streaming.session import DecodeSession
-from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.manifest import DATA, Manifest
+from preblock.service.artifacts.records import NgramTable, TableScales
 from preblock.service.core.types import TENSOR_DTYPES
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import ServedModel, TokenModel
@@ -23,7 +24,6 @@ from tests.support.decode_protocols import FRAME
 from tests.support.engines import open_engine
 
 END = 2
-DTYPE_CODES = {"float16": 2, "bfloat16": 3, "float8_e4m3fn": 5}
 STEP, ERROR, REWIND, REORDER, APPEND, DROP = 1, 3, 4, 5, 6, 7
 
 
@@ -41,12 +41,18 @@ def engine(root: Path) -> Iterator[Engine]:
 
 
 def narrow(model: ServedModel, folder: Path, dtype: str) -> TokenModel:
-    """Return the model with its tables read as another type: each row has the same bytes, and more numbers."""
+    """Return the model with its tables read as another type: each row has the same bytes, and more numbers.
+
+    The first bytes of the data file are the scales.
+    """
     assert isinstance(model, TokenModel)
-    more = 4 // TENSOR_DTYPES[dtype].itemsize
-    tables = [
-        table.model_copy(update={"dtype": dtype, "width": table.width * more}) for table in model.manifest.ngram_tables
-    ]
+    more, tables = 4 // TENSOR_DTYPES[dtype].itemsize, []
+    for table in model.manifest.ngram_tables:
+        width = table.width * more
+        block = {"block_rows": table.rows, "block_columns": width}
+        scales = TableScales(file=DATA, begin=0, dtype="float32", **block) if dtype == "float8_e4m3fn" else None
+        parts = tuple(part.model_copy(update={"scales": scales}) for part in table.parts)
+        tables.append(NgramTable(rows=table.rows, width=width, dtype=dtype, parts=parts))
     manifest = Manifest.model_validate(model.manifest.model_dump() | {"ngram_tables": tables})
     ids = open_ngram_ids(manifest, model.sessions["ngram.ids.onnx"])
     return replace(model, manifest=manifest, ngrams=open_ngram_rows(folder, manifest, ids, TableMemory(), {}))
@@ -87,20 +93,21 @@ def random_step(random: np.random.Generator, rows: int, length: int, number: int
 
 
 @pytest.mark.parametrize(
-    ("output", "dtype"),
+    ("outputs", "dtype"),
     [
-        ("ngram_embeddings", "float32"),
-        ("ngram_embeddings", "stored"),
-        ("ngram_row_ids", "float32"),
-        ("ngram_row_ids", "stored"),
-        ("embeddings", "float32"),
+        (["ngram_embeddings"], "float32"),
+        (["ngram_embeddings"], "stored"),
+        (["ngram_row_ids"], "float32"),
+        (["ngram_row_ids", "ngram_embeddings"], "stored"),
+        (["embeddings", "ngram_embeddings", "token_embeddings"], "float32"),
+        (["embeddings", "token_embeddings"], "float32"),
     ],
 )
-def test_simple_steps_have_the_frames_of_general_ones(output: str, dtype: str, engine: Engine) -> None:
-    options = {"output": [output], "dtype": dtype, "rows": 2, "offset": [5, 0], "context": [[7, 8], [END, END]]}
+def test_simple_steps_have_the_frames_of_general_ones(outputs: list[str], dtype: str, engine: Engine) -> None:
+    options = {"output": outputs, "dtype": dtype, "rows": 2, "offset": [5, 0], "context": [[7, 8], [END, END]]}
     fast, general = (open_session(engine, **options) for _ in range(2))
     random, rows = np.random.default_rng(8), 2
-    context = () if output == "embeddings" else (1, 9)
+    context = (1, 9) if fast.stream.history else ()
     changes = [
         (operation(REWIND, 8, 1), 2),
         (operation(REORDER, 1, 0, 1), 3),
@@ -120,15 +127,24 @@ def test_simple_steps_have_the_frames_of_general_ones(output: str, dtype: str, e
     assert answer_simple(fast, step([[4]] * 3)) == answer(general, step([[4]] * 3))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
-def test_simple_steps_hold_rows_of_narrow_types(dtype: str, engine: Engine, root: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "outputs", "code"),
+    [
+        ("bfloat16", ["ngram_embeddings"], 3),
+        ("float16", ["ngram_embeddings"], 2),
+        ("float8_e4m3fn", ["ngram_embeddings"], 5),
+        ("float8_e4m3fn", ["ngram_embeddings", "ngram_scales"], 255),
+    ],
+)
+def test_simple_steps_hold_rows_of_narrow_types(
+    dtype: str, outputs: list[str], code: int, engine: Engine, root: Path
+) -> None:
     model = narrow(engine.repository.get("ngrams"), root / "ngrams" / "1", dtype)
-    fields = {"output": ["ngram_embeddings"], "dtype": "stored"}
-    fast, general = (DecodeSession(engine, model, fields) for _ in range(2))
+    fast, general = (DecodeSession(engine, model, {"output": outputs, "dtype": "stored"}) for _ in range(2))
     for ids in ([5, 6], [7], [END, 8, 9]):
         found = answer_simple(fast, step([ids]))
         assert found == answer(general, step([ids]))
-        assert (found[20], len(found) > 2 * 4 * 64 * len(ids)) == (DTYPE_CODES[dtype], True)
+        assert (found[20], len(found) > 2 * 4 * 64 * len(ids)) == (code, True)
 
 
 def test_repeated_simple_step_sees_the_history_before_it(engine: Engine) -> None:
@@ -163,7 +179,7 @@ def test_simple_steps_of_one_batch_keep_their_histories(engine: Engine) -> None:
         ({"output": ["ngram_embeddings"]}, step([[5]], version=1)),
         ({"output": ["ngram_embeddings"]}, step([[99]])),
         ({"output": ["ngram_embeddings"], "dtype": "float16"}, step([[5]])),
-        ({"output": ["ngram_embeddings", "embeddings"]}, step([[5]])),
+        ({"output": ["embeddings", "token_embeddings"]}, step([[5]], version=1)),
     ],
 )
 def test_other_steps_take_the_general_path(fields: dict[str, Any], frame: bytes, engine: Engine) -> None:
