@@ -12,13 +12,15 @@ import numpy as np
 import orjson
 
 from preblock.service.api.http.response import ChunkedResponse, lines_of
-from preblock.service.codecs.chunks import Buffer, encode_base64, join, raw_bytes
+from preblock.service.api.text_template import TextTemplate
+from preblock.service.codecs.chunks import Buffer, base64_text, encode_base64, join, raw_bytes
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.auth import SERVICE, Principal, caller
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of, integers, is_simple
+from preblock.service.observability.context import RequestContext
 from preblock.service.runtime.model import TokenModel
 
 MAX_TEMPLATES = 1024
@@ -63,6 +65,20 @@ class RequestTemplate:
     path: str = ""
     name: str = ""
     version: str | None = None
+
+    def start(self, body: bytes, context: RequestContext) -> FastRun | None:
+        """Start the request with this body; None if it has another layout, or fails a check."""
+        read = self.read(body) if body.startswith(self.head) else None
+        if read is None or not self.fast_path.accepts(*read):
+            return None
+        return self.fast_path.start(self.protocol, *read, context, context.began + context.read)
+
+    def write(self, run: FastRun) -> tuple[bytes, list[Buffer]]:
+        """Finish a run, and return header lines and body of its response."""
+        (vectors,) = run.finish()
+        if self.suffix is None:
+            return self.headers, [self.prefix, raw_bytes(vectors)]
+        return self.headers, [self.prefix, base64_text(vectors), self.suffix]
 
     def read(self, body: bytes) -> tuple[Int64, Int64] | None:
         """Return the ids, int64 (B, L), and the offset of a request body; None if the template does not match."""
@@ -131,6 +147,9 @@ def template_of(
     return RequestTemplate(protocol, fast_path, head, shape, ids_at, offset, offset_at, *known, tail, suffix)
 
 
+Template = RequestTemplate | TextTemplate
+
+
 class TemplateCache:
     """Cache of request templates, for all protocols.
 
@@ -147,11 +166,11 @@ class TemplateCache:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._settings = engine, engine.settings.current
-        self._templates: dict[Hashable, RequestTemplate] = {}
+        self._templates: dict[Hashable, Template] = {}
         self.hits = 0
         engine.repository.listeners.append(self.clear)
 
-    def find(self, key: Hashable) -> RequestTemplate | None:
+    def find(self, key: Hashable) -> Template | None:
         """Return the template of `key`; None if its model is no longer served or the caller has no access."""
         if self._settings is not self._engine.settings.current:  # other limits held for the cached requests
             self._settings = self._engine.settings.current
@@ -162,17 +181,19 @@ class TemplateCache:
         self.hits += 1
         return template
 
-    def keep(self, key: Hashable, template: RequestTemplate) -> None:
+    def keep(self, key: Hashable, template: Template) -> None:
         """Cache `template` for requests with the same `key`, unless it exceeds the current limits."""
-        batch, length = template.shape
-        fits = batch * length <= self._engine.max_tokens and batch <= self._engine.limits.max_rows
+        fits = True
+        if isinstance(template, RequestTemplate):  # the limits of texts are checked for each request
+            batch, length = template.shape
+            fits = batch * length <= self._engine.max_tokens and batch <= self._engine.limits.max_rows
         if not fits or not self._is_served(template, SERVICE):  # the model may have been replaced meanwhile
             return
         if len(self._templates) >= MAX_TEMPLATES:
             self._templates.clear()
         self._templates[key] = template
 
-    def _is_served(self, template: RequestTemplate, principal: Principal) -> bool:
+    def _is_served(self, template: Template, principal: Principal) -> bool:
         """Return whether the repository still serves the same model, and the caller has access."""
         try:
             model = self._engine.repository.find(template.name, template.version, caller=principal)

@@ -126,7 +126,7 @@ class Engine:
         item = BatchItem(feeds, record, request)
         if request.given is not None:
             item.given = await self.scheduler.run(size, lambda: vectors_of_outputs(request, model, names))
-        finish = partial(_finish, request, item, model.manifest, outputs)
+        finish = partial(finish_outputs, request, item, model.manifest, outputs)
         tensors: Mapping[str, Tensor]
         if size <= planning.max_batched_values(model):
             run = partial(planning.run_batch, model, names)
@@ -178,7 +178,7 @@ class Engine:
             return await self._tokenize(model, request)
         self.limits.check_rows("parts", len(request.rows))
         texts = [part.text for row in request.rows for part in row if part.text is not None]
-        cost = _tokenizer_cost(model, texts) + cost_of_parts(request, model)
+        cost = tokenizer_cost(model, texts) + cost_of_parts(request, model)
         return await self.scheduler.run(cost, lambda: assemble(request, model, self.max_tokens))
 
     async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
@@ -187,7 +187,7 @@ class Engine:
         if tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
         self.limits.check_rows("text", len(text))
-        size = _tokenizer_cost(model, text)
+        size = tokenizer_cost(model, text)
         special, spans = request.special_tokens, request.spans
         if special is None:
             special = model.manifest.sentence is None
@@ -253,14 +253,14 @@ class Engine:
         return Result(model=model.name, version=model.version, dtype=dtype, tensors=tensors)
 
 
-def _tokenizer_cost(model: TokenModel, texts: Sequence[str]) -> int:
+def tokenizer_cost(model: TokenModel, texts: Sequence[str]) -> int:
     """Return the cost of tokenizing texts, in values. The first texts also open the tokenizer."""
     if texts and model.tokenizer is not None and not model.tokenizer.opened:
         return INLINE_MAX_VALUES + 1
     return TOKENIZER_COST * (sum(map(len, texts)) + len(texts))
 
 
-def _finish(
+def finish_outputs(
     request: TokenRequest, item: BatchItem, manifest: Manifest, outputs: Mapping[str, str], found: Outputs
 ) -> dict[str, NDArray[np.generic]]:
     """Pool the outputs of a run on request, and return them in the type and shape of the response."""

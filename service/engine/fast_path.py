@@ -179,5 +179,6 @@ class FastRun:
         """End the request with success, or with `error`."""
         log = self._fast_path.admission.log
         if log.max_token_ids:
-            log.note_ids(self.record, TokenRows.of_array(self._item.feeds["input_ids"]))
+            request, ids = self._item.request, self._item.feeds["input_ids"]
+            log.note_ids(self.record, TokenRows.of_array(ids) if request is None else request.input_ids)
         self._fast_path.admission.end(self.record, error)

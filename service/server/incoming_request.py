@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from preblock.service.api.http.request import Route
 from preblock.service.api.http.response import Headers
-from preblock.service.api.request_cache import RequestTemplate
+from preblock.service.api.request_cache import Template
 from preblock.service.observability.context import PER_REQUEST_HEADERS, Target
 from preblock.service.observability.load_report import LoadReport
 
@@ -84,7 +84,7 @@ class IncomingRequest:
     answered: bool = False
     target: Target | None = None
     route: Route | None = None
-    template: RequestTemplate | None = None
+    template: Template | None = None
     caller: Context | None = None
     key: Hashable = ()
     key_changes: int = 0

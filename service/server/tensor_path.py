@@ -23,8 +23,8 @@ MAX_BODY_BYTES = 2**18
 """The application reads longer bodies: their responses take long anyway."""
 APPLICATION_HEADERS = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
 """The application answers requests with these headers."""
-CREDENTIAL = b"authorization"
-"""Template keys leave out this header, because the cache outlives the connection."""
+CREDENTIAL, LENGTH = b"authorization", b"content-length"
+"""Template keys leave out the credential, because the cache outlives the connection."""
 BEGIN = b"POST "
 HEAD_END = b"\r\n\r\n"
 
@@ -126,12 +126,14 @@ class TensorPath:
         if self._proxies is not None:
             _apply_proxy_headers(self._proxies, request)
         if dispatcher.templates is not None:
-            request.key = (request.url, *(header for header in request.headers if header[0].lower() != CREDENTIAL))
+            # A route without a model takes texts, which vary in length.
+            left_out = (CREDENTIAL,) if route.name else (CREDENTIAL, LENGTH)
+            request.key = (request.url, *(header for header in request.headers if header[0].lower() not in left_out))
             request.key_changes = dispatcher.changes()
             request.caller = dispatcher.caller_context(request.headers, request.client)
             if request.caller is not None:
                 request.template = request.caller.run(dispatcher.templates.find, request.key)
-        if request.template is None and not _is_short(request):
+        if (request.template is None or not route.name) and not _is_short(request):
             return False
         request.route = route
         request.target = "POST", route.path, request.client[0] if request.client else ""

@@ -19,8 +19,9 @@ from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse, Headers, lines_of
 from preblock.service.api.http.tracing import end_span, set_route, set_status, start_span
-from preblock.service.api.request_cache import RequestTemplate
-from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer, base64_text, raw_bytes
+from preblock.service.api.request_cache import RequestTemplate, Template
+from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer
+from preblock.service.core.errors import PreblockError
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.coroutines import run_eagerly
@@ -49,21 +50,16 @@ class TensorResponder:
         self._default_lines = b""
 
     def answer_by_template(
-        self, template: RequestTemplate, request: IncomingRequest, body: bytes, context: RequestContext
+        self, template: Template, request: IncomingRequest, body: bytes, context: RequestContext
     ) -> bool:
         """Answer a request from its template. Return False if a check fails; `answer` then produces the error."""
-        if not body.startswith(template.head):
-            return False
-        read = template.read(body)
-        if read is None or not template.fast_path.accepts(*read):
-            return False
-        run = template.fast_path.start(template.protocol, *read, context, context.began + context.read)
+        run = template.start(body, context)
         if run is None:
             return False
         self._begin_trace(request, context)
         if run.batched:
             self._connection.loop.call_soon(self._finish, template, run, context)
-        elif run.streamed:
+        elif run.streamed and isinstance(template, RequestTemplate):
             run_eagerly(self._answer_in_chunks(template, run, context), copy_context(), self._connection.tasks)
         else:
             self._finish(template, run, context)
@@ -80,32 +76,30 @@ class TensorResponder:
             trace = start_span(self._dispatcher.trace, context, "POST", route.path, scheme, request.identifying)
             set_route(trace, route.pattern)
 
-    def _finish(self, template: RequestTemplate, run: FastRun, context: RequestContext) -> None:
+    def _finish(self, template: Template, run: FastRun, context: RequestContext) -> None:
         transport = self._connection.transport
         try:
-            (vectors,) = run.finish()
+            lines, content = template.write(run)
         except Exception as error:
-            LOG.exception("internal error while answering a request", extra={"request_id": context.text})
+            if isinstance(error, PreblockError):
+                response = errors.respond(error, template.path)
+            else:
+                LOG.exception("internal error while answering a request", extra={"request_id": context.text})
+                response = errors.internal_error(template.path)
             run.end(error)
-            if not transport.is_closing():
-                self._send_buffered(errors.internal_error(template.path), context)
-            _end_trace(context, 500)
+            size = 0 if transport.is_closing() else self._send_buffered(response, context)
+            template.fast_path.metrics.count_bytes(template.protocol, context.received, size, context.read)
+            _end_trace(context, response.status_code)
             self._connection.finish()
             return
         began, size = perf_counter(), 0
         if not transport.is_closing():
-            size = template.size
-            head = self._head(200, template.headers, context)
-            if template.suffix is not None:
-                text = base64_text(vectors)
-                if len(text) <= MIN_WRITE_BYTES:
-                    transport.write(b"".join((head, template.prefix, text, template.suffix)))
-                else:
-                    transport.writelines((head + template.prefix, text, template.suffix))
-            elif vectors.nbytes <= MIN_WRITE_BYTES:
-                transport.write(b"".join((head, template.prefix, vectors.data)))
+            size = sum(map(len, content))
+            head = self._head(200, lines, context)
+            if size <= MIN_WRITE_BYTES:
+                transport.write(b"".join((head, *content)))
             else:
-                transport.writelines((head + template.prefix, raw_bytes(vectors)))
+                transport.writelines((head + content[0], *content[1:]))
         _end(template, run, context, size, began, None)
         self._connection.finish()
 
@@ -147,7 +141,9 @@ class TensorResponder:
         if dispatcher.templates is not None and isinstance(response, ChunkedResponse) and response.template is not None:
             template = response.template(response)
             if template is not None:
-                template.path, template.name, template.version = route.path, route.name, route.version
+                template.path = route.path
+                if isinstance(template, RequestTemplate):
+                    template.name, template.version = route.name, route.version
                 dispatcher.templates.keep(request.key, template)
         self._connection.finish()
 
@@ -215,7 +211,7 @@ class TensorResponder:
 
 
 def _end(
-    template: RequestTemplate,
+    template: Template,
     run: FastRun,
     context: RequestContext,
     size: int,

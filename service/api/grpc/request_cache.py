@@ -44,7 +44,7 @@ class CallTemplates:
         Return None without a template, or if a check fails. The general path then answers, or produces the error.
         """
         began, template = perf_counter(), self._templates.find((protocol, len(message)))
-        if template is None or not message.startswith(template.head):
+        if not isinstance(template, RequestTemplate) or not message.startswith(template.head):
             return None
         ids, offset = template.read_binary(message)
         if not template.fast_path.accepts(ids, offset):

@@ -12,7 +12,7 @@ from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, 
 from preblock.service.core.errors import TooLarge
 
 if TYPE_CHECKING:
-    from preblock.service.api.request_cache import RequestTemplate
+    from preblock.service.api.request_cache import Template
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Headers of an ASGI message: names in lower case, and values."""
@@ -40,7 +40,7 @@ class ChunkedResponse(Response):
 
     def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
         # The constructor of the parent needs the complete content, and would double the time of a small response.
-        self.template: Callable[[ChunkedResponse], RequestTemplate | None] | None = None
+        self.template: Callable[[ChunkedResponse], Template | None] | None = None
         self.sending: Callable[[], AbstractContextManager[None]] = nullcontext
         self.status_code = 200
         self.background = None

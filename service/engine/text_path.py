@@ -1,0 +1,133 @@
+"""The fast path of short texts, with one vector for each: only their numbers are validated.
+
+Its work is that of `Engine.embed` for requests that wait for no thread. The general path reports the errors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+
+import numpy as np
+
+from preblock.service.core.errors import PreblockError
+from preblock.service.core.results import EmbedResult
+from preblock.service.core.types import TextRequest, TokenRequest
+from preblock.service.engine.engine import Engine, finish_outputs, tokenizer_cost
+from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of
+from preblock.service.engine.planning import BatchItem, plan
+from preblock.service.engine.positions import pooled_tokens
+from preblock.service.observability.context import RequestContext
+from preblock.service.observability.record import RequestRecord
+from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.session import INLINE_MAX_VALUES
+
+
+def text_path_of(engine: Engine, model: TokenModel, request: TextRequest, as_numbers: bool) -> "TextPath | None":
+    """Return the fast path for texts with the options of `request`; None if the model or an option has none.
+
+    `as_numbers` states whether the response holds the vectors as text.
+    """
+    if request.pooling == "none" or request.truncate is not None or model.tokenizer is None:
+        return None
+    fast_path = fast_path_of(engine, model, request.outputs, request.dtype)
+    return None if fast_path is None else TextPath(engine, fast_path, request, as_numbers)
+
+
+class TextPath:
+    """Computes one vector for each text.
+
+    Args:
+        engine: source of the limits.
+        fast_path: of the token vectors.
+        request: a legal request; its texts are not kept.
+        as_numbers: whether the response holds the vectors as text.
+
+    """
+
+    def __init__(self, engine: Engine, fast_path: FastPath, request: TextRequest, as_numbers: bool) -> None:
+        self.model, self.metrics, self.scheduler = fast_path.model, fast_path.metrics, fast_path.scheduler
+        manifest = self.model.manifest
+        self.options = replace(request, text=())
+        self._engine, self._fast_path, self._as_numbers = engine, fast_path, as_numbers
+        self._segments = "token_type_ids" in manifest.indices
+        special = request.special_tokens
+        self._special = manifest.sentence is None if special is None else special
+        self._columns = request.dimensions or fast_path.width
+
+    def start(
+        self, protocol: str, texts: Sequence[str], context: RequestContext | None, started: float
+    ) -> "TextRun | None":
+        """Start a request of at least one text of at least one character each; see `FastPath.start`."""
+        scheduler, limits = self.scheduler, self._engine.limits
+        size = len(texts) * self._columns
+        if (
+            len(texts) > limits.max_rows
+            or not scheduler.is_inline(tokenizer_cost(self.model, texts))
+            or not scheduler.is_inline(size, self._as_numbers)
+        ):
+            return None
+        record = RequestRecord(protocol, context, started)
+        record.select(self.model.name, self.model.version)
+        try:
+            request = self._tokenize(texts)
+            if request is None:
+                return None
+            self._fast_path.admission.enter(record)
+        except PreblockError:
+            return None
+        return TextRun(self._fast_path, record, request)
+
+    def _tokenize(self, texts: Sequence[str]) -> TokenRequest | None:
+        """Return a legal request of tokens; None if it is not legal, or too large."""
+        tokenizer, manifest, options = self.model.tokenizer, self.model.manifest, self.options
+        assert tokenizer is not None
+        found = tokenizer.encode(texts, self._engine.max_tokens, False, self._special, self._segments)
+        rows, values = found.input_ids, len(found.input_ids.values) * self._fast_path.width
+        if (
+            values > INLINE_MAX_VALUES
+            or not self._engine.limits.allows_buffering(values)
+            or int(rows.lengths.max()) > manifest.limit
+            or int(rows.values.max()) >= manifest.vocab_size
+        ):
+            return None
+        request = TokenRequest(
+            input_ids=rows,
+            indices={} if found.token_type_ids is None else {"token_type_ids": found.token_type_ids},
+            pooling=options.pooling,
+            dimensions=options.dimensions,
+            normalize=options.normalize,
+            outputs=options.outputs,
+        )
+        pooled = pooled_tokens(request, manifest)
+        return request if pooled is None or np.add.reduceat(pooled, rows.starts).all() else None
+
+
+class TextRun(FastRun):
+    """The run of one accepted request of texts."""
+
+    __slots__ = ("_next_offset", "_request")
+
+    def __init__(self, fast_path: FastPath, record: RequestRecord, request: TokenRequest) -> None:
+        self._fast_path, self.record, self._request = fast_path, record, request
+        feeds, self._next_offset = plan(request, fast_path.model.manifest)
+        self._item = BatchItem(feeds, record, request)
+        record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
+        self.batched = self.streamed = False
+        record.checked = perf_counter()
+
+    def result(self) -> EmbedResult:
+        """Return the vectors of the texts, (B, D), as `Engine.embed` does."""
+        fast_path = self._fast_path
+        (found,) = fast_path.run([self._item])
+        (output,), (source,) = self._request.outputs, fast_path.sources
+        tensors = finish_outputs(self._request, self._item, fast_path.model.manifest, {output: source}, found)
+        self.record.ended = perf_counter()
+        model, request = fast_path.model, self._request
+        return EmbedResult(
+            model=model.name,
+            version=model.version,
+            dtype=request.dtype,
+            tensors=tensors,
+            lengths=request.input_ids.lengths,
+            next_offset=self._next_offset,
+        )

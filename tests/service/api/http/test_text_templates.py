@@ -1,0 +1,214 @@
+"""Requests with short texts and the template of an earlier request.
+
+Oracle: the answers of the general path, which serves all requests of web pages.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from model2vec import StaticModel
+
+from preblock.export.exporter import export
+from preblock.service.app import create_app, create_engine
+from preblock.service.artifacts.manifest import DATA, MANIFEST
+from preblock.service.core.auth import new_key
+from preblock.service.core.settings import Settings
+from preblock.service.engine.engine import Engine
+from preblock.service.server.run import configure
+from tests.support.artifacts import copy_artifact
+from tests.support.servers import live_server
+from tests.support.static_models import WIDTH, make_table, save_bag, save_mapped
+
+Answer = tuple[int, dict[str, str], Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_mapped(tmp_path_factory.mktemp("static") / "mapped")
+
+
+@pytest.fixture(scope="module")
+def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a repository of models with few tokens: `mapped`, `bag`, `infinite` with an infinite value, and `bert`."""
+    root = tmp_path_factory.mktemp("repository")
+    export(str(folder), "mapped", root)
+    for name in ("bag", "infinite"):
+        export(str(save_bag(folder.parent / "bag")), name, root)
+    make_infinite(root / "infinite" / "1")
+    copy_artifact("bert", root)
+    return root
+
+
+def make_infinite(folder: Path) -> None:
+    """Make the vector of the token `a` infinite. The export refuses such a table, an artifact may have it."""
+    data, row = (folder / DATA).read_bytes(), make_table()[4].tobytes()
+    changed = data.replace(row, np.full(WIDTH, np.inf, np.float32).tobytes())
+    assert changed != data
+    (folder / DATA).write_bytes(changed)
+    before, after = (hashlib.sha256(content).hexdigest() for content in (data, changed))
+    (folder / MANIFEST).write_text((folder / MANIFEST).read_text().replace(before, after))
+
+
+class Texts:
+    """A server, and the number of requests that its cache of templates has answered."""
+
+    def __init__(self, http: httpx.Client, engine: Engine, hits: Callable[[], int]) -> None:
+        self.http, self.engine, self.hits = http, engine, hits
+
+    def ask(self, body: dict[str, Any] | bytes, **headers: str) -> Answer:
+        """Return status, headers without those of time, and document."""
+        content = json.dumps(body).encode() if isinstance(body, dict) else body
+        types = {"Content-Type": "application/json", "X-Request-Id": "mine"}
+        found = self.http.post("/v1/embeddings", content=content, headers=types | headers)
+        kept = {name: value for name, value in found.headers.items() if name not in ("date", "server-timing")}
+        return found.status_code, kept, found.json()
+
+    def alone(self, body: dict[str, Any] | bytes) -> Answer:
+        """Return the answer of the general path."""
+        return self.ask(body, Origin="http://a.test")
+
+
+@pytest.fixture(scope="module")
+def texts(repository: Path) -> Iterator[Texts]:
+    yield from run(Settings(repository=repository))
+
+
+def run(settings: Settings, **headers: str) -> Iterator[Texts]:
+    engine = create_engine(settings)
+    app = create_app(settings, engine)
+    assert app.templates is not None
+    cache = app.templates
+    with (
+        live_server(configure(settings, app)) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Accept-Encoding": "", **headers}) as http,
+    ):
+        yield Texts(http, engine, lambda: cache.hits)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "mapped"},
+        {"model": "mapped:1", "dimensions": 3},
+        {"model": "mapped", "encoding_format": "base64"},
+        {"model": "mapped", "pooling": "first"},
+        {"model": "bag", "pooling": "last", "user": 'a "input": "b" \\'},
+        {"model": "bag", "add_special_tokens": True},
+        {"model": "bert"},
+        {"model": "bert", "add_special_tokens": False, "encoding_format": "base64"},
+    ],
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_text_gets_response_of_general_path(texts: Texts, options: dict[str, Any], first: bool) -> None:
+    def body(value: Any) -> dict[str, Any]:
+        return {"input": value, **options} if first else {**options, "input": value}
+
+    assert texts.ask(body("a b"))[0] == 200
+    before = texts.hits()
+    values = ["a", ["a"], ["c b", "hello a", "b c"], ["a b", "c d"], 'é a \\ " \n ä', ["a ]", 'a", "b']]
+    for number, value in enumerate(values, 1):
+        found = texts.ask(body(value))
+        assert (found, found[0]) == (texts.alone(body(value)), 200)
+        assert texts.hits() == before + number
+
+
+def test_template_response_matches_model2vec(texts: Texts, folder: Path) -> None:
+    sentences = ["hello world", "abc ? jih", "hello hello !! b"]
+    before = texts.hits()
+    found = [texts.ask({"model": "mapped", "input": text, "dimensions": 8})[2] for text in sentences]
+    assert texts.hits() >= before + 2
+    vectors = [document["data"][0]["embedding"] for document in found]
+    np.testing.assert_allclose(vectors, StaticModel.from_pretrained(folder).encode(sentences), rtol=1e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('""', "[]", '[""]', '["a", ""]', '["a", 1]', "1", "null", '"a', '"a" "b"', "[", '["a"]]', "{}", '[["a"]]'),
+        *('"a", "input": "b"', '"a", "model": "bag"', '"a", "other": 1', '"\\ud800"', '"? !"', '["a", "?"]'),
+        *('"a a a a a a a a a"', '" "', "[[4, 5]]", "[4, 5]", '"a"}', '"a", "truncate": "right"'),
+    ],
+)
+def test_other_input_gets_response_of_general_path(texts: Texts, text: str) -> None:
+    def body(value: str) -> bytes:
+        return f'{{"model": "mapped", "input": {value}}}'.encode()
+
+    assert texts.ask(body('"a b"'))[0] == 200
+    assert texts.ask(body(text)) == texts.alone(body(text))
+
+
+def test_infinite_value_is_rejected_with_template(texts: Texts) -> None:
+    assert texts.ask({"model": "infinite", "input": "b"})[0] == 200
+    before = texts.hits()
+    found = texts.ask({"model": "infinite", "input": "a"})
+    assert (found, found[0], texts.hits()) == (texts.alone({"model": "infinite", "input": "a"}), 400, before + 1)
+    assert texts.ask({"model": "infinite", "input": "c"})[0] == 200
+
+
+def test_compressed_response_has_no_template(texts: Texts) -> None:
+    before = texts.hits()
+    for text in ("a", "b"):
+        assert texts.ask({"model": "bag", "input": text}, **{"Accept-Encoding": "gzip"})[0] == 200
+    assert texts.hits() == before
+
+
+@pytest.mark.parametrize("body", [{"pooling": "none"}, {"truncate": "left"}])
+def test_request_without_fast_path_has_no_template(texts: Texts, body: dict[str, Any]) -> None:
+    before = texts.hits()
+    for text in ("a", "b"):
+        assert texts.ask({"model": "bag", "input": text, **body}, **{"X-Number": str(body)})[0] == 200
+    assert texts.hits() == before
+
+
+def test_texts_over_limit_of_event_loop_take_general_path(texts: Texts) -> None:
+    long = [" ".join("abc") + " "] * 200
+    assert texts.ask({"model": "bag", "input": "a"})[0] == 200
+    for value in (long, " ".join(long)):
+        assert texts.ask({"model": "bag", "input": value}) == texts.alone({"model": "bag", "input": value})
+
+
+def test_limits_are_checked_with_template(repository: Path) -> None:
+    for limit, value in ({"max_request_rows": 2}, ["a", "b", "c"]), ({"max_request_tokens": 3}, "a a a a"):
+        for texts in run(Settings(repository=repository, **limit)):
+            assert texts.ask({"model": "bag", "input": "a"})[0] == 200
+            found = texts.ask({"model": "bag", "input": value})
+            assert (found, found[0]) == (texts.alone({"model": "bag", "input": value}), 400)
+
+
+def test_rate_of_requests_is_limited_with_template(repository: Path) -> None:
+    for texts in run(Settings(repository=repository, rate_limit_per_second=2)):
+        statuses = [texts.ask({"model": "bag", "input": "a"})[0] for _ in range(4)]
+        assert (statuses[:2], statuses[-1]) == ([200, 200], 429)
+
+
+def test_callers_are_authorized_with_template(repository: Path, tmp_path: Path) -> None:
+    allowed, other = (new_key(name, (model,), admin=False) for name, model in (("a", "bag"), ("b", "bert")))
+    (tmp_path / "keys.toml").write_text(allowed[1] + other[1])
+    for texts in run(Settings(repository=repository, api_keys_file=tmp_path / "keys.toml")):
+        keys = allowed[0], allowed[0], other[0], "wrong"
+        asked = [texts.ask({"model": "bag", "input": "a"}, Authorization=f"Bearer {key}")[0] for key in keys]
+        assert (asked, texts.hits()) == ([200, 200, 403, 401], 1)
+
+
+def test_metrics_count_requests_with_template(repository: Path) -> None:
+    for texts in run(Settings(repository=repository)):
+        for _ in range(3):
+            assert texts.ask({"model": "bag", "input": ["a b", "c"]})[0] == 200
+        assert texts.hits() == 2
+        found = texts.http.get("/metrics").text
+        assert 'preblock_requests_total{model="bag",outcome="ok",protocol="openai"} 3.0' in found
+        assert 'preblock_tokens_total{model="bag"} 9.0' in found
+
+
+def test_access_log_has_ids_with_template(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for texts in run(Settings(repository=repository, access_log_sample_rate=1, access_log_max_token_ids=8)):
+        for value in ("a", ["a b", "c"]):
+            assert texts.ask({"model": "bag", "input": value})[0] == 200
+        assert texts.hits() == 1
+    assert "[[4, 5], [6]]" in capfd.readouterr().err
