@@ -1,4 +1,4 @@
-"""Row ids of n-gram tables by NumPy, with the bits of their graph, which takes four times as long for one token.
+"""Row ids of n-gram tables by NumPy, with the bits of their graph, which takes about twice as long for one token.
 
 Letters: B batch, L length, N layers, n ids of the longest n-gram, H heads of a layer.
 """
