@@ -39,9 +39,11 @@ def finish(pooled: Float32, request: TokenRequest, manifest: Manifest) -> Float3
     stated = manifest.sentence is not None and manifest.sentence.normalize
     if not (stated if request.normalize is None else request.normalize):
         return vectors
-    wide = vectors.astype(np.float64)
-    norms = np.sqrt(np.square(wide).sum(axis=1, keepdims=True))
-    normalized: Float32 = (wide / np.where(norms == 0, 1, norms)).astype(np.float32)
+    norms = np.sqrt(np.square(vectors, dtype=np.float64).sum(axis=1, keepdims=True))
+    if not norms.all():
+        norms[norms == 0] = 1
+    normalized: Float32 = np.empty_like(vectors)
+    np.divide(vectors, norms, out=normalized, casting="same_kind")
     return normalized
 
 

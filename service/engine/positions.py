@@ -30,7 +30,9 @@ def pooled_tokens(request: TokenRequest, manifest: Manifest) -> Int64 | None:
     if manifest.sentence is None:
         return real
     for ignored in manifest.sentence.ignored_ids:
-        known = (request.input_ids.values != ignored).astype(np.int64)
+        if not (found := request.input_ids.values == ignored).any():
+            continue
+        known = (~found).astype(np.int64)
         real = known if real is None else real * known
     return None if real is None or real.all() else real
 

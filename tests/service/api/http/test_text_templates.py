@@ -1,6 +1,6 @@
 """Requests with short texts and the template of an earlier request.
 
-Oracle: the answers of the general path, which serves all requests of web pages.
+Oracle: the answers of the general path. It serves all requests of web pages.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def make_infinite(folder: Path) -> None:
 
 
 class Texts:
-    """A server, and the number of requests that its cache of templates has answered."""
+    """A server, and the hits of its cache of templates."""
 
     def __init__(self, http: httpx.Client, engine: Engine, hits: Callable[[], int]) -> None:
         self.http, self.engine, self.hits = http, engine, hits
