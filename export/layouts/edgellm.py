@@ -24,8 +24,8 @@ def write_edgellm(lookup: TokenLookup, folder: Path) -> None:
     """Write `embedding.safetensors`, and for rotary attention with a limit `rope_rotary_cos_sin.safetensors`.
 
     - `embedding`, float16 (V, D).
-    - `rope_rotary_cos_sin`, float32 (1, M, R): cosines, then sines, each in R/2 columns. Further kinds of layers have
-      the ending of their outputs, such as `rope_rotary_cos_sin_sliding_attention`.
+    - `rope_rotary_cos_sin`, float32 (1, M, R): cosines, then sines, each in R/2 columns. Models with several kinds of
+      layers have `rope_rotary_cos_sin_full` and `rope_rotary_cos_sin_sliding`, each of its own R.
 
     Raises:
         ExportError: a value is too large for float16, or the artifact has rotary outputs in float16.
@@ -58,8 +58,9 @@ def _halves(lookup: TokenLookup) -> Iterator[NDArray[Any]]:
 
 
 def _kind_of_layer(rotary: Rotary) -> str:
-    """Return the ending of the outputs, such as `_sliding_attention`."""
-    return rotary.cos.removeprefix("rotary_cos_sin" if rotary.form == "fused" else "rotary_cos")
+    """Return the ending of a cache in the engine, such as `_sliding`."""
+    ending = rotary.cos.removeprefix("rotary_cos_sin" if rotary.form == "fused" else "rotary_cos")
+    return ending.removesuffix("_attention")
 
 
 def _caches(lookup: TokenLookup, rotary: Rotary, limit: int) -> Iterator[NDArray[Any]]:

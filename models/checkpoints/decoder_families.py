@@ -139,7 +139,7 @@ def _gemma3n(part: str = "") -> Family:
 
 
 def _ids_of_other_inputs(c: Config) -> list[int]:
-    """Return the ids replaced by Gemma 4 before its text part."""
+    """Return the ids replaced by Gemma 4 and Gemma 4 Unified before their text part."""
     defaults = {"image_token_id": 258880, "video_token_id": 258884, "audio_token_id": 258881}
     found = (c.nullable(key, default) for key, default in defaults.items())
     return sorted({token for token in found if type(token) is int and 0 <= token < _vocabulary(c)})
@@ -233,5 +233,9 @@ DECODERS: dict[str, Family] = {
     "gemma3n_text": _gemma3n(),
     "gemma3n/text": replace(_gemma3n("language_model."), sections=("text_config",), refused=_ids_of_other_tables),
     "gemma4_text": _gemma4(),
+    "gemma4_unified_text": _gemma_family(262144),
+    "gemma4_unified/text": replace(
+        _gemma_family(262144, "language_model."), sections=("text_config",), refused=_ids_of_other_inputs
+    ),
     "gemma4/text": replace(_gemma4("language_model."), sections=("text_config",), refused=_ids_of_other_inputs),
 }

@@ -47,8 +47,8 @@ class Family:
     Args:
         steps: the steps, given the config; sizes come from the tensors, those of derived tables from the config.
         prefix: prefix of the keys in the file of a model with a head; default none.
-        limit: key of max_len in the config and its default in the library, for models without a table of positions;
-            None for no limit.
+        limit: key of max_len in the config and its default in the library, perhaps given the config, for models without
+            a table of positions; None for no limit.
         padding: default padding id; None for none.
         only: keys with an effect on the front-end -> their supported values.
         refused: unsupported ids, given the whole config, other models' parts included: their vectors depend on other
@@ -68,7 +68,7 @@ class Family:
 
     steps: Callable[[Config], list[Step]]
     prefix: str = ""
-    limit: tuple[str, int] | None = None
+    limit: tuple[str, int | Callable[[Config], int]] | None = None
     padding: int | None = None
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     refused: Callable[[Config], list[int]] = lambda _: []
@@ -80,3 +80,10 @@ class Family:
     streams: Callable[[Config], int] = lambda _: 1
     segments: bool = False
     sections: tuple[str, ...] = ()
+
+    def longest_input(self, config: Config) -> Any:
+        """Return max_len of a model without a table of positions, as `config` states it; None for no limit."""
+        if self.limit is None:
+            return None
+        key, default = self.limit
+        return config(key, default(config) if callable(default) else default)

@@ -1,17 +1,18 @@
 """Kinds of attention layers in models that mix full and sliding attention, from their configuration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from preblock.models.checkpoints.family import Config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+MAX_LAYERS = 2**16
 
 
 def alternating_kinds(
-    layers: int, key: str | None, distance: int, first_full: Callable[[int], int]
-) -> Callable[[Config], set[str]]:
-    """Return a function from the configuration to the kinds of its layers.
+    layers: int, key: str | None, distance: int, first_full: Callable[[int], int], last_full: bool = False
+) -> Callable[[Config], list[str]]:
+    """Return a function from the configuration to the kind of each of its layers.
 
     `layer_types` names the kind of each layer. Older files hold the distance between layers of full attention instead.
 
@@ -20,26 +21,67 @@ def alternating_kinds(
         key: key of the distance; None if the library reads none.
         distance: its default.
         first_full: index of the first layer of full attention, given the distance.
+        last_full: the last layer has full attention in any case; default False.
 
     """
 
-    def kinds(c: Config) -> set[str]:
+    def kinds(c: Config) -> list[str]:
         stated = c("layer_types")
         if stated is None:
             number = _count("num_hidden_layers", c("num_hidden_layers", layers))
             step = distance if key is None else _count(key, c(key, distance))
-            full = first_full(step)
-            found = {FULL} if full < number else set()
-            other = 0 if full else 1
-            return found | ({SLIDING} if step > 1 and other < number else set())
+            stated = [FULL if layer % step == first_full(step) else SLIDING for layer in range(number)]
         if not isinstance(stated, list) or not stated or not all(kind in (FULL, SLIDING) for kind in stated):
             raise ValueError(f"layer_types: got {stated!r}, expected a list of {FULL} and {SLIDING}")
-        return set(stated)
+        return [*stated[:-1], FULL] if last_full else stated
 
     return kinds
 
 
+def head_widths(
+    kinds: Callable[[Config], list[str]], width: int, full_width: int
+) -> Callable[[Config], Mapping[str, Any]]:
+    """Return a function from the configuration to the width of a head in each kind of layer.
+
+    `per_layer_config` holds the values of single layers. Older files hold the width for full attention instead.
+
+    Args:
+        kinds: as `alternating_kinds` returns it.
+        width: default of `head_dim`.
+        full_width: default of `global_head_dim`.
+
+    """
+
+    def widths(c: Config) -> Mapping[str, Any]:
+        layers = kinds(c)
+        full = {"head_dim": c.nullable("global_head_dim", full_width)}
+        older = {layer: full for layer, kind in enumerate(layers) if kind == FULL}
+        changes = _layer_changes(c.nullable("per_layer_config", older), len(layers))
+        found: dict[str, Any] = {}
+        for layer, kind in enumerate(layers):
+            stated = changes.get(layer, {}).get("head_dim", c.nullable("head_dim", width))
+            if found.setdefault(kind, stated) != stated:
+                raise ValueError(
+                    f"head_dim: got {found[kind]!r} and {stated!r} in layers of {kind}, expected one width"
+                )
+        return found
+
+    return widths
+
+
+def _layer_changes(stated: Any, layers: int) -> dict[int, Mapping[str, Any]]:
+    """Return the values of single layers by their index."""
+    given = {} if stated is None else stated
+    legal = set(range(layers))
+    if not isinstance(given, Mapping) or not all(
+        str(key).isdecimal() and int(key) in legal and isinstance(values, Mapping) for key, values in given.items()
+    ):
+        expected = f"objects with values for layers from 0 to {layers - 1}"
+        raise ValueError(f"per_layer_config: got {stated!r}, expected {expected}")
+    return {int(key): values for key, values in given.items()}
+
+
 def _count(key: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{key}: got {value!r}, expected 1 or more")
+    if type(value) is not int or not 1 <= value <= MAX_LAYERS:
+        raise ValueError(f"{key}: got {value!r}, expected 1 to {MAX_LAYERS}")
     return value

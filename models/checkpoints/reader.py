@@ -12,7 +12,7 @@ from preblock.models.checkpoints.bias_families import bias_of
 from preblock.models.checkpoints.family import ALL, Config, Family
 from preblock.models.checkpoints.family_lookup import family_of, section_of
 from preblock.models.checkpoints.ngram_tensors import TableTensor, locate_ngram_tables
-from preblock.models.checkpoints.rotary_families import UNDESCRIBED, find_rotary
+from preblock.models.checkpoints.rotary_families import find_rotary
 from preblock.models.checkpoints.rotary_reader import MissingLengthError, as_stored, read_rotary
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, find_prefix, read_tensors
 from preblock.models.checkpoints.weight_files import (
@@ -167,8 +167,7 @@ def _with_rotary(
     if refused and length is not None:
         raise CheckpointError(f"--rotary-length: {refused}; leave the option out")
     if row is None:
-        undescribed = f"the rotary table has no row for {config.family!r}" if config.family in UNDESCRIBED else None
-        return replace(config, no_rotary=undescribed)
+        return config
     tensor = _read_tensor(folder, prefix, row.tensors)
     if tensor is not None:
         try:
@@ -197,7 +196,7 @@ def _configure(
 ) -> FrontEndConfig:
     config = Config(values)
     positions = next((step for step in steps if isinstance(step, Positions)), None)
-    max_len = limit_of(positions) if positions else config(*family.limit) if family.limit else None
+    max_len = limit_of(positions) if positions else family.longest_input(config)
     frontend = FrontEndConfig(
         family=name,
         steps=steps,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from preblock.models.checkpoints.family import Config
-from preblock.models.checkpoints.layer_kinds import FULL, SLIDING, alternating_kinds
+from preblock.models.checkpoints.layer_kinds import FULL, SLIDING, alternating_kinds, head_widths
 
 Theta = tuple[str | None, float]
 TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
@@ -22,17 +22,20 @@ class RotaryFamily:
     Args:
         heads: default number of heads of attention.
         head_dim: default width of a head; None for the hidden size over the heads.
+        widths: ending of the names of the outputs -> width of a head, given the config, in place of `head_dim`;
+            default none.
         dim: key of R and its default; None for R as a share of a head.
         repeated: key that must repeat R where a file has it; default none.
         share: key of this share, or None if the library reads none beside `rope_parameters`, and its default, perhaps
-            given the config; None for all of a head. Null in a file means all of a head too.
+            given the config; None for all of a head, except for the type "proportional". Null in a file means all of
+            a head too.
         thetas: ending of the names of the outputs -> the key of theta beside `rope_parameters`, or None, and its
             default. Several if layers differ: `rope_parameters` then has an object for each.
         scaled: endings, of several, for an old `rope_scaling`.
         layers: endings in use by the layers, given the config; default all.
         types: rope types known to the library; none if it reads no `rope_parameters`.
         aliases: other names of rope types.
-        default: `rope_parameters` of a file without any; default none.
+        default: `rope_parameters` of a file without any, with an object for each ending if layers differ; default none.
         original_len: default length of pretraining; None for the longest input.
         layout: layout of the pairs of columns, as in `rotate`.
         interleaved: key that is false for the layout "half" in place of `layout`; default none.
@@ -44,12 +47,14 @@ class RotaryFamily:
         angles: type of angles in the library, as in `RotaryConfig`.
         tensors: keys of a tensor with the R/2 frequencies, or of a table (M, R) of sines and then cosines. If the
             file has it, it wins over the config.
+        other_types: further types of the text part of a model; each has a row of its own. Default none.
         when: whether a model is rotary, given its config; default always.
 
     """
 
     heads: int = 0
     head_dim: int | None = None
+    widths: Callable[[Config], Mapping[str, Any]] | None = None
     dim: tuple[str, int] | None = None
     repeated: str | None = None
     share: tuple[str | None, float | Callable[[Config], float]] | None = None
@@ -68,6 +73,7 @@ class RotaryFamily:
     ntk_alpha: bool = False
     angles: Literal["float32", "float64"] = "float32"
     tensors: tuple[str, ...] = ()
+    other_types: tuple[str, ...] = ()
     when: Callable[[Config], bool] = lambda _: True
 
 
@@ -97,14 +103,28 @@ _GEMMA3N = RotaryFamily(
     scaled=(FULL,),
     layers=alternating_kinds(35, None, 5, lambda distance: distance - 1),
 )
+_GEMMA4_KINDS = alternating_kinds(30, None, 6, lambda distance: distance - 1, last_full=True)
+_GEMMA4 = RotaryFamily(
+    widths=head_widths(_GEMMA4_KINDS, width=256, full_width=512),
+    thetas=_per_layer(full=("rope_theta", 1_000_000.0), sliding=("rope_theta", 10000.0)),
+    layers=_GEMMA4_KINDS,
+    types=(*TYPES, "proportional"),
+    default={
+        FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+        SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+    },
+)
 _QWEN2_VL = RotaryFamily(
     heads=64, thetas={"": ("rope_theta", 1_000_000.0)}, sections=(16, 24, 24), aliases={"mrope": "default"}
 )
 _QWEN3_5 = RotaryFamily(
     heads=16, head_dim=256, share=("partial_rotary_factor", 0.25), sections=(11, 11, 10), order="mixed"
 )
-
+_QWEN4 = replace(_QWEN3_5, share=("partial_rotary_factor", 1.0))
 _GLM4V = RotaryFamily(heads=32, share=("partial_rotary_factor", 1.0), layout="interleaved", sections=(8, 12, 12))
+_GLM4V_MOE = replace(_GLM4V, heads=96, share=_HALF, layout="half")
+_GLM46V = replace(_GLM4V, other_types=("glm4v_moe_text",))
+_GLM_OCR = replace(_GLM4V, heads=16)
 
 ROTARY: dict[str, RotaryFamily] = {
     "llama": RotaryFamily(heads=32),
@@ -181,9 +201,16 @@ ROTARY: dict[str, RotaryFamily] = {
     "qwen3_5_moe/text": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5_moe_text": _QWEN3_5,
+    "qwen4_exp_text": _QWEN4,
+    "qwen4_exp/text": _QWEN4,
     "glm4v/text": _GLM4V,
-    "glm4v_moe/text": replace(_GLM4V, heads=96, share=_HALF, layout="half"),
-    "glm_ocr/text": replace(_GLM4V, heads=16),
+    "glm4v_text": _GLM4V,
+    "glm4v_moe/text": _GLM4V_MOE,
+    "glm4v_moe_text": _GLM4V_MOE,
+    "glm46v/text": _GLM46V,
+    "glmga/text": _GLM46V,
+    "glm_ocr/text": _GLM_OCR,
+    "glm_ocr_text": _GLM_OCR,
     "ernie4_5_vl_moe/text": RotaryFamily(
         heads=20,
         thetas={"": ("rope_theta", 500_000.0)},
@@ -208,6 +235,10 @@ ROTARY: dict[str, RotaryFamily] = {
     ),
     "gemma3n_text": _GEMMA3N,
     "gemma3n/text": _GEMMA3N,
+    "gemma4_text": _GEMMA4,
+    "gemma4/text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
+    "gemma4_unified/text": _GEMMA4,
     "falcon": RotaryFamily(heads=71, when=lambda c: not c("alibi", False)),
     "gptj": _GPTJ,
     "codegen": _GPTJ,
@@ -236,11 +267,9 @@ ROTARY: dict[str, RotaryFamily] = {
 }
 
 
-UNDESCRIBED = {"gemma4/text", "gemma4_text", "qwen4_exp/text", "qwen4_exp_text"}
-"""Rotary families without a row here."""
-
-
 def find_rotary(family: str, values: Mapping[str, Any]) -> RotaryFamily | None:
     """Return the row of a model of `family` with the config `values`; None if it is not rotary."""
     row = ROTARY.get(family)
+    if row and (part := values.get("model_type")) in row.other_types:
+        row = ROTARY[str(part)]
     return row if row and row.when(Config(values)) else None

@@ -99,6 +99,12 @@ def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any]) -> dict[str, 
     if "" in row.thetas:
         stated = old or new or (row.default if values.get("rope_parameters") is None else {})
         return {"": dict(stated)}
+    if old and not row.scaled:
+        raise ValueError(
+            f"rope_scaling: got {dict(old)}, expected rope_parameters, with an object for each kind of layer"
+        )
+    if values.get("rope_parameters") is None:
+        new = row.default
     for key in new:
         if key not in row.thetas:
             raise ValueError(f"rope_parameters: got the key {key!r}, expected {', '.join(row.thetas)}")
@@ -130,16 +136,20 @@ def _read_one(
         rope["truncate"] = False  # as the library reads null
     key, default = row.thetas[name]
     theta = _number("rope_theta", rope.pop("rope_theta", config(key, default) if key else default))
-    share = _share(row, rope, config)
-    dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, config, width) * share)
+    share = _share(row, rope, config, scaling)
+    # With "proportional" a part of the pairs turns, and all columns of a head have values.
+    kept = 1.0 if scaling == "proportional" else share
+    dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, name, config, width) * kept)
     if row.repeated and (stated := config(row.repeated, dim)) != dim:
         raise ValueError(f"{row.repeated}: got {stated!r}, expected {dim}, the rotary width")
     if row.ntk_alpha and scaling == "dynamic" and rope.get("alpha"):
         scaling, theta = "default", theta * _number("alpha", rope["alpha"]) ** (dim / (dim - 2))
         rope = {key: value for key, value in rope.items() if key not in NTK_ALPHA_KEYS}
     scale = SCALINGS[scaling]
-    keys = {*scale.needs, *scale.takes} - {"original_len", "length", "frequencies"}
+    keys = {*scale.needs, *scale.takes} - {"original_len", "length", "turning_pairs", "frequencies"}
     numbers: dict[str, Any] = {key: _number(key, rope.pop(key)) for key in keys & set(rope)}
+    if scaling == "proportional":
+        numbers |= {"factor": numbers.get("factor", 1.0), "turning_pairs": int(share * dim // 2)}
     if "original_len" in scale.needs:
         numbers["original_len"] = longest
         if scaling != "dynamic":
@@ -186,19 +196,21 @@ def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
     return scaling
 
 
-def _share(row: RotaryFamily, rope: dict[str, Any], config: Config) -> Any:
+def _share(row: RotaryFamily, rope: dict[str, Any], config: Config, scaling: str) -> Any:
     key, default = row.share or ("partial_rotary_factor", 1.0)
     outside = default(config) if callable(default) else default
     if key is not None:
         stated = config.nullable(key, outside)
         outside = 1.0 if stated is None else stated
     share = _number("partial_rotary_factor", rope.pop("partial_rotary_factor", outside))
-    if not row.share and share != 1:
+    if not row.share and share != 1 and scaling != "proportional":
         raise ValueError(f"partial_rotary_factor: got {share}, expected 1: all of a head turns")
     return share
 
 
-def _head_dim(row: RotaryFamily, config: Config, width: int) -> Any:
+def _head_dim(row: RotaryFamily, name: str, config: Config, width: int) -> Any:
+    if row.widths:
+        return _width("head_dim", row.widths(config)[name])
     stated = config.nullable("head_dim", row.head_dim)
     if stated is not None:
         return _width("head_dim", stated)

@@ -4,6 +4,7 @@ State-space models are among them. Letters: M maximum length.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from preblock.models.checkpoints.family import WHOLE, Family
 from preblock.models.checkpoints.family_steps import token_step
@@ -22,6 +23,9 @@ LIMITS: Mapping[str, int] = {
     "glm": 131072,
     "glm4": 131072,
     "glm4_moe": 131072,
+    "glm4v_moe_text": 65536,
+    "glm4v_text": 32768,
+    "glm_ocr_text": 131072,
     "gpt_oss": 131072,
     "hunyuan_v1_dense": 2048,
     "hunyuan_v1_moe": 2048,
@@ -70,6 +74,12 @@ def _language_part(limit: int, *sections: str) -> Family:
     )
 
 
+_GLM4V_TYPES = ("glm4v_text", "glm4v_moe_text")
+_GLM46V = replace(
+    _language_part(32768),
+    limit=("max_position_embeddings", lambda c: LIMITS[c("model_type", _GLM4V_TYPES[0])]),
+    only={"model_type": _GLM4V_TYPES},
+)
 _MAMBA = Family(steps=lambda _: [token_step("embeddings", "embedding")], prefix="backbone.")
 
 TOKEN_DECODERS: dict[str, Family] = {
@@ -90,6 +100,8 @@ TOKEN_DECODERS: dict[str, Family] = {
     "qwen3_5_moe/text": _language_part(32768),
     "glm4v/text": _language_part(32768),
     "glm4v_moe/text": _language_part(65536),
+    "glm46v/text": _GLM46V,
+    "glmga/text": _GLM46V,
     "glm_ocr/text": _language_part(131072),
     "ernie4_5_vl_moe/text": _language_part(131072),
     "mamba": _MAMBA,

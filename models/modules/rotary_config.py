@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MAX_WIDTH = 2**16
 """Largest R: a hundred times the widest known head. The frequencies of a wider one would fill the memory."""
@@ -36,6 +36,7 @@ class RotaryConfig:
         high_freq_factor: for "llama3", least turns within `original_len` to keep a frequency.
         short_factor: for "longrope", divisor of each of the R/2 frequencies if `length` is at most `original_len`.
         long_factor: the same if `length` is greater.
+        turning_pairs: for "proportional", pairs that turn; the others of the R/2 pairs keep the angle 0.
         frequencies: for "given", the R/2 frequencies in radians per position.
         angles: type of the product of positions and frequencies; "float64" also computes cosine and sine in float64,
             and rounds once. Default "float32".
@@ -59,13 +60,14 @@ class RotaryConfig:
     high_freq_factor: float = 0.0
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    turning_pairs: int = 0
     frequencies: tuple[float, ...] = ()
     angles: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
             raise ValueError(f"scaling: got {self.scaling!r}, expected {', '.join(SCALINGS)}")
-        for name in ("dim", "original_len", "length"):
+        for name in ("dim", "original_len", "length", "turning_pairs"):
             if type(getattr(self, name)) is not int:
                 raise ValueError(f"{name}: got {getattr(self, name)!r}, expected a whole number")
         if not 2 <= self.dim <= MAX_WIDTH or self.dim % 2:
@@ -89,6 +91,8 @@ class RotaryConfig:
             raise ValueError("dim: got 2, expected 4 or more with scaling 'dynamic'")
         if self.scaling == "yarn" and self.beta_fast < self.beta_slow:
             raise ValueError(f"beta_fast: got {self.beta_fast}, expected at least beta_slow, {self.beta_slow}")
+        if self.turning_pairs > self.dim // 2:
+            raise ValueError(f"turning_pairs: got {self.turning_pairs}, expected 1 to {self.dim // 2}, all pairs")
         if self.scaling == "longrope" and self.original_len == 1:
             raise ValueError("original_len: got 1, expected 2 or more with scaling 'longrope'")
         if self.scaling == "llama3" and self.high_freq_factor < self.low_freq_factor:
@@ -161,6 +165,11 @@ def _longrope(config: RotaryConfig) -> Tensor:
     return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * config.theta ** _exponents(config))
 
 
+def _proportional(config: RotaryConfig) -> Tensor:
+    turning = 1.0 / config.theta ** _exponents(config)[: config.turning_pairs]
+    return nn.functional.pad(turning / config.factor, (0, config.dim // 2 - config.turning_pairs))
+
+
 def _given(config: RotaryConfig) -> Tensor:
     return torch.tensor(config.frequencies, dtype=getattr(torch, config.angles), device="cpu")
 
@@ -214,8 +223,10 @@ SCALINGS = {
         ("factor", "original_len", "length", "short_factor", "long_factor"),
         ("attention_factor",),
     ),
+    "proportional": Scaling(_proportional, _one, ("factor", "turning_pairs")),
     "given": Scaling(_given, _one, ("frequencies",)),
 }
 """Scalings for longer inputs than in pretraining: none (Su et al. 2021); linear (Chen et al. 2023); dynamic
-NTK (bloc97 and emozilla 2023); yarn (Peng et al. 2023); llama3 (Dubey et al. 2024); longrope (Ding et al. 2024).
+NTK (bloc97 and emozilla 2023); yarn (Peng et al. 2023); llama3 (Dubey et al. 2024); longrope (Ding et al. 2024);
+proportional, where the first pairs turn alone (Gemma 4, transformers 5.23).
 "given" is no formula: the frequencies themselves."""

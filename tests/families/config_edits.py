@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from preblock.export.parity import ROTARY_ULP, difference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.frontend import FrontEnd
-from tests.families.library_models import NO_LOOKUP, TransformersModel, model_class, save
-from tests.families.published_models import PUBLISHED, VISION_LANGUAGE, VOCABULARY
+from tests.families.library_models import NO_LOOKUP, TransformersModel, config_class, model_class, save
+from tests.families.published_models import GEMMA4, PUBLISHED, VISION_LANGUAGE, VOCABULARY
 
 REMOVED = "(removed)"
 """The value of an edit that removes its key."""
@@ -47,7 +48,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Further values of a key; those of older files are tried in every family."""
 
-LARGE = {"gemma3n/text", "gemma4/text", "qwen4_exp/text", *(f"{name}/text" for name in VISION_LANGUAGE)}
+LARGE = {f"{name}/text" for name in ("gemma3n", "qwen4_exp", *GEMMA4, *VISION_LANGUAGE)}
 """Models of several parts; the default sizes of an emptied part would fill the memory."""
 
 
@@ -89,7 +90,7 @@ def save_whole(name: str, folder: Path) -> dict[str, Any]:
     Without it, the number of layers and the patterns of older files have an effect.
     """
     save(name, folder)
-    config = model_class(name).config_class.from_pretrained(folder)
+    config = config_class(name).from_pretrained(folder)
     whole: dict[str, Any] = json.loads(config.to_json_string(use_diff=False))
     whole.pop("layer_types", None)
     return whole
@@ -158,18 +159,16 @@ def try_edit(name: str, source: Path, config: Mapping[str, Any], edit: Edit, fol
 
 
 def _load(name: str, folder: Path) -> TransformersModel:
-    kind = model_class(name)
+    kind, config = model_class(name), config_class(name).from_pretrained(folder)
     if name in LARGE:
-        _refuse_other_shapes(kind, folder)
-    return TransformersModel(name, kind.from_pretrained(folder, dtype=torch.float32).eval())
+        _refuse_other_shapes(kind, config, folder)
+    return TransformersModel(name, kind.from_pretrained(folder, config=config, dtype=torch.float32).eval())
 
 
-def _refuse_other_shapes(kind: Any, folder: Path) -> None:
+def _refuse_other_shapes(kind: Any, config: Any, folder: Path) -> None:
     """Raise ValueError for tensors of other shapes than the model's, as the library does after it fills the memory."""
     with torch.device("meta"):
-        wanted = {
-            key: tensor.shape for key, tensor in kind(kind.config_class.from_pretrained(folder)).state_dict().items()
-        }
+        wanted = {key: tensor.shape for key, tensor in kind(deepcopy(config)).state_dict().items()}
     for key, tensor in load_file(folder / "model.safetensors").items():
         if key in wanted and wanted[key] != tensor.shape:
             raise ValueError(f"{key}: got the shape {[*tensor.shape]}, expected {[*wanted[key]]}")

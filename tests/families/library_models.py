@@ -9,9 +9,10 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 
 from tests.families import gemma3n
-from tests.families.published_models import PUBLISHED, VISION_LANGUAGE, WIDTH
+from tests.families.published_models import GEMMA4, PUBLISHED, VISION_LANGUAGE, WIDTH
 
 NO_LOOKUP = {
     "xlm",
@@ -21,13 +22,14 @@ NO_LOOKUP = {
     "gemma3n_text",
     "gemma3n/text",
     "gemma4/text",
+    "gemma4_unified/text",
 }
 """Models without `inputs_embeds`, or with further inputs beside them."""
 STREAMS = {"qwen4_exp_text", "qwen4_exp/text"}
 """Models with several residual streams, side by side, equal at first."""
 SIDES = {"clip/text": "text_model", "qwen4_exp/text": "language_model"}
 """Sides with a module of another name."""
-WHOLE = {"gemma3n/text", "gemma4/text", *(f"{name}/text" for name in VISION_LANGUAGE)}
+WHOLE = {"gemma3n/text", *(f"{name}/text" for name in GEMMA4), *(f"{name}/text" for name in VISION_LANGUAGE)}
 """Models of several inputs that run on token ids alone."""
 
 
@@ -36,15 +38,20 @@ def model_class(name: str) -> Any:
     return gemma3n.Gemma3nModel if name == "gemma3n/text" else getattr(transformers, PUBLISHED[name].model)
 
 
+def config_class(name: str) -> Any:
+    """Return the configuration of a family's tiny model; several types may share a class of models."""
+    kind, own = model_class(name).config_class, CONFIG_MAPPING[name.partition("/")[0]]
+    return kind if issubclass(kind, own) else own
+
+
 def save(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Save a tiny model of the family with random weights: zeros would hide omissions.
 
     Tables of sines and cosines stay unchanged.
     """
     published = PUBLISHED[name]
-    kind = model_class(name)
     torch.manual_seed(0)
-    model = kind(kind.config_class(**published.config))
+    model = model_class(name)(config_class(name)(**published.config))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key != published.rotary:
@@ -78,7 +85,8 @@ class TransformersModel:
     @classmethod
     def load(cls, name: str, folder: Path) -> "TransformersModel":
         """Load a model written by `save`."""
-        return cls(name, model_class(name).from_pretrained(folder).eval())
+        config = config_class(name).from_pretrained(folder)
+        return cls(name, model_class(name).from_pretrained(folder, config=config).eval())
 
     def first_block_input(
         self,

@@ -8,7 +8,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from preblock.models.checkpoints.rotary_families import ROTARY
 from preblock.models.checkpoints.token_families import TOKEN_DECODERS
 from tests.families import gemma3n
-from tests.families.tiny_models import EQUAL_HEADS, MULTIMODAL_ROPE, SMALL_SIZES, small_config
+from tests.families.tiny_models import EQUAL_HEADS, HALF_ROPE, MULTIMODAL_ROPE, SMALL_SIZES, small_config
 
 VOCABULARY, WIDTH, LONGEST = 99, 32, 64
 
@@ -69,7 +69,8 @@ def _sides(family: str, model: str, config: dict[str, Any], block: str = "layers
 def token_decoder(name: str) -> Published:
     """Return a tiny model of a type from its default configuration."""
     sizes = (("num_heads", 8), *EQUAL_HEADS) if name == "mamba2" or name.startswith("deepseek") else SMALL_SIZES
-    config: dict[str, Any] = small_config(name, sizes, complete=name.startswith(("hunyuan", "nemotron"))).to_dict()
+    complete, rope = name.startswith(("hunyuan", "nemotron")), THREE_AXES.get(name)
+    config: dict[str, Any] = small_config(name, sizes, complete, rope).to_dict()
     if name == "deepseek_v2":
         config["num_experts_per_tok"] = 2
     multiplier = {"embedding_multiplier": 12.5} if "embedding_multiplier" in config else {}
@@ -83,16 +84,10 @@ def token_decoder(name: str) -> Published:
     )
 
 
-def _qwen4() -> Published:
-    config = small_config("qwen4_exp").to_dict()
-    config["text_config"]["use_cache"] = False
-    return Published("Qwen4ExpModel", config, "language_model.layers.0")
-
-
 def _vision_language(name: str) -> Published:
-    """Return a tiny model of texts and images, with positions of three axes."""
+    """Return a tiny model of texts and images."""
     rope = MULTIMODAL_ROPE | ({"mrope_section": [1, 1, 2]} if name.startswith("ernie") else {})
-    config = small_config(name, rope=rope).to_dict()
+    config = small_config(name, rope=rope if name in VISION_LANGUAGE else None).to_dict()
     config["text_config"]["use_cache"] = False
     # A quarter or a half of the head turns.
     heads = {"qwen3_5": 32, "qwen3_5_moe": 32, "glm4v_moe": 16}
@@ -110,10 +105,15 @@ VISION_LANGUAGE = (
     "qwen3_5_moe",
     "glm4v",
     "glm4v_moe",
+    "glm46v",
+    "glmga",
     "glm_ocr",
     "ernie4_5_vl_moe",
 )
 """Models of texts and images, with positions of three axes."""
+THREE_AXES = {"glm4v_text": MULTIMODAL_ROPE, "glm4v_moe_text": HALF_ROPE, "glm_ocr_text": MULTIMODAL_ROPE}
+"""Text parts with positions of three axes, and their tiny `rope_parameters`."""
+GEMMA4, DECODER_TYPES = ("gemma4", "gemma4_unified"), ("gemma4_text", "gemma4_unified_text", "qwen4_exp_text")
 PUBLISHED: dict[str, Published] = {
     "bert": Published("BertModel", _ENCODER, LAYER),
     "roberta": Published("RobertaModel", _ENCODER, LAYER),
@@ -264,9 +264,8 @@ PUBLISHED: dict[str, Published] = {
     "gemma3n_text": Published("Gemma3nTextModel", gemma3n.SIZES, "layers.0", MODULE),
     "gemma3n/text": Published("Gemma3nModel", gemma3n.WHOLE, "language_model.layers.0", f"language_model.{MODULE}"),
     **{f"{name}/text": _vision_language(name) for name in VISION_LANGUAGE},
-    "gemma4/text": Published("Gemma4Model", small_config("gemma4").to_dict(), "language_model.layers.0"),
-    **{name: token_decoder(name) for name in ("gemma4_text", "qwen4_exp_text", *TOKEN_DECODERS) if "/" not in name},
-    "qwen4_exp/text": _qwen4(),
+    **{f"{name}/text": _vision_language(name) for name in (*GEMMA4, "qwen4_exp")},
+    **{name: token_decoder(name) for name in (*DECODER_TYPES, *TOKEN_DECODERS) if "/" not in name},
     **_sides("bart", "BartModel", _SEQUENCES),
     **_sides("mbart", "MBartModel", _SEQUENCES),
     **_sides("blenderbot", "BlenderbotModel", _SEQUENCES),

@@ -7,6 +7,7 @@ from transformers import CONFIG_MAPPING
 
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.family import Config
+from preblock.models.checkpoints.family_lookup import section_of
 
 
 class Recorded(Config):
@@ -24,15 +25,15 @@ class Recorded(Config):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_family_defaults_match_transformers(name: str) -> None:
-    library = CONFIG_MAPPING[name.partition("/")[0]]().to_dict()
+    whole = CONFIG_MAPPING[name.partition("/")[0]]().to_dict()
+    library = section_of(whole, FAMILIES[name].sections)
     # Files always state keys without a default in the library, and keys unrelated to a front-end.
     stated = {"hidden_size": 32, "d_model": 32, "pad_token_id": library.get("pad_token_id") or 1}
-    for values in (stated, library | stated):
+    for values in (stated, {**library, **stated}):
         config, family = Recorded(values), FAMILIES[name]
         family.steps(config)
         family.lookup(config)
-        if family.limit:
-            config(*family.limit)
+        family.longest_input(config)
         for key, default in config.defaults.items():
             # These follow from hidden_size where the file leaves them out.
             if library.get(key) is not None and key not in ("embedding_size", "word_embed_proj_dim"):

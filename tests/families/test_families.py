@@ -19,7 +19,7 @@ from tests.families.stems import ROWS
 from tests.families.table import DOCUMENT, versions
 
 # The first block of one is no module; those of others also take inputs of the ids, or several streams.
-NO_BLOCK = {"xlm", "gemma3n_text", "gemma3n/text", "gemma4_text", "gemma4/text", *STREAMS}
+NO_BLOCK = {"xlm", "gemma3n_text", "gemma3n/text", "gemma4_text", "gemma4/text", "gemma4_unified/text", *STREAMS}
 
 
 def test_family_table_rows_have_oracles() -> None:

@@ -33,7 +33,7 @@ EXAMPLES = {
     "plbart/decoder": ["tokens", "scale", "positions", "norm"],
     "git": ["tokens", "positions", "norm"],
     "helium": ["tokens"],
-    "gemma4_unified/text": ["tokens", "scale"],
+    "paligemma/text": ["tokens", "scale"],
     "inkling_text": ["tokens", "rms_norm"],
     "muse_spark_text": ["tokens", "rms_norm"],
     "mra": ["tokens", "segments", "positions", "norm"],  # its table of indices is in the file

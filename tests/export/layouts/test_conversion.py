@@ -118,7 +118,9 @@ def test_edgellm_layout_has_scaled_table_and_rotary_caches(gemma: tuple[Path, Ge
         cos, sin = model.rotary_emb(torch.zeros(1), positions, layer)
         half = cos.shape[-1] // 2
         # The order of columns in initializeCosSinCache.cu of TensorRT Edge-LLM: cosines, then sines.
-        expected[f"rope_rotary_cos_sin_{layer}"] = torch.cat([cos[..., :half], sin[..., :half]], -1).numpy()
+        expected[f"rope_rotary_cos_sin_{layer.removesuffix('_attention')}"] = torch.cat(
+            [cos[..., :half], sin[..., :half]], -1
+        ).numpy()
     assert caches.keys() == expected.keys()
     for name, cache in expected.items():
         assert caches[name].shape == cache.shape == (1, length, 8)

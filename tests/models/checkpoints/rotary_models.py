@@ -1,14 +1,20 @@
-"""Tiny models with rotary attention, and their rotary outputs."""
+"""Tiny models with rotary attention, their rotary outputs, and the modules of the library."""
 
+import copy
+import importlib
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 
 from preblock.models.frontend import FrontEnd
 from tests.families.published_models import _ENCODER
+
+TEXT_PARTS = {"glm46v/text": "glm4v_text", "glmga/text": "glm4v_text"}
+"""Families with the text part of another type."""
 
 
 def tiny(folder: Path, model: str, **values: Any) -> Any:
@@ -22,3 +28,15 @@ def tiny(folder: Path, model: str, **values: Any) -> Any:
 
 def outputs_of(frontend: FrontEnd, length: int = 9, offset: int = 0) -> dict[str, Tensor]:
     return frontend.rotary_outputs(torch.zeros((2, length), dtype=torch.int64), offset)
+
+
+def config_of(family: str, values: dict[str, Any]) -> Any:
+    # A copy, because transformers writes into the dictionaries it is given.
+    stated = copy.deepcopy(values)
+    part = stated.pop("model_type", TEXT_PARTS.get(family, family.replace("/", "_")))
+    return CONFIG_MAPPING[part](**stated)
+
+
+def modeling_of(config: Any) -> Any:
+    package = config.model_type.removesuffix("_text")
+    return importlib.import_module(f"transformers.models.{package}.modeling_{package}")

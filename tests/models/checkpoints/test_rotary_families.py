@@ -1,7 +1,5 @@
 """Rotary outputs from the files of published models, against transformers."""
 
-import copy
-import importlib
 import json
 import re
 from pathlib import Path
@@ -16,15 +14,17 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.rotary_families import ROTARY, find_rotary
 from preblock.models.checkpoints.rotary_reader import read_rotary
 from preblock.models.checkpoints.weight_files import CheckpointError
-from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
-from preblock.models.modules.rotary_output import RotaryOutput
 from tests.families.library_models import in_our_form, save
+from tests.models.checkpoints.rotary_models import TEXT_PARTS, config_of, modeling_of
 
 POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)
 LINEAR = {"factor": 4.0, "rope_type": "linear"}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+QWEN4 = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e6}
 PER_LAYER = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e3}, "full_attention": LINEAR}
 LONG = {"short_factor": [1.0 + i / 50 for i in range(48)], "long_factor": [1.0 + i for i in range(48)]}
 PHIMOE: dict[str, Any] = {
@@ -40,13 +40,13 @@ LLAMA4 = LLAMA3 | {"high_freq_factor": 1.0, "factor": 16.0}
 OLMO3 = {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2, "original_max_position_embeddings": 1024}
 COMPLEX = ("deepseek_v2", "llama4_text")
 
-NO_DEFAULTS = ("esm", "granitemoehybrid", "glm4_moe", "glm4v/text", "glm4v_moe/text")
+NO_DEFAULTS = ("esm", "granitemoehybrid", "glm4_moe", "glm4v/text", "glm4v_text", "glm4v_moe/text", "glm4v_moe_text")
 """Families without rotary positions, or with an impossible rotary width, by default."""
 MULTIMODAL = {"type": "default", "mrope_section": [8, 12, 12]}
 
 # Defaults of the library for missing keys, and both spellings of each key.
 FILES: list[tuple[str, dict[str, Any]]] = [
-    *((family, {}) for family in ROTARY if family not in NO_DEFAULTS),
+    *((family, {}) for family in ROTARY if family not in (*NO_DEFAULTS, *TEXT_PARTS)),
     ("llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
     ("llama", {"rope_parameters": {"rope_theta": 5e5, **LLAMA3}, "head_dim": 64}),
     ("llama", {"num_attention_heads": 16}),
@@ -69,6 +69,23 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("glm4v/text", {"rope_scaling": MULTIMODAL, "rope_theta": 2e4, "partial_rotary_factor": 0.5}),
     ("glm4v/text", {"rope_parameters": LINEAR | {"mrope_section": [8, 12, 12]}, "head_dim": 64}),
     ("glm4v_moe/text", {"rope_scaling": MULTIMODAL, "head_dim": 128}),
+    ("glm4v_moe_text", {"rope_parameters": MULTIMODAL, "head_dim": 128}),
+    ("glm46v/text", {"rope_parameters": MULTIMODAL, "partial_rotary_factor": 0.5}),
+    ("glm46v/text", {"model_type": "glm4v_moe_text", "rope_parameters": MULTIMODAL, "head_dim": 128}),
+    ("glmga/text", {"model_type": "glm4v_text", "rope_parameters": MULTIMODAL, "partial_rotary_factor": 0.5}),
+    ("qwen4_exp_text", {"rope_parameters": QWEN4}),
+    ("qwen4_exp/text", {"rope_parameters": LINEAR, "partial_rotary_factor": 0.5, "rope_theta": 1e7}),
+    ("gemma4_text", {"head_dim": 128, "global_head_dim": 384, "num_hidden_layers": 7}),
+    ("gemma4_text", {"layer_types": ["sliding_attention"] * 2, "num_hidden_layers": 2}),
+    ("gemma4_text", {"rope_parameters": PER_LAYER | {"full_attention": PROPORTIONAL | {"factor": 4.0}}}),
+    (
+        "gemma4_text",
+        {"rope_parameters": PER_LAYER | {"full_attention": {**PROPORTIONAL, "partial_rotary_factor": 0.3}}},
+    ),
+    ("gemma4_text", {"rope_parameters": PER_LAYER | {"full_attention": YARN | {"rope_theta": 1e6}}}),
+    ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 64}}, "num_hidden_layers": 2}),
+    ("gemma4_unified_text", {"global_head_dim": 64, "rope_theta": 7.0}),
+    ("gemma4/text", {"per_layer_config": {}}),
     ("glm_ocr/text", {"rope_parameters": MULTIMODAL, "head_dim": 128, "partial_rotary_factor": 0.5}),
     (
         "ernie4_5_vl_moe/text",
@@ -123,16 +140,10 @@ FILES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def config_of(family: str, values: dict[str, Any]) -> Any:
-    # A copy, because transformers writes into the dictionaries it is given.
-    return CONFIG_MAPPING[family.replace("/", "_")](**copy.deepcopy(values))
-
-
 def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the cosines and sines of attention in transformers, in the form of our outputs."""
     config = config_of(family, values)
-    package = family.removesuffix("_text").removesuffix("/text")
-    modeling = importlib.import_module(f"transformers.models.{package}.modeling_{package}")
+    modeling = modeling_of(config)
     if family in ("gptj", "codegen"):
         tables = modeling.create_sinusoidal_positions(config.n_positions, config.rotary_dim)
     elif family == "roformer":
@@ -178,6 +189,25 @@ def test_rotary_config_matches_transformers(family: str, values: dict[str, Any])
         ("qwen3_5_text", {"rope_parameters": {"mrope_section": [4]}}, r"mrope_section: got \[4\], expected three"),
         ("phimoe", {"rope_scaling": LINEAR}, "rope_type: got 'linear', expected default, longrope"),
         ("phimoe", {"rope_scaling": {"type": "longrope", **LONG}}, "short_mscale: got None, expected a number"),
+        (
+            "gemma4_text",
+            {"rope_parameters": {"full_attention": PROPORTIONAL | {"partial_rotary_factor": 0.0}}},
+            "got 0, ex",
+        ),
+        (
+            "gemma4_text",
+            {"per_layer_config": {"2": {}}, "num_hidden_layers": 2},
+            "per_layer_config: got .* from 0 to 1",
+        ),
+        ("gemma4_text", {"per_layer_config": {"one": {}}}, "per_layer_config: got .*, expected objects with values"),
+        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 8}}}, "got 8 and 256 in layers of sliding_attention"),
+        ("gemma4_text", {"num_hidden_layers": 2**16 + 1}, "num_hidden_layers: got 65537, expected 1 to 65536"),
+        (
+            "gemma4_text",
+            {"rope_scaling": PER_LAYER},
+            "rope_scaling: got .*, expected rope_parameters",
+        ),
+        ("gemma4_text", {"global_head_dim": None}, "head_dim: got None, expected"),
         ("minimax_m2", {"rotary_dim": 300}, "rotary_dim: got 300, expected 1 to head_dim, 128"),
         ("minimax", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1"),
         (
@@ -196,57 +226,6 @@ def test_rotary_config_matches_transformers(family: str, values: dict[str, Any])
 def test_unsupported_rotary_config_is_rejected(family: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_rotary(ROTARY[family], values, 64, 2048, 100)
-
-
-@pytest.mark.parametrize(
-    ("family", "sections"),
-    [
-        ("qwen2_vl/text", [16, 40, 8]),
-        ("qwen3_vl/text", [24, 20, 20]),
-        ("qwen3_vl_moe/text", [24, 20, 20]),
-        ("qwen3_5_text", [11, 30, 0]),
-        ("qwen3_5_moe/text", [11, 11, 10]),
-        ("glm4v/text", [16, 40, 8]),
-        ("glm4v_moe/text", [4, 20, 8]),
-        ("glm_ocr/text", [16, 8, 8]),
-        ("ernie4_5_vl_moe/text", [22, 22, 20]),
-    ],
-)
-def test_axes_are_those_of_transformers(family: str, sections: list[int]) -> None:
-    values: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}}
-    values |= {"head_dim": 128} if family == "glm4v_moe/text" else {}  # the default width is odd
-    config = config_of(family, values)
-    package = family.removesuffix("_text").removesuffix("/text")
-    modeling = importlib.import_module(f"transformers.models.{package}.modeling_{package}")
-    (name,) = (name for name in dir(modeling) if re.fullmatch("(?!.*Vision).*RotaryEmbedding", name))
-    positions = torch.randint(2000, (3, 2, 7), generator=torch.Generator().manual_seed(0))
-    expected = in_our_form(getattr(modeling, name)(config)(torch.zeros(1), positions))
-    row = find_rotary(family, values)
-    assert row is not None
-    (output,) = read_rotary(row, values, config.hidden_size, config.max_position_embeddings)
-    module, axes = RotaryEmbedding(output.config), torch.tensor(output.axes * 2)
-    for part, wanted in enumerate(expected):
-        each = torch.stack([module(ids, position_ids=ids)[part] for ids in positions])
-        assert torch.equal(each.gather(0, axes.expand(1, 2, 7, -1))[0], wanted)
-    again = RotaryOutput.from_document(json.loads(json.dumps(output.to_document())))
-    assert again == output
-
-
-@pytest.mark.parametrize("sections", [[22, 21, 21], [32, 32, 0], [64], [22, 22, 19]])
-def test_sections_that_the_library_cannot_take_are_refused(sections: list[int]) -> None:
-    values = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}}
-    row = find_rotary("ernie4_5_vl_moe/text", values)
-    assert row is not None
-    with pytest.raises(
-        ValueError, match=r"mrope_section: got \[.*\], expected (numbers with the sum 64|three numbers)"
-    ):
-        read_rotary(row, values, 2560, 64)
-
-
-@pytest.mark.parametrize("axes", [(0,), (0, 3), [0, 1]])
-def test_axes_that_name_no_position_are_refused(axes: Any) -> None:
-    with pytest.raises(ValueError, match=r"rotary\.axes: got .*, expected 2 numbers from 0 to 2, or none"):
-        RotaryOutput(config=RotaryConfig(dim=4), axes=axes)
 
 
 def test_number_of_streams_below_one_is_rejected(tmp_path: Path) -> None:

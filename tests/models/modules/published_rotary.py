@@ -143,6 +143,7 @@ CONFIGS = {
         short_factor=(1.0,) * 16,
         long_factor=tuple(1 + i / 3 for i in range(16)),
     ),
+    "proportional": RotaryConfig(dim=32, scaling="proportional", factor=2.0, turning_pairs=5),
     "given": RotaryConfig(dim=32, scaling="given", frequencies=tuple(0.5**i for i in range(16))),
 }
 EACH_SCALING = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
