@@ -1,6 +1,6 @@
 """The fast path of short texts, with one vector for each: only their numbers are validated.
 
-Its work is that of `Engine.embed` for requests that wait for no thread. The general path reports the errors.
+It does the work of `Engine.embed` for requests without a thread. The general path reports the errors.
 """
 
 from collections.abc import Sequence

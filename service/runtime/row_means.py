@@ -1,4 +1,4 @@
-"""Means of rows of vectors that come in chunks: by `_row_means.c`, or by NumPy if that was not built.
+"""Means of rows of vectors, which come in chunks: by `_row_means.c`, or by NumPy without this kernel.
 
 Letters: B batch, T tokens, D width.
 """

@@ -1,4 +1,4 @@
-"""Long frames, split before `websockets` reads them. The oracle is `websockets`, which reads the same input whole."""
+"""Long frames, split before `websockets` reads them. Oracle: `websockets`, with the same input in one piece."""
 
 import random
 import struct
@@ -47,7 +47,7 @@ def messages(protocol: ServerProtocol) -> list[tuple[Opcode, bytes]]:
 
 
 def read(parts: list[bytes], reader: FrameReader | None) -> tuple[ServerProtocol, list[tuple[Opcode, bytes]], int]:
-    """Return the protocol after `parts`, its messages, and the longest frame that it received."""
+    """Return the protocol after `parts`, its messages, and the length of its longest frame."""
     protocol, longest = ServerProtocol(state=State.OPEN, max_size=MAX_BYTES), 0
     for part in parts:
         protocol.receive_data(part if reader is None else reader.feed(part))
@@ -111,7 +111,7 @@ def test_wrong_frame_closes_with_the_same_code(name: str, most: int) -> None:
 
 @pytest.mark.parametrize(("name", "size"), [("unmasked", 2), ("over the limit", 10), ("largest length", 10)])
 def test_wrong_head_is_refused_before_its_end(name: str, size: int) -> None:
-    """A client that waits for the refusal sends no more."""
+    """The client may wait for the refusal before its next byte."""
     for part in (size - 1, size):
         protocol, _, _ = read([WRONG[name][:part]], FrameReader(MAX_BYTES))
         assert (protocol.close_sent is not None) == (part == size)
