@@ -6,11 +6,12 @@ Letters: R rows, L length.
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from numpy.lib.format import open_memmap
+from numpy.lib.format import read_array
 
 from preblock.service.artifacts.manifest import CONTEXT, NGRAMS, Manifest
 from preblock.service.core.errors import Invalid
@@ -27,7 +28,7 @@ FIELD = "table_warm_up_file"
 
 
 def read_token_ids(file: Path | None) -> Int64 | None:
-    """Return the token ids in a `.npy` file, int64 (R, L), mapped; None without a file.
+    """Return the token ids in a `.npy` file, int64 (R, L); None without a file.
 
     Raises:
         Invalid: the file cannot be read, or contains something else.
@@ -37,7 +38,8 @@ def read_token_ids(file: Path | None) -> Int64 | None:
         return None
     got, expected = str(file), "a .npy file of token ids, int64 [rows, length]"
     try:
-        ids: Int64 = open_memmap(file, mode="r")
+        with file.open("rb") as stream:
+            ids: Int64 = read_array(stream, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise Invalid(FIELD, got, expected, message=f"{FIELD} {file} cannot be read: {error}") from error
     if ids.dtype != np.int64 or ids.ndim != 2 or not ids.size:
@@ -65,7 +67,9 @@ def warm_up(name: str, rows: NgramRows, manifest: Manifest, memory: TableMemory)
     begin = perf_counter()
     # Several threads may exceed a budget: each may have just reserved its rows.
     with ThreadPoolExecutor(THREADS if memory.max_rows is None else 1) as threads:
-        list(threads.map(read, _split(ids, manifest)))
+        chunks = _split(ids, manifest)
+        while some := list(islice(chunks, 8 * THREADS)):  # all chunks at once would copy all ids
+            list(threads.map(read, some))
     LOG.info("%s: read the table rows of %d tokens in %.1f s", name, ids.size, perf_counter() - begin)
 
 
