@@ -41,7 +41,7 @@ class FrameReader:
 
     Attributes:
         fragments: frames of the incomplete message; 0 between two messages.
-        received: payload bytes of the last message, complete or not.
+        received: payload bytes of the last message, complete or not, and of control frames after its start.
 
     """
 
@@ -65,7 +65,7 @@ class FrameReader:
             if self._payload:
                 part = data[position : position + self._payload]
                 self._payload -= len(part)
-                self.received += 0 if self._first & CONTROL else len(part)
+                self.received += len(part)
                 position += len(part)
                 found.append(self._fragment(part) if self._split else part)
             else:
