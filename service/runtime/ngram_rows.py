@@ -1,4 +1,4 @@
-"""N-gram embeddings from mapped tables: a graph computes the row ids, and the rows are gathered in their stored type.
+"""N-gram embeddings from mapped tables: row ids by NumPy or a graph, rows gathered in their stored type.
 
 Letters: B batch, L length, T tokens, N layers, H heads of a layer, S scales of a row.
 """
@@ -34,7 +34,7 @@ class NgramRows:
     """Computes the outputs of n-gram tables, each (B, L, values of a token).
 
     Args:
-        ids: runs the graph of the row ids.
+        ids: computes the row ids.
         rows: the stored rows.
         scales: the scales of the rows; None for a type without scales.
 
@@ -52,7 +52,7 @@ class NgramRows:
         """Return `outputs` by name.
 
         Raises:
-            ArtifactError: a file of the tables has changed, or the graph computes an id without a row.
+            ArtifactError: a file of the tables has changed, or an id has no row.
 
         """
         if self._closed:
@@ -140,7 +140,7 @@ def open_ngram_rows(
     Args:
         folder: the artifact.
         manifest: with `ngram_tables`.
-        ids: runs the graph of the row ids.
+        ids: computes the row ids.
         memory: of all tables of the process.
         references: signatures of the checked files outside the artifact, by path.
 
