@@ -54,7 +54,8 @@ class TextTemplate:
         begin, end = len(self.head), len(body) - len(self.tail)
         if end < begin or not body.startswith(self.head) or not body.endswith(self.tail):
             return None
-        if not self.fast_path.scheduler.is_inline(len(body), text=True):
+        path, size = self.fast_path, len(body)
+        if not path.scheduler.is_inline(size, text=True) or size > path.limits.max_body_bytes:
             return None
         try:
             # The whole body is valid, with each field once, because these bytes are one value of JSON.

@@ -10,6 +10,8 @@ from preblock.service.core.body_memory import BodyMemory
 from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
 from preblock.service.core.settings_reload import LiveSettings
 
+MAX_ROUNDING_SECONDS = 1e-6
+"""Error of sums of fractions of a second."""
 SWEEP_INTERVAL_SECONDS = 10.0
 """Interval at which callers with unused quota are forgotten."""
 FLOAT32_BYTES = 4
@@ -40,6 +42,11 @@ class Limits:
         self._swept = time.monotonic()
 
     @property
+    def max_body_bytes(self) -> int:
+        """Maximum size of a request body."""
+        return self._settings.current.max_body_bytes
+
+    @property
     def max_rows(self) -> int:
         """Maximum rows of a request."""
         return self._settings.current.max_request_rows
@@ -65,6 +72,13 @@ class Limits:
         if rate is not None:
             self._count(caller().name, rate, time.monotonic())
         self._running += 1
+
+    def admits(self) -> bool:
+        """Return whether `enter` would begin a request now; it is not counted."""
+        settings, rate = self._settings.current, self._settings.current.rate_limit_per_second
+        if self._running >= settings.max_concurrent_requests:
+            return False
+        return rate is None or self._wait(caller().name, rate, time.monotonic()) <= MAX_ROUNDING_SECONDS
 
     def leave(self) -> None:
         """End a request."""
@@ -103,14 +117,21 @@ class Limits:
         if now - self._swept > SWEEP_INTERVAL_SECONDS:
             self._arrivals = {name: arrival for name, arrival in self._arrivals.items() if arrival > now}
             self._swept = now
-        interval = 1 / rate
-        # The rate may have been lower before: a caller waits for at most a second, or for one interval.
-        arrival = self._arrivals[name] = min(max(self._arrivals.get(name, now), now), now + max(1, interval))
-        wait = arrival - now - max(1 - interval, 0)  # all requests of a second may come at once
-        if wait > 1e-6:  # sums of fractions are inexact
+        arrival = self._arrivals[name] = self._arrival(name, rate, now)
+        wait = self._wait(name, rate, now)
+        if wait > MAX_ROUNDING_SECONDS:
             seconds = math.ceil(wait)
             message = f"more than {rate:g} requests a second; try again in {seconds} s"
             raise RateLimited(
                 "requests", f"more than {rate:g} a second", f"at most {rate:g} a second", seconds, message=message
             )
-        self._arrivals[name] = arrival + interval
+        self._arrivals[name] = arrival + 1 / rate
+
+    def _arrival(self, name: str, rate: float, now: float) -> float:
+        """Return the theoretical arrival time of the next request of a caller."""
+        # The rate may have been lower before: a caller waits for at most a second, or for one interval.
+        return min(max(self._arrivals.get(name, now), now), now + max(1, 1 / rate))
+
+    def _wait(self, name: str, rate: float, now: float) -> float:
+        """Return the seconds until a caller may send a request; all requests of a second may come at once."""
+        return self._arrival(name, rate, now) - now - max(1 - 1 / rate, 0)

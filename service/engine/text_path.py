@@ -9,7 +9,6 @@ from time import perf_counter
 
 import numpy as np
 
-from preblock.service.core.errors import PreblockError
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TextRequest, TokenRequest
 from preblock.service.engine.engine import Engine, finish_outputs, tokenizer_cost
@@ -48,6 +47,7 @@ class TextPath:
         self.model, self.metrics, self.scheduler = fast_path.model, fast_path.metrics, fast_path.scheduler
         manifest = self.model.manifest
         self.options = replace(request, text=())
+        self.limits = engine.limits
         self._engine, self._fast_path, self._as_numbers = engine, fast_path, as_numbers
         self._segments = "token_type_ids" in manifest.indices
         special = request.special_tokens
@@ -58,10 +58,11 @@ class TextPath:
         self, protocol: str, texts: Sequence[str], context: RequestContext | None, started: float
     ) -> "TextRun | None":
         """Start a request of at least one text of at least one character each; see `FastPath.start`."""
-        scheduler, limits = self.scheduler, self._engine.limits
+        scheduler, limits = self.scheduler, self.limits
         size = len(texts) * self._columns
         if (
-            len(texts) > limits.max_rows
+            not limits.admits()
+            or len(texts) > limits.max_rows
             or not scheduler.is_inline(tokenizer_cost(self.model, texts))
             or not scheduler.is_inline(size, self._as_numbers)
         ):
@@ -70,12 +71,12 @@ class TextPath:
         record.select(self.model.name, self.model.version)
         try:
             request = self._tokenize(texts)
-            if request is None:
-                return None
-            self._fast_path.admission.enter(record)
-        except PreblockError:
-            return None
-        return TextRun(self._fast_path, record, request)
+            run = None if request is None else TextRun(self._fast_path, record, request)
+            if run is not None:
+                self._fast_path.admission.enter(record)
+        except Exception:
+            return None  # a tokenizer raises any of them; the general path reports it
+        return run
 
     def _tokenize(self, texts: Sequence[str]) -> TokenRequest | None:
         """Return a legal request of tokens; None if it is not legal, or too large."""
@@ -85,7 +86,7 @@ class TextPath:
         rows, values = found.input_ids, len(found.input_ids.values) * self._fast_path.width
         if (
             values > INLINE_MAX_VALUES
-            or not self._engine.limits.allows_buffering(values)
+            or not self.limits.allows_buffering(values)
             or int(rows.lengths.max()) > manifest.limit
             or int(rows.values.max()) >= manifest.vocab_size
         ):

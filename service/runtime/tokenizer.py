@@ -58,7 +58,7 @@ class Tokenizer:
             marks: whether to return which tokens are special.
 
         Raises:
-            Invalid: a text has no token, or `tokenizers` is not installed.
+            Invalid: a text has no token, the tokenizer refuses it, or `tokenizers` is not installed.
             TooLarge: too many characters, or more than `max_tokens` tokens.
             ArtifactError: the file is no tokenizer, or differs from the manifest.
 
@@ -70,7 +70,11 @@ class Tokenizer:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
         # Both release the interpreter lock, unlike `encode`. The fast one finds no spans, and takes a fifth less time.
         tokenize = self._tokenizer.encode_batch if spans else self._tokenizer.encode_batch_fast
-        found = tokenize(list(text), add_special_tokens=special_tokens)
+        try:
+            found = tokenize(list(text), add_special_tokens=special_tokens)
+        except Exception as error:  # such as an unknown word, and a vocabulary without an unknown token
+            message = f"text: got one without tokens, expected text in the vocabulary of the tokenizer: {error}"
+            raise Invalid("text", "text without tokens", "text in the vocabulary", message=message) from error
         counts = [len(encoding) for encoding in found]
         if sum(counts) > max_tokens:
             raise TooLarge("text", f"{sum(counts)} tokens", f"at most {max_tokens} tokens in a request")

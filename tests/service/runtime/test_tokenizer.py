@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from transformers import AutoTokenizer
 
 from preblock.service.artifacts.io import describe
@@ -53,6 +54,16 @@ def test_truncation_and_padding_of_the_file_are_disabled(tiny: Tokenizer) -> Non
     assert tokens.input_ids.values.tolist() == [1, 4, 5, 6, 7, 8, 9, 10, 2, 1, 4, 2]
     assert tokens.special.tolist() == [True, *[False] * 7, True, True, False, True]
     assert tokens.spans is None
+
+
+@pytest.mark.parametrize("spans", [False, True])
+def test_word_without_token_is_rejected(tmp_path: Path, spans: bool) -> None:
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    model.save(str(tmp_path / "tokenizer.json"))
+    known = tokenizer_of(tmp_path / "tokenizer.json")
+    assert known.encode(["a"], 8, spans).input_ids.values.tolist() == [0]
+    with pytest.raises(Invalid, match=r"^text: got one without tokens, .* of the tokenizer: WordLevel error: Missing"):
+        known.encode(["b"], 8, spans)
 
 
 def test_too_much_text_is_rejected_with_counts(tiny: Tokenizer) -> None:

@@ -16,12 +16,14 @@ from model2vec import StaticModel
 
 from preblock.export.exporter import export
 from preblock.service.app import create_app, create_engine
-from preblock.service.artifacts.manifest import DATA, MANIFEST
+from preblock.service.artifacts.io import describe
+from preblock.service.artifacts.manifest import DATA, MANIFEST, TOKENIZER
 from preblock.service.core.auth import new_key
 from preblock.service.core.settings import Settings
 from preblock.service.engine.engine import Engine
 from preblock.service.server.run import configure
 from tests.support.artifacts import copy_artifact
+from tests.support.references import edit_manifest
 from tests.support.servers import live_server
 from tests.support.static_models import WIDTH, make_table, save_bag, save_mapped
 
@@ -179,6 +181,23 @@ def test_limits_are_checked_with_template(repository: Path) -> None:
             assert texts.ask({"model": "bag", "input": "a"})[0] == 200
             found = texts.ask({"model": "bag", "input": value})
             assert (found, found[0]) == (texts.alone({"model": "bag", "input": value}), 400)
+
+
+def test_body_over_limit_is_rejected_with_template(repository: Path) -> None:
+    """The template of a shorter body also fits a longer one."""
+    for texts in run(Settings(repository=repository, max_body_bytes=len('{"model": "bag", "input": "ab"}'))):
+        statuses = [texts.ask({"model": "bag", "input": text})[0] for text in ("a", "b", "b a", "a b c")]
+        assert statuses == [200, 200, 413, 413]
+
+
+def test_word_without_token_is_rejected_with_template(tmp_path: Path) -> None:
+    folder = copy_artifact("bert", tmp_path / "repository")
+    file = folder / TOKENIZER
+    file.write_text(file.read_text().replace('"unk_token": "[UNK]"', '"unk_token": "none"'))
+    edit_manifest(folder, lambda manifest: manifest["files"].update({TOKENIZER: describe(file).model_dump()}))
+    for texts in run(Settings(repository=tmp_path / "repository")):
+        assert [texts.ask({"model": "bert", "input": text})[0] for text in ("a", "zebra", "a")] == [200, 400, 200]
+        assert texts.hits() == 2
 
 
 def test_rate_of_requests_is_limited_with_template(repository: Path) -> None:
