@@ -107,7 +107,7 @@ def test_rows_in_place_are_those_of_transformers(checkpoint: Path, exported: Exp
 
 def test_artifact_has_no_tables_and_no_graph_over_them(exported: ExportResult) -> None:
     names = {file.name for file in exported.folder.iterdir()}
-    assert names == {"manifest.json", "parity.json", "model.onnx", DATA, "ngram.ids.onnx"}
+    assert names == {"manifest.json", "parity.json", "model.onnx", "embeddings.onnx", DATA, "ngram.ids.onnx"}
     tokens = load_file(next(iter(manifest_of(exported).references)))["model.embed_tokens.weight"]
     assert (exported.folder / DATA).stat().st_size == 4 * tokens.numel()
     assert exported.parity.providers["CPUExecutionProvider"].outputs["ngram_row_ids"].max_abs == 0
