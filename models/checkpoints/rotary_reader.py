@@ -149,7 +149,10 @@ def _read_one(
     keys = {*scale.needs, *scale.takes} - {"original_len", "length", "turning_pairs", "frequencies"}
     numbers: dict[str, Any] = {key: _number(key, rope.pop(key)) for key in keys & set(rope)}
     if scaling == "proportional":
-        numbers |= {"factor": numbers.get("factor", 1.0), "turning_pairs": int(share * dim // 2)}
+        turning = int(share * dim // 2)
+        if not 1 <= turning <= dim // 2:
+            raise ValueError(f"partial_rotary_factor: got {share}, expected a share of 1 to {dim // 2} pairs of a head")
+        numbers |= {"factor": numbers.get("factor", 1.0), "turning_pairs": turning}
     if "original_len" in scale.needs:
         numbers["original_len"] = longest
         if scaling != "dynamic":

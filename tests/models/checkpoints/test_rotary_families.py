@@ -192,7 +192,7 @@ def test_rotary_config_matches_transformers(family: str, values: dict[str, Any])
         (
             "gemma4_text",
             {"rope_parameters": {"full_attention": PROPORTIONAL | {"partial_rotary_factor": 0.0}}},
-            "got 0, ex",
+            "partial_rotary_factor: got 0.0, expected a share of 1 to 256 pairs of a head",
         ),
         (
             "gemma4_text",
