@@ -20,6 +20,7 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.rotary_config import SCALINGS
 from preblock.models.modules.signature import Signature
+from preblock.models.steps import Project
 from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
     NGRAM_ROW_IDS,
@@ -37,7 +38,7 @@ NARROW_ULP = {"float32": 0.0, "float16": 2.0**14, "bfloat16": 2.0**17}
 """Added if every step is rounded to a narrower type: two units of that type. A sum in another order may round to the
 next value there, and a projection spreads the difference."""
 ROOT_ULP = 4.0
-"""Added for the square root of the number of products in a sum before a norm."""
+"""Added for the square root of the number of products in a sum of a projection."""
 ROTARY_ULP = 1.0
 """For cosines and sines, in ULP of the largest one: torch's float32 kernels against the rounded float64 of the graph.
 Measured: 0.5 ULP, 6e-8, at every position up to 2^31."""
@@ -74,8 +75,13 @@ def prove(frontend: FrontEnd | CustomFrontEnd, session: Session, report: CaseRep
 
 def allowed_ulp(frontend: FrontEnd | CustomFrontEnd) -> float:
     """Return the allowed error of a vector, in ULP of the largest value of its row."""
-    arithmetic = frontend.config.arithmetic if isinstance(frontend, FrontEnd) else "float32"
-    return 0.0 if frontend.signature.exact else ALLOWED_ULP + NARROW_ULP[arithmetic]
+    if frontend.signature.exact:
+        return 0.0
+    if not isinstance(frontend, FrontEnd):
+        return ALLOWED_ULP
+    projects = any(isinstance(step, Project) for step in frontend.config.steps)
+    products = frontend.project.in_features if projects else 0
+    return ALLOWED_ULP + ROOT_ULP * math.sqrt(products) + NARROW_ULP[frontend.config.arithmetic]
 
 
 def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> OutputParity:

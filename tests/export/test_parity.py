@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import export_loaded
-from preblock.export.parity import difference, prove
+from preblock.export.parity import allowed_ulp, difference, prove
 from preblock.export.parity_cases import GridCase, grid
 from preblock.export.source import LoadedSource
 from preblock.export.verification import verify
+from preblock.models.config import FrontEndConfig
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
+from preblock.models.steps import Norm, Project, Tokens
 from preblock.service.artifacts.io import describe, read, write
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.parity import ParityCase
@@ -239,3 +241,10 @@ def test_difference_between_shapes_is_infinite() -> None:
 def test_parity_in_training_mode_ignores_dropout(artifacts: dict[str, Path]) -> None:
     torch.manual_seed(0)
     assert prove(GPT2.train(), Session(artifacts["gpt2"])).max_abs == 0
+
+
+def test_allowed_ulp_of_projection_grows_with_its_columns() -> None:
+    tables = Tokens(rows=30, width=64), Norm(eps=1e-12)
+    norm = FrontEnd(FrontEndConfig(family="norm", steps=tables, max_len=9))
+    projection = FrontEnd(FrontEndConfig(family="electra", steps=(*tables, Project(width=96)), max_len=9))
+    assert (allowed_ulp(norm), allowed_ulp(projection)) == (8, 8 + 4 * 8)
