@@ -36,9 +36,13 @@ def run_eagerly(work: Work, context: Context, tasks: set[asyncio.Task[None]]) ->
     task.add_done_callback(tasks.discard)
 
 
+async def _rest(work: Work, awaited: Any) -> None:
+    """Resume a coroutine suspended on `awaited`. Since Python 3.12 a task takes no generator, so this is none."""
+    await _resume(work, awaited)
+
+
 @coroutine
-def _rest(work: Work, awaited: Any) -> Generator[Any, Any, None]:
-    """Resume a coroutine suspended on `awaited`."""
+def _resume(work: Work, awaited: Any) -> Generator[Any, Any, None]:
     try:
         while True:
             try:

@@ -1,0 +1,53 @@
+"""Coroutines run eagerly, on every supported Python."""
+
+import asyncio
+import inspect
+from contextvars import copy_context
+
+from preblock.service.server.coroutines import run_eagerly
+
+
+def test_run_eagerly_after_a_wait_resumes_in_a_task() -> None:
+    async def run() -> None:
+        steps, event, tasks = list[str](), asyncio.Event(), set[asyncio.Task[None]]()
+
+        async def work() -> None:
+            steps.append("begun")
+            await asyncio.sleep(0)
+            steps.append("turned")
+            await event.wait()
+            steps.append("ended")
+
+        run_eagerly(work(), copy_context(), tasks)
+        assert steps == ["begun"]
+        assert not tasks
+        await asyncio.sleep(0.01)
+        assert steps == ["begun", "turned"]
+        (task,) = tasks
+        assert inspect.iscoroutine(task.get_coro())  # Python 3.12 and later refuse a generator
+        event.set()
+        await task
+        assert steps == ["begun", "turned", "ended"]
+
+    asyncio.run(run())
+
+
+def test_run_eagerly_of_cancelled_task_throws_into_it() -> None:
+    async def run() -> None:
+        tasks, ended = set[asyncio.Task[None]](), list[str]()
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("cleaned up")
+
+        run_eagerly(work(), copy_context(), tasks)
+        (task,) = tasks
+        await asyncio.sleep(0)  # the task begins to wait
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert ended == ["cleaned up"]
+
+    asyncio.run(run())
