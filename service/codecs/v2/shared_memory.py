@@ -65,12 +65,11 @@ def range_parameters(item: RegionRange, size: int) -> dict[str, str | int]:
 
 def region_document(region: Region) -> dict[str, str | int]:
     """Return the status of a region."""
-    memory, place = region.memory, dict[str, str | int]()
+    memory = region.memory
     if isinstance(memory, SharedFile):
-        place = {"key": memory.key, "offset": region.offset}
-    elif isinstance(memory, DeviceMemory):
-        place = {"device_id": memory.device_id}
-    return {"name": region.name, **place, "byte_size": region.size}
+        return {"name": region.name, "key": memory.key, "offset": region.offset, "byte_size": region.size}
+    assert isinstance(memory, DeviceMemory)
+    return {"name": region.name, "device_id": memory.device_id, "byte_size": region.size}
 
 
 def read_handle(value: Any) -> bytes:
