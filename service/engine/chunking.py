@@ -28,8 +28,9 @@ from preblock.service.runtime.session import INLINE_MAX_VALUES
 MAX_BUFFERED_TEXT_VALUES = 2**21
 """Most values of a text response (JSON) in one run, which is several times as fast as chunks, and takes about 30 MB."""
 
-GPU_CHUNKS = 16
-"""Chunks of a large response in one call, if the vectors stay on a GPU: a larger call takes hardly longer there."""
+GPU_CHUNKS = 10
+"""Chunks of a large response in one call, if the vectors stay on a GPU: a larger call takes hardly longer there. Other
+calls are as large."""
 
 
 def is_streamed(request: TokenRequest, manifest: Manifest, size: int) -> bool:

@@ -136,6 +136,16 @@ def test_region_registered_twice_survives_one_removal(client: GpuClient) -> None
     assert client.infer("gpt", [client.shared_input("ids", IDS.nbytes)]).as_numpy("embeddings").size
 
 
+def test_unregistered_gpu_memory_is_unmapped(client: GpuClient, gpu_server: Server, memory: Any) -> None:
+    if memory is not StandInMemory:
+        pytest.skip("only the driver of the tests maps a file")
+    file = base64.b64decode(client.gpu_region("ids", IDS).handle).rstrip(b"\0").decode()
+    maps = Path(f"/proc/{gpu_server.process.pid}/maps")
+    assert file in maps.read_text()
+    client.unregister_cuda_shared_memory("ids")
+    assert file not in maps.read_text()
+
+
 def test_inputs_and_outputs_share_one_gpu_region(client: GpuClient) -> None:
     expected, size = client.over_tcp(), client.over_tcp().nbytes
     content = np.zeros(IDS.nbytes + size + 16, np.uint8)

@@ -21,7 +21,7 @@ ROWS = [",".join(["100"] * 90), "4100,4100,4100", "3,4000,1,4999,17", ",".join([
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     copy_artifact("gpt-300x64x5000", folder, "gpt")
-    copy_artifact("bert-300x64x5000", folder, "bert")
+    copy_artifact("roberta-300x64x5000", folder, "roberta")
     return folder
 
 
@@ -33,7 +33,7 @@ def write(root: Path, folder: Path, model: str, device_id: int, failing: str = "
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("model", ["gpt", "bert"])
+@pytest.mark.parametrize("model", ["gpt", "roberta"])
 def test_vectors_on_a_gpu_have_the_same_bits(root: Path, tmp_path: Path, model: str) -> None:
     """No vector passes through memory of the server: its copy would fail."""
     assert write(root, tmp_path, model, 0, failing="cuMemcpyHtoD_v2") == ["same"] * len(ROWS)
