@@ -3,8 +3,9 @@
     python -m benchmarks.shared_memory [--rounds N] [--requests N]
 
 Serves gpt2-small of `model_repository`. A client of HTTP and one of gRPC send (32, 512) ids, and take the vectors from
-the message or from a region of shared memory. In each round both ways take turns. First, their vectors are compared
-bit for bit. Prints the medians, and exits with 1 if a ratio of CPU time is over the floor.
+the message or from a region of shared memory. With an NVIDIA GPU they also leave ids and vectors in its memory. In
+each round the ways take turns. First, their vectors are compared bit for bit. Prints the medians, and exits with 1 if a
+ratio of CPU time is over the floor.
 """
 
 import argparse
@@ -25,11 +26,13 @@ from numpy.typing import NDArray
 from tritonclient.utils import shared_memory
 
 from benchmarks.streams import running
+from preblock.service.runtime.providers import cuda_unavailable_reason
 from tests.support.servers import free_port
 
 MODEL, SHAPE, WIDTH = "gpt2-small", (32, 512), 768
 MOST_CPU = 0.6
 """Largest CPU time of the server through shared memory, over TCP."""
+TCP, SHARED, CUDA = "TCP", "shared memory", "memory of a GPU"
 VECTOR_BYTES = 4 * SHAPE[0] * SHAPE[1] * WIDTH
 
 
@@ -72,17 +75,20 @@ def measure(module: Any, client: Any, pid: int, rounds: int, requests: int) -> d
         for region, size in zip(regions, (ids.nbytes, VECTOR_BYTES), strict=True):
             name = region._triton_shm_name
             client.register_system_shared_memory(name, region._shm_key, size)
-        ways: dict[str, Callable[[], NDArray[np.float32]]] = {
-            "TCP": partial(infer, module, client, ids),
-            "shared memory": partial(infer_shared, module, client, ids.nbytes, regions[1]),
+        ways: dict[str, Callable[[], object]] = {
+            TCP: partial(infer, module, client, ids),
+            SHARED: partial(infer_shared, module, client, ids.nbytes, regions[1]),
         }
-        expected, got = (way() for way in ways.values())
-        assert np.array_equal(expected.view(np.uint32), got.view(np.uint32))
+        expected = infer(module, client, ids).tobytes()
+        assert infer_shared(module, client, ids.nbytes, regions[1]).tobytes() == expected
+        if cuda_unavailable_reason() is None:
+            ways[CUDA] = open_gpu(module, client, ids, expected)
         found: dict[str, list[Sample]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, way in ways.items():
                 found[name].append(sample(way, pid, requests))
         client.unregister_system_shared_memory()
+        client.unregister_cuda_shared_memory()
     finally:
         for region in regions:
             shared_memory.destroy_shared_memory_region(region)
@@ -107,12 +113,33 @@ def infer_shared(module: Any, client: Any, size: int, region: Any) -> NDArray[np
         region: receives the vectors.
 
     """
-    tensor = module.InferInput("input_ids", SHAPE, "INT64").set_shared_memory("ids", size)
-    output = module.InferRequestedOutput("embeddings")
-    output.set_shared_memory("vectors", VECTOR_BYTES)
-    client.infer(MODEL, [tensor], outputs=[output])
+    infer_into(module, client, size)
     vectors: NDArray[np.float32] = shared_memory.get_contents_as_numpy(region, np.float32, (*SHAPE, WIDTH))
     return vectors
+
+
+def infer_into(module: Any, client: Any, size: int, ids: str = "ids", vectors: str = "vectors") -> None:
+    """Request vectors in the region `vectors` for ids of `size` bytes in the region `ids`."""
+    tensor = module.InferInput("input_ids", SHAPE, "INT64").set_shared_memory(ids, size)
+    output = module.InferRequestedOutput("embeddings")
+    output.set_shared_memory(vectors, VECTOR_BYTES)
+    client.infer(MODEL, [tensor], outputs=[output])
+
+
+def open_gpu(module: Any, client: Any, ids: NDArray[np.int64], expected: bytes) -> Callable[[], object]:
+    """Return the way through memory of a GPU, after a comparison of its vectors with `expected`."""
+    from tritonclient.utils import cuda_shared_memory
+
+    sizes = {"gpu-ids": ids.nbytes, "gpu-vectors": VECTOR_BYTES}
+    regions = {name: cuda_shared_memory.create_shared_memory_region(name, size, 0) for name, size in sizes.items()}
+    cuda_shared_memory.set_shared_memory_region(regions["gpu-ids"], [ids])
+    for name, size in sizes.items():
+        client.register_cuda_shared_memory(name, cuda_shared_memory.get_raw_handle(regions[name]), 0, size)
+    way = partial(infer_into, module, client, ids.nbytes, *sizes)
+    way()
+    found = cuda_shared_memory.get_contents_as_numpy(regions["gpu-vectors"], np.float32, (*SHAPE, WIDTH))
+    assert found.tobytes() == expected
+    return way
 
 
 def sample(way: Callable[[], object], pid: int, requests: int) -> Sample:
@@ -131,7 +158,7 @@ def cpu_seconds(pid: int) -> float:
 
 def report(protocol: str, found: dict[str, list[Sample]]) -> bool:
     """Print the medians and their ratio, and return whether the floor is missed."""
-    tcp, shared = found["TCP"], found["shared memory"]
+    tcp, shared = found[TCP], found[SHARED]
     ratios = [one.cpu / other.cpu for one, other in zip(shared, tcp, strict=True)]
     ratio = statistics.median(ratios)
     for name, samples in found.items():

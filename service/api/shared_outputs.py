@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,9 @@ from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, Result
 from preblock.service.core.shared_region import OpenRange
+from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.fused_embedding import guard_mapped_files
+from preblock.service.runtime.session import SESSION_GPU
 
 
 async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str, OpenRange]) -> None:
@@ -22,7 +25,7 @@ async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str,
 
     Raises:
         Invalid: a range is too small, or its file has become shorter; then the ranges may hold a part of the outputs.
-        Unavailable: the system has no memory for a range.
+        Unavailable: the system has no memory for a range, or the driver of a GPU cannot write it.
 
     """
     if not ranges:
@@ -42,14 +45,28 @@ async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str,
 
 
 def _lend(target: OpenRange, tensor: ChunkedTensor) -> bool:
-    """Make the model write a tensor into its range, which saves a copy; return whether it can."""
-    vectors = None if tensor.memory is None else target.map_floats(math.prod(tensor.shape))
-    if tensor.memory is None or vectors is None:
+    """Make the model write a tensor into its range, which saves copies; return whether it can."""
+    memory = target.region.memory
+    if tensor.memory is None:
+        return False
+    if tensor.memory.on_gpu:
+        if not isinstance(memory, DeviceMemory) or memory.device_id != SESSION_GPU:
+            return False
+        tensor.memory.receive = partial(_copy_on_gpu, target, memory)
+        return True
+    vectors = target.map_floats(math.prod(tensor.shape))
+    if vectors is None:
         return False
     guard_mapped_files()
     tensor.memory.vectors = vectors.reshape(-1, tensor.shape[-1])
     tensor.memory.lost = target.lost
     return True
+
+
+def _copy_on_gpu(target: OpenRange, memory: DeviceMemory, position: int, address: int, size: int) -> None:
+    """Copy `size` bytes from an address of the GPU to a position in the range."""
+    with target.name_errors("written"):
+        memory.copy(target.begin + position, address, size)
 
 
 async def _copy(target: OpenRange, chunks: Iterable[NDArray[np.generic]]) -> None:

@@ -17,13 +17,18 @@ class OutputMemory:
     """Memory of a client for the vectors of an output, in place of memory of the server.
 
     Args:
+        on_gpu: whether the model computes the vectors on a GPU; then `receive` may be set, else `vectors`.
         vectors: float32 (T, width), set before the first chunk is computed; None leaves the vectors with the server.
         lost: returns the error for memory that has become shorter.
+        receive: copies bytes within the GPU, set before the first chunk is computed; it takes their position in the
+            output, their address and their number. None leaves the vectors with the server.
 
     """
 
+    on_gpu: bool = False
     vectors: NDArray[np.float32] | None = None
     lost: Callable[[], PreblockError] | None = None
+    receive: Callable[[int, int, int], None] | None = None
 
 
 class ChunkedTensor:

@@ -1,20 +1,22 @@
-"""Registry of the regions of shared memory (Triton, "System shared memory extension")."""
+"""Registry of the regions of shared memory.
+
+Source: Triton, "System shared memory extension" and "CUDA shared memory extension".
+"""
 
 import asyncio
-import os
-import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.shared_region import OpenRange, Region, RegionRange, open_file
+from preblock.service.core.shared_region import Memory, OpenRange, Region, RegionRange
 
 MAX_REGIONS = 256
-"""Maximum number of regions; each has an open file."""
+"""Maximum number of regions; each has an open file, or an open handle of a GPU."""
 MAX_NAME_BYTES = 128
+EXPECTED_NAME = "the name of a registered region"
 RELEASE_SECONDS = 1.0
 """Time between two searches for idle regions."""
 
@@ -37,16 +39,23 @@ class SharedMemory:
         """Whether clients may register regions."""
         return self._settings.current.max_shared_memory_bytes is not None
 
-    def register(self, name: str, key: str, offset: int, size: int) -> None:
-        """Register a region of the shared memory `key`.
+    def register(self, name: str, offset: int, size: int, open_memory: Callable[[], Memory]) -> None:
+        """Register a region of the memory that `open_memory` returns, after all checks.
 
         Raises:
             Forbidden: the settings do not allow shared memory.
-            Invalid: the name is registered, no such shared memory exists, or it is shorter than the region.
+            Invalid: the name is registered, or the memory does not exist or does not hold the region.
             TooLarge: the region is larger than all regions may be.
             Unavailable: other regions use the limit of bytes or of regions.
 
         """
+        self.check_new(name, offset, size)
+        self._regions[self._owner(), name] = Region(name, open_memory(), offset, size)
+        if self._timer is None:
+            self._release_idle()
+
+    def check_new(self, name: str, offset: int, size: int) -> None:
+        """Check a region before its memory is opened; raises as `register`."""
         most = self._require_allowed()
         encoded = len(name.encode(errors="replace"))
         if not 0 < encoded <= MAX_NAME_BYTES or "/" in name:
@@ -65,30 +74,21 @@ class SharedMemory:
             raise Unavailable("byte_size", f"{size} bytes beside {used}", f"at most {most} bytes for all regions")
         if len(self._regions) >= MAX_REGIONS:
             raise Unavailable("regions", f"more than {MAX_REGIONS}", f"at most {MAX_REGIONS}")
-        file = open_file(key)
-        found = os.fstat(file)
-        region = Region(name, key, offset, size, file, found.st_ino)
-        if not stat.S_ISREG(found.st_mode) or found.st_size < offset + size:
-            got = f"{found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "another kind of file"
-            raise Invalid(f"shared memory {key}", got, f"at least {offset + size} bytes, offset and byte_size together")
-        self._regions[self._owner(), name] = region
-        if self._timer is None:
-            self._release_idle()
 
-    def unregister(self, name: str = "") -> None:
-        """Unregister a region of the caller; without a name all of them. An unknown name changes nothing.
+    def unregister(self, kind: type[Memory], name: str = "") -> None:
+        """Unregister a region of the caller, in memory of a kind; without a name all. An unknown name changes nothing.
 
         Raises:
             Forbidden: the settings do not allow shared memory.
 
         """
         self._require_allowed()
-        for region in self._list():
+        for region in self._list(kind):
             if name in ("", region.name):
                 del self._regions[self._owner(), region.name]
 
-    def status(self, name: str = "") -> list[Region]:
-        """Return a region of the caller; without a name all of them.
+    def status(self, kind: type[Memory], name: str = "") -> list[Region]:
+        """Return a region of the caller, in memory of a kind; without a name all of them.
 
         Raises:
             Forbidden: the settings do not allow shared memory.
@@ -96,7 +96,10 @@ class SharedMemory:
 
         """
         self._require_allowed()
-        return [self._find("name", name)] if name else self._list()
+        found = [region for region in self._list(kind) if name in ("", region.name)]
+        if name and not found:
+            raise NotFound("name", name, EXPECTED_NAME)
+        return found
 
     def read(self, wanted: Sequence[RegionRange]) -> list[bytes]:
         """Return copies of the bytes of ranges.
@@ -106,6 +109,7 @@ class SharedMemory:
             NotFound: a region is not registered.
             Invalid: a range lies outside its region, or its file has become shorter.
             TooLarge: all ranges together are larger than a request body may be.
+            Unavailable: the driver of a GPU cannot read a range.
 
         """
         most, size = self._settings.current.max_body_bytes, sum(item.size for item in wanted)
@@ -133,7 +137,9 @@ class SharedMemory:
     def _open_range(self, wanted: RegionRange) -> OpenRange:
         """Return a range of a registered region, and count it as used."""
         self._require_allowed()
-        region = self._find(f"{wanted.field}.shared_memory_region", wanted.region)
+        region = self._regions.get((self._owner(), wanted.region))
+        if region is None:
+            raise NotFound(f"{wanted.field}.shared_memory_region", wanted.region, EXPECTED_NAME)
         end = wanted.offset + wanted.size
         if end > region.size:
             expected = f"at most {region.size}, the bytes of the region {region.name}"
@@ -141,16 +147,11 @@ class SharedMemory:
         region.used = time.monotonic()
         return OpenRange(wanted, region)
 
-    def _find(self, place: str, name: str) -> Region:
-        region = self._regions.get((self._owner(), name))
-        if region is None:
-            raise NotFound(place, name, "the name of a registered region")
-        return region
-
-    def _list(self) -> list[Region]:
-        """Return the regions of the caller."""
+    def _list(self, kind: type[Memory]) -> list[Region]:
+        """Return the regions of the caller in memory of a kind."""
         owner = self._owner()
-        return [region for (other, _), region in self._regions.items() if other == owner]
+        found = [region for (other, _), region in self._regions.items() if other == owner]
+        return [region for region in found if isinstance(region.memory, kind)]
 
     def _owner(self) -> str:
         """Return the caller's key; without API keys, all callers share their regions."""

@@ -1,4 +1,4 @@
-"""Regions of POSIX shared memory, and copies of bytes from and to them.
+"""Regions of shared memory, and copies of bytes from and to them.
 
 A client can shrink its file at any time, and a process that touches the lost pages of a mapping dies (SIGBUS). So bytes
 are copied with `pread` and `pwrite`. Only code that handles SIGBUS may write to the mapping of a range.
@@ -6,12 +6,15 @@ are copied with `pread` and `pwrite`. Only code that handles SIGBUS may write to
 
 import mmap
 import os
+import stat
 import time
 import weakref
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,35 +45,81 @@ class RegionRange(NamedTuple):
     size: int
 
 
-@dataclass(eq=False)
-class Region:
-    """A registered region. Its file stays open as long as the object exists.
+class Memory(Protocol):
+    """Memory of a client that holds regions: a file, or memory of a GPU. Addresses count bytes."""
+
+    @property
+    def origin(self) -> int:
+        """Address of the first byte."""
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for memories whose equal addresses are the same bytes."""
+
+    def end(self) -> int:
+        """Return the address after the last byte; a file can become shorter."""
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return bytes, fewer than `size` if the memory has become shorter; raise OSError if that is impossible."""
+
+    def write(self, address: int, content: memoryview) -> None:
+        """Write bytes; raise OSError if that is impossible."""
+
+
+class SharedFile:
+    """POSIX shared memory. Its file stays open as long as the object exists.
 
     Args:
-        name: of the region.
         key: name of the shared memory, as the client sent it.
-        offset: first byte of the region in the file.
-        size: number of bytes.
         file: descriptor of the open file.
-        inode: number of the file, the same for all regions of one shared memory.
+        used: bytes up to the end of the region.
 
     """
 
-    name: str
-    key: str
-    offset: int
-    size: int
-    file: int
-    inode: int
-    used: float = field(default_factory=time.monotonic)
+    origin = 0
 
-    def __post_init__(self) -> None:
-        weakref.finalize(self, os.close, self.file)
+    def __init__(self, key: str, file: int, used: int) -> None:
+        self.key, self.file, self._used = key, file, used
+        self.identity = os.fstat(file).st_ino
+        weakref.finalize(self, os.close, file)
 
     @cached_property
     def mapping(self) -> mmap.mmap:
         """The file up to the end of the region, in the address space of this process."""
-        return mmap.mmap(self.file, self.offset + self.size)
+        return mmap.mmap(self.file, self._used)
+
+    def end(self) -> int:
+        """Return the size of the file."""
+        return os.fstat(self.file).st_size
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return bytes, fewer than `size` if the file has become shorter."""
+        return os.pread(self.file, size, address)
+
+    def write(self, address: int, content: memoryview) -> None:
+        """Write bytes; raise OSError if the system has no memory for them."""
+        while content:
+            written = os.pwrite(self.file, content, address)
+            content, address = content[written:], address + written
+
+
+@dataclass(eq=False)
+class Region:
+    """A registered region. Its memory stays open as long as the object exists.
+
+    Args:
+        name: of the region.
+        memory: holds the region.
+        offset: first byte of the region in the memory.
+        size: number of bytes.
+
+    """
+
+    name: str
+    memory: Memory
+    offset: int
+    size: int
+    used: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -82,8 +131,8 @@ class OpenRange:
 
     @property
     def begin(self) -> int:
-        """First byte in the file."""
-        return self.region.offset + self.wanted.offset
+        """Address of the first byte."""
+        return self.region.memory.origin + self.region.offset + self.wanted.offset
 
     @property
     def size(self) -> int:
@@ -92,7 +141,7 @@ class OpenRange:
 
     def overlaps(self, other: "OpenRange") -> bool:
         """Return whether both ranges have a byte in common."""
-        same = self.region.inode == other.region.inode
+        same = self.region.memory.identity == other.region.memory.identity
         return same and self.begin < other.begin + other.size and other.begin < self.begin + self.size
 
     def read(self) -> bytes:
@@ -100,9 +149,11 @@ class OpenRange:
 
         Raises:
             Invalid: the file has become shorter.
+            Unavailable: the driver of the GPU cannot read the memory.
 
         """
-        content = os.pread(self.region.file, self.size, self.begin)
+        with self.name_errors("read"):
+            content = self.region.memory.read(self.begin, self.size)
         if len(content) < self.size:
             self.check()
             raise self._shrunk(self.begin + len(content))
@@ -113,17 +164,12 @@ class OpenRange:
 
         Raises:
             Invalid: the file has become shorter.
-            Unavailable: the system has no memory for the file.
+            Unavailable: the system has no memory for the file, or the driver of the GPU cannot write the memory.
 
         """
         self.check()  # else `pwrite` would extend the file again
-        begin = self.begin + position
-        try:
-            while content:
-                written = os.pwrite(self.region.file, content, begin)
-                content, begin = content[written:], begin + written
-        except OSError as error:
-            raise self._unwritable(str(error.strerror)) from error
+        with self.name_errors("written"):
+            self.region.memory.write(self.begin + position, content)
 
     def map_floats(self, count: int) -> NDArray[np.float32] | None:
         """Return the first values of the range as float32 (count,); None if the system cannot map them there.
@@ -132,11 +178,12 @@ class OpenRange:
             Invalid: the file has become shorter.
 
         """
-        if self.begin % FLOAT32_BYTES:
+        memory = self.region.memory
+        if not isinstance(memory, SharedFile) or self.begin % FLOAT32_BYTES:
             return None
         self.check()
         try:
-            mapping = self.region.mapping
+            mapping = memory.mapping
         except (ValueError, OSError):  # the file ends between the range and the region, or the address space is full
             return None
         return np.frombuffer(mapping, np.float32, count, self.begin)
@@ -147,25 +194,38 @@ class OpenRange:
             self.check()
         except Invalid as error:
             return error
-        return self._unwritable("no memory is left")
+        return self._unusable("written", "no memory is left")
 
-    def _unwritable(self, reason: str) -> Unavailable:
-        message = f"{self.wanted.field}: the region {self.region.name} cannot be written: {reason}"
+    @contextmanager
+    def name_errors(self, verb: str) -> Iterator[None]:
+        """Raise Unavailable in place of OSError: the region cannot be `verb`, "read" or "written"."""
+        try:
+            yield
+        except OSError as error:
+            raise self._unusable(verb, str(error.strerror)) from error
+
+    def _unusable(self, verb: str, reason: str) -> Unavailable:
+        message = f"{self.wanted.field}: the region {self.region.name} cannot be {verb}: {reason}"
         return Unavailable(self.wanted.field, reason, "memory for the region", message=message)
 
     def check(self) -> None:
         """Raise Invalid if the file has become shorter than the end of the range."""
-        size = os.fstat(self.region.file).st_size
-        if size < self.begin + self.size:
-            raise self._shrunk(size)
+        end = self.region.memory.end()
+        if end < self.begin + self.size:
+            raise self._shrunk(end)
 
     def _shrunk(self, size: int) -> Invalid:
         expected = f"at least {self.begin + self.size} bytes, as at its registration"
         return Invalid(f"{self.wanted.field}: file of the region {self.region.name}", f"{size} bytes", expected)
 
 
-def open_file(key: str) -> int:
-    """Open the shared memory `key` for reading and writing; raise Invalid if that is impossible."""
+def open_file(key: str, offset: int, size: int) -> SharedFile:
+    """Open the shared memory `key` for reading and writing a region.
+
+    Raises:
+        Invalid: no such shared memory exists, this server may not use it, or it is shorter than the region.
+
+    """
     name = key.lstrip("/")  # as `shm_open` of glibc
     encoded = len(name.encode(errors="replace"))
     # These checks keep the file in the folder, as those of `shm_open`.
@@ -175,7 +235,12 @@ def open_file(key: str) -> int:
         raise Invalid("key", key, "the name of shared memory, not of a semaphore")
     try:
         # Without O_NONBLOCK, opening a pipe would wait.
-        return os.open(FOLDER / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        file = os.open(FOLDER / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, UnicodeEncodeError) as error:
         # The reason would show clients which files exist.
         raise Invalid("key", key, "shared memory that this server may read and write") from error
+    memory, found = SharedFile(key, file, offset + size), os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_size < offset + size:
+        got = f"{found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "another kind of file"
+        raise Invalid(f"shared memory {key}", got, f"at least {offset + size} bytes, offset and byte_size together")
+    return memory

@@ -28,6 +28,10 @@ from preblock.service.runtime.session import INLINE_MAX_VALUES
 MAX_BUFFERED_TEXT_VALUES = 2**21
 """Most values of a text response (JSON) in one run, which is several times as fast as chunks, and takes about 30 MB."""
 
+GPU_CHUNKS = 10
+"""Chunks of a large response in one call, if the vectors stay on a GPU: a larger call takes hardly longer there. Other
+calls are as large."""
+
 
 def is_streamed(request: TokenRequest, manifest: Manifest, size: int) -> bool:
     """Return whether a response of `size` values is computed in chunks.
@@ -77,14 +81,19 @@ def stream_chunks(
     rows, tensors = request.input_ids, {}
     shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
     for output, name in outputs.items():
-        direct = request.dtype == "float32" and not item.given and model.writes_into(item.feeds, name)
-        memory = OutputMemory() if direct else None
+        memory = _output_memory(model, name, item) if request.dtype == "float32" and not item.given else None
         chunks = _vectors(model, name, item) if memory is None else _vectors_in(memory, model, name, item)
         dtype = model.manifest.dtype_of(output, request.dtype)
         parts = _stream_output(chunks, dtype, closer)
         next(parts)  # starts the generator, so that its `except` runs even if the client leaves before the first chunk
         tensors[output] = ChunkedTensor((*shape, *model.manifest.shapes[output]), dtype, parts, memory)
     return tensors
+
+
+def _output_memory(model: TokenModel, name: str, item: BatchItem) -> OutputMemory | None:
+    """Return a place for memory of a client, if the model can write float32 vectors there."""
+    on_gpu = model.runs_on_gpu(name)
+    return OutputMemory(on_gpu) if on_gpu or model.writes_into(item.feeds, name) else None
 
 
 class _RecordCloser:
@@ -137,7 +146,14 @@ def _with_given(chunks: Iterator[Float32], name: str, item: BatchItem) -> Iterat
 
 
 def _vectors_in(memory: OutputMemory, model: TokenModel, name: str, item: BatchItem) -> Iterator[Float32]:
-    """Yield the vectors of one output in chunks, from `memory` if it is set by then."""
+    """Yield the vectors of one output in chunks, from `memory` if it is set by then; empty ones from a GPU."""
+    if memory.receive is not None:
+        position = 0
+        for address, size in model.run_on_gpu(item.feeds, name, _max_gpu_tokens(model, name)):
+            memory.receive(position, address, size)
+            position += size
+            yield np.empty(0, np.float32)
+        return
     if memory.vectors is None or memory.lost is None:
         yield from _vectors(model, name, item)
         return
@@ -150,6 +166,11 @@ def _vectors_in(memory: OutputMemory, model: TokenModel, name: str, item: BatchI
 def _max_chunk_tokens(model: TokenModel, name: str) -> int:
     """Return the most tokens of a chunk of one output."""
     return max(1, CHUNK_VALUES // model.widths[name])
+
+
+def _max_gpu_tokens(model: TokenModel, name: str) -> int:
+    """Return the most tokens of a chunk that stays on a GPU; bits that depend on the shape need the same chunks."""
+    return _max_chunk_tokens(model, name) * (GPU_CHUNKS if model.manifest.exact_rows else 1)
 
 
 def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> Outputs:

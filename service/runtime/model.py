@@ -27,7 +27,7 @@ from preblock.service.runtime.ngram_rows import NgramRows
 from preblock.service.runtime.position_rows import PositionRows
 from preblock.service.runtime.position_table import PositionedRunner
 from preblock.service.runtime.runner import Feeds, FlatRunner, Float32, Runner
-from preblock.service.runtime.session import Session
+from preblock.service.runtime.session import CudaSession, Session
 from preblock.service.runtime.tokenizer import Tokenizer
 
 
@@ -146,6 +146,22 @@ class TokenModel(LoadedModel):
             lookup.run_into(chunk, part.reshape(*shape, -1))
             yield part
             begin += len(part)
+
+    def runs_on_gpu(self, output: str) -> bool:
+        """Return whether `run_on_gpu` supports this output: one graph computes it in float32 on a GPU."""
+        runner, _ = (self._runners.get((output,)) or self._choose((output,)))[0]
+        return isinstance(runner, CudaSession) and runner.is_float32(output)
+
+    def run_on_gpu(self, feeds: dict[str, Int64], output: str, max_tokens: int) -> Iterator[tuple[int, int]]:
+        """Yield address and size in bytes of each chunk of an output on the GPU, of at most `max_tokens` tokens.
+
+        The bytes stay there until the next chunk.
+        """
+        ((session, _),) = self._runners.get((output,)) or self._choose((output,))
+        assert isinstance(session, CudaSession)
+        for chunk in list(split_feeds(feeds, max_tokens)):
+            with session.run_on_gpu(chunk, output) as values:
+                yield values
 
     def _choose(self, outputs: tuple[str, ...]) -> list[tuple[Runner, list[str]]]:
         """Choose the runners of `outputs`, and cache them."""

@@ -1,12 +1,12 @@
 """Chooses the onnxruntime provider."""
 
-import ctypes
 import os
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from preblock.service.core.errors import ProviderError
+from preblock.service.core.errors import Forbidden, ProviderError
+from preblock.service.runtime.cuda_memory import load_driver
 
 # onnxruntime reads this when it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -63,12 +63,9 @@ def cuda_unavailable_reason() -> str | None:
     if CUDA not in ort.get_available_providers():
         return "this onnxruntime has no CUDA: install preblock[gpu] in place of preblock[cpu]"
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no NVIDIA driver: libcuda.so.1 was not found"
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
-        return "the NVIDIA driver finds no GPU"
+        load_driver()
+    except Forbidden as error:
+        return error.got
     # The loader does not search pip's folders of the CUDA and cuDNN libraries.
     ort.preload_dlls()
     probe = ort.InferenceSession(PROBE, providers=[CUDA, CPU])

@@ -1,7 +1,8 @@
 """onnxruntime sessions. Only this module and `providers` import onnxruntime."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError, ProviderError
-from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.runner import Feeds, Float32
 
 LOG = logging.getLogger(__name__)
@@ -22,6 +23,10 @@ INLINE_MAX_VALUES = 3 * 2**17
 
 # The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
+DEVICES = {CPU: "cpu", CUDA: "cuda"}
+"""Name of the device of each provider."""
+SESSION_GPU = 0
+"""Number of the GPU of all sessions."""
 # The defaults: float32 products in 10 bits, and memory in powers of two.
 CUDA_OPTIONS = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 
@@ -129,14 +134,34 @@ class CudaSession(Session):
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the named outputs, or all, for validated `feeds`; each is copied from the GPU once."""
         names = self._outputs if outputs is None else outputs
-        binding = self._session.io_binding()
-        for name in self._inputs:
-            binding.bind_cpu_input(name, np.ascontiguousarray(feeds[name]))
+        binding = self._bind_inputs(feeds)
         for name in names:
             binding.bind_output(name)
         self._session.run_with_iobinding(binding)
         found = binding.copy_outputs_to_cpu()
         return dict(zip(names, _widen(found) if self._narrow else found, strict=True))
+
+    @contextmanager
+    def run_on_gpu(self, feeds: Feeds, output: str) -> Iterator[tuple[int, int]]:
+        """Compute an output for a block: yield address and size in bytes of its values on the GPU."""
+        binding = self._bind_inputs(feeds)
+        binding.bind_output(output, DEVICES[self.provider])
+        self._session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        (values,) = binding.get_outputs()
+        yield values.data_ptr(), values.tensor_size_in_bytes()
+        del values  # the memory is the block's until here
+
+    def is_float32(self, output: str) -> bool:
+        """Return whether the graph computes an output in float32."""
+        return any(tensor.name == output and tensor.dtype == "float32" for tensor in self.outputs)
+
+    def _bind_inputs(self, feeds: Feeds) -> ort.IOBinding:
+        """Return a binding with the inputs of the graph."""
+        binding = self._session.io_binding()
+        for name in self._inputs:
+            binding.bind_cpu_input(name, np.ascontiguousarray(feeds[name]))
+        return binding
 
     def warm_up(self, feeds: Feeds) -> None:
         """Run for one token and for micro-batches of several sizes, so that their memory is allocated now."""

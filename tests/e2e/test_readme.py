@@ -40,6 +40,7 @@ ELSEWHERE = {
     "curl http://127.0.0.1:8000/models/mine": "deploy/smoke.sh exports this model",
     "preblock export trained": "test_documented_trained_module_is_exported below",
     'echo \'{"data"': "the package of perf_analyzer holds no program",
+    "# Needs an NVIDIA GPU": "tests/clients/shared_memory/test_cuda.py, on a machine with one",
     "perf_analyzer": "the package of perf_analyzer holds no program",
     "genai-perf": "genai-perf runs perf_analyzer",
     "from huggingface_hub": "tests/service/api/http/routes/test_tei.py, on static embedding models",

@@ -10,6 +10,7 @@ from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, MESSAGE_EXPANS
 from preblock.service.api.grpc.request_cache import CallTemplates
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.shared_outputs import write_shared
+from preblock.service.api.shared_regions import list_extensions, register_device, register_file
 from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.v2 import metadata, protobuf
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
@@ -18,9 +19,11 @@ from preblock.service.codecs.v2.shared_memory import REGION, read_cost, region_d
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError, Unavailable
 from preblock.service.core.results import Result
+from preblock.service.core.shared_region import SharedFile
 from preblock.service.core.types import EmbedOptions, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
+from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.model import TokenModel
 
 LOG = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class InferenceService:
 
     async def ServerMetadata(self, _: pb.ServerMetadataRequest) -> Any:
         """Return name, version and extensions of the server."""
-        document = metadata.server_metadata(self._version, self._engine.shared_memory.allowed)
+        document = metadata.server_metadata(self._version, await list_extensions(self._engine))
         return protobuf.write(pb.ServerMetadataResponse, document)
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest) -> Any:
@@ -106,7 +109,7 @@ class InferenceService:
 
     async def SystemSharedMemoryStatus(self, request: pb.SystemSharedMemoryStatusRequest) -> Any:
         """Return a region of the caller, or all of them."""
-        regions = map(region_document, self._engine.shared_memory.status(request.name))
+        regions = map(region_document, self._engine.shared_memory.status(SharedFile, request.name))
         return protobuf.write(
             pb.SystemSharedMemoryStatusResponse, {"regions": {item["name"]: item for item in regions}}
         )
@@ -115,15 +118,34 @@ class InferenceService:
         self, request: pb.SystemSharedMemoryRegisterRequest
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """Register a region of POSIX shared memory."""
-        self._engine.shared_memory.register(request.name, request.key, request.offset, request.byte_size)
+        register_file(self._engine, request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """Unregister a region of the caller, or all of them."""
-        self._engine.shared_memory.unregister(request.name)
+        self._engine.shared_memory.unregister(SharedFile, request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryStatus(self, request: pb.CudaSharedMemoryStatusRequest) -> Any:
+        """Return the regions of the caller in memory of GPUs, or one of them."""
+        regions = map(region_document, self._engine.shared_memory.status(DeviceMemory, request.name))
+        return protobuf.write(pb.CudaSharedMemoryStatusResponse, {"regions": {item["name"]: item for item in regions}})
+
+    async def CudaSharedMemoryRegister(
+        self, request: pb.CudaSharedMemoryRegisterRequest
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        """Register a region in memory of a GPU."""
+        await register_device(self._engine, request.name, request.raw_handle, request.device_id, request.byte_size)
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    async def CudaSharedMemoryUnregister(
+        self, request: pb.CudaSharedMemoryUnregisterRequest
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        """Unregister a region of the caller in memory of a GPU, or all of them."""
+        self._engine.shared_memory.unregister(DeviceMemory, request.name)
+        return pb.CudaSharedMemoryUnregisterResponse()
 
     async def ModelInfer(self, message: bytes) -> bytes:
         """Return the requested outputs, by default all outputs of tokens."""

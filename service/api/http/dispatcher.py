@@ -37,7 +37,7 @@ STATIC_DOCUMENTS = "/docs/static"
 PAGE_FILES = (f"{STATIC_DOCUMENTS}/", "/inspect/")
 """Files of the pages. A browser opens a page without a key, and the page asks for the key."""
 METHODS = ("GET", "HEAD", "POST")
-STATE_CHANGES = ("/v2/repository/", "/v2/systemsharedmemory/")
+STATE_CHANGES = ("/v2/repository/", "/v2/systemsharedmemory/", "/v2/cudasharedmemory/")
 """Path prefixes of requests that can change the served models or the shared memory."""
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Use-As", "Preblock-Shape", "Preblock-Dtype"),

@@ -1,7 +1,7 @@
 """Metadata, configuration and statistics documents of the Open Inference Protocol, for HTTP and gRPC.
 
 Sources: KServe, "Open Inference Protocol", version 2; Triton, extensions "Model configuration", "Statistics", "Model
-repository", "Sequence" and "System shared memory".
+repository", "Sequence", "System shared memory" and "CUDA shared memory".
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ EXTENSIONS = (
     "sequence(string_id)",
     "statistics",
 )
-SHARED_MEMORY_EXTENSION = "system_shared_memory"
+SHARED_MEMORY_EXTENSION, CUDA_SHARED_MEMORY_EXTENSION = "system_shared_memory", "cuda_shared_memory"
 DATATYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16", "int64": "INT64", "float8_e4m3fn": "UINT8"}
 """Datatype of each dtype. The protocol has no FP8, so its numbers are sent as bytes."""
 TEXT = "text"
@@ -91,10 +91,9 @@ def describe_tensors(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int
     }
 
 
-def server_metadata(version: str, shared_memory: bool) -> dict[str, Any]:
-    """Return name, version and extensions of the server; `shared_memory` states whether it allows shared memory."""
-    extensions = (*EXTENSIONS, SHARED_MEMORY_EXTENSION) if shared_memory else EXTENSIONS
-    return {"name": "preblock", "version": version, "extensions": extensions}
+def server_metadata(version: str, shared_memory: Iterable[str]) -> dict[str, Any]:
+    """Return name, version and extensions of the server; `shared_memory` names its extensions of shared memory."""
+    return {"name": "preblock", "version": version, "extensions": (*EXTENSIONS, *shared_memory)}
 
 
 def model_metadata(name: str, versions: list[int], manifest: Manifests) -> dict[str, Any]:

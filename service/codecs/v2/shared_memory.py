@@ -1,14 +1,18 @@
 """Parameters of tensors in shared memory, the same over HTTP and gRPC.
 
-Source: Triton, "System shared memory extension".
+Source: Triton, "System shared memory extension" and "CUDA shared memory extension".
 """
 
+import binascii
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pybase64
+
 from preblock.service.codecs.fields import format_value
 from preblock.service.core.errors import Forbidden, Invalid
-from preblock.service.core.shared_region import Region, RegionRange
+from preblock.service.core.shared_region import Region, RegionRange, SharedFile
+from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 REGION, OFFSET, SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
@@ -61,4 +65,19 @@ def range_parameters(item: RegionRange, size: int) -> dict[str, str | int]:
 
 def region_document(region: Region) -> dict[str, str | int]:
     """Return the status of a region."""
-    return {"name": region.name, "key": region.key, "offset": region.offset, "byte_size": region.size}
+    memory = region.memory
+    if isinstance(memory, SharedFile):
+        return {"name": region.name, "key": memory.key, "offset": region.offset, "byte_size": region.size}
+    assert isinstance(memory, DeviceMemory)
+    return {"name": region.name, "device_id": memory.device_id, "byte_size": region.size}
+
+
+def read_handle(value: Any) -> bytes:
+    """Return the bytes of a CUDA IPC handle, {"b64": text}; raise Invalid for anything else."""
+    text = value.get("b64") if isinstance(value, dict) and value.keys() == {"b64"} else None
+    if not isinstance(text, str):
+        raise Invalid("raw_handle", "nothing" if value is None else value, 'an object {"b64": text in base64}')
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Invalid("raw_handle.b64", text, f"base64 ({error})") from error

@@ -23,7 +23,7 @@ class Client:
     """A client of tritonclient, and its regions."""
 
     def __init__(self, module: Any, address: str, stack: ExitStack) -> None:
-        self.module, self._stack = module, stack
+        self.module, self.stack = module, stack
         self.client = stack.enter_context(module.InferenceServerClient(address))
 
     def __getattr__(self, name: str) -> Any:
@@ -36,7 +36,7 @@ class Client:
     def create(self, name: str, size: int) -> Any:
         """Create shared memory of `size` bytes for the region `name`, without registering it."""
         handle = shared_memory.create_shared_memory_region(name, f"preblock-test-{secrets.token_hex(8)}", size)
-        self._stack.callback(shared_memory.destroy_shared_memory_region, handle)
+        self.stack.callback(shared_memory.destroy_shared_memory_region, handle)
         return handle
 
     def region(self, name: str, content: NDArray[Any]) -> Any:
@@ -83,3 +83,4 @@ def clients_of(server: Server, module: Any) -> Iterator[Client]:
         client = Client(module, address, stack)
         yield client
         client.unregister_system_shared_memory()
+        client.unregister_cuda_shared_memory()

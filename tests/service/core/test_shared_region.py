@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.shared_region import OpenRange, Region, RegionRange
+from preblock.service.core.shared_region import OpenRange, Region, RegionRange, SharedFile
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def region() -> Region:
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     path.unlink()
     os.ftruncate(file, 8192)
-    return Region("vectors", "key", 0, 8192, file, os.fstat(file).st_ino)
+    return Region("vectors", SharedFile("key", file, 8192), 0, 8192)
 
 
 def test_write_without_memory_is_unavailable(region: Region) -> None:
@@ -35,8 +35,9 @@ def test_write_without_memory_is_unavailable(region: Region) -> None:
 
 
 def test_no_file_stays_open_without_a_region(region: Region) -> None:
-    path = Path(f"/proc/self/fd/{region.file}")
-    end = Region("copy", "key", 0, 8192, os.dup(region.file), region.inode)
+    assert isinstance(region.memory, SharedFile)
+    path = Path(f"/proc/self/fd/{region.memory.file}")
+    end = SharedFile("key", os.dup(region.memory.file), 8192)
     copy = Path(f"/proc/self/fd/{end.file}")
     assert copy.exists()
     del end

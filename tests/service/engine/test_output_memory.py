@@ -14,7 +14,7 @@ import pytest
 
 from preblock.service.core.errors import Invalid, Unavailable
 from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.shared_region import OpenRange, Region, RegionRange
+from preblock.service.core.shared_region import OpenRange, Region, RegionRange, SharedFile
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.fused_embedding import BUILT, guard_mapped_files
@@ -40,8 +40,13 @@ def open_range(size: int, offset: int = 0) -> OpenRange:
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     path.unlink()
     os.ftruncate(file, offset + size)
-    region = Region("vectors", "key", 0, offset + size, file, os.fstat(file).st_ino)
+    region = Region("vectors", SharedFile("key", file, offset + size), 0, offset + size)
     return OpenRange(RegionRange("outputs[0].parameters", "vectors", offset, size), region)
+
+
+def file_of(region: Region) -> int:
+    assert isinstance(region.memory, SharedFile)
+    return region.memory.file
 
 
 def tensor_of(engine: Engine, lengths: list[int], model: str = "gpt", dtype: str = "float32") -> ChunkedTensor:
@@ -77,7 +82,7 @@ def test_unaligned_memory_is_not_used() -> None:
 def test_file_ending_between_range_and_region_is_copied_to() -> None:
     region = open_range(128).region
     target = OpenRange(RegionRange("outputs[0].parameters", "vectors", 0, 64), region)
-    os.ftruncate(region.file, 64)
+    os.ftruncate(file_of(region), 64)
     assert target.map_floats(16) is None
     target.write(0, memoryview(b"x" * 64))
     assert target.read() == b"x" * 64
@@ -92,7 +97,7 @@ def test_memory_that_becomes_shorter_is_an_error_of_the_request(engine: Engine) 
     assert tensor.memory is not None
     tensor.memory.vectors, tensor.memory.lost = vectors.reshape(-1, WIDTH), target.lost
     next(iter(tensor))
-    os.ftruncate(target.region.file, size // 2)
+    os.ftruncate(file_of(target.region), size // 2)
     with pytest.raises(Invalid, match=f"file of the region vectors: got {size // 2} bytes, expected at least {size} "):
         list(tensor)
     assert sum(chunk.size for chunk in tensor_of(engine, [4100] * 3)) == 12300 * WIDTH

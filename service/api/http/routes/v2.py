@@ -16,6 +16,7 @@ from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import v2 as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
 from preblock.service.api.shared_outputs import write_shared
+from preblock.service.api.shared_regions import list_extensions
 from preblock.service.codecs.fields import drop_nulls, refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.v2 import metadata
@@ -97,7 +98,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     @routes.get("", response_model=schemas.ServerMetadata)
     async def metadata_of_server() -> dict[str, Any]:
         """Return the name, version and extensions of the server."""
-        return metadata.server_metadata(version, engine.shared_memory.allowed)
+        return metadata.server_metadata(version, await list_extensions(engine))
 
     @routes.get("/health/live", response_model=schemas.Live)
     async def server_live() -> dict[str, bool]:

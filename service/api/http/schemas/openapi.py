@@ -19,7 +19,7 @@ from preblock.service.api.http.schemas.native_api import (
     Problem,
 )
 from preblock.service.api.http.schemas.openai import EmbeddingsAnswer, EmbeddingsRequest, OpenAIError
-from preblock.service.api.http.schemas.shared_memory import RegisterRequest
+from preblock.service.api.http.schemas.shared_memory import RegisterCudaRequest, RegisterRequest
 from preblock.service.api.http.schemas.tables import PositionsAnswer
 from preblock.service.api.http.schemas.tei import SentenceError, SentenceRequest
 from preblock.service.api.http.schemas.v2 import InferAnswer, InferRequest, OpenInferenceError
@@ -33,6 +33,7 @@ NAMED: dict[JsonSchemaMode, tuple[type[BaseModel], ...]] = {
         SentenceRequest,
         InferRequest,
         RegisterRequest,
+        RegisterCudaRequest,
     ),
     "serialization": (
         EmbedAnswer,

@@ -1,4 +1,4 @@
-"""The bodies of Triton's system shared memory extension."""
+"""The bodies of Triton's extensions of system and CUDA shared memory."""
 
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
@@ -24,6 +24,28 @@ class RegisterRequest(RequestBody):
     byte_size: int
 
 
+class CudaMemoryRegion(BaseModel):
+    """A registered region in memory of a GPU."""
+
+    name: str
+    device_id: int
+    byte_size: int
+
+
+class CudaHandle(RequestBody):
+    """A CUDA IPC handle."""
+
+    b64: str = Field(description="The 64 bytes of the handle in base64.")
+
+
+class RegisterCudaRequest(RequestBody):
+    """The memory of a new region on a GPU."""
+
+    raw_handle: CudaHandle
+    device_id: int = Field(0, description="Number of the GPU.")
+    byte_size: int
+
+
 STATUS: OpenAPI = {
     "response_model": list[SharedMemoryRegion],
     "responses": open_inference_errors(401, 403, 404),
@@ -35,6 +57,15 @@ REGISTER: OpenAPI = {
         "requestBody": {
             "required": True,
             "content": describe_body(RegisterRequest, example={"key": "/vectors", "byte_size": 1048576}),
+        }
+    },
+}
+STATUS_CUDA: OpenAPI = STATUS | {"response_model": list[CudaMemoryRegion]}
+REGISTER_CUDA: OpenAPI = REGISTER | {
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": describe_body(RegisterCudaRequest),
         }
     },
 }

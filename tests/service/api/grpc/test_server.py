@@ -200,7 +200,7 @@ def test_reflection_describes_every_method(tiny_server: Server) -> None:
         pool = DescriptorPool(database)
         service = pool.FindServiceByName("inference.GRPCInferenceService")
     assert service.methods_by_name["ModelStreamInfer"].output_type.name == "ModelStreamInferResponse"
-    assert len(service.methods) == 15
+    assert len(service.methods) == 18
 
 
 def test_reflection_v1_equals_v1alpha(tiny_server: Server) -> None:

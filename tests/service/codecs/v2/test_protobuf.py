@@ -63,7 +63,7 @@ def theirs() -> Any:
 
 def test_protobuf_methods_equal_tritonclient(ours: Any, theirs: Any) -> None:
     assert ours["package"] == theirs["package"] == "inference"
-    assert len(ours["methods"]) == 15
+    assert len(ours["methods"]) == 18
     assert ours["methods"].items() <= theirs["methods"].items()
 
 

@@ -1,0 +1,48 @@
+"""Vectors that stay on a GPU. Oracle: the same vectors in memory of the server.
+
+A process loads only one driver, so each test has a process of its own. The tests with a real GPU are in
+tests/clients/shared_memory/test_cuda.py.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.artifacts import copy_artifact
+from tests.support.gpu_memory import FAILURE, build_driver
+
+ROWS = [",".join(["100"] * 90), "4100,4100,4100", "3,4000,1,4999,17", ",".join(["1000"] * 60)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    copy_artifact("gpt-300x64x5000", folder, "gpt")
+    copy_artifact("roberta-300x64x5000", folder, "roberta")
+    return folder
+
+
+def write(root: Path, folder: Path, model: str, device_id: int, failing: str = "") -> list[str]:
+    environment = os.environ | build_driver(folder) | {FAILURE: failing}
+    command = [sys.executable, "-m", "tests.support.gpu_outputs", str(root), model, str(device_id), *ROWS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("model", ["gpt", "roberta"])
+def test_vectors_on_a_gpu_have_the_same_bits(root: Path, tmp_path: Path, model: str) -> None:
+    """No vector passes through memory of the server: its copy would fail."""
+    assert write(root, tmp_path, model, 0, failing="cuMemcpyHtoD_v2") == ["same"] * len(ROWS)
+
+
+def test_vectors_for_another_gpu_are_copied(root: Path, tmp_path: Path) -> None:
+    assert write(root, tmp_path, "gpt", 1, failing="cuMemcpyDtoD_v2") == ["same"] * len(ROWS)
+
+
+def test_failed_copy_on_a_gpu_is_unavailable(root: Path, tmp_path: Path) -> None:
+    error = "outputs[0].parameters: the region vectors cannot be written: CUDA_ERROR_INVALID_VALUE"
+    assert write(root, tmp_path, "gpt", 0, failing="cuMemcpyDtoD_v2") == [error] * len(ROWS)
