@@ -1,5 +1,6 @@
 """Reusable memory for vectors: a fresh page costs more than a small call."""
 
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -18,10 +19,20 @@ _Buffers = list[tuple[int, NDArray[np.uint8]]]
 """Aligned address, and the array with the memory."""
 
 
-class BufferPool:
-    """Free buffers by size; sizes are powers of two."""
+def _allocate(size: int) -> NDArray[np.uint8]:
+    return np.empty(size, np.uint8)
 
-    def __init__(self) -> None:
+
+class BufferPool:
+    """Free buffers by size; sizes are powers of two.
+
+    Args:
+        allocate: returns memory of a number of bytes; default: pageable memory.
+
+    """
+
+    def __init__(self, allocate: Callable[[int], NDArray[np.uint8]] = _allocate) -> None:
+        self._allocate = allocate
         self._free: dict[int, _Buffers] = {}
 
     def take(self, shape: tuple[int, ...]) -> Float32:
@@ -31,7 +42,7 @@ class BufferPool:
         try:
             address, buffer = free.pop()
         except IndexError:
-            buffer = np.empty(size + CACHE_LINE, np.uint8)
+            buffer = self._allocate(size + CACHE_LINE)
             address = -(-buffer.ctypes.data // CACHE_LINE) * CACHE_LINE
         return np.asarray(_Lease(free if size <= MAX_BYTES else [], address, buffer, shape))
 

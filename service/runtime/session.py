@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError, ProviderError
+from preblock.service.runtime.buffer_pool import MAX_BYTES, BufferPool
+from preblock.service.runtime.cuda_memory import load_driver
 from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.runner import Feeds, Float32
 
@@ -136,9 +139,10 @@ class CudaSession(Session):
         names = self._outputs if outputs is None else outputs
         binding = self._bind_inputs(feeds)
         for name in names:
-            binding.bind_output(name)
+            binding.bind_output(name, DEVICES[self.provider])
         self._session.run_with_iobinding(binding)
-        found = binding.copy_outputs_to_cpu()
+        binding.synchronize_outputs()
+        found = [_copy_to_host(values) for values in binding.get_outputs()]
         return dict(zip(names, _widen(found) if self._narrow else found, strict=True))
 
     @contextmanager
@@ -181,6 +185,23 @@ def open_session(
     """Open a graph of the artifact in `folder` on `provider`; raises as `Session`."""
     kind = Session if provider == CPU else CudaSession
     return kind(folder, provider, threads, graph, gpu_mem_limit_bytes)
+
+
+def _copy_to_host(values: ort.OrtValue) -> NDArray[Any]:
+    """Return values of a GPU; float32 in page-locked memory, used again, up to the size of a pooled buffer."""
+    size = values.tensor_size_in_bytes()
+    if values.device_name() != DEVICES[CUDA] or values.data_type() != "tensor(float)" or not 0 < size <= MAX_BYTES:
+        found: NDArray[Any] = values.numpy()
+        return found
+    vectors = _pinned().take(tuple(values.shape()))
+    load_driver().copy_to_host(SESSION_GPU, vectors.ctypes.data, values.data_ptr(), size)
+    return vectors
+
+
+@cache
+def _pinned() -> BufferPool:
+    """Return the page-locked memory of all sessions."""
+    return BufferPool(partial(load_driver().allocate_pinned, SESSION_GPU))
 
 
 def _widen(outputs: Sequence[NDArray[Any]]) -> list[Float32]:

@@ -133,4 +133,16 @@ API cuMemcpyDtoD_v2(uint64_t target, uint64_t source, size_t size) {
     return SUCCESS;
 }
 
+API cuMemAllocHost_v2(void **address, size_t size) {
+    if (!depth || fails("cuMemAllocHost_v2")) return INVALID_VALUE;
+    *address = malloc(size);
+    return SUCCESS;
+}
+
+API cuMemFreeHost(void *address) {
+    if (!depth) return INVALID_CONTEXT;
+    free(address);
+    return SUCCESS;
+}
+
 API cuStreamSynchronize(void *stream) { return stream || !depth ? INVALID_VALUE : SUCCESS; }
