@@ -1,0 +1,32 @@
+"""The service tests that fit a GPU: servers on CUDA, strict and auto, and the refusals."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDERS = ("tests/service", "tests/clients/shared_memory", "tests/cli/test_serve_command.py")
+SECONDS = 200
+
+
+def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
+    """Run the tests with each provider, and return the totals and the failures."""
+    del artifacts, minutes
+    found: dict[str, Any] = {}
+    for provider in ("cuda", "auto"):
+        command = [sys.executable, "-m", "pytest", "-n", "12", "-q", "-p", "no:cacheprovider", "--tb=short", *FOLDERS]
+        log = work / "results" / f"tests-{provider}.log"
+        with log.open("w") as file:
+            environment = os.environ | {"PREBLOCK_PROVIDER": provider}
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+            try:
+                process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        lines = log.read_text().splitlines()
+        failed = sorted({line.split(" - ")[0] for line in lines if re.match("FAILED|ERROR", line)})
+        found[provider] = {"last line": lines[-1] if lines else "", "failed": failed}
+        print(provider, found[provider]["last line"], *failed, sep="\n", flush=True)
+    return found
