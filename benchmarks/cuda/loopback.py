@@ -17,7 +17,7 @@ from benchmarks.streams import running
 from benchmarks.tensors import SHAPES, native
 
 PROVIDERS = ("cpu", "cuda")
-ROUNDS, SECONDS = 5, 0.3
+ROUNDS, SECONDS = 5, 0.15
 """Seconds of one provider in a round; at least three requests."""
 
 

@@ -11,7 +11,7 @@ def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
     """Return the lines of the benchmark."""
     del artifacts, minutes
     environment = os.environ | {"PREBLOCK_PROVIDER": "cuda", "PREBLOCK_REPOSITORY": str(work / "repository")}
-    command = (sys.executable, "-m", "benchmarks.shared_memory", "--rounds", "5")
+    command = (sys.executable, "-m", "benchmarks.shared_memory", "--rounds", "5", "--requests", "10")
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
     print(done.stdout, flush=True)
     if "memory of a GPU" not in done.stdout:

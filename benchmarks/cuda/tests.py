@@ -7,16 +7,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-FOLDERS = ("tests/service", "tests/clients/shared_memory", "tests/cli/test_serve_command.py")
+RUNS = {
+    "cuda": ("tests/clients/shared_memory", "tests/service"),
+    "auto": ("tests/cli/test_serve_command.py", "tests/service/runtime"),
+}
+"""Folders of tests by provider."""
 SECONDS = 200
+"""Longest time of a run; later tests are left out."""
 
 
 def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
     """Run the tests with each provider, and return the totals and the failures."""
     del artifacts, minutes
     found: dict[str, Any] = {}
-    for provider in ("cuda", "auto"):
-        command = [sys.executable, "-m", "pytest", "-n", "12", "-q", "-p", "no:cacheprovider", "--tb=short", *FOLDERS]
+    for provider, folders in RUNS.items():
+        command = [sys.executable, "-m", "pytest", "-n", "12", "-q", "-p", "no:cacheprovider", "--tb=short", *folders]
         log = work / "results" / f"tests-{provider}.log"
         with log.open("w") as file:
             environment = os.environ | {"PREBLOCK_PROVIDER": provider}
@@ -24,7 +29,8 @@ def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
             try:
                 process.wait(SECONDS)
             except subprocess.TimeoutExpired:
-                process.kill()
+                process.terminate()
+                process.wait()
         lines = log.read_text().splitlines()
         failed = sorted({line.split(" - ")[0] for line in lines if re.match("FAILED|ERROR", line)})
         found[provider] = {"last line": lines[-1] if lines else "", "failed": failed}

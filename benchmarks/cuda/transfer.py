@@ -19,7 +19,7 @@ from benchmarks.tensors import SHAPES
 from preblock.service.runtime.providers import CUDA, cuda_unavailable_reason
 from preblock.service.runtime.session import open_session
 
-ROUNDS, SECONDS = 5, 0.1
+ROUNDS, SECONDS = 5, 0.04
 Way = Callable[[], object]
 
 

@@ -105,7 +105,7 @@ class Driver:
         assert address.value is not None
         memory = (ctypes.c_uint8 * size).from_address(address.value)
         weakref.finalize(memory, self._free_pinned, device, address.value)
-        return np.frombuffer(memory, np.uint8)
+        return np.ctypeslib.as_array(memory)
 
     def copy_to_host(self, device: int, target: int, source: int, size: int) -> None:
         """Copy bytes from the address `source` of a GPU to an address of this machine; raise DriverError on failure."""

@@ -27,9 +27,7 @@ gc.collect()
 
 def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     known = os.environ | build_driver(folder) | environment
-    return subprocess.run(
-        [sys.executable, "-c", USE], env=known, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, "-c", USE], env=known, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_pinned_memory_is_used_again(tmp_path: Path) -> None:
