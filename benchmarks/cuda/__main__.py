@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.cuda.install import install
 
-STEPS = ("models", "graph", "transfer", "parity", "tests", "loopback", "shared_memory", "load")
+STEPS = ("models", "transfer", "loopback", "shared_memory", "graph", "parity", "tests", "load")
 """Each is a module of this package; `main(work, artifacts, minutes)` returns its figures."""
 RUN = (
     "import json, sys; from importlib import import_module; from pathlib import Path; "

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
             try:
                 process.wait(SECONDS)
             except subprocess.TimeoutExpired:
-                process.terminate()
+                process.send_signal(signal.SIGINT)  # pytest then reports the failures so far
                 process.wait()
         lines = log.read_text().splitlines()
         failed = sorted({line.split(" - ")[0] for line in lines if re.match("FAILED|ERROR", line)})
