@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class Driver:
         for name, arguments in SIGNATURES.items():
             self._functions[name].argtypes = arguments
         self._contexts: dict[int, ctypes.c_void_p] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # garbage collection can call `close` here
         count = ctypes.c_int(0)
         self.call("cuInit", 0)
         self.call("cuDeviceGetCount", ctypes.byref(count))

@@ -167,9 +167,10 @@ def test_each_key_has_its_own_regions(tiny_repository: Path, tmp_path: Path) -> 
         assert client.get_system_shared_memory_status(**bob) == []
 
 
-def test_page_of_another_origin_cannot_register(shared_server: Server) -> None:
+@pytest.mark.parametrize("kind", ["system", "cuda"])
+def test_page_of_another_origin_cannot_register(shared_server: Server, kind: str) -> None:
     answer = httpx.post(
-        f"{shared_server.address}/v2/systemsharedmemory/region/x/register",
+        f"{shared_server.address}/v2/{kind}sharedmemory/region/x/register",
         content='{"key": "x", "byte_size": 1}',
         headers={"Origin": "https://pages.example"},
     )
