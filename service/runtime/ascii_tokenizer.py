@@ -1,10 +1,37 @@
-"""Tokenizers with the normalizer of BERT, without it for most texts in ASCII: it takes nearly half of their time."""
+"""Tokenizers of BERT for texts in ASCII: without their normalizer, and without special tokens by a cache of words."""
 
+import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tokenizers
+
+WORD = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
+"""A word of BERT in printable ASCII: letters and digits, or one other character."""
+MAX_WORDS = 2**15
+"""Words in the cache, with about 8 MB."""
+MAX_WORD_CHARACTERS = 32
+"""Length of a word in the cache."""
+MAX_CHARACTERS = 2**16
+"""Characters divided into words at once: that keeps the interpreter lock for some milliseconds."""
+
+
+class WordIds(dict[str, tuple[int, ...]]):
+    """Ids of words, by the model of a tokenizer."""
+
+    def __init__(self, model: Any) -> None:
+        self._tokenize = model.tokenize
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        """Return the ids of a new word, and keep them."""
+        ids = tuple(token.id for token in self._tokenize(word))
+        if len(word) <= MAX_WORD_CHARACTERS:
+            if len(self) >= MAX_WORDS:
+                self.clear()
+            self[word] = ids
+        return ids
 
 
 class AsciiTokenizer:
@@ -26,7 +53,9 @@ class AsciiTokenizer:
                 setattr(self._bare, part, value)
         normalizer: Any = tokenizer.normalizer
         added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-        self._known = type(normalizer).__name__ == "BertNormalizer" and all(map(str.isascii, added))
+        kinds = [type(part).__name__ for part in (normalizer, tokenizer.pre_tokenizer, tokenizer.model)]
+        self._known = kinds[0] == "BertNormalizer" and all(map(str.isascii, added))
+        self._words = WordIds(tokenizer.model) if kinds[1:] == ["BertPreTokenizer", "WordPiece"] else None
         self._cleans, self._lowers = self._known and normalizer.clean_text, self._known and normalizer.lowercase
         self._added = tuple(map(str.lower, added))
 
@@ -36,12 +65,23 @@ class AsciiTokenizer:
             return self._whole.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         normal = [self._normalize(text) for text in texts]
         known = [text for text in normal if text is not None]
-        if len(known) == len(normal):
-            return self._bare.encode_batch_fast(known, add_special_tokens=add_special_tokens)
         others = [text for text, found in zip(texts, normal, strict=True) if found is None]
         fast = iter(self._bare.encode_batch_fast(known, add_special_tokens=add_special_tokens))
         slow = iter(self._whole.encode_batch_fast(others, add_special_tokens=add_special_tokens))
         return [next(slow if found is None else fast) for found in normal]
+
+    def ids(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        """Return the ids of each text without special tokens; raises as `encode_batch_fast`."""
+        words = self._words
+        if not self._known or words is None or sum(map(len, texts)) > MAX_CHARACTERS:
+            return [encoding.ids for encoding in self.encode(texts, False)]
+        normal = [self._normalize(text) for text in texts]
+        others = [text for text, found in zip(texts, normal, strict=True) if found is None]
+        slow = iter(self._whole.encode_batch_fast(others, add_special_tokens=False) if others else ())
+        return [
+            next(slow).ids if text is None else [*chain.from_iterable(map(words.__getitem__, WORD.findall(text)))]
+            for text in normal
+        ]
 
     def _normalize(self, text: str) -> str | None:
         """Return a text as the normalizer leaves it; None if it needs the whole tokenizer."""

@@ -71,12 +71,14 @@ class Tokenizer:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
         # Both release the interpreter lock, unlike `encode`. The fast one finds no spans.
         tokenize = self._tokenizer.encode_batch if spans else self._fast.encode
+        only_ids = not (spans or special_tokens or segments or marks)
         try:
-            found = tokenize(list(text), add_special_tokens=special_tokens)
+            found = [] if only_ids else tokenize(list(text), add_special_tokens=special_tokens)
+            ids = self._fast.ids(text) if only_ids else [encoding.ids for encoding in found]
         except Exception as error:  # such as an unknown word, and a vocabulary without an unknown token
             message = f"text: got one without tokens, expected text in the vocabulary of the tokenizer: {error}"
             raise Invalid("text", "text without tokens", "text in the vocabulary", message=message) from error
-        counts = [len(encoding) for encoding in found]
+        counts = list(map(len, ids))
         if sum(counts) > max_tokens:
             raise TooLarge("text", f"{sum(counts)} tokens", f"at most {max_tokens} tokens in a request")
         if 0 in counts:
@@ -89,7 +91,7 @@ class Tokenizer:
             return np.fromiter(chain.from_iterable(getattr(encoding, name) for encoding in found), np.int64)
 
         return Encoding(
-            input_ids=TokenRows(join("ids"), lengths),
+            input_ids=TokenRows(np.fromiter(chain.from_iterable(ids), np.int64), lengths),
             token_type_ids=TokenRows(join("type_ids"), lengths) if segments else None,
             special=join("special_tokens_mask").astype(np.bool_) if marks else None,
             spans=np.array([span for encoding in found for span in encoding.offsets], np.int64) if spans else None,
