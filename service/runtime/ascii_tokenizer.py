@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 WORD = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 """A word of BERT in printable ASCII: letters and digits, or one other character."""
-MAX_WORDS = 2**15
+MAX_WORDS = 2**14
 """Words in the cache, with about 8 MB."""
 MAX_WORD_CHARACTERS = 32
 """Length of a word in the cache."""
