@@ -1,6 +1,6 @@
 """The table of a model whose vectors are its rows: `_row_means.c` averages them without a copy of each.
 
-Letters: B batch, T tokens, V token ids, D width.
+Letters: B batch, V token ids, D width.
 """
 
 from pathlib import Path
