@@ -17,7 +17,7 @@ from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.parts import place_vectors
 from preblock.service.engine.planning import BatchItem, Outputs, run_batch, single_token_feeds
-from preblock.service.engine.pooling import end_tokens, finish, mean
+from preblock.service.engine.pooling import end_tokens, finish, mean, mean_of_rows, table_of_means
 from preblock.service.engine.positions import pooled_tokens
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
@@ -220,6 +220,8 @@ def _buffer_output(model: TokenModel, item: BatchItem, name: str) -> Float32:
 
 def _pool_output(model: TokenModel, item: BatchItem, request: TokenRequest, name: str) -> Float32:
     rows, real, width = request.input_ids, pooled_tokens(request, model.manifest), model.manifest.widths[name]
+    if (table := table_of_means(model, (name,), request)) is not None:
+        return mean_of_rows(table, rows, real)
     if request.pooling == "mean":
         return mean((chunk.reshape(-1, width) for chunk in _vectors(model, name, item)), rows, real, width)
     tokens = end_tokens(rows, real, request.pooling)

@@ -38,7 +38,7 @@ from preblock.service.engine.casting import cast
 from preblock.service.engine.history import next_context
 from preblock.service.engine.parts import assemble, cost_of_parts, place_vectors, vectors_of_outputs
 from preblock.service.engine.planning import BatchItem, Outputs
-from preblock.service.engine.pooling import finish, pool
+from preblock.service.engine.pooling import finish, pool, table_of_means
 from preblock.service.engine.positions import next_positions, pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
@@ -119,7 +119,8 @@ class Engine:
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
         size = feeds["input_ids"].size * width
         streamed = chunking.is_streamed(request, model.manifest, size)
-        pooled = streamed and request.pooling != "none"
+        in_place = table_of_means(model, names, request) is not None
+        pooled = in_place or (streamed and request.pooling != "none")
         if request.whole or pooled or not streamed:
             self.limits.check_buffered("input_ids", (record.rows if pooled else record.tokens) * width)
         record.checked = perf_counter()
@@ -128,13 +129,13 @@ class Engine:
             item.given = await self.scheduler.run(size, lambda: vectors_of_outputs(request, model, names))
         finish = partial(finish_outputs, request, item, model.manifest, outputs)
         tensors: Mapping[str, Tensor]
-        if size <= planning.max_batched_values(model):
+        if pooled:
+            tensors = await self.scheduler.run(size, lambda: chunking.compute_pooled(model, outputs, item, request))
+        elif size <= planning.max_batched_values(model):
             run = partial(planning.run_batch, model, names)
             tensors = finish(await self.scheduler.run_batched((id(model), names), size, item, run))
         elif not streamed:
             tensors = await self.scheduler.run(size, lambda: finish(chunking.compute_buffered(model, names, item)))
-        elif pooled:
-            tensors = await self.scheduler.run(size, lambda: chunking.compute_pooled(model, outputs, item, request))
         else:
             await self.scheduler.run(cost, lambda: chunking.to_token_rows(model, names, item))
             record.dequeued = perf_counter()

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
+from preblock.service.runtime.lookup_table import LookupTable
+from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.row_means import RowMeans
 from preblock.service.runtime.runner import Float32
 
@@ -28,6 +30,17 @@ def pool(vectors: Float32, rows: TokenRows, real: Int64 | None, pooling: str) ->
     if pooling == "mean":
         return mean([vectors], rows, real, vectors.shape[-1])
     return vectors[end_tokens(rows, real, pooling)]
+
+
+def table_of_means(model: TokenModel, names: tuple[str, ...], request: TokenRequest) -> LookupTable | None:
+    """Return the table to average rows of, in place of a run with the outputs `names`; None if the model must run."""
+    in_place = names == (EMBEDDINGS,) and request.pooling == "mean" and request.given is None
+    return model.lookup_table if in_place else None
+
+
+def mean_of_rows(table: LookupTable, rows: TokenRows, real: Int64 | None) -> Float32:
+    """Return the mean of the table's rows of the real tokens of each row, float32 (B, D)."""
+    return table.means(rows if real is None else rows.kept(real.astype(np.bool_)))
 
 
 def finish(pooled: Float32, request: TokenRequest, manifest: Manifest) -> Float32:

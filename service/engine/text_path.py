@@ -10,10 +10,11 @@ from time import perf_counter
 import numpy as np
 
 from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TextRequest, TokenRequest
+from preblock.service.core.types import Int64, TextRequest, TokenRequest
 from preblock.service.engine.engine import Engine, finish_outputs, tokenizer_cost
 from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of
 from preblock.service.engine.planning import BatchItem, plan
+from preblock.service.engine.pooling import finish, mean_of_rows, table_of_means
 from preblock.service.engine.positions import pooled_tokens
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.record import RequestRecord
@@ -71,9 +72,13 @@ class TextPath:
         record.select(self.model.name, self.model.version)
         try:
             request = self._tokenize(texts)
-            run = None if request is None else TextRun(self._fast_path, record, request)
-            if run is not None:
-                self._fast_path.admission.enter(record)
+            if request is None:
+                return None
+            rows, real = request.input_ids, pooled_tokens(request, self.model.manifest)
+            if real is not None and not np.add.reduceat(real, rows.starts).all():
+                return None
+            run = TextRun(self._fast_path, record, request, real)
+            self._fast_path.admission.enter(record)
         except Exception:
             return None  # a tokenizer raises any of them; the general path reports it
         return run
@@ -91,7 +96,7 @@ class TextPath:
             or int(rows.values.max()) >= manifest.vocab_size
         ):
             return None
-        request = TokenRequest(
+        return TokenRequest(
             input_ids=rows,
             indices={} if found.token_type_ids is None else {"token_type_ids": found.token_type_ids},
             pooling=options.pooling,
@@ -99,36 +104,49 @@ class TextPath:
             normalize=options.normalize,
             outputs=options.outputs,
         )
-        pooled = pooled_tokens(request, manifest)
-        return request if pooled is None or np.add.reduceat(pooled, rows.starts).all() else None
 
 
 class TextRun(FastRun):
-    """The run of one accepted request of texts."""
+    """The run of one accepted request of texts.
 
-    __slots__ = ("_next_offset", "_request")
+    Args:
+        fast_path: of the token vectors.
+        record: of the request.
+        request: legal tokens of the texts.
+        real: 1 for each token with a part in its vector, int64 (T,); None if all have one.
 
-    def __init__(self, fast_path: FastPath, record: RequestRecord, request: TokenRequest) -> None:
-        self._fast_path, self.record, self._request = fast_path, record, request
-        feeds, self._next_offset = plan(request, fast_path.model.manifest)
-        self._item = BatchItem(feeds, record, request)
+    """
+
+    __slots__ = ("_real", "_request", "_table")
+
+    def __init__(self, fast_path: FastPath, record: RequestRecord, request: TokenRequest, real: Int64 | None) -> None:
+        self._fast_path, self.record, self._request, self._real = fast_path, record, request, real
+        self._table = table_of_means(fast_path.model, fast_path.names, request)
+        ids = {"input_ids": request.input_ids.values}
+        self._item = BatchItem(ids if self._table else plan(request, fast_path.model.manifest)[0], record, request)
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
         self.batched = self.streamed = False
         record.checked = perf_counter()
 
     def result(self) -> EmbedResult:
         """Return the vectors of the texts, (B, D), as `Engine.embed` does."""
-        fast_path = self._fast_path
-        (found,) = fast_path.run([self._item])
-        (output,), (source,) = self._request.outputs, fast_path.sources
-        tensors = finish_outputs(self._request, self._item, fast_path.model.manifest, {output: source}, found)
-        self.record.ended = perf_counter()
-        model, request = fast_path.model, self._request
+        fast_path, request, record = self._fast_path, self._request, self.record
+        (output,), model = request.outputs, fast_path.model
+        if self._table is None:
+            (found,) = fast_path.run([self._item])
+            outputs = {output: fast_path.sources[0]}
+            tensors = finish_outputs(request, self._item, model.manifest, outputs, found)
+        else:
+            record.dequeued = perf_counter()
+            means = mean_of_rows(self._table, request.input_ids, self._real)
+            record.ran, record.batch = perf_counter(), record.rows
+            tensors = {output: finish(means, request, model.manifest)}
+        record.ended = perf_counter()
         return EmbedResult(
             model=model.name,
             version=model.version,
             dtype=request.dtype,
             tensors=tensors,
             lengths=request.input_ids.lengths,
-            next_offset=self._next_offset,
+            next_offset=request.input_ids.lengths,
         )

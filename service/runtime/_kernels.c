@@ -39,6 +39,8 @@ static PyMethodDef methods[] = {
      "table has heads ids in turn"},
     {"add_to_means", add_to_means, METH_VARARGS, "add_to_means(vectors, lengths, place, total, means): add vectors to the sums "
      "of rows, and write to means each mean that is complete; place and total keep an incomplete row for the next call"},
+    {"average_rows", average_rows, METH_VARARGS, "average_rows(ids, lengths, table, means): write to means the mean of the "
+     "rows of table at the ids of each row; lengths are the numbers of its ids"},
     {"guard_files", guard_files, METH_NOARGS, "guard_files(): from now on, add_rows and gather_rows raise BufferError if the "
      "file of a mapped output or table becomes shorter"},
     {0},

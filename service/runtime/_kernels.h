@@ -21,6 +21,7 @@ PyObject *add_rows(PyObject *module, PyObject *arguments);
 PyObject *open_table(PyObject *module, PyObject *arguments);
 PyObject *gather_rows(PyObject *module, PyObject *arguments);
 PyObject *add_to_means(PyObject *module, PyObject *arguments);
+PyObject *average_rows(PyObject *module, PyObject *arguments);
 
 /* Read id `i`. Ids may be unaligned, because they are read in place from the request body. */
 static inline int64_t id_at(const void *ids, Py_ssize_t i)

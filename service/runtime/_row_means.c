@@ -1,9 +1,11 @@
-/* Means of rows of vectors, in one pass over the vectors.
+/* Means of rows of vectors, in one pass over the vectors, or over the rows of a table that ids select.
  *
  * NumPy needs several calls for each row, and then one conversion; a row of a sentence is too short for them. A sum is in
  * double, token after token, so the bits of a mean depend on its own row alone, and not on the chunks that it came in.
  */
 #include "_kernels.h"
+
+enum { PREFETCH_ROWS = 4, GIL_BYTES = 1 << 20 };
 
 static int holds_doubles(const Py_buffer *buffer)
 {
@@ -35,22 +37,31 @@ static int fits(const Py_buffer *vectors, const Py_buffer *lengths, const Py_buf
     return 1;
 }
 
+static void add_vector(double *restrict total, const float *restrict vector, int first, Py_ssize_t width)
+{
+    if (first)
+        for (Py_ssize_t column = 0; column < width; column++)
+            total[column] = 0.0 + vector[column]; /* not -0.0, as in NumPy */
+    else
+        for (Py_ssize_t column = 0; column < width; column++)
+            total[column] += vector[column];
+}
+
+static void divide(float *restrict mean, const double *restrict total, int64_t count, Py_ssize_t width)
+{
+    for (Py_ssize_t column = 0; column < width; column++)
+        mean[column] = (float)(total[column] / (double)count);
+}
+
 /* `place` is the current row, and the number of its vectors in `total`. */
-static void add(float *restrict means, double *restrict total, int64_t *place, const float *vector, const float *end,
-                const int64_t *lengths, Py_ssize_t width)
+static void add(float *means, double *total, int64_t *place, const float *vector, const float *end, const int64_t *lengths,
+                Py_ssize_t width)
 {
     int64_t row = place[0], count = place[1];
     for (; vector < end; vector += width) {
-        if (count++)
-            for (Py_ssize_t column = 0; column < width; column++)
-                total[column] += vector[column];
-        else
-            for (Py_ssize_t column = 0; column < width; column++)
-                total[column] = 0.0 + vector[column]; /* not -0.0, as in NumPy */
+        add_vector(total, vector, !count++, width);
         if (count == lengths[row]) {
-            for (Py_ssize_t column = 0; column < width; column++)
-                means[row * width + column] = (float)(total[column] / (double)count);
-            row++;
+            divide(means + row++ * width, total, count, width);
             count = 0;
         }
     }
@@ -74,4 +85,73 @@ PyObject *add_to_means(PyObject *module, PyObject *arguments)
     PyBuffer_Release(&total);
     PyBuffer_Release(&means);
     return right ? Py_NewRef(Py_None) : NULL;
+}
+
+static void prefetch(const float *vector, Py_ssize_t width)
+{
+    for (Py_ssize_t column = 0; column < width; column += CACHE_LINE_BYTES / 4)
+        __builtin_prefetch(vector + column, 0, 2);
+}
+
+static void average(float *means, double *total, const float *table, const void *ids, Py_ssize_t tokens,
+                    const int64_t *lengths, Py_ssize_t rows, Py_ssize_t width)
+{
+    for (Py_ssize_t row = 0, i = 0; row < rows; row++, means += width) {
+        for (int64_t count = 0; count < lengths[row]; count++, i++) {
+            if (i + PREFETCH_ROWS < tokens)
+                prefetch(table + id_at(ids, i + PREFETCH_ROWS) * width, width);
+            add_vector(total, table + id_at(ids, i) * width, !count, width);
+        }
+        divide(means, total, lengths[row], width);
+    }
+}
+
+/* Return the width of the means; check sizes, alignment, lengths and ids, or set an exception and return 0. */
+static Py_ssize_t check_rows(const Py_buffer *ids, const Py_buffer *lengths, const Py_buffer *table, const Py_buffer *means)
+{
+    Py_ssize_t rows = lengths->len / 8, tokens = ids->len / 8, width = rows ? means->len / (4 * rows) : 0;
+    int64_t left = tokens;
+    if (width && holds_doubles(lengths))
+        for (Py_ssize_t row = 0; row < rows; row++) {
+            int64_t length = ((const int64_t *)lengths->buf)[row];
+            left = length > 0 && length <= left ? left - length : -1;
+        }
+    if (!width || left || !holds_doubles(lengths) || ids->len % 8 || means->len != 4 * rows * width ||
+        table->len % (4 * width) || (uintptr_t)table->buf % 4 || (uintptr_t)means->buf % 4) {
+        PyErr_Format(PyExc_ValueError, "lengths: got %zd rows, with %zd bytes of ids, %zd of the table and %zd of means, "
+                     "expected the positive lengths of rows of all ids, whole rows of the table, and one mean for each row",
+                     rows, ids->len, table->len, means->len);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < tokens; i++) {
+        int64_t id = id_at(ids->buf, i);
+        if (id < 0 || id >= table->len / (4 * width)) {
+            PyErr_Format(PyExc_IndexError, "id: got %lld, expected 0 to %zd", (long long)id, table->len / (4 * width) - 1);
+            return 0;
+        }
+    }
+    return width;
+}
+
+PyObject *average_rows(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    Py_buffer ids, lengths, table, means;
+    if (!PyArg_ParseTuple(arguments, "y*y*y*w*", &ids, &lengths, &table, &means))
+        return NULL;
+    Py_ssize_t width = check_rows(&ids, &lengths, &table, &means);
+    double *total = width ? PyMem_Malloc(8 * width) : NULL;
+    if (total) {
+        PyThreadState *state = ids.len / 8 * width > GIL_BYTES / 4 ? PyEval_SaveThread() : NULL;
+        average(means.buf, total, table.buf, ids.buf, ids.len / 8, lengths.buf, lengths.len / 8, width);
+        if (state)
+            PyEval_RestoreThread(state);
+        PyMem_Free(total);
+    } else if (width)
+        PyErr_NoMemory();
+    PyBuffer_Release(&ids);
+    PyBuffer_Release(&lengths);
+    PyBuffer_Release(&table);
+    PyBuffer_Release(&means);
+    return total ? Py_NewRef(Py_None) : NULL;
 }

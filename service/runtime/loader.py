@@ -37,6 +37,7 @@ from preblock.service.artifacts.references import check_references, read_signatu
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import signature_of
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
+from preblock.service.runtime.lookup_table import map_lookup
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
 from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import open_ngram_rows
@@ -140,6 +141,7 @@ def load_model(
         tokenizer=tokenizer,
         positions=positions,
         tables=tables,
+        lookup_table=map_lookup(folder, manifest) if provider == CPU else None,
         ngrams=ngrams,
         soft_prompts=map_soft_prompts(folder, manifest),
         open_rows=open_rows,

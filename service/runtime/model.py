@@ -23,6 +23,7 @@ from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.types import Int64
 from preblock.service.runtime.chunks import split_feeds
 from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables, covers
+from preblock.service.runtime.lookup_table import LookupTable
 from preblock.service.runtime.ngram_rows import NgramRows
 from preblock.service.runtime.position_rows import PositionRows
 from preblock.service.runtime.position_table import PositionedRunner
@@ -75,6 +76,8 @@ class TokenModel(LoadedModel):
     """Vectors of all positions (1, max_len, P) for `positioned.onnx`; None without that graph."""
     tables: KernelTables | None = field(repr=False, compare=False)
     """Tables of the fused kernel; None if onnxruntime runs all calls."""
+    lookup_table: LookupTable | None = field(repr=False, compare=False)
+    """Averages rows of the table of `embeddings`; None if they are no rows of one, or the kernel was not built."""
     ngrams: NgramRows | None = field(repr=False, compare=False)
     """Computes the outputs of n-gram tables; None if graphs compute them."""
     soft_prompts: Mapping[str, Float32] = field(repr=False, compare=False)

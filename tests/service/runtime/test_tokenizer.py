@@ -23,7 +23,10 @@ from preblock.service.runtime.tokenizer import MAX_CHARACTERS_PER_TOKEN, Tokeniz
 from tests.support.engines import ask_engine, open_engine
 from tests.support.tokenizers import write_tokenizer
 
-TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve\tcafé\n", "[SEP] is read as a token", "東京 2024", "word " * 300, " "]
+TEXTS = [
+    *("Hello, world!", "Ünïcödé 😀 naïve\tcafé\n", "[SEP] is read as a token", "東京 2024", "word " * 300, " "),
+    *("Two\nLINES of text", "a [sep] in lower case", "\x07bell and \x7f", "tab\there", "don't stop-it now..."),
+]
 
 
 def tokenizer_of(file: Path) -> Tokenizer:

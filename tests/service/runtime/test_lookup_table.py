@@ -1,0 +1,97 @@
+"""Means of the rows of a table. Oracles: a loop in float64, and the vectors of onnxruntime."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from preblock.service.core.types import TokenRows
+from preblock.service.runtime.fused_embedding import BUILT
+from preblock.service.runtime.model import TokenModel
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.row_means import RowMeans
+from tests.support.artifacts import make_repository
+
+if BUILT:
+    from preblock.service.runtime._kernels import average_rows
+    from preblock.service.runtime.lookup_table import LookupTable
+
+LOOKUPS = ["alibi-7x256x9000", "llama-300x64"]
+"""Stored artifacts with rows of one table as `embeddings`. A table of t5 is too small for a data file."""
+pytestmark = pytest.mark.skipif(not BUILT, reason="_row_means.c was not built")
+
+
+@pytest.mark.parametrize("width", [1, 5, 33, 256])
+@pytest.mark.parametrize("lengths", [[1], [3, 1, 1, 300, 2, 64], [5000]])
+def test_means_equal_loop_in_float64(width: int, lengths: list[int]) -> None:
+    random = np.random.default_rng([width, len(lengths)])
+    scale = 10.0 ** random.integers(-6, 6, (50, width))
+    table = (random.standard_normal(scale.shape) * scale).astype(np.float32)
+    table[3] = -0.0
+    ids = TokenRows(random.integers(0, 50, sum(lengths)), np.array(lengths))
+    expected = []
+    for row in np.split(ids.values, np.cumsum(lengths)[:-1]):
+        total = np.zeros(width)
+        for vector in table[row]:
+            total = total + vector
+        expected.append((total / len(row)).astype(np.float32))
+    assert LookupTable(table).means(ids).tobytes() == np.stack(expected).tobytes()
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, TokenModel]:
+    names = {name: name for name in ("alibi-7x256x9000", "llama-300x64", "t5", "bert", "gemma", "sinusoid", "segments")}
+    repository = Repository(make_repository(tmp_path, **names), CPU, 1)
+    return {name: repository.get(name) for name in names}
+
+
+def test_only_bare_lookups_have_a_table(models: dict[str, TokenModel]) -> None:
+    assert [name for name, model in models.items() if model.lookup_table is not None] == LOOKUPS
+
+
+def test_means_of_table_equal_those_of_session(models: dict[str, TokenModel]) -> None:
+    model = models[LOOKUPS[1]]
+    assert model.lookup_table is not None
+    size = model.manifest.vocab_size
+    rows = TokenRows(np.arange(size), np.array([1, size - 1]))
+    means = RowMeans(rows.lengths, model.manifest.width)
+    means.add(model.look_up(rows.values))
+    assert model.lookup_table.means(rows).tobytes() == means.means.tobytes()
+
+
+@pytest.mark.parametrize("id_", [-1, 4, 2**63 - 1, -(2**63)])
+def test_id_without_a_row_is_rejected(id_: int) -> None:
+    ids = TokenRows(np.array([0, 1, id_]), np.array([3]))
+    with pytest.raises(IndexError, match=f"id: got {id_}, expected 0 to 3"):
+        LookupTable(np.zeros((4, 2), np.float32)).means(ids)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"ids": np.zeros(4, np.int64)},
+        {"ids": np.zeros(25, np.uint8)},
+        {"lengths": np.array([3, 0])},
+        {"lengths": np.array([4, -1])},
+        {"lengths": np.array([2**62, 2**62])},
+        {"lengths": np.zeros(0, np.int64)},
+        {"lengths": np.zeros(17, np.uint8)[1:].view(np.int64)},
+        {"table": np.zeros(3, np.float32)},
+        {"table": np.zeros(17, np.uint8)[1:].view(np.float32)},
+        {"means": np.zeros(0, np.float32)},
+        {"means": np.zeros(5, np.float32)},
+    ],
+)
+def test_wrong_sizes_of_rows_are_rejected(changed: dict[str, NDArray[Any]]) -> None:
+    arguments = {
+        "ids": np.zeros(3, np.int64),
+        "lengths": np.array([1, 2]),
+        "table": np.zeros((4, 2), np.float32),
+        "means": np.zeros((2, 2), np.float32),
+    }
+    average_rows(*arguments.values())
+    with pytest.raises(ValueError, match=r"^lengths: got \d rows, "):
+        average_rows(*(arguments | changed).values())
