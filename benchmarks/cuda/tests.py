@@ -22,7 +22,20 @@ def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
     del artifacts, minutes
     found: dict[str, Any] = {}
     for provider, folders in RUNS.items():
-        command = [sys.executable, "-m", "pytest", "-n", "12", "-q", "-p", "no:cacheprovider", "--tb=short", *folders]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "12",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--tb=short",
+            "-p",
+            "no:benchmark",
+            *folders,
+        ]
         log = work / "results" / f"tests-{provider}.log"
         with log.open("w") as file:
             environment = os.environ | {"PREBLOCK_PROVIDER": provider}

@@ -30,6 +30,7 @@ class Question:
         read: reads the vectors of an answer.
         path: HTTP path.
         headers: HTTP headers; over gRPC the metadata.
+        required: bytes of the body before its optional end; alone they are a valid request. None without such an end.
 
     """
 
@@ -38,6 +39,12 @@ class Question:
     read: Callable[[Any], Array]
     path: str = ""
     headers: dict[str, str] = field(default_factory=dict)
+    required: int | None = None
+
+    def cut(self, random: np.random.Generator) -> "Question":
+        """Return the question with a part of its body that is no valid request."""
+        size = int(random.integers(len(self.body)))
+        return replace(self, body=self.body[: size - (size == self.required)])
 
 
 class Endpoint(Protocol):
@@ -124,8 +131,7 @@ class Asker:
     async def bad(self, batch: Batch) -> bool:
         """Send an invalid or truncated question, and expect an error; return whether an answer came."""
         if self.random.random() < 0.3:
-            question = self.protocol.write(batch, self.random)
-            question = replace(question, body=question.body[: self.random.integers(len(question.body))])
+            question = self.protocol.write(batch, self.random).cut(self.random)
         else:
             question = self.protocol.write(batch.spoiled(self.soak, self.protocol.fields, self.random), self.random)
         answer = await self.answer(question)
