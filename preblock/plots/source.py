@@ -16,7 +16,7 @@ from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH
 from preblock.service.artifacts.parameters import count_parameters
 from preblock.service.runtime.loader import load_model
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.table_memory import TableMemory
 
 Floats = NDArray[np.floating[Any]]
@@ -65,7 +65,8 @@ def read_artifact(folder: str | Path, reference_roots: Sequence[Path] = ()) -> P
     """
     place = Path(folder).resolve()
     name = place.parent.name
-    model = load_model(name, int(place.name), place, Checksums(None), CPU, 1, None, TableMemory(), reference_roots)
+    choice, memory = choose_provider("cpu"), TableMemory()
+    model = load_model(name, int(place.name), place, Checksums(None), choice, 1, None, memory, reference_roots)
     parameters = count_parameters(place, model.manifest, model.parity)
     if not isinstance(model, TokenModel):
         return PlotSource(name=name, parameters=parameters)

@@ -213,9 +213,19 @@ class Manifest(Artifact):
 
         Matrix products depend on the shape. For a custom module the answer is unknown, so False.
         """
-        steps = (self.front_end or {}).get("steps")
-        kinds = {step.get("kind") for step in steps if isinstance(step, dict)} if isinstance(steps, list) else set()
+        kinds = self._step_kinds
         return bool(kinds) and "project" not in kinds and not (self.front_end or {}).get("per_layer")
+
+    @cached_property
+    def only_adds_rows(self) -> bool:
+        """Whether vectors are sums of table rows, perhaps scaled; False if unknown, as for a custom module."""
+        return self.exact_rows and self._step_kinds <= {"tokens", "scale", "positions", "segments"}
+
+    @cached_property
+    def _step_kinds(self) -> set[Any]:
+        """Kinds of the steps; none for a custom module."""
+        steps = (self.front_end or {}).get("steps")
+        return {step.get("kind") for step in steps if isinstance(step, dict)} if isinstance(steps, list) else set()
 
     @cached_property
     def widths(self) -> dict[str, int]:

@@ -43,7 +43,7 @@ from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import open_ngram_rows
 from preblock.service.runtime.position_rows import open_position_rows
 from preblock.service.runtime.position_table import PositionedRunner, map_positions
-from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.providers import CPU, ProviderChoice
 from preblock.service.runtime.runner import Float32, Runner
 from preblock.service.runtime.session import Session, open_session
 from preblock.service.runtime.soft_prompts import map_soft_prompts
@@ -57,7 +57,7 @@ def load_model(
     version: int,
     folder: Path,
     checksums: Checksums,
-    provider: str,
+    choice: ProviderChoice,
     threads: int,
     gpu_mem_limit_bytes: int | None,
     memory: TableMemory,
@@ -70,7 +70,7 @@ def load_model(
         version: of the model.
         folder: the artifact.
         checksums: hashes that earlier runs computed.
-        provider: onnxruntime name of the provider.
+        choice: the provider, by model.
         threads: of one call.
         gpu_mem_limit_bytes: GPU memory limit of one graph; None: no limit.
         memory: of the n-gram tables of all models.
@@ -88,6 +88,7 @@ def load_model(
     check_graphs(folder, manifest)
     check_ngram_tables(folder, manifest)
     references = check_references(manifest, reference_roots)
+    provider = choice.provider_of(manifest)
     sessions = _open_sessions(folder, manifest, provider, threads, gpu_mem_limit_bytes)
     for graph, session in sessions.items():
         declared = manifest.graphs[graph]

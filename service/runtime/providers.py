@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from preblock.service.artifacts.manifest import Artifact, Manifest
 from preblock.service.core.errors import Forbidden, ProviderError
 from preblock.service.runtime.cuda_memory import load_driver
 
@@ -22,11 +23,11 @@ PROBE = (
 
 
 class ProviderChoice(NamedTuple):
-    """The provider of all models, and the reason.
+    """The provider of the models, and the reason.
 
     Args:
         requested: auto, cpu or cuda.
-        active: onnxruntime name of the sessions' provider.
+        active: onnxruntime name of the provider in use; `provider_of` names the exceptions.
         probed: name of the provider after a successful probe of CUDA; else None.
         reason: why the probe of CUDA failed; None if it was not tried or ran.
 
@@ -36,6 +37,15 @@ class ProviderChoice(NamedTuple):
     active: str
     probed: str | None
     reason: str | None
+
+    def provider_of(self, manifest: Artifact) -> str:
+        """Return the onnxruntime name of the provider of a model.
+
+        With `auto`, the CPU keeps a model that only adds rows of tables: at every measured shape, it answers before a
+        GPU has sent the vectors back (docs/benchmarks.md).
+        """
+        light = isinstance(manifest, Manifest) and manifest.only_adds_rows
+        return CPU if self.requested == "auto" and light else self.active
 
 
 def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> ProviderChoice:

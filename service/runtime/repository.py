@@ -70,7 +70,7 @@ class Repository:
         self.access = access
         self._load = partial(
             load_model,
-            provider=provider,
+            choice=self.choice,
             threads=threads,
             gpu_mem_limit_bytes=gpu_mem_limit_bytes,
             memory=table_memory or TableMemory(),
