@@ -28,6 +28,7 @@ def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
         report = process.stdout.read().splitlines()
     print("\n".join(report), flush=True)
     loaded = memory[15:-10]  # without the start and the end of the server
+    print("GPU memory in MiB:", *loaded[:: max(1, len(loaded) // 20)], flush=True)
     third = len(loaded) // 3
     first, last = max(loaded[:third]), max(loaded[-third:])
     print(f"GPU memory in MiB: at most {first} in the first third, {last} in the last", flush=True)
