@@ -54,7 +54,8 @@ class AsciiTokenizer:
         normalizer: Any = tokenizer.normalizer
         added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
         kinds = [type(part).__name__ for part in (normalizer, tokenizer.pre_tokenizer, tokenizer.model)]
-        self._known = kinds[0] == "BertNormalizer" and all(map(str.isascii, added))
+        plain = all(token.isascii() and token.isprintable() for token in added)
+        self._known = kinds[0] == "BertNormalizer" and plain
         self._words = WordIds(tokenizer.model) if kinds[1:] == ["BertPreTokenizer", "WordPiece"] else None
         self._cleans, self._lowers = self._known and normalizer.clean_text, self._known and normalizer.lowercase
         self._added = tuple(map(str.lower, added))

@@ -62,6 +62,7 @@ def make(normalizer: Any, *added: AddedToken, template: bool = True) -> Tokenize
         make(BertNormalizer(lowercase=False, strip_accents=True), SPECIAL),
         make(BertNormalizer(clean_text=False), SPECIAL, AddedToken("< Tag", normalized=True)),
         make(BertNormalizer(), AddedToken("é", normalized=True)),  # matches "e", too
+        make(BertNormalizer(), AddedToken("\n", normalized=False)),
         make(Lowercase(), SPECIAL, TAG),
         make(None, TAG),
     ],
