@@ -55,6 +55,7 @@ def normal_(table: Tensor, std: float = DEFAULT_STD) -> None:
 def seeded_(module: nn.Module, seed: int) -> None:
     """Fill the tables of `module` from normal(0, 0.02) with PCG64(seed): the same weights on every processor.
 
+    Another C library may round the logarithms of rare values otherwise, by one unit in the last place.
     Tables are the parameters of two dimensions, float32, filled in order of definition; others keep their values.
     """
     generator = np.random.Generator(np.random.PCG64(seed))

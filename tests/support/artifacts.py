@@ -21,9 +21,14 @@ Floats = NDArray[np.float32]
 
 
 def draw_tables(seed: int, sizes: list[int]) -> list[Floats]:
-    """Return tables of these sizes from normal(0, 0.02) with PCG64(seed): the same on every processor."""
+    """Return tables of these sizes from normal(0, 0.02) with PCG64(seed): the same on every processor.
+
+    Values beyond 3.5 standard deviations become 3.5. NumPy computes the values beyond 3.65 by logarithms of the C
+    library, and these differ between its versions.
+    """
     generator = np.random.Generator(np.random.PCG64(seed))
-    return [generator.standard_normal(size, dtype=np.float32) * STANDARD_DEVIATION for size in sizes]
+    drawn = (generator.standard_normal(size, dtype=np.float32) for size in sizes)
+    return [values.clip(-3.5, 3.5) * STANDARD_DEVIATION for values in drawn]
 
 
 def draw_data(weights: dict[str, Any]) -> bytes:
