@@ -11,7 +11,7 @@ from preblock.service.runtime.runner import Float32
 MIN_BYTES, MAX_BYTES = 2**12, 2**21
 """Bytes of the smallest and the largest buffer in the pool."""
 MAX_FREE = 4
-"""Free buffers of one size; all sizes together hold 16 MiB."""
+"""Free pageable buffers of one size; all sizes together hold 16 MiB."""
 CACHE_LINE = 64
 """Bytes. A vector across two lines costs a sixth more."""
 
@@ -27,12 +27,13 @@ class BufferPool:
     """Free buffers by size; sizes are powers of two.
 
     Args:
-        allocate: returns memory of a number of bytes; default: pageable memory.
+        allocate: returns memory of a number of bytes, or raises an error; default: pageable memory.
+        max_free: free buffers of one size that are kept; default 4.
 
     """
 
-    def __init__(self, allocate: Callable[[int], NDArray[np.uint8]] = _allocate) -> None:
-        self._allocate = allocate
+    def __init__(self, allocate: Callable[[int], NDArray[np.uint8]] = _allocate, max_free: int = MAX_FREE) -> None:
+        self._allocate, self._max_free = allocate, max_free
         self._free: dict[int, _Buffers] = {}
 
     def take(self, shape: tuple[int, ...]) -> Float32:
@@ -44,18 +45,20 @@ class BufferPool:
         except IndexError:
             buffer = self._allocate(size + CACHE_LINE)
             address = -(-buffer.ctypes.data // CACHE_LINE) * CACHE_LINE
-        return np.asarray(_Lease(free if size <= MAX_BYTES else [], address, buffer, shape))
+        return np.asarray(_Lease(free, self._max_free if size <= MAX_BYTES else 0, address, buffer, shape))
 
 
 class _Lease:
     """Owns a buffer as long as a NumPy array uses it."""
 
-    __slots__ = ("__array_interface__", "_address", "_buffer", "_free")
+    __slots__ = ("__array_interface__", "_address", "_buffer", "_free", "_most")
 
-    def __init__(self, free: _Buffers, address: int, buffer: NDArray[np.uint8], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, free: _Buffers, most: int, address: int, buffer: NDArray[np.uint8], shape: tuple[int, ...]
+    ) -> None:
         self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "<f4", "version": 3}
-        self._free, self._address, self._buffer = free, address, buffer
+        self._free, self._most, self._address, self._buffer = free, most, address, buffer
 
     def __del__(self) -> None:
-        if len(self._free) < MAX_FREE:
+        if len(self._free) < self._most:
             self._free.append((self._address, self._buffer))

@@ -19,6 +19,7 @@ from preblock.service.core.errors import Forbidden, Invalid, Unavailable
 LIBRARY = "libcuda.so.1"
 HANDLE_BYTES = 64
 """Size of `CUipcMemHandle`."""
+MAX_PINNED_BYTES = 2**26
 LAZY_ENABLE_PEER_ACCESS = 1
 """The only flag of `cuIpcOpenMemHandle`."""
 
@@ -131,6 +132,28 @@ class Driver:
             return self._contexts[device]
 
 
+class PinnedMemory:
+    """Allocates page-locked memory, up to `MAX_PINNED_BYTES` in all: the system cannot use it for anything else.
+
+    Args:
+        driver: allocates.
+        device: number of the GPU.
+
+    """
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self._driver, self._device, self._left, self._lock = driver, device, MAX_PINNED_BYTES, Lock()
+
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        """Return memory, uint8 (size,); raise MemoryError over the limit, and DriverError if the driver fails."""
+        with self._lock:
+            if size > self._left:
+                raise MemoryError
+            memory = self._driver.allocate_pinned(self._device, size)
+            self._left -= size
+        return memory
+
+
 class DeviceMemory:
     """Memory of a GPU, mapped from another process. The mapping exists as long as the object.
 
@@ -235,8 +258,10 @@ def load_driver() -> Driver:
         driver = Driver()
     except DriverError as error:
         reason = f"the NVIDIA driver finds no GPU ({error.strerror})"
-    except (OSError, AttributeError):
+    except OSError:
         reason = f"no NVIDIA driver: {LIBRARY} was not found"
+    except AttributeError as error:
+        reason = f"the NVIDIA driver is too old: {error}"
     else:
         if driver.devices:
             return driver
@@ -245,6 +270,7 @@ def load_driver() -> Driver:
     raise Forbidden("CUDA shared memory", reason, "a GPU of the server", message=message)
 
 
+@cache
 def has_driver() -> bool:
     """Return whether memory of other processes can be opened on a GPU of this server."""
     try:

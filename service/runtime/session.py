@@ -1,9 +1,10 @@
 """onnxruntime sessions. Only this module and `providers` import onnxruntime."""
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError, ProviderError
 from preblock.service.runtime.buffer_pool import MAX_BYTES, BufferPool
-from preblock.service.runtime.cuda_memory import load_driver
+from preblock.service.runtime.cuda_memory import DriverError, PinnedMemory, load_driver
 from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.runner import Feeds, Float32
 
@@ -142,7 +143,8 @@ class CudaSession(Session):
             binding.bind_output(name, DEVICES[self.provider])
         self._session.run_with_iobinding(binding)
         binding.synchronize_outputs()
-        found = [_copy_to_host(values) for values in binding.get_outputs()]
+        on_gpu = self.provider == CUDA
+        found = [copy_to_host(values) if on_gpu else values.numpy() for values in binding.get_outputs()]
         return dict(zip(names, _widen(found) if self._narrow else found, strict=True))
 
     @contextmanager
@@ -187,21 +189,22 @@ def open_session(
     return kind(folder, provider, threads, graph, gpu_mem_limit_bytes)
 
 
-def _copy_to_host(values: ort.OrtValue) -> NDArray[Any]:
+def copy_to_host(values: ort.OrtValue) -> NDArray[Any]:
     """Return values of a GPU; float32 in page-locked memory, used again, up to the size of a pooled buffer."""
     size = values.tensor_size_in_bytes()
-    if values.device_name() != DEVICES[CUDA] or values.data_type() != "tensor(float)" or not 0 < size <= MAX_BYTES:
-        found: NDArray[Any] = values.numpy()
-        return found
-    vectors = _pinned().take(tuple(values.shape()))
-    load_driver().copy_to_host(SESSION_GPU, vectors.ctypes.data, values.data_ptr(), size)
-    return vectors
+    if values.data_type() == "tensor(float)" and 0 < size <= MAX_BYTES:
+        with suppress(DriverError, MemoryError):  # onnxruntime copies into pageable memory
+            vectors = _pinned().take(tuple(values.shape()))
+            load_driver().copy_to_host(SESSION_GPU, vectors.ctypes.data, values.data_ptr(), size)
+            return vectors
+    found: NDArray[Any] = values.numpy()
+    return found
 
 
 @cache
 def _pinned() -> BufferPool:
-    """Return the page-locked memory of all sessions."""
-    return BufferPool(partial(load_driver().allocate_pinned, SESSION_GPU))
+    """Return the page-locked memory of all sessions; it is never freed."""
+    return BufferPool(PinnedMemory(load_driver(), SESSION_GPU).allocate, sys.maxsize)
 
 
 def _widen(outputs: Sequence[NDArray[Any]]) -> list[Float32]:

@@ -114,8 +114,9 @@ API cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
     return SUCCESS;
 }
 
+/* The source may be any memory: onnxruntime on the CPU stands for a GPU. */
 API cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
-    if (!depth || !find(source, size) || fails("cuMemcpyDtoH_v2")) return INVALID_VALUE;
+    if (!depth || fails("cuMemcpyDtoH_v2")) return INVALID_VALUE;
     memcpy(target, (void *)source, size);
     return SUCCESS;
 }
@@ -126,7 +127,7 @@ API cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) {
     return SUCCESS;
 }
 
-/* The source may be any memory: onnxruntime on the CPU stands for a GPU. */
+/* The source may be any memory here, too. */
 API cuMemcpyDtoD_v2(uint64_t target, uint64_t source, size_t size) {
     if (!depth || !find(target, size) || fails("cuMemcpyDtoD_v2")) return INVALID_VALUE;
     memcpy((void *)target, (void *)source, size);
