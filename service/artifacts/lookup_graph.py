@@ -19,10 +19,12 @@ class TablePlace(NamedTuple):
 def find_lookup(folder: Path, manifest: Manifest) -> TablePlace | None:
     """Return the table of the artifact in `folder`, after `check_graphs`; None if `embeddings` are not its rows."""
     graph = parse(manifest.plain, read_file(folder / manifest.plain, MAX_GRAPH_BYTES)).graph
-    lookups = [(node.op_type, node.domain, node.input[0]) for node in graph.node if EMBEDDINGS in node.output]
+    for place in reversed(range(len(graph.node))):
+        if EMBEDDINGS not in graph.node[place].output or graph.node[place].domain:
+            del graph.node[place]
     for table in tables(graph, "input_ids"):
-        place = {entry.key: entry.value for entry in table.external_data}
-        stored = TYPES[table.data_type][0] == "float32" and len(table.dims) == 2 and "offset" in place
-        if lookups == [("Gather", "", table.name)] and stored and int(place["offset"]) % 4 == 0:
-            return TablePlace(int(place["offset"]), *table.dims)
+        fields = {entry.key: entry.value for entry in table.external_data}
+        stored = TYPES[table.data_type][0] == "float32" and len(table.dims) == 2 and "offset" in fields
+        if stored and int(fields["offset"]) % 4 == 0:
+            return TablePlace(int(fields["offset"]), *table.dims)
     return None

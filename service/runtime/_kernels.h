@@ -1,7 +1,7 @@
 /* Common parts of the kernels.
  *
- * A table or an output may lie in a mapped file. If that file becomes shorter, an access raises SIGBUS. The handler leaves
- * the loop then, and the call fails like any other.
+ * An output, or a stored table, may lie in a mapped file that others write. If it becomes shorter, an access raises SIGBUS.
+ * The handler leaves the loop then, and the call fails like any other. Data files of artifacts are not guarded.
  */
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN

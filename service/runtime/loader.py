@@ -102,7 +102,7 @@ def load_model(
         _check_inputs(manifest)
         for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
             _check_table_rows(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
-    positions = tables = None
+    positions = tables = lookup_table = None
     if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
         positions = map_positions(folder, manifest)
         _check_positioned(manifest, sessions, positions)
@@ -110,6 +110,8 @@ def load_model(
         tables = map_tables(folder, manifest, manifest.kernel)
         if BUILT:
             _check_kernel(manifest, sessions, tables)
+    if isinstance(manifest, Manifest) and provider == CPU:
+        lookup_table = map_lookup(folder, manifest)
     for session in sessions.values():
         session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
     for file, signature in signatures.items():
@@ -142,7 +144,7 @@ def load_model(
         tokenizer=tokenizer,
         positions=positions,
         tables=tables,
-        lookup_table=map_lookup(folder, manifest) if provider == CPU else None,
+        lookup_table=lookup_table,
         ngrams=ngrams,
         soft_prompts=map_soft_prompts(folder, manifest),
         open_rows=open_rows,
