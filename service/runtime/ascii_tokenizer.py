@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 WORD = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 """A word of BERT in printable ASCII: letters and digits, or one other character."""
 MAX_WORDS = 2**14
-"""Words in the cache, with about 8 MB."""
+"""Words in the cache: 8 MB of usual words, at most 23 MB."""
 MAX_WORD_CHARACTERS = 32
 """Length of a word in the cache."""
 MAX_CHARACTERS = 2**16
@@ -56,7 +56,9 @@ class AsciiTokenizer:
         kinds = [type(part).__name__ for part in (normalizer, tokenizer.pre_tokenizer, tokenizer.model)]
         plain = all(token.isascii() and token.isprintable() for token in added)
         self._known = kinds[0] == "BertNormalizer" and plain
-        self._words = WordIds(tokenizer.model) if kinds[1:] == ["BertPreTokenizer", "WordPiece"] else None
+        self._words: WordIds | None = None
+        if kinds[1:] == ["BertPreTokenizer", "WordPiece"] and self._adds_only_special_tokens():
+            self._words = WordIds(tokenizer.model)
         self._cleans, self._lowers = self._known and normalizer.clean_text, self._known and normalizer.lowercase
         self._added = tuple(map(str.lower, added))
 
@@ -83,6 +85,15 @@ class AsciiTokenizer:
             next(slow).ids if text is None else [*chain.from_iterable(map(words.__getitem__, WORD.findall(text)))]
             for text in normal
         ]
+
+    def _adds_only_special_tokens(self) -> bool:
+        """Return whether the post-processor leaves the ids alone without special tokens; one may repeat a text."""
+        bare, word = type(self._bare)(self._bare.model), self._bare.id_to_token(0)
+        if self._bare.post_processor is None or word is None:
+            return word is not None
+        bare.post_processor = self._bare.post_processor
+        (found,) = bare.encode_batch_fast([word], add_special_tokens=False)
+        return found.ids == [token.id for token in bare.model.tokenize(word)]
 
     def _normalize(self, text: str) -> str | None:
         """Return a text as the normalizer leaves it; None if it needs the whole tokenizer."""

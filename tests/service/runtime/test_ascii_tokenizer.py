@@ -41,13 +41,13 @@ SPECIAL = AddedToken("[CLS]", special=True, normalized=False)
 TAG = AddedToken("<Tag>", normalized=True)
 
 
-def make(normalizer: Any, *added: AddedToken, template: bool = True) -> Tokenizer:
+def make(normalizer: Any, *added: AddedToken, template: str = "[CLS] $A [SEP]") -> Tokenizer:
     tokenizer = Tokenizer(WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = BertPreTokenizer()
     if template:
         specials = [("[CLS]", 1), ("[SEP]", 2)]
-        tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=specials)
+        tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=specials)
     tokenizer.add_tokens(list(added))
     return tokenizer
 
@@ -57,7 +57,8 @@ def make(normalizer: Any, *added: AddedToken, template: bool = True) -> Tokenize
     "tokenizer",
     [
         make(BertNormalizer(), SPECIAL, TAG),
-        make(BertNormalizer(), template=False),
+        make(BertNormalizer(), template=""),
+        make(BertNormalizer(), template="[CLS] $A [SEP] $A"),
         make(BertNormalizer(lowercase=False), SPECIAL, TAG),
         make(BertNormalizer(lowercase=False, strip_accents=True), SPECIAL),
         make(BertNormalizer(clean_text=False), SPECIAL, AddedToken("< Tag", normalized=True)),
