@@ -21,12 +21,15 @@ def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
     with partial.open("a") as file, ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
         for name, result in zip(left, pool.map(verify_one, [artifacts] * len(left), left), strict=True):
             found[name] = result
-            file.write(json.dumps((name, result)) + "\n")
-            file.flush()
+            if "error" not in result:
+                file.write(json.dumps((name, result)) + "\n")
+                file.flush()
     errors = {name: result["error"] for name, result in found.items() if "error" in result}
     for name, error in errors.items():
         print(f"{name}: {error}", flush=True)
     print(f"{len(found)} artifacts, {len(errors)} refused or different", flush=True)
+    if errors:
+        raise SystemExit(f"refused or different: {', '.join(errors)}")
     return found
 
 

@@ -28,7 +28,6 @@ def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
             "pytest",
             "-n",
             "12",
-            "-q",
             "-p",
             "no:cacheprovider",
             "--tb=short",
@@ -49,4 +48,6 @@ def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
         failed = sorted({line.split(" - ")[0] for line in lines if re.match("FAILED|ERROR", line)})
         found[provider] = {"last line": lines[-1] if lines else "", "failed": failed}
         print(provider, found[provider]["last line"], *failed, sep="\n", flush=True)
+    if any(run["failed"] or "passed" not in run["last line"] for run in found.values()):
+        raise SystemExit(f"tests failed; see {work / 'results'}/tests-*.log")
     return found
