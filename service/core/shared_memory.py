@@ -144,7 +144,7 @@ class SharedMemory:
         if end > region.size:
             expected = f"at most {region.size}, the bytes of the region {region.name}"
             raise Invalid(f"{wanted.field}: shared_memory_offset + shared_memory_byte_size", end, expected)
-        region.used = time.monotonic()
+        region.last_use = time.monotonic()
         return OpenRange(wanted, region)
 
     def _list(self, kind: type[Memory]) -> list[Region]:
@@ -170,7 +170,7 @@ class SharedMemory:
         now, timeout = time.monotonic(), self._settings.current.shared_memory_idle_timeout_seconds
         self._timer = None
         for key, region in tuple(self._regions.items()):
-            if region.used + timeout <= now:
+            if region.last_use + timeout <= now:
                 del self._regions[key]
         if self._regions:
             self._timer = asyncio.get_running_loop().call_later(RELEASE_SECONDS, self._release_idle)

@@ -72,21 +72,21 @@ class SharedFile:
     Args:
         key: name of the shared memory, as the client sent it.
         file: descriptor of the open file.
-        used: bytes up to the end of the region.
+        mapped_bytes: bytes up to the end of the region.
 
     """
 
     origin = 0
 
-    def __init__(self, key: str, file: int, used: int) -> None:
-        self.key, self.file, self._used = key, file, used
+    def __init__(self, key: str, file: int, mapped_bytes: int) -> None:
+        self.key, self.file, self._mapped_bytes = key, file, mapped_bytes
         self.identity = os.fstat(file).st_ino
         weakref.finalize(self, os.close, file)
 
     @cached_property
     def mapping(self) -> mmap.mmap:
         """The file up to the end of the region, in the address space of this process."""
-        return mmap.mmap(self.file, self._used)
+        return mmap.mmap(self.file, self._mapped_bytes)
 
     def end(self) -> int:
         """Return the size of the file."""
@@ -112,6 +112,7 @@ class Region:
         memory: holds the region.
         offset: first byte of the region in the memory.
         size: number of bytes.
+        last_use: time of the last request with the region, in seconds of `time.monotonic`.
 
     """
 
@@ -119,7 +120,7 @@ class Region:
     memory: Memory
     offset: int
     size: int
-    used: float = field(default_factory=time.monotonic)
+    last_use: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
