@@ -25,7 +25,7 @@ REFERENCE_ROOTS = click.option(
 PROVIDER = click.option(
     "--provider",
     type=click.Choice(["auto", "cpu", "cuda"]),
-    help="Device to run models on; default auto: CUDA if it works and pays for the model, else the CPU.",
+    help="Device to run models on; default auto: CUDA if it works, but the CPU for models that only add rows.",
 )
 
 
