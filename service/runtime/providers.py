@@ -1,16 +1,12 @@
 """Chooses the onnxruntime provider."""
 
 import ctypes
-import os
 from typing import Literal, NamedTuple
 
 import numpy as np
+import onnxruntime as ort
 
 from preblock.service.core.errors import ProviderError
-
-# onnxruntime reads this when it is imported.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-import onnxruntime as ort
 
 VERSION: str = ort.__version__
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
