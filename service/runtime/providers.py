@@ -1,17 +1,13 @@
 """Chooses the onnxruntime provider."""
 
-import os
 from typing import Literal, NamedTuple
 
 import numpy as np
+import onnxruntime as ort
 
 from preblock.service.artifacts.manifest import Artifact, Manifest
 from preblock.service.core.errors import Forbidden, ProviderError
 from preblock.service.runtime.cuda_memory import load_driver
-
-# onnxruntime reads this when it is imported.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-import onnxruntime as ort
 
 VERSION: str = ort.__version__
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

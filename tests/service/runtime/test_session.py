@@ -1,6 +1,9 @@
 """onnxruntime: the provider in use, and the errors of a missing one. Oracle: the raw tables."""
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +21,15 @@ from preblock.service.runtime.session import CudaSession, Session
 
 HAS_CUDA = CUDA in onnxruntime.get_available_providers()
 cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")
+
+
+@pytest.mark.parametrize("module", ["app", "runtime.session", "runtime.providers"])
+def test_import_starts_no_telemetry(tmp_path: Path, module: str) -> None:
+    """Telemetry of onnxruntime would write a file into TMPDIR."""
+    kept = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    command = [sys.executable, "-c", f"import preblock.service.{module}"]
+    subprocess.run(command, env=kept | {"TMPDIR": str(tmp_path)}, check=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_session_adds_rows_of_its_tables(tiny_repository: Path, tables: dict[str, NDArray[np.float32]]) -> None:
