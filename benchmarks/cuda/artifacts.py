@@ -2,7 +2,7 @@
 
     python -m benchmarks.cuda.artifacts FOLDER
 
-Needs transformers, and no GPU. An artifact that exists is kept.
+Needs transformers, and no GPU. Existing artifacts are kept.
 """
 
 import sys
@@ -33,7 +33,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(folder, name, "float32", True) for name in ROWS]
-    # In this order, a run that is stopped early has all families and all types.
+    # In this order, even a stopped run has all families and all types.
     types = list(TYPES)
     jobs += [
         (folder, name, types[(number + turn) % len(types)], False)

@@ -1,7 +1,7 @@
 """The graph at (32, 512, 768) on the GPU: inputs and outputs stay there, 100 runs back to back, timed by CUDA events.
 
-Beside it: one device copy of as many bytes, the same module in PyTorch, and one fused kernel that torch.compile makes
-of it. A profile names the kernels of onnxruntime.
+Beside it: one device copy of as many bytes, the same module in PyTorch, and one fused kernel by
+torch.compile. A profile names the kernels of onnxruntime.
 """
 
 import statistics
@@ -79,7 +79,7 @@ def load(name: str, artifact: Path) -> Any:
 def bound(
     artifact: Path, given: dict[str, torch.Tensor], out: torch.Tensor, stream: torch.cuda.Stream
 ) -> Callable[[], object]:
-    """Return a function that starts a run of the graph into `out` on the stream, without waiting for it."""
+    """Return a function to start a run of the graph into `out` on the stream, without waiting for it."""
     options = CUDA_OPTIONS | {"user_compute_stream": str(stream.cuda_stream)}
     session = ort.InferenceSession(artifact / "model.onnx", providers=[(CUDA, options)])
     binding, run_options = session.io_binding(), ort.RunOptions()

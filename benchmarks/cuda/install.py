@@ -35,7 +35,7 @@ def install(wheels: Path, environment: Path) -> Path:
 
 
 def join_parts(wheels: Path, folder: Path) -> list[Path]:
-    """Join the wheels that arrived in parts, and return their files.
+    """Join the parts of wheels, and return their files.
 
     Raises:
         SystemExit: a part is missing.

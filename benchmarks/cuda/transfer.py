@@ -1,6 +1,6 @@
 """A run of the session with vectors in host memory: as the service does it, and into memory allocated before.
 
-Ways: `session` as the service calls it; `pageable` and `pinned` bind the output to memory that is used again; `device`
+Ways: `session` as the service calls it; `pageable` and `pinned` bind the output to reused memory; `device`
 leaves the vectors on the GPU.
 """
 
@@ -62,7 +62,7 @@ def measure(artifact: Path, shape: tuple[int, int]) -> dict[str, float]:
 
 
 def bound(session: Any, feeds: dict[str, Any], device: str, out: torch.Tensor) -> Way:
-    """Return a function that runs the graph with its output bound to `out`."""
+    """Return a function to run the graph with its output bound to `out`."""
 
     def run() -> None:
         binding = session.io_binding()

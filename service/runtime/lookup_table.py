@@ -1,4 +1,4 @@
-"""The table of a model whose vectors are its rows: `_row_means.c` averages them without a copy of each.
+"""The table of a model with its rows as vectors: `_row_means.c` averages them without a copy of each.
 
 Letters: B batch, V token ids, D width.
 """

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 HANDLE_BYTES = 64
 FAILURE = "CUDA_DRIVER_FAILURE"
-"""Environment variable with the name of a function of the tests' driver that fails."""
+"""Environment variable with the name of a failing function of the tests' driver."""
 
 
 class GpuMemory:
@@ -60,7 +60,7 @@ class StandInMemory:
 
 
 def build_driver(folder: Path) -> dict[str, str]:
-    """Compile the driver of the tests in `folder`, and return the environment of a server that loads it."""
+    """Compile the driver of the tests in `folder`, and return the environment for servers to load it."""
     source, library = ROOT / "tests/support/cuda_driver.c", folder / "libcuda.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", source, "-o", library], check=True)
     return {"LD_LIBRARY_PATH": str(folder)}

@@ -1,4 +1,4 @@
-"""Vectors that stay on a GPU. Oracle: the same vectors in memory of the server.
+"""Vectors left on a GPU. Oracle: the same vectors in memory of the server.
 
 A process loads only one driver, so each test has a process of its own. The tests with a real GPU are in
 tests/clients/shared_memory/test_cuda.py.
