@@ -74,7 +74,7 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     aliases, roots = read_aliases(settings.aliases), settings.reference_folders
     memory = TableMemory(settings.table_memory_budget_bytes, read_token_ids(settings.table_warm_up_file))
     repository = Repository(
-        settings.repository, choice.active, threads, settings.cache_dir, access, choice, limit, aliases, memory, roots
+        settings.repository, choice, threads, settings.cache_dir, access, limit, aliases, memory, roots
     )
     if shared is None:  # a worker also starts after a folder has come or gone
         repository.check_aliases()

@@ -88,7 +88,7 @@ def load_model(
     check_graphs(folder, manifest)
     check_ngram_tables(folder, manifest)
     references = check_references(manifest, reference_roots)
-    provider = choice.provider_of(manifest)
+    provider = choice.for_model(manifest).active
     sessions = _open_sessions(folder, manifest, provider, threads, gpu_mem_limit_bytes)
     for graph, session in sessions.items():
         declared = manifest.graphs[graph]

@@ -23,9 +23,9 @@ class ProviderChoice(NamedTuple):
 
     Args:
         requested: auto, cpu or cuda.
-        active: onnxruntime name of the provider in use; `provider_of` names the exceptions.
+        active: onnxruntime name of the provider in use; `for_model` returns exceptions.
         probed: name of the provider after a successful probe of CUDA; else None.
-        reason: why the probe of CUDA failed; None if it was not tried or ran.
+        reason: why CUDA is not in use; None if it is, or was not requested.
 
     """
 
@@ -34,14 +34,16 @@ class ProviderChoice(NamedTuple):
     probed: str | None
     reason: str | None
 
-    def provider_of(self, manifest: Artifact) -> str:
-        """Return the onnxruntime name of the provider of a model.
+    def for_model(self, manifest: Artifact) -> "ProviderChoice":
+        """Return the provider of a model.
 
         With `auto`, the CPU keeps a model that only adds rows of tables: at every measured shape, it answers before a
-        GPU has sent the vectors back (docs/benchmarks.md).
+        GPU has sent the vectors back (docs/gpu.md).
         """
-        light = isinstance(manifest, Manifest) and manifest.only_adds_rows
-        return CPU if self.requested == "auto" and light else self.active
+        adds_rows = isinstance(manifest, Manifest) and manifest.only_adds_rows
+        if self.requested == "auto" and self.active != CPU and adds_rows:
+            return self._replace(active=CPU, reason="the model only adds rows of tables, and the CPU does so faster")
+        return self
 
 
 def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> ProviderChoice:

@@ -34,11 +34,10 @@ class Repository:
 
     Args:
         root: the folder.
-        provider: onnxruntime name of the sessions' provider.
+        provider: of the sessions; its onnxruntime name, or the choice by model.
         threads: of one session call.
         cache: folder of the hash cache; default None: every file is read and hashed.
         access: authorizes each lookup of a model; default: every caller may use every model.
-        choice: how the provider was chosen; default: by name.
         gpu_mem_limit_bytes: GPU memory limit of one graph; default None: no limit.
         aliases: model by further name. A folder with such a name is not opened.
         table_memory: of the n-gram tables of all models; default None: without a budget.
@@ -55,18 +54,19 @@ class Repository:
     def __init__(
         self,
         root: Path,
-        provider: str,
+        provider: str | ProviderChoice,
         threads: int,
         cache: Path | None = None,
         access: Authenticator = EVERYBODY,
-        choice: ProviderChoice | None = None,
         gpu_mem_limit_bytes: int | None = None,
         aliases: Mapping[str, str] | None = None,
         table_memory: TableMemory | None = None,
         reference_roots: Sequence[Path] = (),
     ) -> None:
         self.root = root
-        self.choice = choice or ProviderChoice(provider, provider, None, None)
+        if isinstance(provider, str):
+            provider = ProviderChoice(provider, provider, None, None)
+        self.choice = provider
         self.access = access
         self._load = partial(
             load_model,

@@ -20,12 +20,18 @@ from tests.support.artifacts import STORED
         ("gpt", "cuda", CUDA),
     ],
 )
-def test_provider_of_added_rows_is_cpu_with_auto(stored: str, requested: str, provider: str) -> None:
+def test_provider_for_added_rows_is_cpu_with_auto(stored: str, requested: str, provider: str) -> None:
     manifest, _ = read_with_identity(STORED / stored)
-    assert ProviderChoice(requested, CUDA, CUDA, None).provider_of(manifest) == provider
+    assert ProviderChoice(requested, CUDA, CUDA, None).for_model(manifest).active == provider
 
 
 @pytest.mark.parametrize("stored", ["gpt", "bert"])
-def test_provider_of_model_without_cuda_is_cpu(stored: str) -> None:
+def test_provider_for_model_without_cuda_is_cpu(stored: str) -> None:
     manifest, _ = read_with_identity(STORED / stored)
-    assert ProviderChoice("auto", CPU, None, "no driver").provider_of(manifest) == CPU
+    assert ProviderChoice("auto", CPU, None, "no driver").for_model(manifest).active == CPU
+
+
+def test_choice_for_added_rows_names_the_reason() -> None:
+    manifest, _ = read_with_identity(STORED / "gpt")
+    found = ProviderChoice("auto", CUDA, CUDA, None).for_model(manifest)
+    assert found == ("auto", CPU, CUDA, "the model only adds rows of tables, and the CPU does so faster")

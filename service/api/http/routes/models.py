@@ -18,7 +18,7 @@ def router(engine: Engine) -> APIRouter:
     routes = APIRouter(tags=["models"])
 
     def describe(name: str, model: TokenModel | EncoderStem) -> schemas.ModelDescription:
-        choice = engine.repository.choice._asdict() | {"active": model.provider}
+        choice = engine.repository.choice.for_model(model.manifest)._asdict()
         widths = model.manifest.widths if isinstance(model.manifest, Manifest) else {EMBEDDINGS: model.manifest.width}
         return schemas.ModelDescription(
             name=name,
