@@ -12,7 +12,7 @@ from preblock.service.core.body_memory import LARGE_BODY_BYTES
 
 CHUNK_BYTES = 2**14
 """A chunk holds at most thousands of requests or frames."""
-MAX_ITERATION_SECONDS = 0.001
+MAX_ITERATION_SECONDS = 0.0004
 """Time for the large input of all connections in one iteration of the event loop. Small input never waits."""
 
 
