@@ -30,7 +30,7 @@ help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 # The same values as in the Dockerfile; see the reasons there.
-serve bench bench-peers: export GLIBC_TUNABLES ?= glibc.cpu.x86_rep_movsb_threshold=1099511627776
+serve bench bench-peers: export GLIBC_TUNABLES ?= glibc.cpu.x86_rep_movsb_threshold=1099511627776:glibc.malloc.hugetlb=1
 serve bench bench-peers: export MALLOC_MMAP_THRESHOLD_ ?= 33554432
 serve bench bench-peers: export MALLOC_TRIM_THRESHOLD_ ?= 33554432
 

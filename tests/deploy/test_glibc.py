@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,16 @@ NAMES = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 SCRIPT = """
 import resource
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(25):
-    blocks = [b"1" * (3 * 2**20) for _ in range(4)]
+for _ in range({rounds}):
+    blocks = [b"1" * {size} for _ in range(4)]
     del blocks
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-PAGES = 3 * 2**20 // 4096
+PAGE_BYTES = 4096
+SMALL, LARGE = 3 * 2**20, 64 * 2**20
+"""Bytes of a block that glibc keeps when it is freed, and of one that it never keeps."""
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+GLIBC = "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
 
 
 def image_variables() -> dict[str, str]:
@@ -26,11 +31,12 @@ def image_variables() -> dict[str, str]:
     return dict(re.findall(rf"({'|'.join(NAMES)})=(\S+)", text))
 
 
-def count_page_faults(variables: dict[str, str]) -> int:
-    """Return the page faults of a hundred blocks of 3 MiB, with at most four of them allocated at a time."""
+def count_page_faults(variables: dict[str, str], size: int, rounds: int) -> float:
+    """Return the page faults for each page of `rounds` times four blocks of `size` bytes."""
     others = {name: value for name, value in os.environ.items() if name not in NAMES}
-    command = (sys.executable, "-c", SCRIPT)
-    return int(subprocess.run(command, env=others | variables, capture_output=True, check=True).stdout)
+    command = (sys.executable, "-c", SCRIPT.format(size=size, rounds=rounds))
+    run = subprocess.run(command, env=others | variables, capture_output=True, check=True)
+    return int(run.stdout) / (4 * rounds * size / PAGE_BYTES)
 
 
 def test_make_serve_sets_glibc_variables_of_image() -> None:
@@ -42,7 +48,14 @@ def test_make_serve_sets_glibc_variables_of_image() -> None:
         assert f"\nserve: {name} = {value}\n" in recipe
 
 
-@pytest.mark.skipif("glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="another C library")
+@pytest.mark.skipif(not GLIBC, reason="another C library")
 def test_glibc_variables_keep_freed_memory() -> None:
-    assert count_page_faults({}) > 50 * PAGES
-    assert count_page_faults(image_variables()) < 10 * PAGES
+    assert count_page_faults({}, SMALL, 25) > 0.5
+    assert count_page_faults(image_variables(), SMALL, 25) < 0.1
+
+
+@pytest.mark.skipif(
+    not GLIBC or not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="no huge pages for glibc"
+)
+def test_glibc_variables_use_huge_pages() -> None:
+    assert count_page_faults(image_variables(), LARGE, 1) < 0.1
