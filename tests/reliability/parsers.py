@@ -112,10 +112,10 @@ def _read_v2(body: bytes, manifest: Manifests) -> object:
 
 def _read_call(message: bytes, manifest: Manifest) -> object:
     # In a process of its own: tritonclient registers messages of the same names.
-    from preblock.service.codecs.v2 import open_inference_pb2 as pb
-    from preblock.service.codecs.v2 import protobuf
+    from preblock.service.codecs.v2.protobuf import read_infer
+    from preblock.service.codecs.v2.request_message import read_request
 
-    return protobuf.read_infer(protobuf.read(pb.ModelInferRequest, message), manifest)
+    return read_infer(read_request(message), manifest)
 
 
 def _graph() -> onnx.ModelProto:

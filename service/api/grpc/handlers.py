@@ -11,9 +11,10 @@ from urllib.parse import unquote
 import grpc
 
 from preblock.service.api.grpc.errors import SERVICE, context_of, fail
+from preblock.service.api.grpc.message_reader import MessageReader
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
-from preblock.service.codecs.v2.protobuf import read
-from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, PreblockError, Unavailable
+from preblock.service.codecs.v2.request_message import read as parse
+from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, Malformed, PreblockError, Unavailable
 from preblock.service.engine.engine import Engine
 
 GRPC, GRPC_STREAM = "grpc", "grpc-stream"
@@ -35,7 +36,7 @@ Receive = Callable[[], Awaitable[bytes | None]]
 Send = Callable[[bytes], Awaitable[None]]
 Method = Callable[[Any], Awaitable[Any]]
 StreamMethod = Callable[[Receive, Send, StreamLifetime], Awaitable[None]]
-Answer = Callable[[Any, grpc.aio.ServicerContext], Awaitable[bytes | None]]
+Answer = Callable[[grpc.aio.ServicerContext], Awaitable[bytes | None]]
 
 
 class CallHandlers:
@@ -49,33 +50,37 @@ class CallHandlers:
 
     def __init__(self, engine: Engine, streams: StreamRegistry) -> None:
         self._engine, self._streams = engine, streams
+        self._reader = MessageReader()
         self._open: set[Any] = set()
 
     def unary(self, method: Method, kind: Any) -> grpc.RpcMethodHandler:
         """Return the handler of a unary method; `kind` is the class of its requests, or None for bytes."""
 
-        async def answer(message: bytes, call: grpc.aio.ServicerContext) -> bytes:
-            size, run = len(message), self._engine.scheduler.run
+        async def answer(call: grpc.aio.ServicerContext) -> bytes:
+            began, message = perf_counter(), await self._reader.read(call)
+            if message is None:
+                raise Malformed("message", "no message", "one message")
+            read_seconds, size, run = perf_counter() - began, len(message), self._engine.scheduler.run
             async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * size):
-                response = await method(message if kind is None else await run(size, partial(read, kind, message)))
+                response = await method(message if kind is None else await run(size, partial(parse, kind, message)))
             written: bytes = response if isinstance(response, bytes) else response.SerializeToString()
-            self._engine.metrics.count_bytes(GRPC, size, len(written))
+            self._engine.metrics.count_bytes(GRPC, size, len(written), read_seconds)
             call.set_trailing_metadata(context_of(call).metadata())
             return written
 
-        # Without a deserializer gRPC passes bytes. Its own error for invalid bytes would reveal internals.
-        return grpc.unary_unary_rpc_method_handler(partial(self._run, answer, method.__name__))
+        # The request is a stream of one message, so that the reader decides when to read it. Without a deserializer
+        # gRPC passes bytes. Its own error for invalid bytes would reveal internals.
+        return grpc.stream_unary_rpc_method_handler(partial(self._run, answer, method.__name__))
 
     def stream(self, method: StreamMethod) -> grpc.RpcMethodHandler:
         """Return the handler of a streaming method."""
         count_bytes = self._engine.metrics.count_bytes
 
-        async def answer(_: Any, call: grpc.aio.ServicerContext) -> None:
+        async def answer(call: grpc.aio.ServicerContext) -> None:
             async def receive() -> bytes | None:
-                message: bytes = await call.read()
-                if message is grpc.aio.EOF:
-                    return None
-                count_bytes(GRPC_STREAM, len(message), 0)
+                message = await self._reader.read(call)
+                if message is not None:
+                    count_bytes(GRPC_STREAM, len(message), 0)
                 return message
 
             async def send(response: bytes) -> None:
@@ -98,7 +103,7 @@ class CallHandlers:
 
         return grpc.stream_stream_rpc_method_handler(partial(self._run, answer, method.__name__))
 
-    async def _run(self, answer: Answer, name: str, message: Any, call: grpc.aio.ServicerContext) -> bytes | None:
+    async def _run(self, answer: Answer, name: str, _: Any, call: grpc.aio.ServicerContext) -> bytes | None:
         """Answer a call of the method `name`, and count it until its status is sent."""
         context = context_of(call)
         peer = unquote(call.peer())  # ipv4:127.0.0.1:5, ipv6:[::1]:5, or unix:
@@ -116,7 +121,7 @@ class CallHandlers:
             access.identify(host)
         status = grpc.StatusCode.CANCELLED
         try:
-            response = await answer(message, call)
+            response = await answer(call)
             status = grpc.StatusCode.OK
             return response
         except PreblockError as error:

@@ -45,17 +45,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         begin = self._begin if details.method.startswith(f"/{SERVICE}/") else None
         if error is None and begin is None:
             return handler
-        streaming = handler.request_streaming
-        answer = handler.stream_stream if streaming else handler.unary_unary
+        streaming = handler.response_streaming
+        answer = handler.stream_stream if streaming else handler.stream_unary
 
-        async def run(message: Any, call: grpc.aio.ServicerContext) -> Any:
+        async def run(messages: Any, call: grpc.aio.ServicerContext) -> Any:
             with nullcontext() if begin is None else _span(begin, details.method.removeprefix("/"), call):
                 if error is not None:
                     fail(call, error)
                     return None
-                return await answer(message, call)
+                return await answer(messages, call)
 
-        return (grpc.stream_stream_rpc_method_handler if streaming else grpc.unary_unary_rpc_method_handler)(run)
+        return (grpc.stream_stream_rpc_method_handler if streaming else grpc.stream_unary_rpc_method_handler)(run)
 
     def _authenticate(self, details: Any) -> PreblockError | None:
         """Set the caller of this call from its key; return an error without a known key."""

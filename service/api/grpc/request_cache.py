@@ -12,8 +12,8 @@ import numpy as np
 
 from preblock.service.api.request_cache import RequestTemplate, TemplateCache
 from preblock.service.codecs.chunks import raw_bytes
-from preblock.service.codecs.v2 import open_inference_pb2 as pb
-from preblock.service.codecs.v2.protobuf import compute_message, read
+from preblock.service.codecs.v2.protobuf import compute_message
+from preblock.service.codecs.v2.request_message import RequestMessage, read_request
 from preblock.service.core.errors import Malformed
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import TokenRequest
@@ -64,7 +64,7 @@ class CallTemplates:
         self,
         protocol: str,
         message: bytes,
-        parsed: pb.ModelInferRequest,
+        parsed: RequestMessage,
         request: TokenRequest,
         model: TokenModel,
         response: bytes,
@@ -80,12 +80,12 @@ class CallTemplates:
             response: bytes of the response.
 
         """
-        rows, raw = request.input_ids, list(parsed.raw_input_contents)
+        rows, raw = request.input_ids, parsed.raw_contents
         head = message[: -rows.values.nbytes]
         # An id of the client differs in each message.
-        if parsed.id or not is_simple(request) or rows.length is None or len(head) > MAX_HEAD_BYTES or len(raw) != 1:
+        if parsed.fields.id or not is_simple(request) or rows.length is None or len(head) > MAX_HEAD_BYTES:
             return
-        if len(raw[0]) != rows.values.nbytes:  # INT32
+        if len(raw) != 1 or len(raw[0]) != rows.values.nbytes:  # INT32
             return
         if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return
@@ -103,8 +103,8 @@ class CallTemplates:
             headers=b"",
             prefix=response[: -4 * len(rows.values) * fast_path.width],
             size=len(response),
-            name=parsed.model_name,
-            version=parsed.model_version,
+            name=parsed.fields.model_name,
+            version=parsed.fields.model_version,
         )
         self._templates.keep((protocol, len(message)), template)
 
@@ -112,7 +112,7 @@ class CallTemplates:
 def _ends_with_ids(head: bytes, ids: bytes) -> bool:
     """Return whether the bytes after `head` are the ids of a message, and nothing else; `ids` are different ids."""
     try:
-        return list(read(pb.ModelInferRequest, head + ids).raw_input_contents) == [ids]
+        return list(read_request(head + ids).raw_contents) == [ids]
     except Malformed:
         return False
 

@@ -76,6 +76,8 @@ async def running(
             ("grpc.max_receive_message_length", settings.max_body_bytes),
             # The codec rejects a larger response, with its own error.
             ("grpc.max_send_message_length", -1),
+            # With its probes the library receives whole messages before the service reads them.
+            ("grpc.http2.bdp_probe", 0),
             ("grpc.so_reuseport", int(settings.workers > 1)),
             # No other limit ends a stream whose client does not read. Calls move to a new connection after this age,
             # and the grace period is enough for a stream of the full lifetime.

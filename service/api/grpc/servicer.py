@@ -15,6 +15,7 @@ from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.v2 import metadata, protobuf
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.infer import InferMessage
+from preblock.service.codecs.v2.request_message import RequestMessage, read_request
 from preblock.service.codecs.v2.shared_memory import REGION, read_cost, region_document
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError, Unavailable
@@ -180,7 +181,7 @@ class InferenceService:
                 return answer
             async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * len(message)):
                 request = await self._read(message)
-                id_ = request.id
+                id_ = request.fields.id
                 return await self._infer(GRPC_STREAM, message, request, store, protobuf.write_stream)
         except PreblockError as error:
             failure = str(error)
@@ -189,25 +190,26 @@ class InferenceService:
             failure = INTERNAL_ERROR_MESSAGE
         return protobuf.write_stream_error(failure, id_).SerializeToString()
 
-    async def _read(self, message: bytes) -> pb.ModelInferRequest:
-        return await self._engine.scheduler.run(len(message), lambda: protobuf.read(pb.ModelInferRequest, message))
+    async def _read(self, message: bytes) -> RequestMessage:
+        return await self._engine.scheduler.run(len(message), partial(read_request, message))
 
     async def _infer(
         self,
         protocol: str,
         message: bytes,
-        parsed: pb.ModelInferRequest,
+        parsed: RequestMessage,
         store: SequenceStore,
         write_answer: Callable[[Result, InferMessage], protobuf.Parts],
     ) -> bytes:
+        fields = parsed.fields
         with self._engine.admission.request(protocol) as record:
-            model = self._engine.repository.find(parsed.model_name, parsed.model_version, caller=caller())
+            model = self._engine.repository.find(fields.model_name, fields.model_version, caller=caller())
             record.model = model.name
             schedule = self._engine.scheduler.run
             most = self._engine.limits.max_parsed_values() if isinstance(model, TokenModel) else None
             shared = self._engine.shared_memory
-            cost = read_cost(len(message), any(REGION in tensor.parameters for tensor in parsed.inputs))
-            as_json = any(tensor.name == metadata.PARTS for tensor in parsed.inputs)
+            cost = read_cost(len(message), any(REGION in tensor.parameters for tensor in fields.inputs))
+            as_json = any(tensor.name == metadata.PARTS for tensor in fields.inputs)
             read = partial(protobuf.read_infer, parsed, model.manifest, most, shared.read)
             infer = await schedule(cost, read, text=as_json)
             request, options = infer.request, infer.options
@@ -224,7 +226,7 @@ class InferenceService:
                     response = await protobuf.compute_message(parts)
         # A template reads every input from the message.
         plain = not options.row_outputs and not options.regions
-        plain = plain and len(parsed.raw_input_contents) == len(parsed.inputs)
+        plain = plain and len(parsed.raw_contents) == len(fields.inputs)
         if plain and isinstance(request, TokenRequest) and isinstance(model, TokenModel):
             self._templates.keep(protocol, message, parsed, request, model, response)
         return response

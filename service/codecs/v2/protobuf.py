@@ -8,7 +8,6 @@ from typing import Any, cast
 import orjson
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import DecodeError
 
 from preblock.service.codecs.chunks import as_bytes, raw_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
@@ -17,6 +16,7 @@ from preblock.service.codecs.v2.infer_response import IGNORED, list_outputs
 from preblock.service.codecs.v2.infer_tensors import InputTensor, attach_shared
 from preblock.service.codecs.v2.metadata import Manifests
 from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, find_ignored, read_options
+from preblock.service.codecs.v2.request_message import RequestMessage
 from preblock.service.codecs.v2.shared_memory import ReadShared, range_parameters, read_range, refuse_shared
 from preblock.service.core.decode_ops import RunningRows
 from preblock.service.core.errors import Invalid, Malformed, TooLarge
@@ -33,21 +33,8 @@ MAX_TENSOR_BYTES = 2**31 - 1 - 2**16
 """A gRPC message ends at 2 GiB; 64 KiB remain for the description of the tensors."""
 
 
-def read(kind: Any, message: bytes) -> Any:
-    """Read a message of a generated class.
-
-    Raises:
-        Malformed: the bytes are not such a message.
-
-    """
-    try:
-        return kind.FromString(message)
-    except DecodeError as error:
-        raise Malformed("message", f"{len(message)} bytes", f"a message {kind.DESCRIPTOR.full_name}") from error
-
-
 def read_infer(
-    message: pb.ModelInferRequest,
+    request: RequestMessage,
     manifest: Manifests,
     max_values: int | None = None,
     read_shared: ReadShared = refuse_shared,
@@ -55,7 +42,7 @@ def read_infer(
     """Read an inference request, with raw bytes for all inputs or for none, except inputs in shared memory.
 
     Args:
-        message: the request.
+        request: the message, parsed.
         manifest: of the model.
         max_values: maximum values of an input that is not raw; default None: any number.
         read_shared: reads tensors in shared memory; default: they are refused.
@@ -66,7 +53,8 @@ def read_infer(
         Invalid: a name, datatype, shape or value is not allowed.
 
     """
-    raw, given = message.raw_input_contents, [read_parameters(tensor.parameters) for tensor in message.inputs]
+    message, raw = request
+    given = [read_parameters(tensor.parameters) for tensor in message.inputs]
     ranges = [read_range(f"inputs[{index}].parameters", parameters) for index, parameters in enumerate(given)]
     sent = ranges.count(None)
     if raw and len(raw) != sent:
@@ -93,8 +81,8 @@ def read_infer(
         inputs.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
     requested = [(output.name, read_parameters(output.parameters)) for output in message.outputs]
     options = read_options(read_parameters(message.parameters), requested, manifest, ignored)
-    request = to_request(attach_shared(inputs, read_shared), options, manifest, max_values)
-    return InferMessage(request, message.id, options)
+    inputs = attach_shared(inputs, read_shared)
+    return InferMessage(to_request(inputs, options, manifest, max_values), message.id, options)
 
 
 def _read_contents(where: str, tensor: Any, max_values: int | None) -> list[Any]:
