@@ -9,6 +9,7 @@ MAX_GROWTH_BYTES.
 
 import gzip
 import multiprocessing
+import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ from tempfile import TemporaryDirectory
 import grpc
 import httpx
 import numpy as np
+from h2.connection import H2Connection
+from h2.events import StreamEnded
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
@@ -56,14 +59,39 @@ def over_http(server: tuple[str, str], kind: str) -> None:
                 http.post(PATH, content=body, headers=headers)
 
 
-def over_grpc(server: tuple[str, str], kind: str) -> None:
-    """Send messages that gRPC expands to the limit, without end, over one connection."""
+def over_grpc(server: tuple[str, str], _: str) -> None:
+    """Send messages of the limit without end, over one connection."""
     message = infer_message(np.ones((1, LIMIT // 8 - 16)))
-    compression = grpc.Compression.Gzip if kind == "grpc-gzip" else None
     with open_stub(server[1], OWN_CONNECTION, NO_LIMIT) as stub:
         while True:
             with suppress(grpc.RpcError):
-                stub.ModelInfer(message, compression=compression, wait_for_ready=True)
+                stub.ModelInfer(message, wait_for_ready=True)
+
+
+def over_compressed_grpc(server: tuple[str, str], _: str) -> None:
+    """Send one message without end, over one connection. It expands to the limit.
+
+    A client of gRPC's library would compress each message again, and take the processors from the server.
+    """
+    message = gzip.compress(infer_message(np.ones((1, LIMIT // 8 - 16))).SerializeToString())
+    body = b"\1" + len(message).to_bytes(4, "big") + message
+    host, _, port = server[1].rpartition(":")
+    headers = {":method": "POST", ":scheme": "http", ":path": "/inference.GRPCInferenceService/ModelInfer"}
+    headers |= {":authority": host, "te": "trailers", "content-type": "application/grpc", "grpc-encoding": "gzip"}
+    http = H2Connection()
+    with socket.create_connection((host, int(port))) as connection:
+        http.initiate_connection()
+        while True:
+            stream = http.get_next_available_stream_id()
+            http.send_headers(stream, list(headers.items()))
+            for start in range(0, len(body), http.max_outbound_frame_size):
+                http.send_data(stream, body[start : start + http.max_outbound_frame_size])
+            http.end_stream(stream)
+            ended = False
+            while not ended:
+                connection.sendall(http.data_to_send())
+                events = http.receive_data(connection.recv(2**16))
+                ended = any(isinstance(event, StreamEnded) for event in events)
 
 
 def over_websocket(server: tuple[str, str], _: str) -> None:
@@ -79,7 +107,7 @@ def over_websocket(server: tuple[str, str], _: str) -> None:
 KINDS = {
     **dict.fromkeys(BODIES, over_http),
     "grpc": over_grpc,
-    "grpc-gzip": over_grpc,
+    "grpc-gzip": over_compressed_grpc,
     "websocket": over_websocket,
 }
 
