@@ -79,7 +79,8 @@ async def test_first_messages_take_no_turns() -> None:
     reader = MessageReader()
     first, second = Call("a", LARGE), Call("b", LARGE)
     tasks = [await begin(reader, first), await begin(reader, second)]
-    assert first.reading and second.reading
+    assert first.reading
+    assert second.reading
     first.arrived.set()
     second.arrived.set()
     assert await asyncio.gather(*tasks) == [LARGE, LARGE]
@@ -90,7 +91,8 @@ async def test_large_senders_read_one_message_at_a_time() -> None:
     reader = await known("a", "b")
     first, second, small = Call("a", LARGE), arrived("b", SMALL), arrived("c", SMALL)
     reading, waiting = await begin(reader, first), await begin(reader, second)
-    assert first.reading and not second.reading
+    assert first.reading
+    assert not second.reading
     assert await reader.read(small) is SMALL  # of another connection
     first.arrived.set()
     assert (await reading, await waiting) == (LARGE, SMALL)
@@ -134,7 +136,8 @@ async def test_turn_of_silent_client_ends() -> None:
     # The late message has released nothing twice: two turns still exclude each other.
     first, second = Call("a", LARGE), Call("a", LARGE)
     tasks = [await begin(reader, first), await begin(reader, second)]
-    assert first.reading and not second.reading
+    assert first.reading
+    assert not second.reading
     for task in tasks:
         task.cancel()
 
