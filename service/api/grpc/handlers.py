@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import grpc
 
 from preblock.service.api.grpc.errors import SERVICE, context_of, fail
-from preblock.service.api.grpc.message_reader import MessageReader
+from preblock.service.api.grpc.message_reader import MessageReader, receive_message
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs.v2.request_message import read as parse
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, Malformed, PreblockError, Unavailable
@@ -28,7 +28,7 @@ COMPRESSIONS = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Defla
 ACCEPT = "accept-encoding"
 """Metadata with the requested compression, as in HTTP. gRPC itself lists only the encodings of the client's library."""
 MESSAGE_EXPANSION = 4
-"""Memory of a message and its parsed copies, in sizes of the message."""
+"""Most memory of a message and its parsed copies, in sizes of the message; raw tensors have fewer copies."""
 DRAIN_POLL_INTERVAL_SECONDS = 0.02
 LOG = logging.getLogger(__name__)
 
@@ -50,15 +50,18 @@ class CallHandlers:
 
     def __init__(self, engine: Engine, streams: StreamRegistry) -> None:
         self._engine, self._streams = engine, streams
-        self._reader = MessageReader()
+        self._reader = MessageReader(engine.settings)
         self._open: set[Any] = set()
 
     def unary(self, method: Method, kind: Any) -> grpc.RpcMethodHandler:
         """Return the handler of a unary method; `kind` is the class of its requests, or None for bytes."""
 
         async def answer(call: grpc.aio.ServicerContext) -> bytes:
-            began, message = perf_counter(), await self._reader.read(call)
+            # Only inference has large messages. Other calls of the same connection wait for no turn.
+            read, began = self._reader.read if kind is None else receive_message, perf_counter()
+            message = await read(call)
             if message is None:
+                await asyncio.sleep(0)  # if the client has left, the cancellation of this task follows
                 raise Malformed("message", "no message", "one message")
             read_seconds, size, run = perf_counter() - began, len(message), self._engine.scheduler.run
             async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * size):
@@ -78,7 +81,7 @@ class CallHandlers:
 
         async def answer(call: grpc.aio.ServicerContext) -> None:
             async def receive() -> bytes | None:
-                message = await self._reader.read(call)
+                message = await receive_message(call)
                 if message is not None:
                     count_bytes(GRPC_STREAM, len(message), 0)
                 return message

@@ -12,57 +12,102 @@ from time import perf_counter, process_time
 import grpc
 
 from preblock.service.core.body_memory import LARGE_BODY_BYTES
+from preblock.service.core.errors import Unavailable
+from preblock.service.core.settings_reload import LiveSettings
 
 MAX_TURN_SECONDS = 0.1
-"""A turn ends after this time, complete or not: a slow client does not stop the others."""
 MAX_CONNECTIONS = 2**12
 """Most connections with large messages that are known; the connection with the oldest message is forgotten first."""
 
 
-class MessageReader:
-    """Reads the messages of calls. A message waits for a turn if the last one of its connection was large.
+async def receive_message(call: grpc.aio.ServicerContext) -> bytes | None:
+    """Return the next message of a call, or None after its last one."""
+    try:
+        message: bytes = await call.read()
+    except grpc.aio.BaseError:  # the server has stopped
+        raise asyncio.CancelledError from None
+    return None if message is grpc.aio.EOF else message
 
-    The first message of a connection has no known size, and waits for nothing.
+
+class MessageReader:
+    """Reads the messages of unary calls. A message waits for a turn if the last one of its connection was large.
+
+    Connections take turns, one call of each at a time. A turn ends with its message, and at the latest after
+    `turn_seconds`: then the next call reads beside the slow one. After a turn there is a pause as long as the CPU time
+    of this process in the turn.
+
+    Args:
+        settings: longest wait for a turn.
+        turn_seconds: longest turn; default `MAX_TURN_SECONDS`.
+
     """
 
-    def __init__(self) -> None:
-        self._large: dict[str, None] = {}  # connections, oldest message first
+    def __init__(self, settings: LiveSettings, turn_seconds: float = MAX_TURN_SECONDS) -> None:
+        self._settings, self._turn_seconds = settings, turn_seconds
+        self._large: dict[str, asyncio.Lock] = {}  # for each connection, the place of its next call; oldest first
         self._turn = asyncio.Lock()
 
     async def read(self, call: grpc.aio.ServicerContext) -> bytes | None:
-        """Return the next message of a call, or None after its last one."""
+        """Return the message of a call, or None if it has none.
+
+        Raises:
+            Unavailable: the call has waited for a turn longer than the queue timeout.
+
+        """
         connection = call.peer()
-        if connection in self._large:
-            async with self._take_turn():
-                message = await call.read()
+        place = await self._wait(connection) if connection in self._large else None
+        if place is None:
+            message = await receive_message(call)
         else:
-            message = await call.read()
-        if message is grpc.aio.EOF:
-            return None
-        received: bytes = message
-        self._remember(connection, len(received))
-        return received
+            async with self._take_turn(place):
+                message = await receive_message(call)
+        if message is not None:
+            self._remember(connection, len(message))
+        return message
+
+    async def _wait(self, connection: str) -> asyncio.Lock | None:
+        """Acquire the place of a connection and then the turn; None if its last message is small by then."""
+        place, seconds = self._large[connection], self._settings.current.queue_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await place.acquire()
+                try:
+                    await self._turn.acquire()
+                except BaseException:
+                    place.release()
+                    raise
+        except TimeoutError:
+            text = f"The message waited {seconds:g} s for other large messages. Retry later."
+            raise Unavailable("message", f"a wait of {seconds:g} s", f"at most {seconds:g} s", message=text) from None
+        if self._large.get(connection) is place:
+            return place
+        self._turn.release()
+        place.release()
+        return None
 
     @asynccontextmanager
-    async def _take_turn(self) -> AsyncIterator[None]:
-        """Run the block in a turn. A pause follows, as long as this process has worked during the turn."""
-        await self._turn.acquire()
+    async def _take_turn(self, place: asyncio.Lock) -> AsyncIterator[None]:
+        """Run the block in a turn, which ends early if the block takes long; then pause."""
         loop, began, worked = asyncio.get_running_loop(), perf_counter(), process_time()
+        over = False
 
         def end() -> None:
-            loop.call_later(min(perf_counter() - began, process_time() - worked), self._turn.release)
+            nonlocal over
+            if not over:
+                over = True
+                place.release()
+                loop.call_later(min(perf_counter() - began, process_time() - worked), self._turn.release)
 
-        timeout = loop.call_later(MAX_TURN_SECONDS, end)
+        timeout = loop.call_later(self._turn_seconds, end)
         try:
             yield
         finally:
-            if perf_counter() - began < MAX_TURN_SECONDS:
-                timeout.cancel()
-                end()
+            timeout.cancel()
+            end()
 
     def _remember(self, connection: str, size: int) -> None:
-        self._large.pop(connection, None)
+        place = self._large.pop(connection, None)
         if size >= LARGE_BODY_BYTES:
-            self._large[connection] = None
+            self._large[connection] = place or asyncio.Lock()
             if len(self._large) > MAX_CONNECTIONS:
                 del self._large[next(iter(self._large))]

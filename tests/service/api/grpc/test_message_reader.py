@@ -9,14 +9,20 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import uvloop
 from tritonclient.grpc import service_pb2
 
-from preblock.service.api.grpc.message_reader import MAX_CONNECTIONS, MAX_TURN_SECONDS, MessageReader
+from preblock.service.api.grpc.message_reader import MAX_CONNECTIONS, MessageReader
 from preblock.service.core.body_memory import LARGE_BODY_BYTES
+from preblock.service.core.errors import Unavailable
+from preblock.service.core.settings import Settings
+from preblock.service.core.settings_reload import LiveSettings
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
 from tests.support.servers import Server
 
 LARGE, SMALL = bytes(LARGE_BODY_BYTES), b"1"
+LONG = 60.0
+"""Seconds that no test takes."""
 
 
 def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
@@ -54,33 +60,34 @@ def arrived(connection: str, message: Any) -> Call:
     return call
 
 
-async def begin(reader: MessageReader, call: Call) -> asyncio.Task[bytes | None]:
-    """Begin to read a message, and give the reader time for it."""
-    task = asyncio.create_task(reader.read(call))
-    await asyncio.sleep(0.01)
-    return task
+def reader_of(turn_seconds: float = LONG, **settings: Any) -> MessageReader:
+    return MessageReader(LiveSettings(Settings(**settings)), turn_seconds)
 
 
-async def known(*connections: str) -> MessageReader:
-    """Return a reader that has read a large message from each connection."""
-    reader = MessageReader()
+async def known(reader: MessageReader, *connections: str) -> None:
+    """Read a large message from each connection."""
     for connection in connections:
         assert await reader.read(arrived(connection, LARGE)) is LARGE
-    return reader
+
+
+async def begin(reader: MessageReader, *calls: Call) -> list[asyncio.Task[bytes | None]]:
+    """Begin to read the messages of calls."""
+    tasks = [asyncio.create_task(reader.read(call)) for call in calls]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return tasks
 
 
 @in_loop
 async def test_end_of_call_is_none() -> None:
-    assert await MessageReader().read(arrived("a", grpc.aio.EOF)) is None
+    assert await reader_of().read(arrived("a", grpc.aio.EOF)) is None
 
 
 @in_loop
 async def test_first_messages_take_no_turns() -> None:
-    reader = MessageReader()
     first, second = Call("a", LARGE), Call("b", LARGE)
-    tasks = [await begin(reader, first), await begin(reader, second)]
-    assert first.reading
-    assert second.reading
+    tasks = await begin(reader_of(), first, second)
+    assert [first.reading, second.reading] == [True, True]
     first.arrived.set()
     second.arrived.set()
     assert await asyncio.gather(*tasks) == [LARGE, LARGE]
@@ -88,79 +95,123 @@ async def test_first_messages_take_no_turns() -> None:
 
 @in_loop
 async def test_large_senders_read_one_message_at_a_time() -> None:
-    reader = await known("a", "b")
-    first, second, small = Call("a", LARGE), arrived("b", SMALL), arrived("c", SMALL)
-    reading, waiting = await begin(reader, first), await begin(reader, second)
-    assert first.reading
-    assert not second.reading
-    assert await reader.read(small) is SMALL  # of another connection
+    reader = reader_of()
+    await known(reader, "a", "b")
+    first, second = Call("a", LARGE), arrived("b", SMALL)
+    tasks = await begin(reader, first, second)
+    assert [first.reading, second.reading] == [True, False]
+    assert await reader.read(arrived("c", SMALL)) is SMALL  # of another connection
     first.arrived.set()
-    assert (await reading, await waiting) == (LARGE, SMALL)
+    assert await asyncio.gather(*tasks) == [LARGE, SMALL]
 
 
 @in_loop
 async def test_small_message_ends_turns_of_its_connection() -> None:
-    reader = await known("a", "b")
+    reader = reader_of()
+    await known(reader, "a", "b")
     assert await reader.read(arrived("b", SMALL)) is SMALL
-    held = await begin(reader, Call("a", LARGE))
-    assert await reader.read(arrived("b", SMALL)) is SMALL
-    assert not held.done()
-    held.cancel()
+    first, second = Call("a", LARGE), arrived("b", SMALL)
+    await begin(reader, first, second)
+    assert [first.reading, second.reading] == [True, True]
+
+
+@in_loop
+async def test_calls_after_a_small_message_wait_no_longer() -> None:
+    reader = reader_of()
+    await known(reader, "a")
+    first, *others = Call("a", SMALL), Call("a", LARGE), Call("a", LARGE)
+    await begin(reader, first, *others)
+    assert [call.reading for call in others] == [False, False]
+    first.arrived.set()
+    async with asyncio.timeout(LONG):
+        while not all(call.reading for call in others):
+            await asyncio.sleep(0.001)
+
+
+@in_loop
+async def test_connections_take_turns_with_one_call_each() -> None:
+    reader = reader_of()
+    await known(reader, "a", "b")
+    first, *more, other = Call("a", LARGE), Call("a", LARGE), Call("a", LARGE), Call("b", LARGE)
+    await begin(reader, first, *more, other)
+    first.arrived.set()
+    async with asyncio.timeout(LONG):
+        while not other.reading:
+            await asyncio.sleep(0.001)
+    assert [call.reading for call in more] == [False, False]
 
 
 @in_loop
 async def test_turn_is_followed_by_pause_of_its_work() -> None:
-    reader = await known("a", "b")
-    call = Call("a", LARGE)
-    reading = await begin(reader, call)
-    end = time.process_time() + MAX_TURN_SECONDS / 4
+    reader = reader_of()
+    await known(reader, "a", "b")
+    call, next_ = Call("a", LARGE), arrived("b", SMALL)
+    tasks = await begin(reader, call, next_)
+    end = time.process_time() + 0.03
     while time.process_time() < end:
         pass
+    ended = time.perf_counter()
     call.arrived.set()
-    await reading
-    ended, next_ = time.perf_counter(), arrived("b", SMALL)
-    await reader.read(next_)
-    assert time.perf_counter() - ended >= MAX_TURN_SECONDS / 4
+    await asyncio.gather(*tasks)
+    assert time.perf_counter() - ended >= 0.03
 
 
-@in_loop
-async def test_turn_of_silent_client_ends() -> None:
-    reader = await known("a", "b")
-    silent, call = Call("a", LARGE), arrived("b", SMALL)
-    held = await begin(reader, silent)
-    began = time.perf_counter()
-    assert await reader.read(call) is SMALL
-    assert time.perf_counter() - began >= MAX_TURN_SECONDS / 2
-    silent.arrived.set()
-    assert await held is LARGE
-    # The late message has released nothing twice: two turns still exclude each other.
-    first, second = Call("a", LARGE), Call("a", LARGE)
-    tasks = [await begin(reader, first), await begin(reader, second)]
-    assert first.reading
-    assert not second.reading
-    for task in tasks:
-        task.cancel()
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("arrives", [0.0095, 0.01, 0.0105])
+def test_turn_of_silent_client_ends_once(loop: Callable[[], asyncio.AbstractEventLoop], arrives: float) -> None:
+    async def scenario() -> list[dict[str, Any]]:
+        errors: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+        reader = reader_of(turn_seconds=0.01)
+        await known(reader, "a", "b")
+        for _ in range(20):
+            late, silent = Call("a", LARGE), Call("b", LARGE)
+            asyncio.get_running_loop().call_later(arrives, late.arrived.set)
+            tasks = await begin(reader, late, silent)
+            async with asyncio.timeout(LONG):
+                while not silent.reading:
+                    await asyncio.sleep(0)
+                assert await tasks[0] is LARGE
+                silent.arrived.set()
+                assert await tasks[1] is LARGE
+        return errors
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(scenario()) == []
 
 
 @in_loop
 async def test_cancelled_call_leaves_its_turn() -> None:
-    reader = await known("a", "b", "c")
-    held, waiting = await begin(reader, Call("a", LARGE)), await begin(reader, Call("b", LARGE))
-    waiting.cancel()
-    held.cancel()
-    async with asyncio.timeout(MAX_TURN_SECONDS / 2):
-        assert await reader.read(arrived("c", SMALL)) is SMALL
+    reader = reader_of()
+    await known(reader, "a", "b", "c")
+    for task in await begin(reader, Call("a", LARGE), Call("a", LARGE), Call("b", LARGE)):
+        task.cancel()
+    async with asyncio.timeout(LONG):
+        for connection in ("a", "b", "c"):
+            assert await reader.read(arrived(connection, LARGE)) is LARGE
+
+
+@in_loop
+async def test_call_over_queue_timeout_is_unavailable() -> None:
+    reader = reader_of(queue_timeout_seconds=0.05)
+    await known(reader, "a", "b")
+    first = Call("a", LARGE)
+    (held,) = await begin(reader, first)
+    with pytest.raises(Unavailable, match=r"^The message waited 0\.05 s for other large messages\. Retry later\.$"):
+        await reader.read(Call("b", LARGE))
+    first.arrived.set()
+    assert await held is LARGE
+    assert await reader.read(arrived("b", LARGE)) is LARGE
 
 
 @in_loop
 async def test_oldest_large_senders_are_forgotten() -> None:
-    reader = await known("a", "b")
-    held = await begin(reader, Call("b", LARGE))
-    for number in range(MAX_CONNECTIONS - 1):
-        await reader.read(arrived(f"other {number}", LARGE))
-    assert await reader.read(arrived("a", SMALL)) is SMALL
-    assert not held.done()
-    held.cancel()
+    reader = reader_of()
+    for number in range(MAX_CONNECTIONS + 1):
+        await reader.read(arrived(str(number), LARGE))
+    held, oldest, next_ = Call("2", LARGE), Call("0", LARGE), Call("1", LARGE)
+    await begin(reader, held, oldest, next_)
+    assert [held.reading, oldest.reading, next_.reading] == [True, True, False]
 
 
 def test_call_without_a_message_is_refused(tiny_server: Server) -> None:
