@@ -9,10 +9,11 @@ MAX_GROWTH_BYTES.
 
 import gzip
 import multiprocessing
+import os
 import socket
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ import grpc
 import httpx
 import numpy as np
 from h2.connection import H2Connection
-from h2.events import StreamEnded
+from h2.events import ConnectionTerminated, Event, StreamEnded, StreamReset, TrailersReceived
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
@@ -34,6 +35,8 @@ LIMIT = 16 * 2**20
 CONNECTIONS = 40
 SECONDS = 20.0
 MAX_RATIO, MAX_GROWTH_BYTES = 5.0, 100 * 2**20
+TOO_LARGE = b"8"
+"""Status RESOURCE_EXHAUSTED of gRPC."""
 PATH, STREAM = "/models/gpt/embed", "/models/gpt/decode"
 
 
@@ -87,11 +90,27 @@ def over_compressed_grpc(server: tuple[str, str], _: str) -> None:
             for start in range(0, len(body), http.max_outbound_frame_size):
                 http.send_data(stream, body[start : start + http.max_outbound_frame_size])
             http.end_stream(stream)
-            ended = False
-            while not ended:
-                connection.sendall(http.data_to_send())
-                events = http.receive_data(connection.recv(2**16))
-                ended = any(isinstance(event, StreamEnded) for event in events)
+            while not any(isinstance(event, StreamEnded) for event in events(http, connection)):
+                pass
+
+
+def events(http: H2Connection, connection: socket.socket) -> list[Event]:
+    """Send the frames of a connection, and return the events of the next received bytes.
+
+    Raises:
+        RuntimeError: the server has refused a call for another reason than its size, or has ended it or the connection.
+
+    """
+    connection.sendall(http.data_to_send())
+    data = connection.recv(2**16)
+    if not data:
+        raise RuntimeError("the server has closed the connection")
+    found = http.receive_data(data)
+    for event in found:
+        statuses = dict(event.headers).get(b"grpc-status") if isinstance(event, TrailersReceived) else None
+        if isinstance(event, StreamReset | ConnectionTerminated) or statuses not in (None, TOO_LARGE):
+            raise RuntimeError(event)
+    return found
 
 
 def over_websocket(server: tuple[str, str], _: str) -> None:
@@ -121,8 +140,9 @@ def flood(server: tuple[str, str], kind: str) -> None:
 
     """
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        for _ in range(CONNECTIONS):
-            pool.submit(KINDS[kind], server, kind)
+        for thread in as_completed([pool.submit(KINDS[kind], server, kind) for _ in range(CONNECTIONS)]):
+            print(thread.exception(), file=sys.stderr, flush=True)
+            os._exit(1)  # the other threads do not end
 
 
 def measure(address: str) -> float:
@@ -148,6 +168,8 @@ def run(repository: Path, kind: str) -> bool:
         attacker.start()
         time.sleep(3)
         beside, during = measure(idle.address), measure(flooded.address)
+        if not attacker.is_alive():
+            raise SystemExit("the flood has ended early")
         attacker.kill()
         attacker.join()
         time.sleep(10)
