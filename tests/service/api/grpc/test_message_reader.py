@@ -22,7 +22,7 @@ from tests.support.servers import Server
 
 LARGE, SMALL = bytes(LARGE_BODY_BYTES), b"1"
 LONG = 60.0
-"""Seconds that no test takes."""
+"""Seconds; every test is over before."""
 
 
 def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
