@@ -6,7 +6,8 @@ from functools import partial
 from preblock.service.codecs.v2.metadata import CUDA_SHARED_MEMORY_EXTENSION, SHARED_MEMORY_EXTENSION
 from preblock.service.core.shared_region import open_file
 from preblock.service.engine.engine import Engine
-from preblock.service.runtime.cuda_memory import has_driver, open_memory
+from preblock.service.runtime.cuda_driver import has_driver
+from preblock.service.runtime.cuda_memory import open_memory
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 

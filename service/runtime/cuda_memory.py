@@ -1,135 +1,21 @@
-"""Memory of NVIDIA GPUs that other processes share by CUDA IPC handles, through the driver `libcuda.so.1`.
+"""Memory of NVIDIA GPUs that other processes share by CUDA IPC handles, and page-locked memory.
 
-Source: NVIDIA, "CUDA Driver API": context management, memory management.
+Source: NVIDIA, "CUDA Driver API": memory management.
 """
 
 import ctypes
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
-from threading import Lock, RLock
-from typing import Any
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.core.errors import Forbidden, Invalid, Unavailable
+from preblock.service.core.errors import Invalid, Unavailable
+from preblock.service.runtime.cuda_driver import HANDLE_BYTES, Address, Driver, DriverError, IpcHandle, load_driver
 
-LIBRARY = "libcuda.so.1"
-HANDLE_BYTES = 64
-"""Size of `CUipcMemHandle`."""
 MAX_PINNED_BYTES = 2**26
 LAZY_ENABLE_PEER_ACCESS = 1
 """The only flag of `cuIpcOpenMemHandle`."""
-
-
-class IpcHandle(ctypes.Structure):
-    """`CUipcMemHandle`, which the driver takes by value."""
-
-    _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
-
-
-Address = ctypes.c_uint64
-SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuInit": (ctypes.c_uint,),
-    "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
-    "cuDeviceGetCount": (ctypes.POINTER(ctypes.c_int),),
-    "cuDeviceGet": (ctypes.POINTER(ctypes.c_int), ctypes.c_int),
-    "cuDevicePrimaryCtxRetain": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_int),
-    "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
-    "cuCtxPopCurrent_v2": (ctypes.POINTER(ctypes.c_void_p),),
-    "cuIpcOpenMemHandle_v2": (ctypes.POINTER(Address), IpcHandle, ctypes.c_uint),
-    "cuIpcCloseMemHandle": (Address,),
-    "cuMemGetAddressRange_v2": (ctypes.POINTER(Address), ctypes.POINTER(ctypes.c_size_t), Address),
-    "cuMemcpyDtoH_v2": (ctypes.c_void_p, Address, ctypes.c_size_t),
-    "cuMemcpyHtoD_v2": (Address, ctypes.c_void_p, ctypes.c_size_t),
-    "cuMemcpyDtoD_v2": (Address, Address, ctypes.c_size_t),
-    "cuMemAllocHost_v2": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t),
-    "cuMemFreeHost": (ctypes.c_void_p,),
-    "cuStreamSynchronize": (ctypes.c_void_p,),
-}
-"""Types of the arguments of each function; all return `CUresult`, 0 for success."""
-
-
-class DriverError(OSError):
-    """A function of the driver failed; `strerror` is the name of the error, such as CUDA_ERROR_INVALID_VALUE."""
-
-
-class Driver:
-    """The driver, initialized.
-
-    Raises:
-        OSError: the library is missing.
-        AttributeError: the library lacks a function.
-        DriverError: the driver cannot be initialized, such as without a GPU.
-
-    """
-
-    def __init__(self) -> None:
-        library = ctypes.CDLL(LIBRARY)
-        self._functions = {name: getattr(library, name) for name in SIGNATURES}
-        for name, arguments in SIGNATURES.items():
-            self._functions[name].argtypes = arguments
-        self._contexts: dict[int, ctypes.c_void_p] = {}
-        self._lock = RLock()  # garbage collection can call `close` here
-        count = ctypes.c_int(0)
-        self.call("cuInit", 0)
-        self.call("cuDeviceGetCount", ctypes.byref(count))
-        self.devices = count.value
-
-    def call(self, function: str, *arguments: Any) -> None:
-        """Call a function; raise DriverError if it fails."""
-        code = self._functions[function](*arguments)
-        if code:
-            name = ctypes.c_char_p()
-            self._functions["cuGetErrorName"](code, ctypes.byref(name))
-            raise DriverError(code, (name.value or b"an unknown error").decode())
-
-    @contextmanager
-    def use(self, device: int) -> Iterator[None]:
-        """Make the primary context of a device current in this thread; onnxruntime has the same context."""
-        self.call("cuCtxPushCurrent_v2", self._context(device))
-        try:
-            yield
-        finally:
-            self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-
-    def allocate_pinned(self, device: int, size: int) -> NDArray[np.uint8]:
-        """Return page-locked memory of this machine, uint8 (size,) without values; raise DriverError if that fails.
-
-        A GPU copies into it several times as fast as into other memory.
-        """
-        address = ctypes.c_void_p()
-        with self.use(device):
-            self.call("cuMemAllocHost_v2", ctypes.byref(address), size)
-        assert address.value is not None
-        memory = (ctypes.c_uint8 * size).from_address(address.value)
-        weakref.finalize(memory, self._free_pinned, device, address.value)
-        return np.ctypeslib.as_array(memory)
-
-    def copy_to_host(self, device: int, target: int, source: int, size: int) -> None:
-        """Copy bytes from the address `source` of a GPU to an address of this machine; raise DriverError on failure."""
-        with self.use(device):
-            self.call("cuMemcpyDtoH_v2", target, source, size)
-
-    def _free_pinned(self, device: int, address: int) -> None:
-        with suppress(DriverError), self.use(device):  # at the end of the process the driver may have ended
-            self.call("cuMemFreeHost", address)
-
-    def close(self, device: int, address: int) -> None:
-        """Close a mapping of another process's memory."""
-        with suppress(DriverError), self.use(device):  # at the end of the process the driver may have ended
-            self.call("cuIpcCloseMemHandle", address)
-
-    def _context(self, device: int) -> ctypes.c_void_p:
-        with self._lock:
-            if device not in self._contexts:
-                number, context = ctypes.c_int(), ctypes.c_void_p()
-                self.call("cuDeviceGet", ctypes.byref(number), device)
-                self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
-                self._contexts[device] = context
-            return self._contexts[device]
 
 
 class PinnedMemory:
@@ -244,37 +130,3 @@ def _map(driver: Driver, handle: bytes, device_id: int) -> DeviceMemory:
         driver.call("cuIpcCloseMemHandle", origin)
         raise
     return DeviceMemory(driver, device_id, origin.value, base.value + size.value - origin.value)
-
-
-@cache
-def load_driver() -> Driver:
-    """Load the driver once.
-
-    Raises:
-        Forbidden: there is no driver, or it finds no GPU.
-
-    """
-    try:
-        driver = Driver()
-    except DriverError as error:
-        reason = f"the NVIDIA driver finds no GPU ({error.strerror})"
-    except OSError:
-        reason = f"no NVIDIA driver: {LIBRARY} was not found"
-    except AttributeError as error:
-        reason = f"the NVIDIA driver is too old: {error}"
-    else:
-        if driver.devices:
-            return driver
-        reason = "the NVIDIA driver finds no GPU"
-    message = f"CUDA shared memory cannot be used: {reason}"
-    raise Forbidden("CUDA shared memory", reason, "a GPU of the server", message=message)
-
-
-@cache
-def has_driver() -> bool:
-    """Return whether memory of other processes can be opened on a GPU of this server."""
-    try:
-        load_driver()
-    except Forbidden:
-        return False
-    return True

@@ -7,7 +7,7 @@ import onnxruntime as ort
 
 from preblock.service.artifacts.manifest import Artifact, Manifest
 from preblock.service.core.errors import Forbidden, ProviderError
-from preblock.service.runtime.cuda_memory import load_driver
+from preblock.service.runtime.cuda_driver import load_driver
 
 VERSION: str = ort.__version__
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

@@ -16,7 +16,8 @@ from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError, ProviderError
 from preblock.service.runtime.buffer_pool import MAX_BYTES, BufferPool
-from preblock.service.runtime.cuda_memory import DriverError, PinnedMemory, load_driver
+from preblock.service.runtime.cuda_driver import DriverError, load_driver
+from preblock.service.runtime.cuda_memory import PinnedMemory
 from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.runner import Feeds, Float32
 

@@ -11,7 +11,8 @@ from tests.support.paths import ROOT
 POOL = """
 import gc, sys
 from preblock.service.runtime.buffer_pool import BufferPool
-from preblock.service.runtime.cuda_memory import MAX_PINNED_BYTES, PinnedMemory, load_driver
+from preblock.service.runtime.cuda_driver import load_driver
+from preblock.service.runtime.cuda_memory import MAX_PINNED_BYTES, PinnedMemory
 pinned = PinnedMemory(load_driver(), 0)
 pool = BufferPool(pinned.allocate, sys.maxsize)
 vectors = pool.take((3, 700))
