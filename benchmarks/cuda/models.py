@@ -8,6 +8,10 @@ from benchmarks.streams import MODEL, WIDTH
 from preblock.export.exporter import export_module
 from preblock.models import BertEmbeddings, FrontEnd, FrontEndConfig, GPT2Embeddings, TransformerEmbedding
 from preblock.models.steps import Norm, Positions, Project, Segments, Tokens
+from preblock.service.artifacts.io import read_with_identity
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.runtime.cuda_embedding import CudaLookup
+from preblock.service.runtime.fused_embedding import map_tables
 
 
 def project() -> FrontEnd:
@@ -28,6 +32,14 @@ FRONT_ENDS: dict[str, Callable[[], FrontEnd]] = {
     "norm": lambda: BertEmbeddings(30522, WIDTH, 512),
     "projection": project,
 }
+
+
+def open_kernel(artifact: Path) -> CudaLookup | None:
+    """Return the kernel of an artifact; None if its vectors are no sums of token and position rows."""
+    manifest, _ = read_with_identity(artifact)
+    if not isinstance(manifest, Manifest) or manifest.kernel is None:
+        return None
+    return CudaLookup(map_tables(artifact, manifest, manifest.kernel))
 
 
 def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:

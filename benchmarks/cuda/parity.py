@@ -8,7 +8,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-PROCESSES = min(8, os.cpu_count() or 1)
+PROCESSES = min(16, os.cpu_count() or 1)
 
 
 def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""A run of the session with vectors in host memory: as the service does it, and into memory allocated before.
+"""A run with vectors in host memory: as the service does it, and into memory allocated before.
 
-Ways: `session` as the service calls it; `pageable` and `pinned` bind the output to reused memory; `device`
-leaves the vectors on the GPU.
+Ways: `kernel` and `session` as the service calls them, the first for sums of rows; `pageable` and `pinned` bind the
+session's output to reused memory; `device` leaves the vectors on the GPU.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.cuda.models import FRONT_ENDS
+from benchmarks.cuda.models import FRONT_ENDS, open_kernel
 from benchmarks.streams import WIDTH
 from benchmarks.tensors import SHAPES
 from preblock.service.runtime.providers import CUDA, cuda_unavailable_reason
@@ -38,11 +38,13 @@ def main(work: Path, artifacts: Path, minutes: float) -> dict[str, Any]:
 def measure(artifact: Path, shape: tuple[int, int]) -> dict[str, float]:
     """Time the ways in turns, after a comparison of their bits."""
     session = open_session(artifact, CUDA)
+    lookup = open_kernel(artifact)
     ids = np.random.default_rng(0).integers(0, 30522, shape)
     feeds = {tensor.name: ids if tensor.name == "input_ids" else ids * 0 for tensor in session.inputs}
     feeds |= {"offset": np.zeros(1, np.int64)}
     pageable, pinned = torch.empty((*shape, WIDTH)), torch.empty((*shape, WIDTH), pin_memory=True)
     ways: dict[str, Way] = {
+        **({"kernel": lambda: lookup.run(feeds, ["embeddings"])} if lookup else {}),
         "session": lambda: session.run(feeds, ["embeddings"]),
         "pageable": bound(session._session, feeds, "cpu", pageable),
         "pinned": bound(session._session, feeds, "cpu", pinned),
@@ -57,6 +59,8 @@ def measure(artifact: Path, shape: tuple[int, int]) -> dict[str, float]:
                 began = time.perf_counter()
                 way()
                 times[name].append(time.perf_counter() - began)
+    if lookup:
+        assert lookup.run(feeds, ["embeddings"])["embeddings"].tobytes() == expected
     assert pageable.numpy().tobytes() == pinned.numpy().tobytes() == expected
     return {name: round(1e6 * statistics.median(values), 1) for name, values in times.items()}
 

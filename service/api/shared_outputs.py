@@ -13,11 +13,10 @@ from preblock.service.codecs.v2.infer import InferMessage
 from preblock.service.codecs.v2.infer_response import list_outputs
 from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
-from preblock.service.core.results import ChunkedTensor, Result
+from preblock.service.core.results import ChunkedTensor, GpuTarget, Result
 from preblock.service.core.shared_region import OpenRange
-from preblock.service.runtime.cuda_memory import DeviceMemory
+from preblock.service.runtime.cuda_memory import SESSION_GPU, DeviceMemory
 from preblock.service.runtime.fused_embedding import guard_mapped_files
-from preblock.service.runtime.session import SESSION_GPU
 
 
 async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str, OpenRange]) -> None:
@@ -38,8 +37,9 @@ async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str,
             raise Invalid(f"{target.wanted.field}.{SIZE}", target.size, expected)
     for name, tensor in tensors.items():
         if isinstance(tensor, ChunkedTensor) and _lend(ranges[name], tensor):
-            for _ in tensor:
-                await asyncio.sleep(0)
+            with ranges[name].name_errors("written"):
+                for _ in tensor:
+                    await asyncio.sleep(0)
         else:
             await _copy(ranges[name], tensor if isinstance(tensor, ChunkedTensor) else (tensor,))
 
@@ -52,7 +52,7 @@ def _lend(target: OpenRange, tensor: ChunkedTensor) -> bool:
     if tensor.memory.on_gpu:
         if not isinstance(memory, DeviceMemory) or memory.device_id != SESSION_GPU:
             return False
-        tensor.memory.receive = partial(_copy_on_gpu, target, memory)
+        tensor.memory.target = GpuTarget(target.begin, partial(_copy_on_gpu, target, memory))
         return True
     vectors = target.map_floats(math.prod(tensor.shape))
     if vectors is None:
@@ -65,8 +65,7 @@ def _lend(target: OpenRange, tensor: ChunkedTensor) -> bool:
 
 def _copy_on_gpu(target: OpenRange, memory: DeviceMemory, position: int, address: int, size: int) -> None:
     """Copy `size` bytes from an address of the GPU to a position in the range."""
-    with target.name_errors("written"):
-        memory.copy(target.begin + position, address, size)
+    memory.copy(target.begin + position, address, size)
 
 
 async def _copy(target: OpenRange, chunks: Iterable[NDArray[np.generic]]) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,23 +12,35 @@ from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import TENSOR_DTYPES, Int64, TokenRows
 
 
+class GpuTarget(NamedTuple):
+    """Memory of a GPU for the vectors of an output.
+
+    Args:
+        address: of the first byte.
+        copy: copies bytes within the GPU; it takes their position in the output, their address and their number.
+
+    """
+
+    address: int
+    copy: Callable[[int, int, int], None]
+
+
 @dataclass
 class OutputMemory:
     """Memory of a client for the vectors of an output, in place of memory of the server.
 
     Args:
-        on_gpu: whether the model computes the vectors on a GPU; then `receive` may be set, else `vectors`.
+        on_gpu: whether the model computes the vectors on a GPU; then `target` may be set, else `vectors`.
         vectors: float32 (T, width), set before the first chunk is computed; None leaves the vectors with the server.
         lost: returns the error for memory that has become shorter.
-        receive: copies bytes within the GPU, set before the first chunk is computed; it takes their position in the
-            output, their address and their number. None leaves the vectors with the server.
+        target: set before the first chunk is computed; None leaves the vectors with the server.
 
     """
 
     on_gpu: bool = False
     vectors: NDArray[np.float32] | None = None
     lost: Callable[[], PreblockError] | None = None
-    receive: Callable[[int, int, int], None] | None = None
+    target: GpuTarget | None = None
 
 
 class ChunkedTensor:

@@ -147,11 +147,8 @@ def _with_given(chunks: Iterator[Float32], name: str, item: BatchItem) -> Iterat
 
 def _vectors_in(memory: OutputMemory, model: TokenModel, name: str, item: BatchItem) -> Iterator[Float32]:
     """Yield the vectors of one output in chunks, from `memory` if it is set by then; empty ones from a GPU."""
-    if memory.receive is not None:
-        position = 0
-        for address, size in model.run_on_gpu(item.feeds, name, _max_gpu_tokens(model, name)):
-            memory.receive(position, address, size)
-            position += size
+    if memory.target is not None:
+        for _ in model.write_on_gpu(item.feeds, name, _max_gpu_tokens(model, name), memory.target):
             yield np.empty(0, np.float32)
         return
     if memory.vectors is None or memory.lost is None:

@@ -15,7 +15,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from preblock.service.artifacts.manifest import (
     CONTEXT,
     EMBEDDINGS,
-    GRAPH,
     NGRAMS,
     STORED,
     STORED_NGRAMS,
@@ -60,7 +59,7 @@ def max_batched_values(model: TokenModel) -> int:
     """
     if not model.manifest.exact_rows:
         return 0
-    return INLINE_MAX_VALUES if model.sessions[GRAPH].batches_freely else MAX_BATCHED_VALUES
+    return INLINE_MAX_VALUES if model.batches_freely else MAX_BATCHED_VALUES
 
 
 def plan(request: TokenRequest, manifest: Manifest) -> tuple[dict[str, Int64], Int64]:

@@ -1,6 +1,6 @@
 """The driver of NVIDIA GPUs, `libcuda.so.1`.
 
-Source: NVIDIA, "CUDA Driver API": context management, memory management.
+Source: NVIDIA, "CUDA Driver API": context management, memory management, module management, execution control.
 """
 
 import ctypes
@@ -42,9 +42,17 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, Address, ctypes.c_size_t),
     "cuMemcpyHtoD_v2": (Address, ctypes.c_void_p, ctypes.c_size_t),
     "cuMemcpyDtoD_v2": (Address, Address, ctypes.c_size_t),
+    "cuMemAlloc_v2": (ctypes.POINTER(Address), ctypes.c_size_t),
+    "cuMemFree_v2": (Address,),
     "cuMemAllocHost_v2": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t),
     "cuMemFreeHost": (ctypes.c_void_p,),
     "cuStreamSynchronize": (ctypes.c_void_p,),
+    "cuModuleLoadData": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_char_p),
+    "cuModuleGetFunction": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p),
+    "cuLaunchKernel": (
+        *(ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p),
+        *(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p),
+    ),
 }
 """Types of the arguments of each function; all return `CUresult`, 0 for success."""
 
@@ -113,6 +121,32 @@ class Driver:
     def _free_pinned(self, device: int, address: int) -> None:
         with suppress(DriverError), self.use(device):  # at the end of the process the driver may have ended
             self.call("cuMemFreeHost", address)
+
+    def allocate(self, device: int, size: int) -> int:
+        """Return the address of new memory of a GPU; raise DriverError if that fails."""
+        address = Address()
+        with self.use(device):
+            self.call("cuMemAlloc_v2", ctypes.byref(address), size)
+        return address.value
+
+    def free(self, device: int, address: int) -> None:
+        """Free memory of a GPU."""
+        with suppress(DriverError), self.use(device):  # at the end of the process the driver may have ended
+            self.call("cuMemFree_v2", address)
+
+    def load_kernel(self, device: int, ptx: bytes, name: str) -> ctypes.c_void_p:
+        """Compile PTX for a GPU, and return the kernel of this name; raise DriverError if that fails."""
+        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        with self.use(device):
+            self.call("cuModuleLoadData", ctypes.byref(module), ptx)
+            self.call("cuModuleGetFunction", ctypes.byref(kernel), module, name.encode())
+        return kernel
+
+    def launch(self, kernel: ctypes.c_void_p, blocks: int, threads: int, *arguments: Any) -> None:
+        """Start a kernel in the current context, without waiting for it; `arguments` are ctypes values in its order."""
+        pointers = [ctypes.cast(ctypes.byref(argument), ctypes.c_void_p) for argument in arguments]
+        array = (ctypes.c_void_p * len(pointers))(*pointers)
+        self.call("cuLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, None, array, None)
 
     def close(self, device: int, address: int) -> None:
         """Close a mapping of another process's memory."""

@@ -1,21 +1,44 @@
-"""Memory of NVIDIA GPUs that other processes share by CUDA IPC handles, and page-locked memory.
+"""Memory of NVIDIA GPUs, also of other processes by CUDA IPC handles, and page-locked memory for copies.
 
 Source: NVIDIA, "CUDA Driver API": memory management.
 """
 
 import ctypes
+import sys
 import weakref
+from functools import cache
 from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import Invalid, Unavailable
+from preblock.service.runtime.buffer_pool import BufferPool
 from preblock.service.runtime.cuda_driver import HANDLE_BYTES, Address, Driver, DriverError, IpcHandle, load_driver
 
+SESSION_GPU = 0
+"""Number of the GPU of all sessions and kernels."""
 MAX_PINNED_BYTES = 2**26
 LAZY_ENABLE_PEER_ACCESS = 1
 """The only flag of `cuIpcOpenMemHandle`."""
+
+
+class GpuMemory:
+    """Memory of a GPU, freed with the object.
+
+    Args:
+        driver: allocates.
+        device: number of the GPU.
+        size: number of bytes.
+
+    Raises:
+        DriverError: the driver fails, such as for lack of memory.
+
+    """
+
+    def __init__(self, driver: Driver, device: int, size: int) -> None:
+        self.address, self.size = driver.allocate(device, size), size
+        weakref.finalize(self, driver.free, device, self.address)
 
 
 class PinnedMemory:
@@ -38,6 +61,12 @@ class PinnedMemory:
             memory = self._driver.allocate_pinned(self._device, size)
             self._left -= size
         return memory
+
+
+@cache
+def pinned_pool() -> BufferPool:
+    """Return the page-locked memory of all sessions and kernels; it is never freed."""
+    return BufferPool(PinnedMemory(load_driver(), SESSION_GPU).allocate, sys.maxsize)
 
 
 class DeviceMemory:

@@ -36,7 +36,8 @@ from preblock.service.artifacts.records import Tensor
 from preblock.service.artifacts.references import check_references, read_signatures
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import signature_of
-from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, KernelTables, map_tables
+from preblock.service.runtime.cuda_embedding import CudaLookup
+from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, map_tables
 from preblock.service.runtime.lookup_table import map_lookup
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
 from preblock.service.runtime.ngram_ids import open_ngram_ids
@@ -102,14 +103,17 @@ def load_model(
         _check_inputs(manifest)
         for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
             _check_table_rows(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
-    positions = tables = lookup_table = None
+    positions = tables = gpu_lookup = lookup_table = None
     if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
         positions = map_positions(folder, manifest)
         _check_positioned(manifest, sessions, positions)
-    if isinstance(manifest, Manifest) and manifest.kernel is not None and provider == CPU:
+    if isinstance(manifest, Manifest) and manifest.kernel is not None:
         tables = map_tables(folder, manifest, manifest.kernel)
-        if BUILT:
-            _check_kernel(manifest, sessions, tables)
+        if provider != CPU:
+            gpu_lookup, tables = CudaLookup(tables), None
+            _check_kernel(manifest, sessions, gpu_lookup)
+        elif BUILT:
+            _check_kernel(manifest, sessions, FusedLookup(tables, sessions[manifest.plain]))
     if isinstance(manifest, Manifest) and provider == CPU:
         lookup_table = map_lookup(folder, manifest)
     for session in sessions.values():
@@ -126,6 +130,7 @@ def load_model(
         "version": version,
         "identity": identity,
         "parity": parity,
+        "provider": provider,
         "sessions": sessions,
         "created": int((folder / MANIFEST).stat().st_mtime),
     }
@@ -144,6 +149,7 @@ def load_model(
         tokenizer=tokenizer,
         positions=positions,
         tables=tables,
+        gpu_lookup=gpu_lookup,
         lookup_table=lookup_table,
         ngrams=ngrams,
         soft_prompts=map_soft_prompts(folder, manifest),
@@ -159,12 +165,15 @@ def _open_sessions(
     tables = isinstance(manifest, Manifest) and bool(manifest.ngram_tables)
     # A GPU has the position vectors in its own memory. N-gram tables are too large for it: the CPU gathers their rows.
     left_out = {NGRAM_ROWS_GRAPH}  # for other runtimes
+    on_cpu = {NGRAM_IDS_GRAPH} if tables else set()
     if provider != CPU:
         left_out |= {POSITIONED_GRAPH, *([NGRAMS_GRAPH] if tables else [])}
+        if isinstance(manifest, Manifest) and manifest.kernel is not None:
+            plain = manifest.graphs[manifest.plain]
+            if [tensor.name for tensor in plain.outputs] == [EMBEDDINGS]:
+                on_cpu.add(manifest.plain)  # a GPU runs the kernel in its place
     return {
-        graph: open_session(
-            folder, CPU if tables and graph == NGRAM_IDS_GRAPH else provider, threads, graph, gpu_mem_limit_bytes
-        )
+        graph: open_session(folder, CPU if graph in on_cpu else provider, threads, graph, gpu_mem_limit_bytes)
         for graph in manifest.graphs
         if graph not in left_out
     }
@@ -236,13 +245,13 @@ def _check_positioned(manifest: Manifest, sessions: Mapping[str, Session], posit
         )
 
 
-def _check_kernel(manifest: Manifest, sessions: Mapping[str, Session], tables: KernelTables) -> None:
+def _check_kernel(manifest: Manifest, sessions: Mapping[str, Session], kernel: Runner) -> None:
     """Compare the fused kernel with the plain graph."""
     session = sessions[manifest.plain]
     if manifest.counts != "slots" or {tensor.name for tensor in session.inputs} != {"input_ids", "offset"}:
         message = f"{MANIFEST} kernel: expected none, since {manifest.plain} depends on more than ids and offset"
         raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, "none", message=message)
-    if not _same_vectors(manifest, FusedLookup(tables, session), session):
+    if not _same_vectors(manifest, kernel, session):
         message = f"{MANIFEST} kernel: the tables give other vectors than {manifest.plain}"
         raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, f"the tables of {manifest.plain}", message=message)
 

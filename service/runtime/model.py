@@ -8,7 +8,6 @@ import numpy as np
 
 from preblock.service.artifacts.manifest import (
     EMBEDDINGS,
-    GRAPH,
     LAYER_TOKENS_GRAPH,
     NGRAM_IDS_GRAPH,
     NGRAM_OUTPUTS,
@@ -20,13 +19,16 @@ from preblock.service.artifacts.manifest import (
     StemManifest,
 )
 from preblock.service.artifacts.parity import ParityReport
+from preblock.service.core.results import GpuTarget
 from preblock.service.core.types import Int64
 from preblock.service.runtime.chunks import split_feeds
+from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables, covers
 from preblock.service.runtime.lookup_table import LookupTable
 from preblock.service.runtime.ngram_rows import NgramRows
 from preblock.service.runtime.position_rows import PositionRows
 from preblock.service.runtime.position_table import PositionedRunner
+from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Feeds, FlatRunner, Float32, Runner
 from preblock.service.runtime.session import CudaSession, Session
 from preblock.service.runtime.tokenizer import Tokenizer
@@ -41,6 +43,7 @@ class LoadedModel:
         version: of the model.
         identity: of the artifact.
         parity: the comparison with its source.
+        provider: onnxruntime name of the provider; a few graphs may run on the CPU nevertheless.
         sessions: by graph.
         created: time of export, in seconds since 1970.
 
@@ -50,13 +53,9 @@ class LoadedModel:
     version: int
     identity: str
     parity: ParityReport
+    provider: str
     sessions: dict[str, Session]
     created: int
-
-    @property
-    def provider(self) -> str:
-        """The active onnxruntime provider."""
-        return self.sessions[GRAPH].provider
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,9 @@ class TokenModel(LoadedModel):
     positions: Float32 | None = field(repr=False, compare=False)
     """Vectors of all positions (1, max_len, P) for `positioned.onnx`; None without that graph."""
     tables: KernelTables | None = field(repr=False, compare=False)
-    """Tables of the fused kernel; None if onnxruntime runs all calls."""
+    """Tables of the fused kernel on the CPU; None if onnxruntime or a GPU runs all calls."""
+    gpu_lookup: CudaLookup | None
+    """Computes `embeddings` alone on a GPU; None if onnxruntime or the CPU computes them."""
     lookup_table: LookupTable | None = field(repr=False, compare=False)
     """Averages rows of the table of `embeddings`; None if they are no rows of one, or the kernel was not built."""
     ngrams: NgramRows | None = field(repr=False, compare=False)
@@ -150,21 +151,35 @@ class TokenModel(LoadedModel):
             yield part
             begin += len(part)
 
+    @property
+    def batches_freely(self) -> bool:
+        """Whether more tokens hardly lengthen a call, as on a GPU."""
+        return self.provider != CPU
+
     def runs_on_gpu(self, output: str) -> bool:
-        """Return whether `run_on_gpu` supports this output: one graph computes it in float32 on a GPU."""
+        """Return whether `write_on_gpu` supports this output: one runner computes it in float32 on a GPU."""
         runner, _ = (self._runners.get((output,)) or self._choose((output,)))[0]
-        return isinstance(runner, CudaSession) and runner.is_float32(output)
+        return isinstance(runner, CudaLookup) or (isinstance(runner, CudaSession) and runner.is_float32(output))
 
-    def run_on_gpu(self, feeds: dict[str, Int64], output: str, max_tokens: int) -> Iterator[tuple[int, int]]:
-        """Yield address and size in bytes of each chunk of an output on the GPU, of at most `max_tokens` tokens.
+    def write_on_gpu(self, feeds: dict[str, Int64], output: str, max_tokens: int, target: GpuTarget) -> Iterator[None]:
+        """Write an output to memory of the GPU, and yield after each call of a graph, for at most `max_tokens` tokens.
 
-        The bytes stay there until the next chunk.
+        Raises:
+            DriverError: the driver fails.
+
         """
-        ((session, _),) = self._runners.get((output,)) or self._choose((output,))
-        assert isinstance(session, CudaSession)
+        ((runner, _),) = self._runners.get((output,)) or self._choose((output,))
+        if isinstance(runner, CudaLookup):  # it takes less than 100 us for 16,384 tokens
+            runner.run_into(feeds, target.address)
+            yield
+            return
+        assert isinstance(runner, CudaSession)
+        position = 0
         for chunk in list(split_feeds(feeds, max_tokens)):
-            with session.run_on_gpu(chunk, output) as values:
-                yield values
+            with runner.run_on_gpu(chunk, output) as (address, size):
+                target.copy(position, address, size)
+            position += size
+            yield
 
     def _choose(self, outputs: tuple[str, ...]) -> list[tuple[Runner, list[str]]]:
         """Choose the runners of `outputs`, and cache them."""
@@ -179,6 +194,8 @@ class TokenModel(LoadedModel):
                 runner = PositionedRunner(self.sessions[POSITIONED_GRAPH], self.positions, runner)
             if outputs == (EMBEDDINGS,) and self.tables is not None:
                 runner = FusedLookup(self.tables, runner)
+            if names == [EMBEDDINGS] and self.gpu_lookup is not None:
+                runner = self.gpu_lookup
             if graph in (LAYER_TOKENS_GRAPH, NGRAMS_GRAPH, NGRAM_IDS_GRAPH):
                 runner = FlatRunner(runner)
             runners.append((runner, names))

@@ -1,12 +1,10 @@
 """onnxruntime sessions. Only this module and `providers` import onnxruntime."""
 
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -15,9 +13,9 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError, ProviderError
-from preblock.service.runtime.buffer_pool import MAX_BYTES, BufferPool
+from preblock.service.runtime.buffer_pool import MAX_BYTES
 from preblock.service.runtime.cuda_driver import DriverError, load_driver
-from preblock.service.runtime.cuda_memory import PinnedMemory
+from preblock.service.runtime.cuda_memory import SESSION_GPU, pinned_pool
 from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.runner import Feeds, Float32
 
@@ -30,8 +28,6 @@ INLINE_MAX_VALUES = 3 * 2**17
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
 DEVICES = {CPU: "cpu", CUDA: "cuda"}
 """Name of the device of each provider."""
-SESSION_GPU = 0
-"""Number of the GPU of all sessions."""
 # The defaults: float32 products in 10 bits, and memory in powers of two.
 CUDA_OPTIONS = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 
@@ -52,9 +48,6 @@ class Session:
         ProviderError: the graph would run on another provider than requested.
 
     """
-
-    batches_freely: ClassVar[bool] = False
-    """Whether more tokens hardly lengthen a call, as on a GPU."""
 
     def __init__(
         self,
@@ -134,8 +127,6 @@ class Session:
 class CudaSession(Session):
     """A session on an NVIDIA GPU."""
 
-    batches_freely = True
-
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the named outputs, or all, for validated `feeds`; each is copied from the GPU once."""
         names = self._outputs if outputs is None else outputs
@@ -195,17 +186,11 @@ def copy_to_host(values: ort.OrtValue) -> NDArray[Any]:
     size = values.tensor_size_in_bytes()
     if values.data_type() == "tensor(float)" and 0 < size <= MAX_BYTES:
         with suppress(DriverError, MemoryError):  # onnxruntime copies into pageable memory
-            vectors = _pinned().take(tuple(values.shape()))
+            vectors = pinned_pool().take(tuple(values.shape()))
             load_driver().copy_to_host(SESSION_GPU, vectors.ctypes.data, values.data_ptr(), size)
             return vectors
     found: NDArray[Any] = values.numpy()
     return found
-
-
-@cache
-def _pinned() -> BufferPool:
-    """Return the page-locked memory of all sessions; it is never freed."""
-    return BufferPool(PinnedMemory(load_driver(), SESSION_GPU).allocate, sys.maxsize)
 
 
 def _widen(outputs: Sequence[NDArray[Any]]) -> list[Float32]:

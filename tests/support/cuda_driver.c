@@ -1,9 +1,11 @@
-/* A CUDA driver without a GPU, for tests: two devices, whose memory is POSIX shared memory.
+/* A CUDA driver without a GPU, for tests: two devices, whose shared memory is POSIX shared memory.
 
-A handle holds the name of the shared memory, as a string. `CUDA_DRIVER_FAILURE` makes one function fail: its name. */
+A handle holds the name of the shared memory, as a string. `CUDA_DRIVER_FAILURE` makes one function fail: its name.
+The kernels of `_fused_embedding.cu` are functions in C here. */
 
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -11,7 +13,8 @@ A handle holds the name of the shared memory, as a string. `CUDA_DRIVER_FAILURE`
 #include <unistd.h>
 
 #define API __attribute__((visibility("default"))) int
-enum { SUCCESS = 0, INVALID_VALUE = 1, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, UNKNOWN = 999 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
+enum { INVALID_CONTEXT = 201, NOT_FOUND = 500, UNKNOWN = 999 };
 enum { DEVICES = 2, MAPPINGS = 256, DEPTH = 16 };
 
 typedef struct { char reserved[64]; } handle_t;
@@ -39,6 +42,8 @@ API cuInit(unsigned flags) { return fails("cuInit") ? NO_DEVICE : flags ? INVALI
 API cuGetErrorName(int error, const char **name) {
     switch (error) {
         case INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; return SUCCESS;
+        case OUT_OF_MEMORY: *name = "CUDA_ERROR_OUT_OF_MEMORY"; return SUCCESS;
+        case NOT_FOUND: *name = "CUDA_ERROR_NOT_FOUND"; return SUCCESS;
         case NO_DEVICE: *name = "CUDA_ERROR_NO_DEVICE"; return SUCCESS;
         case INVALID_DEVICE: *name = "CUDA_ERROR_INVALID_DEVICE"; return SUCCESS;
         case INVALID_CONTEXT: *name = "CUDA_ERROR_INVALID_CONTEXT"; return SUCCESS;
@@ -143,6 +148,58 @@ API cuMemAllocHost_v2(void **address, size_t size) {
 API cuMemFreeHost(void *address) {
     if (!depth) return INVALID_CONTEXT;
     free(address);
+    return SUCCESS;
+}
+
+API cuMemAlloc_v2(uint64_t *address, size_t size) {
+    if (!depth || !size) return INVALID_VALUE;
+    mapping_t *m = mappings;
+    while (m < mappings + MAPPINGS && m->uses) m++;
+    if (m == mappings + MAPPINGS || fails("cuMemAlloc_v2")) return OUT_OF_MEMORY;
+    *m = (mapping_t){.begin = aligned_alloc(256, (size + 255) / 256 * 256), .size = size, .uses = 1};
+    *address = (uint64_t)m->begin;
+    return SUCCESS;
+}
+
+API cuMemFree_v2(uint64_t address) {
+    mapping_t *m = find(address, 0);
+    if (!depth || !m || m->begin != (char *)address) return INVALID_VALUE;
+    free(m->begin);
+    m->uses = 0;
+    return SUCCESS;
+}
+
+/* A module is its PTX, and a kernel the number of values that a thread reads at once. */
+API cuModuleLoadData(void **module, const char *ptx) {
+    if (!depth || fails("cuModuleLoadData") || !strstr(ptx, ".version")) return INVALID_VALUE;
+    *module = strdup(ptx);
+    return SUCCESS;
+}
+
+API cuModuleGetFunction(void **kernel, void *module, const char *name) {
+    char entry[64];
+    snprintf(entry, sizeof entry, ".entry %s(", name);
+    if (!strstr(module, entry)) return NOT_FOUND;
+    *kernel = (void *)(strcmp(name, "add_rows_by_4") == 0 ? (intptr_t)4 : (intptr_t)1);
+    return SUCCESS;
+}
+
+API cuLaunchKernel(void *kernel, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
+                   unsigned shared, void *stream, void **given, void **extra) {
+    unsigned at_once = (unsigned)(intptr_t)kernel, length = *(unsigned *)given[1], step = *(unsigned *)given[3];
+    int64_t *ids = *(int64_t **)given[0], *offsets = *(int64_t **)given[2];
+    float *table = *(float **)given[4], scale = *(float *)given[5], *positions = *(float **)given[6];
+    size_t width = (size_t)at_once * *(unsigned *)given[7];
+    float *out = *(float **)given[8];
+    uint64_t bits = (uint64_t)table | (uint64_t)positions | (uint64_t)out;
+    if (!depth || fails("cuLaunchKernel") || !blocks || !threads || y * z * ty * tz != 1 || shared || stream || extra ||
+        bits % (4 * at_once))
+        return INVALID_VALUE;
+    for (unsigned token = 0; token < blocks; token++)
+        for (size_t column = 0; column < width; column++) {
+            int64_t position = offsets[token / length * step] + token % length;
+            out[token * width + column] = table[ids[token] * width + column] * scale + positions[position * width + column];
+        }
     return SUCCESS;
 }
 

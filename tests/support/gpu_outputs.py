@@ -19,9 +19,10 @@ from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.shared_region import OpenRange, Region
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
+from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.cuda_memory import open_memory
 from preblock.service.runtime.model import TokenModel
-from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.session import CudaSession, Session
 from tests.support.engines import ask_engine, open_engine
 from tests.support.gpu_memory import StandInMemory
@@ -29,7 +30,7 @@ from tests.support.gpu_memory import StandInMemory
 OFFSET = 4
 
 
-async def write(engine: Engine, model: TokenModel, lengths: list[int], device_id: int) -> str:
+async def write(engine: Engine, model: TokenModel, on_gpu: TokenModel, lengths: list[int], device_id: int) -> str:
     """Return "same" or "different", or the error of the driver."""
     ids = np.random.default_rng(0).integers(8, 300, sum(lengths))
     request = TokenRequest(input_ids=TokenRows(ids, np.array(lengths)), in_pieces=True)
@@ -44,7 +45,7 @@ async def write(engine: Engine, model: TokenModel, lengths: list[int], device_id
         memory = open_memory(base64.b64decode(target.handle), device_id, OFFSET + len(expected))
         region = Region("vectors", memory, 0, memory.size)
         ranges = {name: OpenRange(wanted, region) for name, wanted in options.regions.items()}
-        answer = await ask_engine(engine, model, request)
+        answer = await ask_engine(engine, on_gpu, request)
         await write_shared(answer, InferMessage(request, None, options), ranges)
         return "same" if target.content() == bytes(OFFSET) + expected else "different"
     except PreblockError as error:
@@ -60,9 +61,10 @@ def main(root: Path, name: str, device_id: int, rows: list[str]) -> None:
         assert isinstance(model, TokenModel)
         folder = root / name / "1"
         sessions: dict[str, Session] = {graph: CudaSession(folder, CPU, graph=graph) for graph in model.sessions}
-        on_gpu = replace(model, sessions=sessions, tables=None, positions=None)
+        lookup = CudaLookup(model.tables) if model.tables else None
+        on_gpu = replace(model, sessions=sessions, tables=None, gpu_lookup=lookup, positions=None, provider=CUDA)
         for lengths in rows:
-            found = asyncio.run(write(engine, on_gpu, [int(length) for length in lengths.split(",")], device_id))
+            found = asyncio.run(write(engine, model, on_gpu, [int(length) for length in lengths.split(",")], device_id))
             sys.stdout.write(f"{found}\n")
 
 

@@ -1,0 +1,146 @@
+"""Sum of token rows and position rows on an NVIDIA GPU, by `_fused_embedding.cu`, bit-identical to the graph.
+
+onnxruntime needs two or three operators, and each writes all vectors.
+
+Letters: B batch, L length, P width.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from preblock.service.artifacts.manifest import DATA, EMBEDDINGS
+from preblock.service.core.errors import ArtifactError, Unavailable
+from preblock.service.runtime.buffer_pool import MAX_BYTES
+from preblock.service.runtime.cuda_driver import DriverError, load_driver
+from preblock.service.runtime.cuda_memory import SESSION_GPU, GpuMemory, pinned_pool
+from preblock.service.runtime.fused_embedding import KernelTables
+from preblock.service.runtime.runner import Feeds, Float32
+
+PTX = Path(__file__).with_name("_fused_embedding.ptx")
+THREADS = 64
+"""Threads of a block; each block computes one vector."""
+KERNELS = {4: "add_rows_by_4", 1: "add_rows"}
+"""Kernels by the number of values that a thread reads at once."""
+MIN_INDEX_BYTES = 2**12
+"""Size of the first memory for ids and offsets."""
+
+
+class CudaLookup:
+    """Computes `embeddings` on the GPU.
+
+    Args:
+        tables: of the model; a copy of them is in GPU memory as long as the object exists.
+
+    Raises:
+        ArtifactError: the GPU has no memory for the tables, or cannot run the kernel.
+
+    """
+
+    def __init__(self, tables: KernelTables) -> None:
+        self._width, self._scale = tables.tokens.shape[1], tables.scale
+        self._driver = load_driver()
+        self._lock = Lock()
+        try:
+            self._kernels = {count: load_kernel(name) for count, name in KERNELS.items()}
+            self._tokens, self._positions = (_copy_to_gpu(table) for table in (tables.tokens, tables.positions))
+            self._indices = GpuMemory(self._driver, SESSION_GPU, MIN_INDEX_BYTES)
+        except DriverError as error:
+            message = f"the GPU cannot hold the tables of {DATA}: {error.strerror}"
+            raise ArtifactError(DATA, error.strerror, "tables that fit into GPU memory", message=message) from error
+
+    def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, Float32]:
+        """Return `outputs`, `embeddings` alone, (B, L, P); up to 2 MiB of them are in page-locked memory.
+
+        Raises:
+            Unavailable: the driver fails, such as for lack of memory.
+
+        """
+        (name,) = outputs
+        shape = (*feeds["input_ids"].shape, self._width)
+        size = 4 * feeds["input_ids"].size * self._width
+        if 0 < size <= MAX_BYTES:
+            with suppress(DriverError, MemoryError):  # without page-locked memory, as for more vectors
+                vectors = pinned_pool().take(shape)
+                self.run_into(feeds, vectors.ctypes.data)
+                return {name: vectors}
+        vectors = np.empty(shape, np.float32)
+        try:
+            if size:
+                memory = GpuMemory(self._driver, SESSION_GPU, size)
+                self.run_into(feeds, memory.address)
+                self._driver.copy_to_host(SESSION_GPU, vectors.ctypes.data, memory.address, size)
+        except DriverError as error:
+            message = f"the GPU cannot compute {EMBEDDINGS}: {error.strerror}"
+            raise Unavailable("provider", error.strerror, "a GPU with free memory", message=message) from error
+        return {name: vectors}
+
+    def run_into(self, feeds: Feeds, address: int) -> None:
+        """Write `embeddings` (B, L, P) of validated feeds to an address of the GPU or of page-locked memory, and wait.
+
+        Raises:
+            DriverError: the driver fails.
+
+        """
+        ids, offset = (np.ascontiguousarray(feeds[key], np.int64) for key in ("input_ids", "offset"))
+        with self._lock, self._driver.use(SESSION_GPU):
+            if (needed := ids.nbytes + offset.nbytes) > self._indices.size:
+                self._indices = GpuMemory(self._driver, SESSION_GPU, 1 << (needed - 1).bit_length())
+            self._driver.call("cuMemcpyHtoD_v2", self._indices.address, ids.ctypes.data, ids.nbytes)
+            offsets = self._indices.address + ids.nbytes
+            self._driver.call("cuMemcpyHtoD_v2", offsets, offset.ctypes.data, offset.nbytes)
+            if ids.size:
+                self.launch(self._indices.address, ids.shape, offsets, len(offset), address)
+            self._driver.call("cuStreamSynchronize", None)
+
+    def launch(self, ids: int, shape: tuple[int, ...], offsets: int, count: int, address: int) -> None:
+        """Start the kernel in the current context, without waiting for it.
+
+        Args:
+            ids: address of the ids (B, L), int64.
+            shape: B and L, at least 1.
+            offsets: address of the offsets, int64.
+            count: number of offsets, 1 or B.
+            address: of the vectors.
+
+        Raises:
+            DriverError: the driver fails.
+
+        """
+        # A thread reads several values at once if the rows allow it.
+        values = next(values for values in KERNELS if self._width % values == 0 and address % (4 * values) == 0)
+        self._driver.launch(
+            self._kernels[values],
+            shape[0] * shape[1],
+            THREADS,
+            ctypes.c_uint64(ids),
+            ctypes.c_uint32(shape[1]),
+            ctypes.c_uint64(offsets),
+            ctypes.c_uint32(count > 1),
+            ctypes.c_uint64(self._tokens.address),
+            ctypes.c_float(self._scale),
+            ctypes.c_uint64(self._positions.address),
+            ctypes.c_uint32(self._width // values),
+            ctypes.c_uint64(address),
+        )
+
+
+@cache
+def load_kernel(name: str) -> ctypes.c_void_p:
+    """Compile a kernel for the GPU, once in a process; raise DriverError if that fails."""
+    return load_driver().load_kernel(SESSION_GPU, PTX.read_bytes(), name)
+
+
+def _copy_to_gpu(table: NDArray[np.float32]) -> GpuMemory:
+    driver = load_driver()
+    memory = GpuMemory(driver, SESSION_GPU, table.nbytes)
+    with driver.use(SESSION_GPU):
+        driver.call("cuMemcpyHtoD_v2", memory.address, table.ctypes.data, table.nbytes)
+        driver.call("cuStreamSynchronize", None)  # the copy may return before its last bytes have arrived
+    return memory
