@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,15 @@ class Session:
 
 
 class CudaSession(Session):
-    """A session on an NVIDIA GPU."""
+    """A session on an NVIDIA GPU; see `Session` for the arguments.
+
+    Calls run one after another. For each concurrent call onnxruntime would keep a stream with the workspaces of cuBLAS
+    and cuDNN in GPU memory for ever, and a GPU computes them one after another anyway.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._lock = Lock()
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the named outputs, or all, for validated `feeds`; each is copied from the GPU once."""
@@ -133,8 +142,8 @@ class CudaSession(Session):
         binding = self._bind_inputs(feeds)
         for name in names:
             binding.bind_output(name, DEVICES[self.provider])
-        self._session.run_with_iobinding(binding)
-        binding.synchronize_outputs()
+        with self._lock:
+            self._compute(binding)
         on_gpu = self.provider == CUDA
         found = [copy_to_host(values) if on_gpu else values.numpy() for values in binding.get_outputs()]
         return dict(zip(names, _widen(found) if self._narrow else found, strict=True))
@@ -144,11 +153,16 @@ class CudaSession(Session):
         """Compute an output for a block: yield address and size in bytes of its values on the GPU."""
         binding = self._bind_inputs(feeds)
         binding.bind_output(output, DEVICES[self.provider])
-        self._session.run_with_iobinding(binding)
-        binding.synchronize_outputs()
+        with self._lock:
+            self._compute(binding)
         (values,) = binding.get_outputs()
         yield values.data_ptr(), values.tensor_size_in_bytes()
         del values  # the memory is the block's until here
+
+    def _compute(self, binding: ort.IOBinding) -> None:
+        """Run the graph, and wait for its outputs."""
+        self._session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
 
     def is_float32(self, output: str) -> bool:
         """Return whether the graph computes an output in float32."""

@@ -4,7 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +176,36 @@ def test_gpu_warm_up_covers_sizes_up_to_one_batch(repository: Path) -> None:
     session = Recording(repository / "minilm/1", CPU)
     session.warm_up(feeds_of(session, 1, 1))
     assert session.sizes == [1, 2, 16, 128, 1024]
+
+
+class Counting(CudaSession):
+    """Notes the number of runs at a time."""
+
+    running, most = 0, 0
+
+    def _compute(self, binding: onnxruntime.IOBinding) -> None:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        time.sleep(0.01)
+        super()._compute(binding)
+        self.running -= 1
+
+
+def test_concurrent_calls_of_a_gpu_run_one_by_one(tiny_repository: Path) -> None:
+    """Each concurrent run would keep GPU memory."""
+    session = Counting(tiny_repository / "gpt" / "1", CPU)
+    feeds = {"input_ids": np.array([[1, 2]]), "offset": np.array([0])}
+
+    def call(number: int) -> None:
+        if number % 2:
+            session.run(feeds)
+        else:
+            with session.run_on_gpu(feeds, "embeddings"):
+                pass
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(call, range(12)))
+    assert session.most == 1
 
 
 def test_tables_over_gpu_memory_limit_are_rejected(repository: Path) -> None:
