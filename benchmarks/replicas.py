@@ -1,11 +1,11 @@
 """CPU time per request of eight servers behind HAProxy, over one server behind HAProxy.
 
-    python -m benchmarks.replicas [--rounds N] [--seconds S]
+    python -m benchmarks.replicas [--rounds N] [--seconds S] [--cores N]
 
-Needs HAProxy. Serves gpt2-small of `model_repository` with the settings of `deploy/haproxy`. All servers run on one
-core, the proxies and the load of `preblock bench` on another. In each round one server and eight take turns, with 1 and
-with 8 connections in all. Prints for each shape the medians of CPU time and of context switches per request, and three
-ratios:
+Needs HAProxy. Serves gpt2-small of `model_repository` with the settings of `deploy/haproxy`. The servers run in turn on
+the first N cores, one by default; the proxies and the load of `preblock bench` run on as many others. In each round one
+server and eight take turns, with 1 and with 8 connections in all. Prints for each shape the medians of CPU time and of
+context switches per request, and three ratios:
 
 - with 8 connections each: the same load;
 - with 1 connection each: one request at a time, so only cold caches cost more;
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.servers import PREBLOCK
-from benchmarks.streams import MODEL, SERVER_CORE, be_the_client, running
+from benchmarks.streams import MODEL, be_the_client, running
 from preblock.bench.load import measure
 from preblock.bench.workload import LoadTarget
 from preblock.client import connect
@@ -56,9 +56,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--cores", type=int, default=1, help="cores of the servers (default: 1)")
     options = parser.parse_args()
-    be_the_client()
-    with serve(1) as one, serve(REPLICAS) as eight:
+    be_the_client(set(range(options.cores, 2 * options.cores)))
+    with serve(1, options.cores) as one, serve(REPLICAS, options.cores) as eight:
         with connect(one.proxy) as client:
             model = client.model(MODEL)
         print(f"load {os.getloadavg()[0]:.1f}; medians of {options.rounds} rounds of {options.seconds:g} s")
@@ -81,12 +82,12 @@ def main() -> None:
 
 
 @contextmanager
-def serve(count: int) -> Iterator[Fleet]:
-    """Run servers on one core, and a proxy before them."""
+def serve(count: int, cores: int) -> Iterator[Fleet]:
+    """Run servers in turn on the first cores, and a proxy before them."""
     with ExitStack() as stack:
         folder, port = Path(stack.enter_context(tempfile.TemporaryDirectory())), free_port()
-        command = ("taskset", "-c", SERVER_CORE, PREBLOCK, "serve", "--port", 0, "--log-level", "warning")
-        servers = [stack.enter_context(running(*command)) for _ in range(count)]
+        command = (PREBLOCK, "serve", "--port", 0, "--log-level", "warning")
+        servers = [stack.enter_context(running("taskset", "-c", number % cores, *command)) for number in range(count)]
         settings = deployed_settings([f"http://127.0.0.1:{port}" for _, port in servers], port)
         yield Fleet([pid for pid, _ in servers], stack.enter_context(haproxy(settings, port, folder)))
 

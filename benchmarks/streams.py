@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -205,9 +205,9 @@ async def measure(pid: int, port: int) -> None:
         stream.transport.abort()
 
 
-def be_the_client() -> None:
-    """Move this process to the core of the client, and exit on SIGTERM so that servers are ended."""
-    os.sched_setaffinity(0, {CLIENT_CORE})
+def be_the_client(cores: Collection[int] = (CLIENT_CORE,)) -> None:
+    """Move this process to the cores of the client, and exit on SIGTERM so that servers are ended."""
+    os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
