@@ -37,12 +37,12 @@ class ProviderChoice(NamedTuple):
     def for_model(self, manifest: Artifact) -> "ProviderChoice":
         """Return the provider of a model.
 
-        With `auto`, the CPU keeps a model that only adds rows of tables: at every measured shape, it answers before a
-        GPU has sent the vectors back (docs/gpu.md).
+        With `auto`, the CPU keeps a model that only adds rows of tables: it answers small requests sooner than a GPU,
+        and large ones in the same time (docs/gpu.md).
         """
         adds_rows = isinstance(manifest, Manifest) and manifest.only_adds_rows
         if self.requested == "auto" and self.active != CPU and adds_rows:
-            return self._replace(active=CPU, reason="the model only adds rows of tables, and the CPU does so faster")
+            return self._replace(active=CPU, reason="the model only adds rows of tables, and a GPU answers no sooner")
         return self
 
 

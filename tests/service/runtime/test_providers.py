@@ -34,4 +34,4 @@ def test_provider_for_model_without_cuda_is_cpu(stored: str) -> None:
 def test_choice_for_added_rows_names_the_reason() -> None:
     manifest, _ = read_with_identity(STORED / "gpt")
     found = ProviderChoice("auto", CUDA, CUDA, None).for_model(manifest)
-    assert found == ("auto", CPU, CUDA, "the model only adds rows of tables, and the CPU does so faster")
+    assert found == ("auto", CPU, CUDA, "the model only adds rows of tables, and a GPU answers no sooner")
