@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -37,7 +38,8 @@ async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str,
             raise Invalid(f"{target.wanted.field}.{SIZE}", target.size, expected)
     for name, tensor in tensors.items():
         if isinstance(tensor, ChunkedTensor) and _lend(ranges[name], tensor):
-            with ranges[name].name_errors("written"):
+            on_gpu = tensor.memory is not None and tensor.memory.on_gpu
+            with ranges[name].name_errors("written") if on_gpu else nullcontext():
                 for _ in tensor:
                     await asyncio.sleep(0)
         else:

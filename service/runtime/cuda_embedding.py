@@ -44,7 +44,8 @@ class CudaLookup:
     """
 
     def __init__(self, tables: KernelTables) -> None:
-        self._width, self._scale = tables.tokens.shape[1], tables.scale
+        self._rows, self._width = tables.tokens.shape
+        self._max_len, self._scale = len(tables.positions), tables.scale
         self._driver = load_driver()
         self._lock = Lock()
         try:
@@ -52,13 +53,14 @@ class CudaLookup:
             self._tokens, self._positions = (_copy_to_gpu(table) for table in (tables.tokens, tables.positions))
             self._indices = GpuMemory(self._driver, SESSION_GPU, MIN_INDEX_BYTES)
         except DriverError as error:
-            message = f"the GPU cannot hold the tables of {DATA}: {error.strerror}"
-            raise ArtifactError(DATA, error.strerror, "tables that fit into GPU memory", message=message) from error
+            message = f"the GPU cannot load the kernel or the tables of {DATA}: {error.strerror}"
+            raise ArtifactError(DATA, error.strerror, "a GPU with free memory", message=message) from error
 
     def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, Float32]:
         """Return `outputs`, `embeddings` alone, (B, L, P); up to 2 MiB of them are in page-locked memory.
 
         Raises:
+            IndexError: an id or a position has no row.
             Unavailable: the driver fails, such as for lack of memory.
 
         """
@@ -82,13 +84,16 @@ class CudaLookup:
         return {name: vectors}
 
     def run_into(self, feeds: Feeds, address: int) -> None:
-        """Write `embeddings` (B, L, P) of validated feeds to an address of the GPU or of page-locked memory, and wait.
+        """Write `embeddings` (B, L, P) to an address of the GPU or of page-locked memory, and wait.
 
         Raises:
             DriverError: the driver fails.
+            IndexError: an id or a position has no row.
 
         """
         ids, offset = (np.ascontiguousarray(feeds[key], np.int64) for key in ("input_ids", "offset"))
+        _check(ids, self._rows, "id")
+        _check(offset, self._max_len - ids.shape[1] + 1, "offset")
         with self._lock, self._driver.use(SESSION_GPU):
             if (needed := ids.nbytes + offset.nbytes) > self._indices.size:
                 self._indices = GpuMemory(self._driver, SESSION_GPU, 1 << (needed - 1).bit_length())
@@ -135,6 +140,13 @@ class CudaLookup:
 def load_kernel(name: str) -> ctypes.c_void_p:
     """Compile a kernel for the GPU, once in a process; raise DriverError if that fails."""
     return load_driver().load_kernel(SESSION_GPU, PTX.read_bytes(), name)
+
+
+def _check(values: NDArray[np.int64], most: int, name: str) -> None:
+    """Compare int64 values with the number of legal ones: a GPU would read other memory."""
+    if values.size and (found := int(values.view(np.uint64).max())) >= most:  # negative values are the largest
+        got = int(np.uint64(found).astype(np.int64))
+        raise IndexError(f"{name}: got {got}, expected 0 to {most - 1}")
 
 
 def _copy_to_gpu(table: NDArray[np.float32]) -> GpuMemory:

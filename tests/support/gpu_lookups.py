@@ -1,6 +1,7 @@
 """Compare the kernel for GPUs with NumPy, which multiplies, rounds, adds and rounds.
 
-Writes a line for each comparison, "same" or "different", or an error.
+Writes a line for each comparison, "same" or "different", or an error. With the argument `refusals` it writes the errors
+for indices without a row.
 """
 
 import sys
@@ -37,6 +38,16 @@ def lookups() -> Iterator[str]:
                 yield look_up(lookup, tables, ids, offset)
 
 
+def refusals() -> Iterator[str]:
+    """Look up indices without a row; yield the errors."""
+    lookup = CudaLookup(KernelTables(np.zeros((ROWS, 4), np.float32), 1.0, np.zeros((POSITIONS, 4), np.float32)))
+    for id_, offset in ((ROWS, 0), (-1, 0), (0, POSITIONS - 1), (0, -1)):
+        try:
+            lookup.run({"input_ids": np.array([[0, id_]]), "offset": np.array([offset])}, ["embeddings"])
+        except IndexError as error:
+            yield str(error)
+
+
 def look_up(lookup: CudaLookup, tables: KernelTables, ids: NDArray[np.int64], offset: NDArray[np.int64]) -> str:
     """Compare vectors in memory of this machine, and in memory of the GPU at two alignments."""
     positions = tables.positions[offset.reshape(-1, 1) + np.arange(ids.shape[1])]
@@ -55,7 +66,7 @@ def look_up(lookup: CudaLookup, tables: KernelTables, ids: NDArray[np.int64], of
 def main() -> None:
     """Write the lines."""
     try:
-        for line in lookups():
+        for line in refusals() if sys.argv[1:] == ["refusals"] else lookups():
             sys.stdout.write(f"{line}\n")
     except PreblockError as error:
         sys.stdout.write(f"{error}\n")

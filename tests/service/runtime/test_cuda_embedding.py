@@ -24,8 +24,8 @@ GPU = pytest.param(
 )
 
 
-def lookups(environment: dict[str, str]) -> list[str]:
-    command = [sys.executable, "-m", "tests.support.gpu_lookups"]
+def lookups(environment: dict[str, str], *arguments: str) -> list[str]:
+    command = [sys.executable, "-m", "tests.support.gpu_lookups", *arguments]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -47,10 +47,19 @@ def test_kernel_works_without_page_locked_memory(tmp_path: Path) -> None:
     assert set(lookups(build_driver(tmp_path) | {FAILURE: "cuMemAllocHost_v2"})) == {"same"}
 
 
+def test_index_without_a_row_is_rejected(tmp_path: Path) -> None:
+    assert lookups(build_driver(tmp_path), "refusals") == [
+        "id: got 300, expected 0 to 299",
+        "id: got -1, expected 0 to 299",
+        "offset: got 511, expected 0 to 510",
+        "offset: got -1, expected 0 to 510",
+    ]
+
+
 FAILURES = [
     ("cuLaunchKernel", "the GPU cannot compute embeddings: CUDA_ERROR_INVALID_VALUE"),
-    ("cuMemAlloc_v2", "the GPU cannot hold the tables of model.onnx.data: CUDA_ERROR_OUT_OF_MEMORY"),
-    ("cuModuleLoadData", "the GPU cannot hold the tables of model.onnx.data: CUDA_ERROR_INVALID_VALUE"),
+    ("cuMemAlloc_v2", "the GPU cannot load the kernel or the tables of model.onnx.data: CUDA_ERROR_OUT_OF_MEMORY"),
+    ("cuModuleLoadData", "the GPU cannot load the kernel or the tables of model.onnx.data: CUDA_ERROR_INVALID_VALUE"),
 ]
 
 
