@@ -34,7 +34,7 @@ from tests.support.haproxy import deployed_settings, haproxy
 from tests.support.servers import free_port
 
 REPLICAS = 8
-SHAPES = ((1, 1), (1, 128), (8, 128))
+SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512))
 
 
 class Fleet(NamedTuple):
