@@ -3,7 +3,7 @@
     python -m benchmarks.replicas [--rounds N] [--seconds S] [--cores N]
 
 Needs HAProxy. Serves gpt2-small of `model_repository` with the settings of `deploy/haproxy`. The servers run in turn on
-the first N cores, one by default; the proxies and the load of `preblock bench` run on as many others. In each round one
+the first N cores, one by default; the proxies and the load of `preblock bench` run on the next N. In each round one
 server and eight take turns, with 1 and with 8 connections in all. Prints for each shape the medians of CPU time and of
 context switches per request, and three ratios:
 

@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ from preblock.service.codecs.v2.infer_response import list_outputs
 from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, GpuTarget, Result
-from preblock.service.core.shared_region import OpenRange
+from preblock.service.core.shared_region import FLOAT32_BYTES, OpenRange
 from preblock.service.runtime.cuda_memory import SESSION_GPU, DeviceMemory
 from preblock.service.runtime.fused_embedding import guard_mapped_files
 
@@ -38,10 +37,8 @@ async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str,
             raise Invalid(f"{target.wanted.field}.{SIZE}", target.size, expected)
     for name, tensor in tensors.items():
         if isinstance(tensor, ChunkedTensor) and _lend(ranges[name], tensor):
-            on_gpu = tensor.memory is not None and tensor.memory.on_gpu
-            with ranges[name].name_errors("written") if on_gpu else nullcontext():
-                for _ in tensor:
-                    await asyncio.sleep(0)
+            for _ in tensor:
+                await asyncio.sleep(0)
         else:
             await _copy(ranges[name], tensor if isinstance(tensor, ChunkedTensor) else (tensor,))
 
@@ -52,7 +49,7 @@ def _lend(target: OpenRange, tensor: ChunkedTensor) -> bool:
     if tensor.memory is None:
         return False
     if tensor.memory.on_gpu:
-        if not isinstance(memory, DeviceMemory) or memory.device_id != SESSION_GPU:
+        if not isinstance(memory, DeviceMemory) or memory.device_id != SESSION_GPU or target.begin % FLOAT32_BYTES:
             return False
         tensor.memory.target = GpuTarget(target.begin, partial(_copy_on_gpu, target, memory))
         return True
@@ -67,7 +64,8 @@ def _lend(target: OpenRange, tensor: ChunkedTensor) -> bool:
 
 def _copy_on_gpu(target: OpenRange, memory: DeviceMemory, position: int, address: int, size: int) -> None:
     """Copy `size` bytes from an address of the GPU to a position in the range."""
-    memory.copy(target.begin + position, address, size)
+    with target.name_errors("written"):
+        memory.copy(target.begin + position, address, size)
 
 
 async def _copy(target: OpenRange, chunks: Iterable[NDArray[np.generic]]) -> None:

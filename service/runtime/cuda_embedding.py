@@ -6,8 +6,8 @@ Letters: B batch, L length, P width.
 """
 
 import ctypes
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -24,12 +24,12 @@ from preblock.service.runtime.fused_embedding import KernelTables
 from preblock.service.runtime.runner import Feeds, Float32
 
 PTX = Path(__file__).with_name("_fused_embedding.ptx")
-THREADS = 64
-"""Threads of a block; each block computes one vector."""
+THREADS_PER_BLOCK = 64
+"""A block computes one vector."""
 KERNELS = {4: "add_rows_by_4", 1: "add_rows"}
 """Kernels by the number of values that a thread reads at once."""
-MIN_INDEX_BYTES = 2**12
-"""Size of the first memory for ids and offsets."""
+MIN_INDEX_BYTES = 2**20
+"""Size of the first memory for ids and offsets: enough for 65,536 tokens, so that few requests need more."""
 
 
 class CudaLookup:
@@ -37,13 +37,17 @@ class CudaLookup:
 
     Args:
         tables: of the model; a copy of them is in GPU memory as long as the object exists.
+        gpu_mem_limit_bytes: limit of that copy; default None: no limit.
 
     Raises:
-        ArtifactError: the GPU has no memory for the tables, or cannot run the kernel.
+        ArtifactError: the tables are over the limit, the GPU has no memory for them, or it cannot load the kernel.
 
     """
 
-    def __init__(self, tables: KernelTables) -> None:
+    def __init__(self, tables: KernelTables, gpu_mem_limit_bytes: int | None = None) -> None:
+        size = tables.tokens.nbytes + tables.positions.nbytes
+        if gpu_mem_limit_bytes is not None and size > gpu_mem_limit_bytes:
+            raise ArtifactError(DATA, f"{size} bytes", f"at most {gpu_mem_limit_bytes}, by gpu_mem_limit_bytes")
         self._rows, self._width = tables.tokens.shape
         self._max_len, self._scale = len(tables.positions), tables.scale
         self._driver = load_driver()
@@ -53,7 +57,7 @@ class CudaLookup:
             self._tokens, self._positions = (_copy_to_gpu(table) for table in (tables.tokens, tables.positions))
             self._indices = GpuMemory(self._driver, SESSION_GPU, MIN_INDEX_BYTES)
         except DriverError as error:
-            message = f"the GPU cannot load the kernel or the tables of {DATA}: {error.strerror}"
+            message = f"{DATA} or the kernel cannot be loaded into the GPU: {error.strerror}"
             raise ArtifactError(DATA, error.strerror, "a GPU with free memory", message=message) from error
 
     def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, Float32]:
@@ -70,27 +74,29 @@ class CudaLookup:
         if 0 < size <= MAX_BYTES:
             with suppress(DriverError, MemoryError):  # without page-locked memory, as for more vectors
                 vectors = pinned_pool().take(shape)
-                self.run_into(feeds, vectors.ctypes.data)
+                self._compute(feeds, vectors.ctypes.data)
                 return {name: vectors}
         vectors = np.empty(shape, np.float32)
-        try:
+        with _named_errors():
             if size:
                 memory = GpuMemory(self._driver, SESSION_GPU, size)
-                self.run_into(feeds, memory.address)
+                self._compute(feeds, memory.address)
                 self._driver.copy_to_host(SESSION_GPU, vectors.ctypes.data, memory.address, size)
-        except DriverError as error:
-            message = f"the GPU cannot compute {EMBEDDINGS}: {error.strerror}"
-            raise Unavailable("provider", error.strerror, "a GPU with free memory", message=message) from error
         return {name: vectors}
 
     def run_into(self, feeds: Feeds, address: int) -> None:
-        """Write `embeddings` (B, L, P) to an address of the GPU or of page-locked memory, and wait.
+        """Write `embeddings` (B, L, P) to an address of the GPU, a multiple of 4, and wait.
 
         Raises:
-            DriverError: the driver fails.
             IndexError: an id or a position has no row.
+            Unavailable: the driver fails, such as for lack of memory.
 
         """
+        with _named_errors():
+            self._compute(feeds, address)
+
+    def _compute(self, feeds: Feeds, address: int) -> None:
+        """Do as `run_into`, or raise DriverError. The address may be of page-locked memory, too."""
         ids, offset = (np.ascontiguousarray(feeds[key], np.int64) for key in ("input_ids", "offset"))
         _check(ids, self._rows, "id")
         _check(offset, self._max_len - ids.shape[1] + 1, "offset")
@@ -104,14 +110,14 @@ class CudaLookup:
                 self.launch(self._indices.address, ids.shape, offsets, len(offset), address)
             self._driver.call("cuStreamSynchronize", None)
 
-    def launch(self, ids: int, shape: tuple[int, ...], offsets: int, count: int, address: int) -> None:
+    def launch(self, ids: int, shape: tuple[int, ...], offsets: int, offset_count: int, address: int) -> None:
         """Start the kernel in the current context, without waiting for it.
 
         Args:
             ids: address of the ids (B, L), int64.
             shape: B and L, at least 1.
             offsets: address of the offsets, int64.
-            count: number of offsets, 1 or B.
+            offset_count: number of offsets, 1 or B.
             address: of the vectors.
 
         Raises:
@@ -119,21 +125,31 @@ class CudaLookup:
 
         """
         # A thread reads several values at once if the rows allow it.
-        values = next(values for values in KERNELS if self._width % values == 0 and address % (4 * values) == 0)
+        count = next(count for count in KERNELS if self._width % count == 0 and address % (4 * count) == 0)
         self._driver.launch(
-            self._kernels[values],
+            self._kernels[count],
             shape[0] * shape[1],
-            THREADS,
+            THREADS_PER_BLOCK,
             ctypes.c_uint64(ids),
             ctypes.c_uint32(shape[1]),
             ctypes.c_uint64(offsets),
-            ctypes.c_uint32(count > 1),
+            ctypes.c_uint32(offset_count > 1),
             ctypes.c_uint64(self._tokens.address),
             ctypes.c_float(self._scale),
             ctypes.c_uint64(self._positions.address),
-            ctypes.c_uint32(self._width // values),
+            ctypes.c_uint32(self._width // count),
             ctypes.c_uint64(address),
         )
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """Raise Unavailable in place of DriverError."""
+    try:
+        yield
+    except DriverError as error:
+        message = f"the GPU cannot compute {EMBEDDINGS}: {error.strerror}"
+        raise Unavailable("provider", error.strerror, "a working GPU with free memory", message=message) from error
 
 
 @cache

@@ -34,7 +34,7 @@ from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.records import Tensor
 from preblock.service.artifacts.references import check_references, read_signatures
-from preblock.service.core.errors import ArtifactError
+from preblock.service.core.errors import ArtifactError, Unavailable
 from preblock.service.core.files import signature_of
 from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, map_tables
@@ -110,7 +110,7 @@ def load_model(
     if isinstance(manifest, Manifest) and manifest.kernel is not None:
         tables = map_tables(folder, manifest, manifest.kernel)
         if provider != CPU:
-            gpu_lookup, tables = CudaLookup(tables), None
+            gpu_lookup, tables = CudaLookup(tables, gpu_mem_limit_bytes), None
             _check_kernel(manifest, sessions, gpu_lookup)
         elif BUILT:
             _check_kernel(manifest, sessions, FusedLookup(tables, sessions[manifest.plain]))
@@ -251,7 +251,13 @@ def _check_kernel(manifest: Manifest, sessions: Mapping[str, Session], kernel: R
     if manifest.counts != "slots" or {tensor.name for tensor in session.inputs} != {"input_ids", "offset"}:
         message = f"{MANIFEST} kernel: expected none, since {manifest.plain} depends on more than ids and offset"
         raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, "none", message=message)
-    if not _same_vectors(manifest, kernel, session):
+    try:
+        same = _same_vectors(manifest, kernel, session)
+    except Unavailable as error:
+        raise ArtifactError(
+            f"{MANIFEST} kernel", error.got, error.expected, message=f"{MANIFEST} kernel: {error}"
+        ) from error
+    if not same:
         message = f"{MANIFEST} kernel: the tables give other vectors than {manifest.plain}"
         raise ArtifactError(f"{MANIFEST} kernel", manifest.kernel, f"the tables of {manifest.plain}", message=message)
 

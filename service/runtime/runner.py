@@ -11,12 +11,12 @@ Float32 = NDArray[np.float32]
 
 
 class Runner(Protocol):
-    """Computes outputs of a model: by onnxruntime on a CPU or GPU, or by the fused kernel."""
+    """Computes outputs of a model: by onnxruntime or a fused kernel, on a CPU or GPU."""
 
     def run(self, feeds: Feeds, outputs: Sequence[str], /) -> dict[str, Float32]:
         """Return `outputs` by name.
 
-        `feeds` hold every input of the model and were validated: no runner checks an index below 0.
+        `feeds` hold every input of the model and were validated: onnxruntime checks no index below 0.
         """
 
 

@@ -27,8 +27,6 @@ INLINE_MAX_VALUES = 3 * 2**17
 
 # The fused kernel is a scalar sum with E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
-DEVICES = {CPU: "cpu", CUDA: "cuda"}
-"""Name of the device of each provider."""
 # The defaults: float32 products in 10 bits, and memory in powers of two.
 CUDA_OPTIONS = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 
@@ -128,12 +126,13 @@ class Session:
 class CudaSession(Session):
     """A session on an NVIDIA GPU; see `Session` for the arguments.
 
-    Calls run one after another. For each concurrent call onnxruntime would keep a stream with the workspaces of cuBLAS
-    and cuDNN in GPU memory for ever, and a GPU computes them one after another anyway.
+    Calls run one after another, as on the GPU itself. For each concurrent call onnxruntime keeps a stream, with
+    workspaces of cuBLAS and cuDNN in GPU memory, until the session ends.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._device = "cuda" if self.provider == CUDA else "cpu"  # without a GPU, in tests
         self._lock = Lock()
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
@@ -141,18 +140,17 @@ class CudaSession(Session):
         names = self._outputs if outputs is None else outputs
         binding = self._bind_inputs(feeds)
         for name in names:
-            binding.bind_output(name, DEVICES[self.provider])
+            binding.bind_output(name, self._device)
         with self._lock:
             self._compute(binding)
-        on_gpu = self.provider == CUDA
-        found = [copy_to_host(values) if on_gpu else values.numpy() for values in binding.get_outputs()]
+        found = [copy_to_host(values) if self._device == "cuda" else values.numpy() for values in binding.get_outputs()]
         return dict(zip(names, _widen(found) if self._narrow else found, strict=True))
 
     @contextmanager
     def run_on_gpu(self, feeds: Feeds, output: str) -> Iterator[tuple[int, int]]:
         """Compute an output for a block: yield address and size in bytes of its values on the GPU."""
         binding = self._bind_inputs(feeds)
-        binding.bind_output(output, DEVICES[self.provider])
+        binding.bind_output(output, self._device)
         with self._lock:
             self._compute(binding)
         (values,) = binding.get_outputs()

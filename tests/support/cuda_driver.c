@@ -15,7 +15,7 @@ The kernels of `_fused_embedding.cu` are functions in C here. */
 #define API __attribute__((visibility("default"))) int
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
 enum { INVALID_CONTEXT = 201, NOT_FOUND = 500, UNKNOWN = 999 };
-enum { DEVICES = 2, MAPPINGS = 256, DEPTH = 16 };
+enum { DEVICES = 2, MAPPINGS = 32, DEPTH = 16 }; /* few mappings, so that a test notices memory that is never freed */
 
 typedef struct { char reserved[64]; } handle_t;
 typedef struct { char name[64]; char *begin; size_t size; int uses; } mapping_t;
@@ -186,7 +186,7 @@ API cuModuleGetFunction(void **kernel, void *module, const char *name) {
 
 API cuLaunchKernel(void *kernel, unsigned blocks, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz,
                    unsigned shared, void *stream, void **given, void **extra) {
-    unsigned at_once = (unsigned)(intptr_t)kernel, length = *(unsigned *)given[1], step = *(unsigned *)given[3];
+    unsigned at_once = (unsigned)(intptr_t)kernel, length = *(unsigned *)given[1], stride = *(unsigned *)given[3];
     int64_t *ids = *(int64_t **)given[0], *offsets = *(int64_t **)given[2];
     float *table = *(float **)given[4], scale = *(float *)given[5], *positions = *(float **)given[6];
     size_t width = (size_t)at_once * *(unsigned *)given[7];
@@ -197,7 +197,7 @@ API cuLaunchKernel(void *kernel, unsigned blocks, unsigned y, unsigned z, unsign
         return INVALID_VALUE;
     for (unsigned token = 0; token < blocks; token++)
         for (size_t column = 0; column < width; column++) {
-            int64_t position = offsets[token / length * step] + token % length;
+            int64_t position = offsets[token / length * stride] + token % length;
             out[token * width + column] = table[ids[token] * width + column] * scale + positions[position * width + column];
         }
     return SUCCESS;

@@ -1,11 +1,13 @@
 """Compare the kernel for GPUs with NumPy, which multiplies, rounds, adds and rounds.
 
-Writes a line for each comparison, "same" or "different", or an error. With the argument `refusals` it writes the errors
-for indices without a row.
+    python -m tests.support.gpu_lookups lookups|threads|refusals|limit
+
+Writes a line for each comparison, "same" or "different", or an error.
 """
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from preblock.service.runtime.fused_embedding import KernelTables
 
 ROWS, POSITIONS = 300, 512
 WIDTHS = (1, 3, 64, 767, 768)
+EMPTY = KernelTables(np.zeros((ROWS, 4), np.float32), 1.0, np.zeros((POSITIONS, 4), np.float32))
 SHAPES = ((1, 1), (1, 128), (3, 5), (7, 1), (8, 128), (0, 4), (2, 512))
 
 
@@ -38,9 +41,26 @@ def lookups() -> Iterator[str]:
                 yield look_up(lookup, tables, ids, offset)
 
 
+def threads() -> Iterator[str]:
+    """Look up rows in four threads at a time."""
+    random = np.random.default_rng(0)
+    tables = KernelTables(
+        random.standard_normal((ROWS, 768), np.float32), 1.0, random.standard_normal((POSITIONS, 768), np.float32)
+    )
+    lookup = CudaLookup(tables)
+    with ThreadPoolExecutor(4) as pool:
+        calls = [(random.integers(0, ROWS, (4, 64)), random.integers(0, 64, 1)) for _ in range(40)]
+        yield from pool.map(lambda call: look_up(lookup, tables, *call), calls)
+
+
+def limit() -> Iterator[str]:
+    """Limit the memory to less than the tables."""
+    yield from CudaLookup(EMPTY, EMPTY.tokens.nbytes + EMPTY.positions.nbytes - 1).run({}, [])
+
+
 def refusals() -> Iterator[str]:
     """Look up indices without a row; yield the errors."""
-    lookup = CudaLookup(KernelTables(np.zeros((ROWS, 4), np.float32), 1.0, np.zeros((POSITIONS, 4), np.float32)))
+    lookup = CudaLookup(EMPTY)
     for id_, offset in ((ROWS, 0), (-1, 0), (0, POSITIONS - 1), (0, -1)):
         try:
             lookup.run({"input_ids": np.array([[0, id_]]), "offset": np.array([offset])}, ["embeddings"])
@@ -65,8 +85,9 @@ def look_up(lookup: CudaLookup, tables: KernelTables, ids: NDArray[np.int64], of
 
 def main() -> None:
     """Write the lines."""
+    (kind,) = sys.argv[1:]
     try:
-        for line in refusals() if sys.argv[1:] == ["refusals"] else lookups():
+        for line in {"lookups": lookups, "threads": threads, "refusals": refusals, "limit": limit}[kind]():
             sys.stdout.write(f"{line}\n")
     except PreblockError as error:
         sys.stdout.write(f"{error}\n")

@@ -9,10 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 from tests.support.artifacts import copy_artifact
 from tests.support.gpu_memory import FAILURE, build_driver
+from tests.support.gpu_outputs import STAND_IN
+
+pytestmark = pytest.mark.skipif(
+    STAND_IN not in onnxruntime.get_available_providers(), reason="onnxruntime's package for GPUs lacks it"
+)
 
 ROWS = [",".join(["100"] * 90), "4100,4100,4100", "3,4000,1,4999,17", ",".join(["1000"] * 60)]
 
@@ -20,14 +26,15 @@ ROWS = [",".join(["100"] * 90), "4100,4100,4100", "3,4000,1,4999,17", ",".join([
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    copy_artifact("gpt-300x64x5000", folder, "gpt")
-    copy_artifact("roberta-300x64x5000", folder, "roberta")
+    for model in ("gpt", "roberta"):
+        copy_artifact(f"{model}-300x64x5000", folder / model, model)
     return folder
 
 
-def write(root: Path, folder: Path, model: str, device_id: int, failing: str = "") -> list[str]:
+def write(root: Path, folder: Path, model: str, device_id: int, failing: str = "", offset: int = 4) -> list[str]:
     environment = os.environ | build_driver(folder) | {FAILURE: failing}
-    command = [sys.executable, "-m", "tests.support.gpu_outputs", str(root), model, str(device_id), *ROWS]
+    arguments = (str(root / model), model, str(device_id), str(offset), *ROWS)
+    command = [sys.executable, "-m", "tests.support.gpu_outputs", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -39,11 +46,26 @@ def test_vectors_on_a_gpu_have_the_same_bits(root: Path, tmp_path: Path, model: 
     assert write(root, tmp_path, model, 0, failing) == ["same"] * len(ROWS)
 
 
+@pytest.mark.parametrize("model", ["gpt", "roberta"])
+def test_unaligned_vectors_are_copied(root: Path, tmp_path: Path, model: str) -> None:
+    assert write(root, tmp_path, model, 0, failing="cuMemcpyDtoD_v2", offset=2) == ["same"] * len(ROWS)
+
+
 def test_vectors_for_another_gpu_are_copied(root: Path, tmp_path: Path) -> None:
     assert write(root, tmp_path, "gpt", 1, failing="cuMemcpyDtoD_v2") == ["same"] * len(ROWS)
 
 
-@pytest.mark.parametrize(("model", "failing"), [("gpt", "cuLaunchKernel"), ("roberta", "cuMemcpyDtoD_v2")])
-def test_failure_on_a_gpu_is_unavailable(root: Path, tmp_path: Path, model: str, failing: str) -> None:
+@pytest.mark.parametrize(
+    ("failing", "error"),
+    [
+        ("cuMemAlloc_v2", "model.onnx.data or the kernel cannot be loaded into the GPU: CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuLaunchKernel", "manifest.json kernel: the GPU cannot compute embeddings: CUDA_ERROR_INVALID_VALUE"),
+    ],
+)
+def test_model_that_the_gpu_cannot_run_is_not_loaded(root: Path, tmp_path: Path, failing: str, error: str) -> None:
+    assert write(root, tmp_path, "gpt", 0, failing) == [f"gpt/1/{error}"]
+
+
+def test_failed_copy_on_a_gpu_is_unavailable(root: Path, tmp_path: Path) -> None:
     error = "outputs[0].parameters: the region vectors cannot be written: CUDA_ERROR_INVALID_VALUE"
-    assert write(root, tmp_path, model, 0, failing) == [error] * len(ROWS)
+    assert write(root, tmp_path, "roberta", 0, failing="cuMemcpyDtoD_v2") == [error] * len(ROWS)

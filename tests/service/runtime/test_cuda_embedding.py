@@ -24,8 +24,8 @@ GPU = pytest.param(
 )
 
 
-def lookups(environment: dict[str, str], *arguments: str) -> list[str]:
-    command = [sys.executable, "-m", "tests.support.gpu_lookups", *arguments]
+def lookups(environment: dict[str, str], kind: str = "lookups") -> list[str]:
+    command = [sys.executable, "-m", "tests.support.gpu_lookups", kind]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -47,6 +47,16 @@ def test_kernel_works_without_page_locked_memory(tmp_path: Path) -> None:
     assert set(lookups(build_driver(tmp_path) | {FAILURE: "cuMemAllocHost_v2"})) == {"same"}
 
 
+@pytest.mark.parametrize("real", [pytest.param(False, id="driver"), GPU])
+def test_concurrent_calls_of_the_kernel_keep_their_ids(tmp_path: Path, real: bool) -> None:
+    assert lookups({} if real else build_driver(tmp_path), "threads") == ["same"] * 40
+
+
+def test_tables_over_the_gpu_limit_are_rejected(tmp_path: Path) -> None:
+    error = "model.onnx.data: got 12992 bytes, expected at most 12991, by gpu_mem_limit_bytes"
+    assert lookups(build_driver(tmp_path), "limit") == [error]
+
+
 def test_index_without_a_row_is_rejected(tmp_path: Path) -> None:
     assert lookups(build_driver(tmp_path), "refusals") == [
         "id: got 300, expected 0 to 299",
@@ -58,8 +68,8 @@ def test_index_without_a_row_is_rejected(tmp_path: Path) -> None:
 
 FAILURES = [
     ("cuLaunchKernel", "the GPU cannot compute embeddings: CUDA_ERROR_INVALID_VALUE"),
-    ("cuMemAlloc_v2", "the GPU cannot load the kernel or the tables of model.onnx.data: CUDA_ERROR_OUT_OF_MEMORY"),
-    ("cuModuleLoadData", "the GPU cannot load the kernel or the tables of model.onnx.data: CUDA_ERROR_INVALID_VALUE"),
+    ("cuMemAlloc_v2", "model.onnx.data or the kernel cannot be loaded into the GPU: CUDA_ERROR_OUT_OF_MEMORY"),
+    ("cuModuleLoadData", "model.onnx.data or the kernel cannot be loaded into the GPU: CUDA_ERROR_INVALID_VALUE"),
 ]
 
 
