@@ -15,7 +15,7 @@ The kernels of `_fused_embedding.cu` are functions in C here. */
 #define API __attribute__((visibility("default"))) int
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
 enum { INVALID_CONTEXT = 201, NOT_FOUND = 500, UNKNOWN = 999 };
-enum { DEVICES = 2, MAPPINGS = 32, DEPTH = 16 }; /* few mappings, so that a test notices memory that is never freed */
+enum { DEVICES = 2, MAPPINGS = 32, DEPTH = 16 }; /* few: a test notices memory that is not freed */
 
 typedef struct { char reserved[64]; } handle_t;
 typedef struct { char name[64]; char *begin; size_t size; int uses; } mapping_t;
