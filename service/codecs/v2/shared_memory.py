@@ -80,4 +80,4 @@ def read_handle(value: Any) -> bytes:
     try:
         return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Invalid("raw_handle.b64", text, f"base64 ({error})") from error
+        raise Invalid("raw_handle.b64", text, "base64 with padding") from error

@@ -253,6 +253,7 @@ def test_cuda_extension_is_listed_with_a_driver(client: GpuClient) -> None:
 BODIES = [
     ("{}", 'raw_handle: got nothing, expected an object {"b64": text in base64}'),
     ('{"raw_handle": "AAAA"}', 'raw_handle: got AAAA, expected an object {"b64": text in base64}'),
+    ('{"raw_handle": {"b64": "AA"}}', "raw_handle.b64: got AA, expected base64 with padding"),
     ('{"raw_handle": {"b64": 1}}', "raw_handle: got {'b64': 1}, expected an object {\"b64\": text in base64}"),
     ('{"raw_handle": {"b64": "", "x": 1}}', "raw_handle: got {'b64': '', 'x': 1}, expected an object"),
     ('{"raw_handle": {"b64": "A$"}}', "raw_handle.b64: got A$, expected base64"),
