@@ -5,7 +5,7 @@ Source: NVIDIA, "CUDA Driver API": context management, memory management, module
 
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from threading import RLock
@@ -134,13 +134,15 @@ class Driver:
         with suppress(DriverError), self.use(device):  # at the end of the process the driver may have ended
             self.call("cuMemFree_v2", address)
 
-    def load_kernel(self, device: int, ptx: bytes, name: str) -> ctypes.c_void_p:
-        """Compile PTX for a GPU, and return the kernel of this name; raise DriverError if that fails."""
-        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+    def load_kernels(self, device: int, ptx: bytes, names: Iterable[str]) -> list[ctypes.c_void_p]:
+        """Compile PTX for a GPU, and return its kernels by these names; raise DriverError if that fails."""
+        module, kernels = ctypes.c_void_p(), []
         with self.use(device):
             self.call("cuModuleLoadData", ctypes.byref(module), ptx)
-            self.call("cuModuleGetFunction", ctypes.byref(kernel), module, name.encode())
-        return kernel
+            for name in names:
+                kernels.append(ctypes.c_void_p())
+                self.call("cuModuleGetFunction", ctypes.byref(kernels[-1]), module, name.encode())
+        return kernels
 
     def launch(self, kernel: ctypes.c_void_p, blocks: int, threads: int, *arguments: Any) -> None:
         """Start a kernel in the current context, without waiting for it; `arguments` are ctypes values in its order."""

@@ -19,7 +19,7 @@ from preblock.service.artifacts.manifest import DATA, EMBEDDINGS
 from preblock.service.core.errors import ArtifactError, Unavailable
 from preblock.service.runtime.buffer_pool import MAX_BYTES
 from preblock.service.runtime.cuda_driver import DriverError, load_driver
-from preblock.service.runtime.cuda_memory import SESSION_GPU, GpuMemory, pinned_pool
+from preblock.service.runtime.cuda_memory import SESSION_GPU, GpuMemory, check_memory_limit, pinned_pool
 from preblock.service.runtime.fused_embedding import KernelTables
 from preblock.service.runtime.runner import Feeds, Float32
 
@@ -45,15 +45,13 @@ class CudaLookup:
     """
 
     def __init__(self, tables: KernelTables, gpu_mem_limit_bytes: int | None = None) -> None:
-        size = tables.tokens.nbytes + tables.positions.nbytes
-        if gpu_mem_limit_bytes is not None and size > gpu_mem_limit_bytes:
-            raise ArtifactError(DATA, f"{size} bytes", f"at most {gpu_mem_limit_bytes}, by gpu_mem_limit_bytes")
+        check_memory_limit(tables.tokens.nbytes + tables.positions.nbytes, gpu_mem_limit_bytes)
         self._rows, self._width = tables.tokens.shape
         self._max_len, self._scale = len(tables.positions), tables.scale
         self._driver = load_driver()
         self._lock = Lock()
         try:
-            self._kernels = {count: load_kernel(name) for count, name in KERNELS.items()}
+            self._kernels = load_kernels()
             self._tokens, self._positions = (_copy_to_gpu(table) for table in (tables.tokens, tables.positions))
             self._indices = GpuMemory(self._driver, SESSION_GPU, MIN_INDEX_BYTES)
         except DriverError as error:
@@ -153,9 +151,10 @@ def _named_errors() -> Iterator[None]:
 
 
 @cache
-def load_kernel(name: str) -> ctypes.c_void_p:
-    """Compile a kernel for the GPU, once in a process; raise DriverError if that fails."""
-    return load_driver().load_kernel(SESSION_GPU, PTX.read_bytes(), name)
+def load_kernels() -> dict[int, ctypes.c_void_p]:
+    """Compile `KERNELS` for the GPU, once in a process; raise DriverError if that fails."""
+    kernels = load_driver().load_kernels(SESSION_GPU, PTX.read_bytes(), KERNELS.values())
+    return dict(zip(KERNELS, kernels, strict=True))
 
 
 def _check(values: NDArray[np.int64], most: int, name: str) -> None:

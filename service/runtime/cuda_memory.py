@@ -12,7 +12,8 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.core.errors import Invalid, Unavailable
+from preblock.service.artifacts.manifest import DATA
+from preblock.service.core.errors import ArtifactError, Invalid, Unavailable
 from preblock.service.runtime.buffer_pool import BufferPool
 from preblock.service.runtime.cuda_driver import HANDLE_BYTES, Address, Driver, DriverError, IpcHandle, load_driver
 
@@ -39,6 +40,12 @@ class GpuMemory:
     def __init__(self, driver: Driver, device: int, size: int) -> None:
         self.address, self.size = driver.allocate(device, size), size
         weakref.finalize(self, driver.free, device, self.address)
+
+
+def check_memory_limit(size: int, limit: int | None) -> None:
+    """Raise ArtifactError if tables of `size` bytes are over the setting `gpu_mem_limit_bytes`; None: no limit."""
+    if limit is not None and size > limit:
+        raise ArtifactError(DATA, f"{size} bytes", f"at most {limit}, by gpu_mem_limit_bytes")
 
 
 class PinnedMemory:

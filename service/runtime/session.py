@@ -16,7 +16,7 @@ from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError, ProviderError
 from preblock.service.runtime.buffer_pool import MAX_BYTES
 from preblock.service.runtime.cuda_driver import DriverError, load_driver
-from preblock.service.runtime.cuda_memory import SESSION_GPU, pinned_pool
+from preblock.service.runtime.cuda_memory import SESSION_GPU, check_memory_limit, pinned_pool
 from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.runner import Feeds, Float32
 
@@ -71,8 +71,7 @@ class Session:
         limit = {}
         if gpu_mem_limit_bytes is not None and provider != CPU:
             # onnxruntime does not count tables, and ignores a limit below their size.
-            if (size := (folder / DATA).stat().st_size) > gpu_mem_limit_bytes:
-                raise ArtifactError(DATA, f"{size} bytes", f"at most {gpu_mem_limit_bytes}, by gpu_mem_limit_bytes")
+            check_memory_limit((folder / DATA).stat().st_size, gpu_mem_limit_bytes)
             limit["gpu_mem_limit"] = str(gpu_mem_limit_bytes)
         try:
             self._session = ort.InferenceSession(

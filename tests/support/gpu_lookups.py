@@ -1,4 +1,4 @@
-"""Compare the kernel for GPUs with NumPy, which multiplies, rounds, adds and rounds.
+"""Compare the kernel for GPUs with NumPy: multiply, round, add and round.
 
     python -m tests.support.gpu_lookups lookups|threads|refusals|limit
 
