@@ -31,6 +31,16 @@ NOT_RUN = ("docker compose --profile gpu up gpu",)
 """Needs a GPU: `make smoke` has Compose read it."""
 
 
+@pytest.mark.parametrize("name", ["Dockerfile", "deploy/ray/Dockerfile"])
+def test_copied_files_are_sent_to_the_build(name: str) -> None:
+    sent = [line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[0] == "!"]
+    copied = re.findall(r"^COPY (?!--from)(?:--chown=\S+ )?(\S+) \S+$", (ROOT / name).read_text("utf-8"), re.MULTILINE)
+    assert "." in copied
+    for path in set(copied) - {"."}:
+        assert (ROOT / path).exists()
+        assert any(Path(path).is_relative_to(entry) for entry in sent), path
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_compose_container_is_confined_and_bounded(name: str) -> None:
     service = SERVICES[name]
