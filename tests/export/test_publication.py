@@ -1,8 +1,8 @@
 """Drafts and versions of artifacts, and the remains of killed exports."""
 
+import inspect
 import itertools
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -199,7 +199,7 @@ def test_draft_interrupted_at_any_line_leaves_no_files(tmp_path: Path) -> None:
 
 def test_draft_removed_at_any_line_is_recreated(tmp_path: Path) -> None:
     """Acts as another export: sweeps and removes the name before each line of `draft` and pathlib in turn."""
-    files = {publication.__file__, pathlib.__file__}
+    files = {publication.__file__, inspect.getsourcefile(Path)}
 
     def take_away_at(line: int) -> bool:
         lines = itertools.count()

@@ -156,18 +156,16 @@ def test_unread_stream_is_paused_and_then_closed(impatient: Server, protocol: st
             wait_for_streams(http, 0)
 
 
-def test_disconnect_frees_stream_at_once(impatient: Server) -> None:
-    url = httpx.URL(impatient.address)
+def test_disconnect_frees_stream_before_its_idle_timeout(server: Server) -> None:
+    url = httpx.URL(server.address)
     assert url.port is not None
-    with httpx.Client(base_url=impatient.address, timeout=20) as http:
-        for protocol, (first, again) in floods().items():
+    with httpx.Client(base_url=server.address, timeout=20) as http:
+        for first, again in floods().values():
             with dial(url) as client:
                 client.sendall(first + again)
                 client.recv(1)
                 wait_for_streams(http, 1)
-            begin = time.monotonic()
             wait_for_streams(http, 0)
-            assert time.monotonic() - begin < 0.9, protocol
 
 
 @pytest.mark.parametrize("workers", [1, 2])
