@@ -228,6 +228,9 @@ def _check_grpc_address(settings: Settings) -> None:
             raise Invalid("grpc-uds", str(path), "another path than --uds", message=message)
         check_unix("grpc-uds", path)
     elif settings.grpc_port is not None:
+        if settings.uds is None and settings.grpc_port == settings.port:
+            message = f"--port and --grpc-port are both {settings.port}; each needs its own port"
+            raise Invalid("grpc-port", str(settings.grpc_port), "another port than --port", message=message)
         bind("grpc-port", settings.host, settings.grpc_port).close()
 
 
