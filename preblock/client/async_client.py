@@ -273,6 +273,7 @@ class AsyncClient:
         """
         from preblock.client.sockets import AsyncSocket
 
+        calls.check_names(output, dtype, companions)
         given = read_integers("offset", offset).tolist()
         count = len(given) if rows is None else rows
         # The service rejects an empty list of offsets.
