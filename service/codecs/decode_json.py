@@ -141,9 +141,10 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tupl
 
 
 def _read_parts_step(fields: Mapping[str, Any], ignored: tuple[str, ...]) -> PartsOp:
+    rows = read_parts(fields.get("parts"), empty=True)
     refuse_beside_parts(fields, (*STEP_PARTS, *ignored))
     return PartsOp(
-        rows=read_parts(fields.get("parts"), empty=True),
+        rows=rows,
         placeholder=None if fields.get("placeholder") is None else read_placeholder(fields["placeholder"]),
         offset=None if fields.get("offset") is None else read_offset(fields["offset"]),
     )
