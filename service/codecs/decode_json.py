@@ -167,6 +167,7 @@ def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
         Invalid: a field is missing, unknown, or of the wrong type.
 
     """
+    refuse_unknown(fields, dict.fromkeys((*row_fields(tuple(indices)), *STEP_PARTS, *OPTIONS, "chunk")))
     options = {name: value for name, value in fields.items() if name in OPTIONS}
     chunk = fields.get("chunk", 1)
     if type(chunk) is not int or not 1 <= chunk < 2**31:
