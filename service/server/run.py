@@ -24,7 +24,7 @@ from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import VERSION, create_app, create_engine, create_tracing
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.settings import Settings, split_list
+from preblock.service.core.settings import Settings
 from preblock.service.core.tls import load_certificates, reloading_context
 from preblock.service.engine.engine import Engine
 from preblock.service.observability import metric_files
@@ -289,5 +289,5 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
         proxy_headers=settings.trusted_proxies is not None,
-        forwarded_allow_ips=split_list(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_networks,
     )
