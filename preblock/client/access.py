@@ -98,12 +98,13 @@ def read_replicas(
 
 
 def read_access(
-    url: Any, timeout: float, key: str | None, verify: Verify = True, cert: Certificate | None = None
+    url: Any, timeout: Any, key: str | None, verify: Verify = True, cert: Certificate | None = None
 ) -> ServerAccess:
     """Return the access to the server at `url`; the arguments are those of `Client`.
 
     Raises:
-        RequestError: `url` is not an HTTP URL, `key` cannot be sent, or a certificate cannot be read.
+        RequestError: `url` is not an HTTP URL, `timeout` is no time, `key` cannot be sent, or a certificate cannot be
+            read.
 
     """
     if not isinstance(url, str):
@@ -119,6 +120,9 @@ def read_access(
         raise invalid("url", url, f"a port of at most {MAX_PORT}")
     if address.query or address.fragment:
         raise invalid("url", url, "an address without query and fragment")
+    is_time = timeout is None or (isinstance(timeout, int | float) and timeout > 0)
+    if not is_time:
+        raise invalid("timeout", repr(timeout), "seconds, more than 0")
     if key == "":
         raise invalid("key", "an empty text", "a key, or None to send none")
     if key is not None and not (key.isascii() and key.isprintable()):

@@ -39,7 +39,7 @@ class Client:
             use it, and `verify` and `cert` then apply to them only.
 
     Raises:
-        RequestError: `url` is not an HTTP URL, `key` cannot be sent, or a certificate cannot be read.
+        RequestError: an argument cannot be used, or a certificate cannot be read.
 
     """
 

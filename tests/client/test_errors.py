@@ -97,6 +97,12 @@ def test_address_that_is_no_text_is_rejected(connect: Connect, url: Any) -> None
         connect(url)
 
 
+@pytest.mark.parametrize("timeout", ["30", 0, -1, float("nan")])
+def test_timeout_that_is_no_time_is_rejected(connect: Connect, timeout: Any) -> None:
+    with raises_kind("Invalid", match=r"^timeout: got .+, expected seconds, more than 0$"):
+        connect("http://a", timeout=timeout)
+
+
 def test_empty_key_is_rejected_before_a_request(connect: Connect) -> None:
     with raises_kind("Invalid", match=r"^key: got an empty text, expected a key, or None to send none$"):
         connect("http://a", key="")
