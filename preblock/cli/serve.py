@@ -129,7 +129,8 @@ def serve(**options: Any) -> None:
         if settings.grpc_uds is not None:
             lines.append(f"gRPC on unix:{settings.grpc_uds.absolute()}")
         elif settings.grpc_port is not None:
-            lines.append(f"gRPC on {settings.host}:{settings.grpc_port}")
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            lines.append(f"gRPC on {host}:{settings.grpc_port}")
         # On this machine, a server on all addresses is reached through the loopback address.
         local = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
         if settings.uds is not None:

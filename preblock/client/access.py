@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import httpx
@@ -13,6 +14,7 @@ import httpx
 from preblock import __version__
 from preblock.client.errors import invalid
 
+MAX_PORT = 2**16 - 1
 FilePath = str | os.PathLike[str]
 Verify = bool | FilePath | ssl.SSLContext
 Certificate = FilePath | tuple[FilePath, FilePath] | tuple[FilePath, FilePath, str]
@@ -83,7 +85,8 @@ def read_replicas(
             `read_access`.
 
     """
-    given = [urls] if isinstance(urls, str) else list(urls)
+    several = hasattr(urls, "__iter__") and not isinstance(urls, str | bytes)
+    given: list[Any] = list(urls) if several else [urls]
     if not given:
         raise invalid("url", "no address", "one address or more")
     servers = [read_access(url, timeout, key, verify, cert) for url in given]
@@ -95,14 +98,17 @@ def read_replicas(
 
 
 def read_access(
-    url: str, timeout: float, key: str | None, verify: Verify = True, cert: Certificate | None = None
+    url: Any, timeout: Any, key: str | None, verify: Verify = True, cert: Certificate | None = None
 ) -> ServerAccess:
     """Return the access to the server at `url`; the arguments are those of `Client`.
 
     Raises:
-        RequestError: `url` is not an HTTP URL, `key` cannot be sent, or a certificate cannot be read.
+        RequestError: `url` is not an HTTP URL, `timeout` is no time, `key` cannot be sent, or a certificate cannot be
+            read.
 
     """
+    if not isinstance(url, str):
+        raise invalid("url", repr(url), "http://… or https://…")
     url, uds = split_uds(url)
     try:
         address = httpx.URL(url)
@@ -110,6 +116,15 @@ def read_access(
         raise invalid("url", url, f"http://… or https://… ({error})") from error
     if address.scheme not in ("http", "https") or not address.host:
         raise invalid("url", url or "nothing", "http://… or https://…")
+    if (address.port or 0) > MAX_PORT:
+        raise invalid("url", url, f"a port of at most {MAX_PORT}")
+    if address.query or address.fragment:
+        raise invalid("url", url, "an address without query and fragment")
+    is_time = timeout is None or (isinstance(timeout, int | float) and timeout > 0)
+    if not is_time:
+        raise invalid("timeout", repr(timeout), "seconds, more than 0")
+    if key == "":
+        raise invalid("key", "an empty text", "a key, or None to send none")
     if key is not None and not (key.isascii() and key.isprintable()):
         message = "key: a header cannot carry its characters; a key has printable characters of ASCII alone"
         raise invalid("key", "other characters", "printable characters of ASCII", message)

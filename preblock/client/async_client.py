@@ -39,7 +39,7 @@ class AsyncClient:
             use it, and `verify` and `cert` then apply to them only.
 
     Raises:
-        RequestError: `url` is not an HTTP URL, `key` cannot be sent, or a certificate cannot be read.
+        RequestError: an argument cannot be used, or a certificate cannot be read.
 
     """
 
@@ -273,6 +273,7 @@ class AsyncClient:
         """
         from preblock.client.sockets import AsyncSocket
 
+        calls.check_names(output, dtype, companions)
         given = read_integers("offset", offset).tolist()
         count = len(given) if rows is None else rows
         # The service rejects an empty list of offsets.

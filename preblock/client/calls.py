@@ -13,7 +13,7 @@ from preblock.client.errors import ServerError, invalid
 from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.safetensors import read_safetensors, write_safetensors
-from preblock.client.token_ids import Row, Rows, from_torch
+from preblock.client.token_ids import Row, Rows, as_json, from_torch
 from preblock.client.transport import model_path
 
 T = TypeVar("T")
@@ -63,6 +63,7 @@ def embed(
     dtype: TableDtype,
 ) -> Call[Embeddings]:
     """Return the call for rows of ids or of parts; `inputs` holds further values of each token, by name."""
+    check_names(output, dtype)
     rows = _given(input_ids=ids, offset=offset, **inputs)
     names = _given(truncate=truncate, pooling=pooling, output=output, dtype=dtype)
     path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output, pooling is not None)
@@ -77,6 +78,7 @@ def embed(
 
 def text(model: str, version: int | None, output: str, **options: Any) -> Call[Embeddings]:
     """Return the call for texts."""
+    check_names(output, options.get("dtype"))
     pooled = options.get("pooling") is not None
     path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output, pooled)
     return _post(path, _given(output=output, **options), SAFETENSORS, parse)
@@ -86,6 +88,7 @@ def prompt_embeds(
     model: str, version: int | None, output: str, parts: Parts | None, placeholder: Placeholder | None, **options: Any
 ) -> Call[list[str]]:
     """Return the call for the field `prompt_embeds` of vLLM."""
+    check_names(output, options.get("dtype"))
     document = _given(output=output, encoding="prompt_embeds", **options) | write_parts(parts, placeholder)
     return _post(model_path(model, version, "embed"), document, JSON, partial(_read_prompts, output))
 
@@ -112,7 +115,7 @@ def control(name: str, action: Literal["load", "unload"]) -> Call[None]:
 
 
 def _post(path: str, document: Mapping[str, Any], accept: str, parse: Callable[[bytearray], T]) -> Call[T]:
-    body = json.dumps(document, default=_listed).encode()
+    body = json.dumps(document, default=as_json).encode()
     return Call("POST", path, parse, body, {"Accept": accept, "Content-Type": JSON})
 
 
@@ -121,10 +124,19 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: from_torch(value) for name, value in options.items() if value is not None}
 
 
-def _listed(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # an array, a tensor, or one of their scalars
-        return value.tolist()
-    raise invalid("request", f"a {type(value).__name__}", "numbers, and lists, arrays or tensors of them")
+def check_names(output: Any, dtype: Any, companions: Sequence[str] = ()) -> None:
+    """Check the names of an output, of a type, and of the further outputs of a stream; None is the default type.
+
+    Raises:
+        RequestError: a name is no text, such as the type `numpy.float16`; or a list and a name are confused.
+
+    """
+    if not isinstance(output, str) or "," in output:
+        raise invalid("output", repr(output), "the name of one output")
+    if not isinstance(dtype, str | None):
+        raise invalid("dtype", repr(dtype), "a name such as 'float16'")
+    if isinstance(companions, str):
+        raise invalid("companions", repr(companions), "a list of names")
 
 
 def _read_embeddings(output: str, pooled: bool, body: bytearray) -> Embeddings:

@@ -15,7 +15,7 @@ from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Vectors
 from preblock.client.retry import of_stream
 from preblock.client.sync_retry import retry
-from preblock.client.token_ids import Row, Rows, list_rows, read_integers, read_positions, read_rows
+from preblock.client.token_ids import Row, Rows, as_json, list_rows, read_integers, read_positions, read_rows
 from preblock.client.transport import model_path
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class DecodeStream:
             self._fields |= {"offset": self._offset or 0, "rows": len(self._offset)}
             if "context" in self._fields or self._context is not None:
                 self._fields["context"] = self._context or None
-        received = self._socket.exchange(json.dumps({"open": self._fields}))
+        received = self._socket.exchange(json.dumps({"open": self._fields}, default=as_json))
         try:
             document = json.loads(received)
             if "error" in document:

@@ -91,6 +91,18 @@ def from_torch(value: Any) -> Any:
     return value.numpy(force=True) if hasattr(value, "detach") else value
 
 
+def as_json(value: Any) -> Any:
+    """Return an array, a tensor, or one of their scalars as lists and numbers: the `default` of `json.dumps`.
+
+    Raises:
+        RequestError: any other value.
+
+    """
+    if hasattr(value, "tolist") and not isinstance(value, type):
+        return value.tolist()
+    raise invalid("request", f"a {type(value).__name__}", "numbers, and lists, arrays or tensors of them")
+
+
 def _integers(field: str, value: Any) -> Int64:
     try:
         array: NDArray[Any] = np.asarray(value)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from preblock.client.access import Replicas, ServerAccess
-from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut
+from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut, invalid
 from preblock.client.retry import of_response
 
 
@@ -126,7 +126,9 @@ class SyncTransport(_Exchange):
         return self._checked(server, response, content)
 
 
-def model_path(model: str, version: int | None, *action: str) -> str:
-    """Return the path of a model, or of an action such as "decode"."""
+def model_path(model: Any, version: int | None, *action: str) -> str:
+    """Return the path of a model, or of an action such as "decode"; raise RequestError if the name is no text."""
+    if not isinstance(model, str):
+        raise invalid("model", repr(model), "the name of a model")
     versions = () if version is None else ("versions", str(version))
     return "/".join(("", "models", quote(model, safe=""), *versions, *action))

@@ -141,9 +141,10 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tupl
 
 
 def _read_parts_step(fields: Mapping[str, Any], ignored: tuple[str, ...]) -> PartsOp:
+    rows = read_parts(fields.get("parts"), empty=True)
     refuse_beside_parts(fields, (*STEP_PARTS, *ignored))
     return PartsOp(
-        rows=read_parts(fields.get("parts"), empty=True),
+        rows=rows,
         placeholder=None if fields.get("placeholder") is None else read_placeholder(fields["placeholder"]),
         offset=None if fields.get("offset") is None else read_offset(fields["offset"]),
     )
@@ -166,6 +167,7 @@ def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
         Invalid: a field is missing, unknown, or of the wrong type.
 
     """
+    refuse_unknown(fields, dict.fromkeys((*row_fields(tuple(indices)), *STEP_PARTS, *OPTIONS, "chunk")))
     options = {name: value for name, value in fields.items() if name in OPTIONS}
     chunk = fields.get("chunk", 1)
     if type(chunk) is not int or not 1 <= chunk < 2**31:

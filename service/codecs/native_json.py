@@ -213,10 +213,11 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
 
 def _read_parts(fields: Mapping[str, Any]) -> EmbedMessage:
     """Read a request with rows made of parts."""
+    rows = read_parts(fields.get("parts"))
     refuse_beside_parts(fields, ("parts", "placeholder", "offset", "context", "output", "dtype", "encoding"))
     wanted, encoding = _read_options(fields)
     placeholder = None if fields.get("placeholder") is None else read_placeholder(fields["placeholder"])
-    return EmbedMessage(PartsRequest(rows=read_parts(fields.get("parts")), placeholder=placeholder, **wanted), encoding)
+    return EmbedMessage(PartsRequest(rows=rows, placeholder=placeholder, **wanted), encoding)
 
 
 def _read_options(fields: Mapping[str, Any]) -> RequestOptions:

@@ -21,9 +21,13 @@ def read_parts(value: Any, empty: bool = False) -> tuple[tuple[RowPart, ...], ..
     """Read rows of parts; a flat list of parts is one row. With `empty` some rows may be empty.
 
     Raises:
-        Invalid: a row or part is empty or has another type, or vectors are no base64 of finite float32 values.
+        Invalid: a row or part is empty or has another type, or vectors are no base64 of finite float32 values. Or the
+            value is None, beside a placeholder.
 
     """
+    if value is None:
+        message = "placeholder needs parts: its vectors stand for a token in the ids and texts of parts"
+        raise Invalid("placeholder", "no parts beside it", "parts", message=message)
     if not isinstance(value, list) or not value:
         raise Invalid("parts", format_value(value), "a list of parts for each row")
     flat = isinstance(value[0], dict)

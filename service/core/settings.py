@@ -135,6 +135,16 @@ class Settings(BaseModel):
         return self.inspector == "on" or (self.inspector == "auto" and self.api_keys_file is None)
 
     @property
+    def trusted_networks(self) -> list[str]:
+        """The networks in `trusted_proxies`. IPv4 ones follow a second time, as an IPv6 socket reports their addresses.
+
+        Source: RFC 4291, section 2.5.5.2.
+        """
+        networks = [ip_network(item) for item in split_list(self.trusted_proxies)]
+        mapped = [f"::ffff:{item.network_address}/{item.prefixlen + 96}" for item in networks if item.version == 4]
+        return [*map(str, networks), *mapped]
+
+    @property
     def has_grpc(self) -> bool:
         """Whether gRPC is served, on a port or a Unix socket."""
         return self.grpc_port is not None or self.grpc_uds is not None

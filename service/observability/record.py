@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 OPENING_SUFFIX = "-open"
 """Suffix of the protocol for the request to open a stream. Each step of the stream has a record of its own."""
 PROTOCOLS = (
-    *("native", "open-inference", "openai", "tei", "bias", "grpc", "grpc-stream", "decode"),
-    f"decode{OPENING_SUFFIX}",
+    *("native", "open-inference", "openai", "tei", "bias", "positions", "neighbours", "grpc", "grpc-stream"),
+    *("decode", f"decode{OPENING_SUFFIX}"),
 )
 OK, INTERNAL_ERROR, CANCELLED = "ok", "internal_error", "cancelled"
 

@@ -132,6 +132,16 @@ class IncomingRequest:
             name.lower() == b"upgrade" and value.lower() == b"websocket" for name, value in self.headers
         )
 
+    @property
+    def offers_other_protocol(self) -> bool:
+        """Whether the client offers a protocol that the server ignores, such as Java's HTTP client HTTP/2."""
+        return self.upgrades and self.method != b"CONNECT" and not self.is_websocket
+
+    def head_without_upgrade(self) -> bytes:
+        """Return the head without the offer of another protocol."""
+        self.headers = [header for header in self.headers if header[0].lower() != b"upgrade"]
+        return self.head()
+
     def head(self) -> bytes:
         """Return the head, serialized from the parsed fields."""
         lines = [b"%b %b HTTP/%b\r\n" % (self.method, self.url, self.version.encode())]

@@ -38,8 +38,12 @@ class RequestReader:
         self.ended = False
         self._incoming = IncomingRequest(0.0)
         self._first_input = b""  # first bytes received for the incoming request, if at most CHUNK_BYTES
-        self._parser = httptools.HttpRequestParser(self)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser = self._new_parser()
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     def wait_for_head(self) -> None:
         """Set the deadline for the next head."""
@@ -64,6 +68,9 @@ class RequestReader:
                     self._incoming.rest, self.ended = data, True
                     self._connection.accept(self._incoming)
                     return
+                if self._incoming.offers_other_protocol:
+                    # The parser has skipped the body. A server may ignore the offer (RFC 9110, section 7.8).
+                    self._parser, data = self._new_parser(), self._incoming.head_without_upgrade() + data
             except httptools.HttpParserError:
                 if not self.ended:  # else a callback has refused the request
                     self._refuse(MALFORMED)
@@ -97,7 +104,10 @@ class RequestReader:
             self._stop(TOO_LONG)
 
     def on_headers_complete(self) -> None:
-        """Check the head, and pass the request to the connection. A WebSocket follows after its whole request."""
+        """Check the head, and pass the request to the connection.
+
+        A WebSocket follows after its whole request. A head with another offer is read again, without the offer.
+        """
         incoming = self._incoming
         self._connection.deadline.clear()
         self.incomplete_bytes = 0
@@ -109,7 +119,7 @@ class RequestReader:
         if refusal is not None:
             self._stop(refusal)
         incoming.size = 0
-        if not incoming.is_websocket:
+        if not incoming.is_websocket and not incoming.offers_other_protocol:
             self._connection.accept(incoming)
 
     def on_body(self, body: bytes) -> None:
@@ -120,6 +130,8 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         """Read the end of a request."""
+        if self._incoming.offers_other_protocol:
+            return
         self.incomplete_bytes = self.body_bytes = 0
         self.between_requests = True
         incoming, first_input, self._first_input = self._incoming, self._first_input, b""

@@ -24,7 +24,7 @@ from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import VERSION, create_app, create_engine, create_tracing
 from preblock.service.core.auth import SERVICE
 from preblock.service.core.errors import Invalid, PreblockError
-from preblock.service.core.settings import Settings, split_list
+from preblock.service.core.settings import Settings
 from preblock.service.core.tls import load_certificates, reloading_context
 from preblock.service.engine.engine import Engine
 from preblock.service.observability import metric_files
@@ -228,6 +228,9 @@ def _check_grpc_address(settings: Settings) -> None:
             raise Invalid("grpc-uds", str(path), "another path than --uds", message=message)
         check_unix("grpc-uds", path)
     elif settings.grpc_port is not None:
+        if settings.uds is None and settings.grpc_port == settings.port:
+            message = f"--port and --grpc-port are both {settings.port}; each needs its own port"
+            raise Invalid("grpc-port", str(settings.grpc_port), "another port than --port", message=message)
         bind("grpc-port", settings.host, settings.grpc_port).close()
 
 
@@ -286,5 +289,5 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
         proxy_headers=settings.trusted_proxies is not None,
-        forwarded_allow_ips=split_list(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_networks,
     )

@@ -13,7 +13,7 @@ import pytest
 
 from preblock.service.runtime.providers import cuda_unavailable_reason
 from tests.cli.command_line import failing
-from tests.support.servers import Server, serve
+from tests.support.servers import Server, free_port, serve
 
 
 @pytest.mark.parametrize("command", ["settings", "serve"])
@@ -28,6 +28,12 @@ def test_serve_on_used_port_fails(tiny_repository: Path, option: str) -> None:
         port = listener.getsockname()[1]
         message = failing("serve", "--repository", tiny_repository, "--port", "0", option, str(port), code=1)
     assert message == f"port {port} on 127.0.0.1 is already in use"
+
+
+def test_serve_http_and_grpc_on_one_port_fails(tiny_repository: Path) -> None:
+    port = str(free_port())
+    message = failing("serve", "--repository", tiny_repository, "--port", port, "--grpc-port", port, code=1)
+    assert message == f"--port and --grpc-port are both {port}; each needs its own port"
 
 
 def test_serve_on_unknown_host_fails(tiny_repository: Path) -> None:

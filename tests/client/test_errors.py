@@ -5,7 +5,9 @@ import pickle
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import torch
 
 import preblock
 from preblock.client import errors
@@ -40,7 +42,12 @@ def test_problem_response_becomes_error_of_its_kind(kind: type[service.PreblockE
         ([1], {"offset": 6}, "Invalid", None),
         ([1], {"word": 1}, "Invalid", "field"),
         ([1], {"dtype": "float64"}, "Invalid", "dtype"),
+        ([1], {"dtype": np.float16}, "Invalid", "dtype"),
+        ([1], {"dtype": torch.float16}, "Invalid", "dtype"),
         ([1], {"output": "rotary_cos"}, "Invalid", "output"),
+        ([1], {"output": ["embeddings"]}, "Invalid", "output"),
+        ([1], {"output": "embeddings,token_embeddings"}, "Invalid", "output"),
+        ([1], {"model": None}, "Invalid", "model"),
         ([1], {"offset": float("nan")}, "Malformed", "body"),
         ([[1, 2]] * 40000, {}, "TooLarge", None),
         ([1], {"model": "none"}, "NotFound", None),
@@ -74,11 +81,51 @@ def test_unsupported_media_type_is_rejected(tiny_server: Server, header: str, me
         preblock.connect(tiny_server.address, http_client=http_client).embed([1], model="gpt")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", ""])
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", "", "http://a:65536", "http://a/?b", "http://a#b"],
+)
 def test_malformed_address_is_rejected(connect: Connect, url: str) -> None:
     with raises_kind("Invalid", match=r"^url: got ") as raised:
         connect(url)
     assert raised.value.field == "url"
+
+
+@pytest.mark.parametrize("url", [None, 8000, b"http://a", [None]])
+def test_address_that_is_no_text_is_rejected(connect: Connect, url: Any) -> None:
+    with raises_kind("Invalid", match=r"^url: got .+, expected http://… or https://…$"):
+        connect(url)
+
+
+@pytest.mark.parametrize("timeout", ["30", 0, -1, float("nan")])
+def test_timeout_that_is_no_time_is_rejected(connect: Connect, timeout: Any) -> None:
+    with raises_kind("Invalid", match=r"^timeout: got .+, expected seconds, more than 0$"):
+        connect("http://a", timeout=timeout)
+
+
+def test_empty_key_is_rejected_before_a_request(connect: Connect) -> None:
+    with raises_kind("Invalid", match=r"^key: got an empty text, expected a key, or None to send none$"):
+        connect("http://a", key="")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("output", ["embeddings"]), ("dtype", np.float16), ("companions", "rotary_cos")]
+)
+def test_names_of_a_stream_are_checked(tiny: Any, field: str, value: Any) -> None:
+    names = rf"^{field}: got .+, expected .+name"
+    with raises_kind("Invalid", match=names) as raised, tiny.decode("gpt", **{field: value}):
+        pass
+    assert raised.value.field == field
+
+
+def test_stream_accepts_scalars_of_numpy(tiny: Any) -> None:
+    given = np.ones((1, 4), np.float32)
+    placeholder = {"token_id": np.int64(7), "vectors": given}
+    parts = [[{"input_ids": [7]}], [{"input_ids": [1]}]]
+    with tiny.decode("gpt", rows=np.int64(2), output="token_embeddings") as stream:
+        vectors = stream.step(parts=parts, placeholder=placeholder)
+    assert np.array_equal(vectors[0], given)
+    assert np.array_equal(vectors[1], tiny.embed([1], model="gpt", output="token_embeddings").vectors[0])
 
 
 def test_client_keeps_path_of_address(connect: Connect, tiny_server: Server) -> None:

@@ -126,7 +126,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"parts": [{"ids": [1]}]}, r"parts\[0\]: got ids, expected input_ids, text, vectors, soft_prompt"),
     ({"parts": "text"}, r"parts\[0\]: got 't', expected a list of at least one part"),
     ({"parts": [{"soft_prompt": "polite"}]}, r"parts\[0\].soft_prompt: got polite, expected none"),
-    ({"placeholder": {"token_id": 9, "vectors": GIVEN}}, "parts: got None, expected a list of parts for each row"),
+    ({"placeholder": {"token_id": 9, "vectors": GIVEN}}, "placeholder needs parts: its vectors stand for a token"),
     ({"ids": [1], "parts": [{"input_ids": [1]}]}, "input_ids cannot be used with parts; allowed are parts"),
     ({"parts": [{"input_ids": [1]}], "attention_mask": [1]}, "attention_mask cannot be used with parts"),
 ]

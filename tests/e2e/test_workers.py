@@ -234,7 +234,9 @@ def test_serve_accepts_ipv4_and_ipv6_host(tiny_repository: Path, host: str) -> N
         written = f"[{host}]" if ":" in host else host
         assert server.address.startswith(f"http://{written}:")
         assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
-        with open_stub(f"{written}:{server.grpc.rpartition(':')[2]}") as stub:
+        grpc = f"{written}:{server.grpc.rpartition(':')[2]}"
+        assert f"gRPC on {grpc}\n" in server.banner
+        with open_stub(grpc) as stub:
             assert stub.ServerReady(service_pb2.ServerReadyRequest()).ready
 
 

@@ -16,6 +16,7 @@ from tests.reliability.wires import IDS, UPGRADE, frame, request
 EMBED, NOWHERE, DECODE = "/models/gpt/embed", "/nowhere", "/models/gpt/decode"
 CHUNKED = "Transfer-Encoding: chunked"
 BYTES = "Accept: application/octet-stream"
+OFFER = ("Upgrade: h2c", "Connection: Upgrade")
 LINE = json.dumps({"input_ids": [1]}).encode() + b"\n"
 TIMEOUT_SECONDS = 60
 
@@ -52,7 +53,10 @@ GOOD = (
     Piece(request("/livez", b""), (405,)),
     Piece(get("/livez"), (200,)),
     Piece(b"\r\n" + get("/v2/health/ready"), (200,)),
-    Piece(get("/models/none", "Upgrade: h2c", "Connection: Upgrade"), (404,)),
+    Piece(get("/models/none", *OFFER), (404,)),
+    Piece(request(EMBED, None, BYTES, *OFFER), (200,)),
+    Piece(request(NOWHERE, get("/livez"), *OFFER), (404,)),
+    Piece(in_chunks(EMBED, DOCUMENT[:5], DOCUMENT[5:], headers=OFFER), (200,)),
     Piece(get("/livez").replace(b"GET", b"HEAD"), (200,)),
 )
 CLOSE = frame(8, (1000).to_bytes(2, "big"))
@@ -74,6 +78,7 @@ LAST = (
     Piece(get("/models", CHUNKED) + CUT, (200,)),
     Piece(get("/livez", "Connection: close"), (200,)),
     Piece(request(EMBED, None, BYTES, "Connection: close"), (200,)),
+    Piece(request(EMBED, None, BYTES, "Upgrade: h2c", "Connection: close, Upgrade"), (200,)),
     Piece(request(NOWHERE, b"{}" * 1000, "Connection: close"), (404,)),
     Piece(get("/livez", version="1.0"), (200,)),
     Piece(UPGRADE + CLOSE, (101,)),

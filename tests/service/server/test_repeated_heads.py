@@ -202,6 +202,20 @@ def test_changed_rate_applies_to_each_client_behind_proxy(tiny_repository: Path,
             assert [client.ask(sent)[0] for _ in range(6)] == [200] * 4 + [429] * 2
 
 
+def test_ipv4_proxy_of_an_ipv6_server_is_trusted(tiny_repository: Path) -> None:
+    """Its address is `::ffff:127.0.0.1` there. The limit tells the clients apart."""
+    options = "--host", "::", "--trusted-proxies", "127.0.0.0/8", "--rate-limit-per-second", "0.01"
+    with serve(tiny_repository, *options) as server:
+        address = server.address.replace("[::]", "127.0.0.1")
+        with RawConnection(address) as client:
+            for number in range(2):
+                proxied = {"X-Forwarded-For": f"192.0.2.{number}"}
+                assert [client.ask(request(1, 2, **proxied))[0] for _ in range(2)] == [200, 429]
+                proxied = {"X-Forwarded-For": f"198.51.100.{number}"}
+                sent = http_request("/models/gpt/positions", headers=proxied, method="GET")
+                assert [client.ask(sent)[0] for _ in range(2)] == [200, 429]
+
+
 def test_empty_line_does_not_start_header_timeout(tiny_repository: Path) -> None:
     sent = request(1, 2)
     with (

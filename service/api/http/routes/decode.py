@@ -56,8 +56,13 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
             accept = request.accept
             media = answer_type(accept, (NDJSON, EVENTS))
             fields = read_query(single_values(request.query))
-            readable = (JSON,) if media == EVENTS else (NDJSON,) if NDJSON in accept else (NDJSON, JSON)
-            if body_type(request.header(b"content-type"), readable) == JSON and media != EVENTS:
+            has_events = EVENTS in accept.lower()
+            only_lines = NDJSON in accept and not has_events
+            readable = (JSON,) if media == EVENTS else (NDJSON,) if only_lines else (NDJSON, JSON)
+            kind = body_type(request.header(b"content-type"), readable)
+            if kind == JSON and has_events:  # the only answer to JSON, also beside */*
+                media = answer_type(accept, (EVENTS,))
+            if kind == JSON and media != EVENTS:
                 expected = f"{EVENTS} for a JSON body; a body of lines needs Content-Type: {NDJSON}"
                 raise NotAcceptable("Accept", accept or "no header", expected)
             if media == EVENTS:

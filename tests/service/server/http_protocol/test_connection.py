@@ -79,6 +79,36 @@ def test_connection_is_closed_on_request(running: Server) -> None:
             assert len(connection.getresponse().read()) == 4 * WIDTH
 
 
+OFFER = {"Upgrade": "h2c", "Connection": "Upgrade, HTTP2-Settings", "HTTP2-Settings": "AAMAAABkAAQCAAAAAAIAAAAA"}
+"""Offer of HTTP/2 by Java's HTTP client (RFC 7540, section 3.2)."""
+
+
+def test_offer_of_http_2_is_ignored(running: Server, client: httpx.Client) -> None:
+    path, body, headers = raw(np.array([[3, 4]]), 5)
+    vectors = client.post(path, content=body, headers=headers).content
+    chunked = {**headers, **OFFER, "Transfer-Encoding": "chunked"}
+    sent = http_request(path, body, headers | OFFER)
+    with RawConnection(running.address) as stream:
+        for _ in range(3):
+            assert stream.ask(sent)[2] == vectors
+        assert stream.ask(http_request(path, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), chunked))[2] == vectors
+        # The body of an unanswered path is no request.
+        assert stream.ask(http_request("/nowhere", http_request(path, body, headers), OFFER))[0] == 404
+        assert stream.ask(http_request("/readyz", headers=OFFER, method="GET"))[0] == 200
+        stream.send(*(sent[place : place + 1] for place in range(len(sent))))
+        assert stream.answer()[2] == vectors
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_offer_of_http_2_before_a_close_is_ignored(running: Server, client: httpx.Client, version: str) -> None:
+    path, body, headers = raw(np.array([[3, 4]]), 5)
+    last = headers | OFFER | {"Connection": "close, Upgrade, HTTP2-Settings"}
+    with RawConnection(running.address) as stream:
+        answer = stream.ask(http_request(path, body, last).replace(b"HTTP/1.1", b"HTTP/" + version.encode()))
+        assert answer[2] == client.post(path, content=body, headers=headers).content
+        assert stream.file.read() == b""
+
+
 SMALL_PARTS = orjson.dumps({"input_ids": [[1]] * 40_000, "encoding": "prompt_embeds", "dtype": "float16"})
 """A request for an archive for each row, each smaller than one write."""
 

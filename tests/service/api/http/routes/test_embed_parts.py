@@ -201,10 +201,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "llama",
-        {"placeholder": {"token_id": 1, "vectors": ""}},
+        {"parts": [GOOD], "placeholder": {"token_id": 1, "vectors": ""}},
         "placeholder.vectors: got '', expected base64 of float32 values",
     ),
-    ("llama", {"placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "parts: got None, expected a list of parts"),
+    ("llama", {"placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "placeholder needs parts: its vectors stand"),
+    ("llama", {"input_ids": [1], "placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "placeholder needs parts: "),
     ("llama", {"parts": [GOOD], "placeholder": 5}, "placeholder: got 5, expected an object with token_id and vectors"),
     (
         "llama",
@@ -276,7 +277,7 @@ def test_placeholder_beside_an_array_is_rejected(http: httpx.Client) -> None:
         content=np.array([[1, 2, 3]]).tobytes(),
         headers={"Content-Type": "application/octet-stream"},
     )
-    assert (answer.status_code, answer.json()["field"]) == (422, "input_ids"), answer.text
+    assert (answer.status_code, answer.json()["field"]) == (422, "placeholder"), answer.text
 
 
 def test_rotary_outputs_count_vectors_as_tokens(http: httpx.Client) -> None:

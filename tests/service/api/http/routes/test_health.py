@@ -48,6 +48,8 @@ def test_unfinished_request_counts_as_running(tiny: httpx.Client, api: str, prot
 
 
 def test_every_protocol_has_a_gauge_of_running_requests(tiny: httpx.Client) -> None:
+    for path in ("positions", "neighbours?id=1"):
+        assert tiny.get(f"/models/gpt/{path}").status_code == 200
     protocols = {key[1] for key in read_metrics(tiny) if key[0] == "preblock_requests_running"}
     assert protocols == set(PROTOCOLS)
 

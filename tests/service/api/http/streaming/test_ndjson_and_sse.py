@@ -140,6 +140,7 @@ def test_overlong_line_ends_the_response(tiny_clients: Clients) -> None:
         ("gpt/decode", JSON | {"Accept": NDJSON["Content-Type"]}, 415, "Content-Type: got application/json, expected"),
         ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding: got gzip, expected identity"),
         ("gpt/decode", {"Accept": "application/json"}, 406, "Accept: got application/json, expected application/x-ndj"),
+        ("gpt/decode", JSON | {"Accept": "*/*, text/event-stream;q=0"}, 406, "Accept: got */*, text/event-stream;q=0"),
         ("gpt/decode", EVENTS | NDJSON, 415, "Content-Type: got application/x-ndjson, expected application/json"),
         ("gpt/decode", EVENTS, 400, "body: not valid JSON"),
     ],
@@ -177,6 +178,16 @@ def test_ids_are_answered_as_events_of_chunk_size(tiny_clients: Clients, chunk: 
     assert end == ("end", "", {"next_offset": [6]})
 
 
+@pytest.mark.parametrize("accept", ["text/event-stream, */*", "application/x-ndjson, Text/Event-Stream;q=0.9"])
+def test_json_body_gets_events_beside_other_types(tiny_clients: Clients, accept: str) -> None:
+    headers = JSON | {"Accept": accept}
+    answer = tiny_clients.http.post("/models/gpt/decode", content=b'{"input_ids": [1]}', headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    lines = tiny_clients.http.post("/models/gpt/decode", content=b"", headers=NDJSON | {"Accept": accept})
+    assert (lines.status_code, lines.headers["Content-Type"]) == (200, "application/x-ndjson")
+
+
 def test_unequal_rows_end_independently(tiny_clients: Clients) -> None:
     fields = {"input_ids": [[1, 2, 3], [4], [5, 6]], "token_type_ids": [[0, 1, 0], [1], [1, 1]]}
     *events, end = events_of(tiny_clients, "bert", **fields, offset=[0, 2, 4])
@@ -198,7 +209,12 @@ def test_unequal_rows_end_independently(tiny_clients: Clients) -> None:
         ({"input_ids": [1], "rows": 2}, 422, "input_ids: got 1 rows, expected 2 rows"),
         ({"input_ids": [1], "offset": 6}, 422, "offset[0] + tokens: got 6 + 1 = 7"),
         ({"input_ids": [1, 2], "attention_mask": [1]}, 422, "attention_mask[0]: got 1 values, expected 2 values"),
-        ({"input_ids": [1], "nope": 1}, 422, "unknown field nope"),
+        (
+            {"input_ids": [1], "nope": 1},
+            422,
+            "unknown field nope; expected input_ids, position_ids, attention_mask, token_type_ids, parts, placeholder, "
+            "offset, context, rows, output, dtype, encoding, chunk",
+        ),
     ],
 )
 def test_error_before_first_event_has_http_status(

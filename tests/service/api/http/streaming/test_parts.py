@@ -140,7 +140,7 @@ BAD = [
     ({"parts": [[ids(1)], []], "nope": 1}, "unknown field nope; expected input_ids, position_ids, attention_mask"),
     ({"parts": [[ids(1)], []], "offset": 3}, "offset[0]: got 3, expected 0, the offset of this row"),
     ({"parts": [[], [ids(1), vectors(np.zeros((6, 4), np.float32))]]}, "offset[1] + tokens: got 0 + 7 = 7"),
-    ({"placeholder": {"token_id": 1, **vectors(GIVEN)}}, "parts: got None, expected a list of parts for each row"),
+    ({"placeholder": {"token_id": 1, **vectors(GIVEN)}}, "placeholder needs parts: its vectors stand for a token"),
     ({"parts": [[{"soft_prompt": "a"}], []]}, "parts[0][0].soft_prompt: got a, expected none, since this model has"),
 ]
 
