@@ -1,4 +1,4 @@
-"""Frames of WebSocket clients (RFC 6455, section 5)."""
+"""Frames of a WebSocket (RFC 6455, section 5)."""
 
 import struct
 
@@ -21,6 +21,13 @@ def binary_payload(data: bytes) -> bytes | None:
     if len(data) != start + length:
         return None
     return unmask(data[start:], data[start - MASK_BYTES : start])
+
+
+def binary_head(size: int) -> bytes:
+    """Return the head of a server's binary message of `size` bytes in one frame; clients reject a longer length."""
+    if size < 126:
+        return struct.pack("!BB", BINARY, size)
+    return struct.pack("!BBH", BINARY, 126, size) if size < 2**16 else struct.pack("!BBQ", BINARY, LONGEST, size)
 
 
 def unmask(payload: bytes, mask: bytes) -> bytes:
