@@ -1,7 +1,7 @@
 """Loads an artifact: checks it, opens its graphs, and runs each once."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from preblock.service.artifacts.parity import ParityReport
 from preblock.service.artifacts.records import Tensor
 from preblock.service.artifacts.references import check_references, read_signatures
 from preblock.service.core.errors import ArtifactError
-from preblock.service.core.files import signature_of
+from preblock.service.core.files import FileSignature, signature_of
 from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, map_tables
 from preblock.service.runtime.graph_check import (
@@ -87,48 +87,16 @@ def load_model(
     """
     manifest, identity = read_with_identity(folder)
     parity = read(ParityReport, folder / PARITY)
-    if GRAPH not in manifest.graphs:
-        raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs) or "nothing", f"at least {GRAPH}")
-    signatures = check_files(folder, manifest, checksums.sha256)
-    check_graphs(folder, manifest)
-    check_ngram_tables(folder, manifest)
-    references = check_references(manifest, reference_roots)
+    signatures, references = _check_files(folder, manifest, checksums, reference_roots)
     provider = choice.for_model(manifest).active
     sessions = _open_sessions(folder, manifest, provider, threads, gpu_mem_limit_bytes)
-    for graph, session in sessions.items():
-        declared = manifest.graphs[graph]
-        compare_tensors(graph, "inputs", declared.inputs, session.inputs)
-        compare_tensors(graph, "outputs", declared.outputs, session.outputs)
-    check_widths(manifest)
-    if isinstance(manifest, StemManifest):
-        compare_tensors(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
-    else:
-        check_history(manifest)
-        check_inputs(manifest)
-        for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
-            check_table_rows(graph, manifest, sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph))
-    positions = tables = gpu_lookup = lookup_table = None
-    if isinstance(manifest, Manifest) and POSITIONED_GRAPH in sessions:
-        positions = map_positions(folder, manifest)
-        check_positioned(manifest, sessions, positions)
-    if isinstance(manifest, Manifest) and manifest.kernel is not None:
-        tables = map_tables(folder, manifest, manifest.kernel)
-        if provider != CPU:
-            gpu_lookup, tables = CudaLookup(tables, gpu_mem_limit_bytes), None
-            check_kernel(manifest, sessions, gpu_lookup)
-        elif BUILT:
-            check_kernel(manifest, sessions, FusedLookup(tables, sessions[manifest.plain]))
-    if isinstance(manifest, Manifest) and provider == CPU:
-        lookup_table = map_lookup(folder, manifest)
+    _check_sessions(folder, manifest, sessions, provider)
+    lookups: dict[str, Any] = {}
+    if isinstance(manifest, Manifest):
+        lookups = _open_lookups(folder, manifest, sessions, provider, gpu_mem_limit_bytes)
     for session in sessions.values():
         session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
-    for file, signature in signatures.items():
-        if signature_of(os.lstat(folder / file)) != signature:
-            message = f"{file} changed while it was opened"
-            raise ArtifactError(file, "a change while it was opened", "the checked file", message=message)
-    if read_signatures(references) != references:
-        message = f"{MANIFEST} references: a file changed while it was opened"
-        raise ArtifactError(f"{MANIFEST} references", "a changed file", "the checked file", message=message)
+    _check_unchanged(folder, signatures, references)
     served: dict[str, Any] = {
         "name": name,
         "version": version,
@@ -145,21 +113,94 @@ def load_model(
         ids = open_ngram_ids(manifest, sessions[NGRAM_IDS_GRAPH])
         ngrams = open_ngram_rows(folder, manifest, ids, memory, references)
         warm_up(f"model {name} version {version}", ngrams, manifest, memory)
-    tokenizer = Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None
-    tables = tables if BUILT else None
-    open_rows = partial(open_position_rows, folder, manifest)
     return TokenModel(
         manifest=manifest,
-        tokenizer=tokenizer,
-        positions=positions,
-        tables=tables,
-        gpu_lookup=gpu_lookup,
-        lookup_table=lookup_table,
+        tokenizer=Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None,
         ngrams=ngrams,
         soft_prompts=map_soft_prompts(folder, manifest),
-        open_rows=open_rows,
+        open_rows=partial(open_position_rows, folder, manifest),
+        **lookups,
         **served,
     )
+
+
+def _check_files(
+    folder: Path, manifest: Manifest | StemManifest, checksums: Checksums, reference_roots: Sequence[Path]
+) -> tuple[dict[str, FileSignature], dict[str, FileSignature]]:
+    """Check the files before onnxruntime opens them; return signatures of the artifact's files, and of referenced ones.
+
+    Raises:
+        ArtifactError: a file differs from the manifest, or from another file.
+
+    """
+    if GRAPH not in manifest.graphs:
+        raise ArtifactError(f"{MANIFEST} graphs", ", ".join(manifest.graphs) or "nothing", f"at least {GRAPH}")
+    signatures = check_files(folder, manifest, checksums.sha256)
+    check_graphs(folder, manifest)
+    check_ngram_tables(folder, manifest)
+    return signatures, check_references(manifest, reference_roots)
+
+
+def _check_unchanged(
+    folder: Path, signatures: Mapping[str, FileSignature], references: Mapping[str, FileSignature]
+) -> None:
+    """Raise ArtifactError if a file has changed since `_check_files`."""
+    for file, signature in signatures.items():
+        if signature_of(os.lstat(folder / file)) != signature:
+            message = f"{file} changed while it was opened"
+            raise ArtifactError(file, "a change while it was opened", "the checked file", message=message)
+    if read_signatures(references) != references:
+        message = f"{MANIFEST} references: a file changed while it was opened"
+        raise ArtifactError(f"{MANIFEST} references", "a changed file", "the checked file", message=message)
+
+
+def _check_sessions(
+    folder: Path, manifest: Manifest | StemManifest, sessions: Mapping[str, Session], provider: str
+) -> None:
+    """Raise ArtifactError if an opened graph differs from the manifest."""
+    for graph, session in sessions.items():
+        declared = manifest.graphs[graph]
+        compare_tensors(graph, "inputs", declared.inputs, session.inputs)
+        compare_tensors(graph, "outputs", declared.outputs, session.outputs)
+    check_widths(manifest)
+    if isinstance(manifest, StemManifest):
+        compare_tensors(GRAPH, "inputs", (manifest.input,), sessions[GRAPH].inputs)
+        return
+    check_history(manifest)
+    check_inputs(manifest)
+    for graph in filter(sessions.__contains__, TOKEN_GRAPHS):
+        # Only the CPU rejects an index beyond the table.
+        session = sessions[graph] if provider == CPU else Session(folder, CPU, 1, graph)
+        check_table_rows(graph, manifest, session)
+
+
+def _open_lookups(
+    folder: Path, manifest: Manifest, sessions: Mapping[str, Session], provider: str, gpu_mem_limit_bytes: int | None
+) -> dict[str, Any]:
+    """Open and check the tables that serve in place of a graph; return them as arguments of `TokenModel`.
+
+    Raises:
+        ArtifactError: the data file does not hold a table, or a table gives other vectors than the graph.
+
+    """
+    positions = tables = gpu_lookup = None
+    if POSITIONED_GRAPH in sessions:
+        positions = map_positions(folder, manifest)
+        check_positioned(manifest, sessions, positions)
+    if manifest.kernel is not None:
+        mapped = map_tables(folder, manifest, manifest.kernel)
+        if provider != CPU:
+            gpu_lookup = CudaLookup(mapped, gpu_mem_limit_bytes)
+            check_kernel(manifest, sessions, gpu_lookup)
+        elif BUILT:
+            tables = mapped
+            check_kernel(manifest, sessions, FusedLookup(tables, sessions[manifest.plain]))
+    return {
+        "positions": positions,
+        "tables": tables,
+        "gpu_lookup": gpu_lookup,
+        "lookup_table": map_lookup(folder, manifest) if provider == CPU else None,
+    }
 
 
 def _open_sessions(
