@@ -80,7 +80,7 @@ class TextPath:
             run = TextRun(self._fast_path, record, request, real)
             self._fast_path.admission.enter(record)
         except Exception:
-            return None  # a tokenizer raises any of them; the general path reports it
+            return None  # a tokenizer may raise any exception; the general path reports it
         return run
 
     def _tokenize(self, texts: Sequence[str]) -> TokenRequest | None:
