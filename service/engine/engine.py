@@ -38,7 +38,7 @@ from preblock.service.engine.casting import cast
 from preblock.service.engine.history import next_context
 from preblock.service.engine.parts import assemble, cost_of_parts, place_vectors, vectors_of_outputs
 from preblock.service.engine.planning import BatchItem, Outputs
-from preblock.service.engine.pooling import finish, pool, table_of_means
+from preblock.service.engine.pooling import finish_pooled, pool, table_of_means
 from preblock.service.engine.positions import next_positions, pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
@@ -282,6 +282,6 @@ def finish_outputs(
             vectors = vectors.reshape(*shape, *manifest.shapes[output])
         else:
             pooled = pool(vectors.reshape(-1, width), rows, pooled_tokens(request, manifest), request.pooling)
-            vectors = finish(pooled, request, manifest)
+            vectors = finish_pooled(pooled, request, manifest)
         tensors[output] = cast(vectors, manifest.dtype_of(output, request.dtype))
     return tensors
