@@ -58,7 +58,8 @@ class FrameReader:
         self._head = b""
         self._payload = 0  # remaining payload bytes of the current frame
         self._split = False
-        self._piece = bytearray()  # payload of the next fragment
+        self._fragment_payload = bytearray()
+        self._first, self._mask = 0, b""  # first byte and mask of the next fragment
 
     @property
     def between_messages(self) -> bool:
@@ -104,14 +105,14 @@ class FrameReader:
 
     def _fragment(self, part: bytes) -> bytes:
         """Add to the payload of a long frame, and return the next fragment if it is complete."""
-        self._piece += part
-        size = len(self._piece)
+        self._fragment_payload += part
+        size = len(self._fragment_payload)
         if self._payload and size < MAX_FRAGMENT_BYTES:
             return b""
         first = self._first if not self._payload else self._first & ~FINAL
-        frame = struct.pack("!BBQ", first, MASKED + LONGEST, size) + self._mask + self._piece
+        frame = struct.pack("!BBQ", first, MASKED + LONGEST, size) + self._mask + self._fragment_payload
         self._first &= FINAL  # further fragments continue the message
         turn = size % MASK_BYTES
         self._mask = self._mask[turn:] + self._mask[:turn]
-        self._piece.clear()
+        self._fragment_payload.clear()
         return frame
