@@ -17,11 +17,12 @@ from typing import cast
 
 import uvloop
 
-from benchmarks.servers import PREBLOCK, free_port
+from benchmarks.servers import PREBLOCK
 from benchmarks.streams import MODEL, SERVER_CORE, WIDTH, be_the_client, running
 from preblock.bench.load import PROTOCOLS, measure
 from preblock.bench.workload import LoadTarget
 from preblock.client import connect
+from tests.support.servers import free_port
 
 SHAPE = (1, 1)
 

@@ -24,7 +24,7 @@ SIZES = (128256, 2048, 16)
 TINY = (64, 64, 1)
 HEAD = 64
 ROW, DISCOVERED = "llama", "helium"
-MOST_TIME, MOST_MEMORY, PARTS = 3.0, 1.2, 10**9
+MOST_TIME, MOST_MEMORY, OVERHEAD_BYTES = 3.0, 1.2, 10**9
 
 EXPORT = """
 import json, sys, time
@@ -66,7 +66,7 @@ def main() -> None:
         raise SystemExit("a type has another way than expected")
     if discovered["processor"] > MOST_TIME * by_row["processor"]:
         raise SystemExit(f"discovery takes more than {MOST_TIME} times the processor time of the row")
-    if discovered["peak"] > MOST_MEMORY * tensors + PARTS:
+    if discovered["peak"] > MOST_MEMORY * tensors + OVERHEAD_BYTES:
         raise SystemExit(f"discovery takes more memory than {MOST_MEMORY} times the tensors plus 1 GB")
 
 

@@ -19,7 +19,8 @@ import numpy as np
 
 ROWS, WIDTH, POSITIONS = 262144, 4096, 1024
 WORKERS = 4
-PARTS = 180 * 10**6
+MOST_MEMORY, OVERHEAD_BYTES = 1.2, 180 * 10**6
+"""Largest ratio of the memory to the larger file, and the bytes allowed beside it for compared chunks and libraries."""
 
 BEGIN = """
 import json, sys, time
@@ -91,7 +92,7 @@ def measure(folder: Path, dtype: str, stored: str) -> dict[str, str]:
     first, again = (run(OPEN, repository, cache) for _ in range(2))
     shared = shared_memory(data, repository)
     for what, found in (("export", exported), ("verify", verified)):
-        if found["peak"] > 1.2 * larger + PARTS:
+        if found["peak"] > MOST_MEMORY * larger + OVERHEAD_BYTES:
             raise SystemExit(f"{what} of {dtype} stored in {stored}: {found['peak']} bytes, for a file of {larger}")
     shutil.rmtree(folder)
     return {

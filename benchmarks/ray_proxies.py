@@ -19,11 +19,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.servers import PREBLOCK, descendants, free_port
+from benchmarks.servers import PREBLOCK, descendants
 from benchmarks.streams import MODEL, SERVER_CORE, be_the_client, running
 from preblock.bench.load import measure
 from preblock.bench.workload import LoadTarget
 from preblock.client import connect
+from tests.support.servers import free_port
 
 RAY_PYTHON = Path(".venv/ray/bin/python")
 SERVE = """

@@ -22,6 +22,7 @@ import orjson
 from benchmarks.environments import CannotRun, install
 from benchmarks.streams import MODEL, SERVER_CORE
 from benchmarks.tensors import BYTES, Protocol, native, open_inference
+from tests.support.servers import free_port
 
 PREBLOCK = Path(sys.executable).parent / "preblock"
 HANDLERS = Path(__file__).parent / "peers"
@@ -279,12 +280,6 @@ def started(name: str, headers: Mapping[str, str] = MappingProxyType({})) -> Ite
             said = (folder / "log").read_text(errors="replace").strip().splitlines()
             raise CannotRun(f"{error}; it said: {said[-1] if said else 'nothing'}") from error
         yield running
-
-
-def free_port() -> int:
-    """Return a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def descendants(pid: int) -> list[int]:

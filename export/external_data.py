@@ -17,7 +17,7 @@ from preblock.service.artifacts.manifest import DATA, GRAPH
 
 CHUNK_BYTES = 2**26
 """Bytes of one write."""
-SMALL = 256
+MAX_INLINE_BYTES = 256
 """Largest tensor, in bytes, stored in the graph itself."""
 
 
@@ -30,7 +30,7 @@ def save_program(program: torch.onnx.ONNXProgram, folder: Path, report: Report) 
     weights = {name: value.const_value.numpy() for name, value in initializers if value.const_value is not None}
     program.save(folder / GRAPH, include_initializers=False)
     model = onnx.load(folder / GRAPH)
-    total = sum(values.nbytes for values in weights.values() if values.nbytes > SMALL)
+    total = sum(values.nbytes for values in weights.values() if values.nbytes > MAX_INLINE_BYTES)
     step = "writing the graph"
     report(step)
     progress = StepProgress(report, step, total)
@@ -72,7 +72,7 @@ def set_place(tensor: onnx.TensorProto, offset: int, length: int, file: str = DA
 
 def _save(name: str, values: NDArray[Any], stream: BinaryIO, progress: StepProgress) -> onnx.TensorProto:
     """Append `values` to the data file, and return the tensor over them."""
-    if values.nbytes <= SMALL:
+    if values.nbytes <= MAX_INLINE_BYTES:
         return onnx.numpy_helper.from_array(values, name)
     dtype = onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
     tensor = onnx.TensorProto(name=name, dims=values.shape, data_type=dtype)

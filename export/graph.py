@@ -104,18 +104,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
     """
     signature = frontend.signature
     lookups = _lookups(signature)
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    # `offset` has one element, so that (1,) broadcasts over the batch in the graph; other sizes are arbitrary.
-    # Each input is a separate tensor: the exporter merges arguments with the same tensor into one input.
-    samples: dict[str, Any] = {"input_ids": _ones(2, 3), "offset": _ones(1)}
-    shapes: dict[str, Any] = {"input_ids": axes, "offset": None}
-    if signature.indices:
-        samples["indices"] = {name: _ones(2, 3) for name in signature.indices}
-        shapes["indices"] = dict.fromkeys(signature.indices, axes)
-    if signature.needs_mask:
-        samples["attention_mask"], shapes["attention_mask"] = _ones(2, 3), axes
-    if signature.history:
-        samples[CONTEXT], shapes[CONTEXT] = _ones(2, signature.history), {0: axes[0]}
+    samples, shapes = _sample_inputs(signature)
     whole = export_program(
         _ExportedModule(frontend),
         folder,
@@ -148,6 +137,23 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
         save_graph(_only(whole, name, inputs=["input_ids", *history]), folder / graph)
     if NGRAMS in lookups:
         save_graph(_build_rows_graph(whole), folder / NGRAM_ROWS_GRAPH)
+
+
+def _sample_inputs(signature: Signature) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return arguments of the front-end for its export, and the axes of each that have any size."""
+    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    # `offset` has one element, so that (1,) broadcasts over the batch in the graph; other sizes are arbitrary.
+    # Each input is a separate tensor: the exporter merges arguments with the same tensor into one input.
+    samples: dict[str, Any] = {"input_ids": _ones(2, 3), "offset": _ones(1)}
+    shapes: dict[str, Any] = {"input_ids": axes, "offset": None}
+    if signature.indices:
+        samples["indices"] = {name: _ones(2, 3) for name in signature.indices}
+        shapes["indices"] = dict.fromkeys(signature.indices, axes)
+    if signature.needs_mask:
+        samples["attention_mask"], shapes["attention_mask"] = _ones(2, 3), axes
+    if signature.history:
+        samples[CONTEXT], shapes[CONTEXT] = _ones(2, signature.history), {0: axes[0]}
+    return samples, shapes
 
 
 def _ones(*shape: int) -> Tensor:

@@ -26,38 +26,38 @@ class StepProgress:
     def __init__(self, report: Report, step: str, total: int = 0) -> None:
         self._report, self._step, self._total = report, step, total
         self._begin = time.monotonic()
-        self._said = self._begin + REPORT_AFTER_SECONDS - REPORT_INTERVAL_SECONDS
+        self._last_report = self._begin + REPORT_AFTER_SECONDS - REPORT_INTERVAL_SECONDS
         self._done = 0
 
     def add(self, count: int) -> None:
         """Count further bytes."""
         self._done += count
         now = time.monotonic()
-        if now - self._said >= REPORT_INTERVAL_SECONDS:
-            self._said = now
-            self._report(f"{self._step}: {self._far(now)}")
+        if now - self._last_report >= REPORT_INTERVAL_SECONDS:
+            self._last_report = now
+            self._report(f"{self._step}: {self._format_progress(now)}")
 
     def cases(self, done: int, of: int, count: int) -> None:
         """Count the bytes of a case, and report the number of finished cases."""
         self._done += count
         now = time.monotonic()
-        far = f", {self._far(now)}" if now - self._begin >= REPORT_AFTER_SECONDS else ""
-        self._report(f"{self._step}: {done} of {of} cases{far}")
+        progress = f", {self._format_progress(now)}" if now - self._begin >= REPORT_AFTER_SECONDS else ""
+        self._report(f"{self._step}: {done} of {of} cases{progress}")
 
     def sha256(self, stream: BufferedReader) -> str:
         """Return the SHA-256 of `stream` in hexadecimal, and count its bytes."""
-        digest, part = hashlib.sha256(), bytearray(CHUNK_BYTES)
-        while count := stream.readinto(part):
-            digest.update(memoryview(part)[:count])
+        digest, chunk = hashlib.sha256(), bytearray(CHUNK_BYTES)
+        while count := stream.readinto(chunk):
+            digest.update(memoryview(chunk)[:count])
             self.add(count)
         return digest.hexdigest()
 
-    def _far(self, now: float) -> str:
-        of = f" of {in_bytes(self._total)}" if self._total else ""
-        return f"{in_bytes(self._done)}{of}, {in_bytes(self._done / (now - self._begin))}/s"
+    def _format_progress(self, now: float) -> str:
+        of = f" of {format_bytes(self._total)}" if self._total else ""
+        return f"{format_bytes(self._done)}{of}, {format_bytes(self._done / (now - self._begin))}/s"
 
 
-def in_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return a number of bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB"):
         if count < 999.5:

@@ -1,6 +1,6 @@
 """The proof of an artifact, during the export and again later."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +67,8 @@ from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import Session
 
+OpenGraph = Callable[[str], Session]
+"""Opens the graph of a file name."""
 HUGE_BYTES = 2**27
 """Smallest data file, in bytes, to save memory for at the cost of time."""
 
@@ -109,15 +111,7 @@ def verify(
             loaded = replace(loaded, resized=manifest.resized, sentence=manifest.sentence)
             tables = ReferencedTables(manifest.ngram_tables, manifest.references) if hashes else ReferencedTables()
             loaded = replace(loaded, soft_prompts=manifest.soft_prompts, tables=tables)
-        again = describe_artifact(loaded, folder, report)
-        for name in type(manifest).model_fields:
-            stated, true = getattr(manifest, name), getattr(again, name)
-            if name == "kernel" and stated is None:  # an earlier export, run by onnxruntime
-                continue
-            if isinstance(stated, TokenEmbeddings) and isinstance(true, TokenEmbeddings):  # releases learn of consumers
-                true = true.model_copy(update={"consumers": stated.consumers})
-            if name != "versions" and stated != true:
-                raise ExportError(f"{folder / MANIFEST}: {name} is {stated!r}, but the artifact has {true!r}")
+        _check_manifest(manifest, describe_artifact(loaded, folder, report), folder)
         found = {name: prove_artifact(frontend, folder, name, report) for name in providers}
         return _record(folder, found, hashes).model_copy(update={"providers": found})
     except PreblockError as error:
@@ -163,35 +157,71 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
                 progress.cases,
             )
     if isinstance(frontend, FrontEnd):
-        signature = frontend.signature
-        total = 4 * signature.vocab_size * (signature.lookup_width or signature.width)
-        progress = StepProgress(report, "proving the lookup equal", total)
-        if signature.lookup_width is not None:
-            outputs[TOKEN_EMBEDDINGS] = prove_lookup(frontend, session(TOKEN_GRAPH), progress.add)
-        elif frontend.config.only_looks_up:
-            cases = outputs[EMBEDDINGS].cases + prove_lookup(frontend, session(), progress.add).cases
-            outputs[EMBEDDINGS] = outputs[EMBEDDINGS].model_copy(update={"cases": cases})
-        if signature.unscaled_width is not None:
-            progress = StepProgress(report, "proving the unscaled lookup equal", total)
-            outputs[UNSCALED] = prove_lookup(frontend, session(UNSCALED_GRAPH), progress.add, UNSCALED)
-        if signature.per_layer is not None:
-            report("proving the per-layer inputs equal")
-            for name, graph in ((PER_LAYER_TOKENS, LAYER_TOKENS_GRAPH), (PER_LAYER, LAYER_INPUTS_GRAPH)):
-                outputs[name] = prove_per_layer(frontend, session(graph), name)
-        if signature.ngrams is not None:
-            report("proving the n-gram embeddings equal")
-            outputs[NGRAMS] = prove_ngrams(frontend, session(NGRAMS_GRAPH), NGRAMS)
-        if (folder / NGRAM_IDS_GRAPH).is_file():
-            outputs[NGRAM_ROW_IDS] = prove_ngrams(frontend, session(NGRAM_IDS_GRAPH), NGRAM_ROW_IDS)
-        if (folder / NGRAM_ROWS_GRAPH).is_file():
-            outputs[NGRAMS_OF_ROWS] = prove_ngrams(frontend, session(NGRAM_ROWS_GRAPH), NGRAMS, NGRAMS_OF_ROWS)
-        if signature.rotary:
-            report("proving the rotary outputs equal")
-            outputs |= prove_rotary(frontend, session(), session(EMBEDDINGS_GRAPH))
-        if frontend.config.bias is not None:
-            bias = session(BIAS_GRAPH)
-            outputs[bias.outputs[0].name] = prove_bias(frontend.bias, bias)
+        outputs |= _prove_lookups(frontend, session, outputs[EMBEDDINGS], report)
+        outputs |= _prove_further_outputs(frontend, folder, session, report)
     return Parity(onnxruntime=runtime_providers.VERSION, torch=torch.__version__, outputs=outputs)
+
+
+def _prove_lookups(
+    frontend: FrontEnd, session: OpenGraph, embeddings: OutputParity, report: Report
+) -> dict[str, OutputParity]:
+    """Prove the lookups equal at every id; for a front-end that only looks up, its `embeddings` gain these cases."""
+    signature = frontend.signature
+    outputs: dict[str, OutputParity] = {}
+    total = 4 * signature.vocab_size * (signature.lookup_width or signature.width)
+    progress = StepProgress(report, "proving the lookup equal", total)
+    if signature.lookup_width is not None:
+        outputs[TOKEN_EMBEDDINGS] = prove_lookup(frontend, session(TOKEN_GRAPH), progress.add)
+    elif frontend.config.only_looks_up:
+        cases = embeddings.cases + prove_lookup(frontend, session(GRAPH), progress.add).cases
+        outputs[EMBEDDINGS] = embeddings.model_copy(update={"cases": cases})
+    if signature.unscaled_width is not None:
+        progress = StepProgress(report, "proving the unscaled lookup equal", total)
+        outputs[UNSCALED] = prove_lookup(frontend, session(UNSCALED_GRAPH), progress.add, UNSCALED)
+    return outputs
+
+
+def _prove_further_outputs(
+    frontend: FrontEnd, folder: Path, session: OpenGraph, report: Report
+) -> dict[str, OutputParity]:
+    """Prove per-layer inputs, n-gram embeddings, rotary angles and attention bias equal, if the front-end has them."""
+    signature = frontend.signature
+    outputs: dict[str, OutputParity] = {}
+    if signature.per_layer is not None:
+        report("proving the per-layer inputs equal")
+        for name, graph in ((PER_LAYER_TOKENS, LAYER_TOKENS_GRAPH), (PER_LAYER, LAYER_INPUTS_GRAPH)):
+            outputs[name] = prove_per_layer(frontend, session(graph), name)
+    if signature.ngrams is not None:
+        report("proving the n-gram embeddings equal")
+        outputs[NGRAMS] = prove_ngrams(frontend, session(NGRAMS_GRAPH), NGRAMS)
+    if (folder / NGRAM_IDS_GRAPH).is_file():
+        outputs[NGRAM_ROW_IDS] = prove_ngrams(frontend, session(NGRAM_IDS_GRAPH), NGRAM_ROW_IDS)
+    if (folder / NGRAM_ROWS_GRAPH).is_file():
+        outputs[NGRAMS_OF_ROWS] = prove_ngrams(frontend, session(NGRAM_ROWS_GRAPH), NGRAMS, NGRAMS_OF_ROWS)
+    if signature.rotary:
+        report("proving the rotary outputs equal")
+        outputs |= prove_rotary(frontend, session(GRAPH), session(EMBEDDINGS_GRAPH))
+    if frontend.config.bias is not None:
+        bias = session(BIAS_GRAPH)
+        outputs[bias.outputs[0].name] = prove_bias(frontend.bias, bias)
+    return outputs
+
+
+def _check_manifest(manifest: Artifact, derived: Artifact, folder: Path) -> None:
+    """Compare the manifest in `folder` with one derived from its weights; all but `versions` must agree.
+
+    Raises:
+        ExportError: a field differs.
+
+    """
+    for name in type(manifest).model_fields:
+        stated, true = getattr(manifest, name), getattr(derived, name)
+        if name == "kernel" and stated is None:  # an earlier export, run by onnxruntime
+            continue
+        if isinstance(stated, TokenEmbeddings) and isinstance(true, TokenEmbeddings):  # releases learn of consumers
+            true = true.model_copy(update={"consumers": stated.consumers})
+        if name != "versions" and stated != true:
+            raise ExportError(f"{folder / MANIFEST}: {name} is {stated!r}, but the artifact has {true!r}")
 
 
 def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> FrontEnd | Stem:

@@ -70,11 +70,17 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
         LOG.warning("installed without a C compiler; positions are added by onnxruntime, which is slower")
     choice = choose_provider(settings.provider)
     access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
-    threads, limit = settings.intra_op_threads, settings.gpu_mem_limit_bytes
-    aliases, roots = read_aliases(settings.aliases), settings.reference_folders
     memory = TableMemory(settings.table_memory_budget_bytes, read_token_ids(settings.table_warm_up_file))
     repository = Repository(
-        settings.repository, choice, threads, settings.cache_dir, access, limit, aliases, memory, roots
+        settings.repository,
+        choice,
+        settings.intra_op_threads,
+        cache=settings.cache_dir,
+        access=access,
+        gpu_mem_limit_bytes=settings.gpu_mem_limit_bytes,
+        aliases=read_aliases(settings.aliases),
+        table_memory=memory,
+        reference_roots=settings.reference_folders,
     )
     if shared is None:  # a worker also starts after a folder has come or gone
         repository.check_aliases()
@@ -111,43 +117,14 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
 
     """
     tracing = create_tracing(settings)
-    trace = None if tracing is None else tracing.trace
     engine = engine or create_engine(settings)
     streams, sequences = StreamRegistry(engine.metrics, engine.settings), Sequences(engine)
     templates = TemplateCache(engine)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Any]]:
-        control = engine.control
-        background = (
-            control.run(),
-            control.watch_references(),
-            streams.watch_keys(engine.repository.access),
-            engine.settings.watch(),
-        )
-        tasks = [asyncio.create_task(work) for work in background]
-        # Objects of the application for the server's connections.
-        state = {"streams": streams, "settings": engine.settings, "bodies": engine.limits.bodies}
-        if not settings.has_grpc:
-            yield state
-        else:
-            # Only a service with gRPC pays for this import.
-            from preblock.service.api.grpc.server import running
-
-            async with running(engine, streams, sequences, templates, VERSION, settings, trace):
-                yield state
-        engine.metrics.flush()
-        for task in tasks:
-            task.cancel()
-        engine.scheduler.close()
-        if tracing is not None:
-            tracing.close()
-
     app: FastAPI = FastAPIOffline(
         title="Preblock",
         version=VERSION,
         summary="Token ids in, the vectors that enter block 0 out.",
-        lifespan=lifespan,
+        lifespan=lambda _: _run(settings, engine, streams, sequences, templates, tracing),
         docs_url=None,  # `pages` serves it with a Content-Security-Policy
         redoc_url=None,
         generate_unique_id_function=attrgetter("name"),
@@ -159,25 +136,63 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
     embedding = embed.handler(engine, limit)
     inference = v2.handler(engine, sequences.shared_store, limit)
     embeddings = openai.handler(engine, limit)
-    app.include_router(embed.router(embedding))
-    app.include_router(bias.router(engine, limit))
-    app.include_router(models.router(engine))
-    app.include_router(tables.router(engine))
-    app.include_router(decode.router(engine, streams, limit))
-    app.include_router(v2.router(engine, inference, VERSION, limit))
-    app.include_router(shared_memory.router(engine))
-    app.include_router(openai.router(engine, embeddings))
-    app.include_router(tei.router(engine, limit))
-    app.include_router(health.router(engine))
-    app.include_router(index.router(VERSION, settings, engine.repository.access))
-    app.include_router(pages.router("Preblock API", "/openapi.json", STATIC_DOCUMENTS, settings.has_inspector))
+    for router in (
+        embed.router(embedding),
+        bias.router(engine, limit),
+        models.router(engine),
+        tables.router(engine),
+        decode.router(engine, streams, limit),
+        v2.router(engine, inference, VERSION, limit),
+        shared_memory.router(engine),
+        openai.router(engine, embeddings),
+        tei.router(engine, limit),
+        health.router(engine),
+        index.router(VERSION, settings, engine.repository.access),
+        pages.router("Preblock API", "/openapi.json", STATIC_DOCUMENTS, settings.has_inspector),
+    ):
+        app.include_router(router)
     return Dispatcher(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference, ("/v1", "embeddings"): embeddings},
-        engine.repository.access,
-        engine.settings,
-        templates,
-        engine.metrics.count_bytes,
-        trace,
-        engine.metrics.load,
+        access=engine.repository.access,
+        settings=engine.settings,
+        templates=templates,
+        count_bytes=engine.metrics.count_bytes,
+        trace=None if tracing is None else tracing.trace,
+        load=engine.metrics.load,
     )
+
+
+@asynccontextmanager
+async def _run(
+    settings: Settings,
+    engine: Engine,
+    streams: StreamRegistry,
+    sequences: Sequences,
+    templates: TemplateCache,
+    tracing: "Tracing | None",
+) -> AsyncIterator[dict[str, Any]]:
+    """Run the background work and gRPC for the time of the block; yield the state for the server's connections."""
+    background = (
+        engine.control.run(),
+        engine.control.watch_references(),
+        streams.watch_keys(engine.repository.access),
+        engine.settings.watch(),
+    )
+    tasks = [asyncio.create_task(work) for work in background]
+    state = {"streams": streams, "settings": engine.settings, "bodies": engine.limits.bodies}
+    if not settings.has_grpc:
+        yield state
+    else:
+        # Only a service with gRPC pays for this import.
+        from preblock.service.api.grpc.server import running
+
+        trace = None if tracing is None else tracing.trace
+        async with running(engine, streams, sequences, templates, VERSION, settings, trace):
+            yield state
+    engine.metrics.flush()
+    for task in tasks:
+        task.cancel()
+    engine.scheduler.close()
+    if tracing is not None:
+        tracing.close()

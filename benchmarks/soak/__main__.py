@@ -25,9 +25,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.servers import free_port
 from benchmarks.soak.common import PATIENCE, Soak, SoakFailure, Truth
 from benchmarks.soak.run import SoakTarget, run
+from tests.support.servers import free_port
 
 
 def main() -> None:

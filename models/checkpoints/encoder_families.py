@@ -23,12 +23,12 @@ WORDS, TYPES, PLACES, LAYER_NORM = (
 ABSOLUTE = {"position_embedding_type": ("absolute",)}
 
 
-def _bert(c: Config, eps: float = 1e-12) -> list[Step]:
+def _bert(c: Config) -> list[Step]:
     return [
         token_step(WORDS),
         segment_step(TYPES),
         learned_position_step(PLACES),
-        norm_step(LAYER_NORM, c("layer_norm_eps", eps)),
+        norm_step(LAYER_NORM, c("layer_norm_eps", 1e-12)),
     ]
 
 

@@ -154,15 +154,8 @@ def _read_one(
             raise ValueError(f"partial_rotary_factor: got {share}, expected a share of 1 to {dim // 2} pairs of a head")
         numbers |= {"factor": numbers.get("factor", 1.0), "turning_pairs": turning}
     if "original_len" in scale.needs:
-        numbers["original_len"] = longest
-        if scaling != "dynamic":
-            inside = rope.pop("original_max_position_embeddings", longest)
-            # A value beside `rope_parameters` takes precedence, unless these are per layer.
-            outside = config("original_max_position_embeddings", row.original_len or inside)
-            stated = inside if name else outside
-            if type(stated) is not int or stated < 1:
-                raise ValueError(f"original_max_position_embeddings: got {stated!r}, expected 1 or more")
-            numbers["original_len"] = stated
+        original = longest if scaling == "dynamic" else _original_length(row, name, rope, config, longest)
+        numbers["original_len"] = original
         if scaling in ("yarn", "longrope"):
             numbers.setdefault("factor", longest / numbers["original_len"])
     if row.mscales and scaling == "longrope":
@@ -197,6 +190,19 @@ def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
     if old is not None and row.aliases.get(old, old) != scaling:
         raise ValueError(f"type: got {old!r}, expected {stated!r}, as rope_type says")
     return scaling
+
+
+def _original_length(row: RotaryFamily, name: str, rope: dict[str, Any], config: Config, longest: int) -> int:
+    """Take the length of the training before the scaling out of `rope`.
+
+    A value beside `rope_parameters` takes precedence, unless these are per layer.
+    """
+    inside = rope.pop("original_max_position_embeddings", longest)
+    outside = config("original_max_position_embeddings", row.original_len or inside)
+    stated = inside if name else outside
+    if type(stated) is not int or stated < 1:
+        raise ValueError(f"original_max_position_embeddings: got {stated!r}, expected 1 or more")
+    return stated
 
 
 def _share(row: RotaryFamily, rope: dict[str, Any], config: Config, scaling: str) -> Any:

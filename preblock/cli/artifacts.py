@@ -119,7 +119,7 @@ def remove(model: str, repository: Path | None, yes: bool) -> None:
       preblock remove minilm@1
       preblock remove minilm --yes
     """
-    from preblock.export.progress import in_bytes
+    from preblock.export.progress import format_bytes
     from preblock.export.withdrawal import check_removable, withdraw
 
     artifacts = find_versions(repository, model)
@@ -127,7 +127,7 @@ def remove(model: str, repository: Path | None, yes: bool) -> None:
         check_removable(artifact.folder)
     if not yes:
         for artifact in artifacts:
-            click.echo(f"{artifact.folder}: {in_bytes(_size(artifact.folder))}")
+            click.echo(f"{artifact.folder}: {format_bytes(_size(artifact.folder))}")
         _confirm(f"Remove {_name(artifacts)}?")
     for artifact in artifacts:
         withdraw(artifact.folder)
@@ -156,12 +156,12 @@ def _size(folder: Path) -> int:
 
 def _summarize(folder: Path) -> tuple[str, str, str]:
     """Return family, size and parity of the artifact in `folder`; of a damaged one its error."""
-    from preblock.export.progress import in_bytes
+    from preblock.export.progress import format_bytes
     from preblock.service.artifacts.io import read, read_manifest
     from preblock.service.artifacts.manifest import PARITY
     from preblock.service.artifacts.parity import ParityReport
 
-    size = in_bytes(_size(folder))
+    size = format_bytes(_size(folder))
     try:
         family, report = read_manifest(folder).family, read(ParityReport, folder / PARITY)
     except PreblockError as error:

@@ -146,10 +146,10 @@ def _check(source: str, name: str | None, options: dict[str, Any], choices: Any)
 
 def _summarize(exported: Any, name: str, settings: Any) -> None:
     """Print the made artifact, and the command to serve it."""
-    from preblock.export.progress import in_bytes
+    from preblock.export.progress import format_bytes
 
     manifest = exported.manifest
-    size = in_bytes(sum(file.bytes for file in manifest.files.values()))
+    size = format_bytes(sum(file.bytes for file in manifest.files.values()))
     click.echo(f"exported {name} version {exported.folder.name}: {exported.folder}")
     click.echo(f"  {describe_limits(manifest)}, {size}")
     for provider, parity in exported.parity.providers.items():
@@ -161,7 +161,7 @@ def _summarize(exported: Any, name: str, settings: Any) -> None:
     references = manifest.references if manifest.kind == "tokens" else {}
     folders = ",".join(dict.fromkeys(str(Path(file).parent) for file in references))
     if references:
-        left = in_bytes(sum(reference.bytes for reference in references.values()))
+        left = format_bytes(sum(reference.bytes for reference in references.values()))
         click.echo(f"  refers to {len(references)} files of {left}, which must stay in place")
     option = f" --reference-roots {quote(folders)}" if references else ""
     click.echo(f"Serve it:\n  preblock serve{repository_option(settings)}{option}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from preblock.cli.options import FoundArtifact, table
-from preblock.export.progress import in_bytes
+from preblock.export.progress import format_bytes
 from preblock.service.artifacts.manifest import (
     DATA,
     EMBEDDINGS,
@@ -119,10 +119,11 @@ def _weights(folder: Path, manifest: Manifest | StemManifest, report: ParityRepo
         yield f"  {name}", f"{count:,}"
     yield "stored as", dtype
     if isinstance(manifest, Manifest) and manifest.references:
-        size = in_bytes(sum(reference.bytes for reference in manifest.references.values()))
+        size = format_bytes(sum(reference.bytes for reference in manifest.references.values()))
         checked = "whole files" if describe_check(manifest, report) == "content" else "headers, not yet by verify"
         yield "referenced", f"{len(manifest.references)} files, {size}; checked: {checked}"
-    yield "memory", f"{in_bytes(manifest.files[DATA].bytes)}, on a CPU mapped from the file and shared by all workers"
+    memory = format_bytes(manifest.files[DATA].bytes)
+    yield "memory", f"{memory}, on a CPU mapped from the file and shared by all workers"
 
 
 def _parity(manifest: Manifest | StemManifest, report: ParityReport) -> Iterator[tuple[str, str]]:
@@ -132,7 +133,7 @@ def _parity(manifest: Manifest | StemManifest, report: ParityReport) -> Iterator
     if report.storage:
         yield (
             f"tables stored as {manifest.stored_as if isinstance(manifest, Manifest) else manifest.dtype}",
-            (report.storage_summary()),
+            report.storage_summary(),
         )
     for name, stored in report.storage.items():
         yield f"  {name}", stored.summary()
@@ -140,10 +141,10 @@ def _parity(manifest: Manifest | StemManifest, report: ParityReport) -> Iterator
 
 def _files(folder: Path, manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
     for name in (*manifest.files, MANIFEST, PARITY):
-        yield name, in_bytes((folder / name).stat().st_size)
+        yield name, format_bytes((folder / name).stat().st_size)
     if isinstance(manifest, Manifest):
         for path, reference in manifest.references.items():
-            yield path, f"{in_bytes(reference.bytes)}, referenced"
+            yield path, f"{format_bytes(reference.bytes)}, referenced"
 
 
 def _shape(shape: tuple[int | str, ...]) -> str:

@@ -116,7 +116,7 @@ def rotary_wavelengths(cos: Floats, sin: Floats, width: int) -> NDArray[np.float
 def _read_wavelengths(model: TokenModel) -> dict[str, NDArray[np.float64]]:
     found: dict[str, NDArray[np.float64]] = {}
     if model.manifest.front_end is not None and model.position_rows is not None:
-        found |= sinusoid_wavelengths(model.manifest.front_end, model.position_rows.compute(0, 1).shape[1])
+        found |= sinusoid_wavelengths(model.manifest.front_end, model.position_rows.width)
     inputs = model.manifest.graphs[GRAPH].inputs
     feeds = {tensor.name: np.ones(1 if tensor.name == "offset" else (1, 1), np.int64) for tensor in inputs}
     for rotary in model.manifest.rotary:

@@ -1,1 +1,1 @@
-"""The protocols over HTTP and WebSocket. They only translate."""
+"""The protocols over HTTP, WebSocket and gRPC. They only translate."""

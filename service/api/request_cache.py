@@ -143,8 +143,20 @@ def template_of(
     suffix = last if isinstance(last, bytes) else None
     if suffix is not None:
         prefix.pop()
-    known = lines_of(response.raw_headers), join(prefix), response.size
-    return RequestTemplate(protocol, fast_path, head, shape, ids_at, offset, offset_at, *known, tail, suffix)
+    return RequestTemplate(
+        protocol=protocol,
+        fast_path=fast_path,
+        head=head,
+        shape=shape,
+        ids_at=ids_at,
+        offset=offset,
+        offset_at=offset_at,
+        headers=lines_of(response.raw_headers),
+        prefix=join(prefix),
+        size=response.size,
+        tail=tail,
+        suffix=suffix,
+    )
 
 
 Template = RequestTemplate | TextTemplate

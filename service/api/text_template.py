@@ -54,15 +54,15 @@ class TextTemplate:
         begin, end = len(self.head), len(body) - len(self.tail)
         if end < begin or not body.startswith(self.head) or not body.endswith(self.tail):
             return None
-        path, size = self.fast_path, len(body)
-        if not path.scheduler.is_inline(size, text=True) or size > path.limits.max_body_bytes:
+        fast_path, size = self.fast_path, len(body)
+        if not fast_path.scheduler.is_inline(size, text=True) or size > fast_path.limits.max_body_bytes:
             return None
         try:
             # The whole body is valid, with each field once, because these bytes are one value of JSON.
             texts = read_text("input", orjson.loads(body[begin:end]))
         except (orjson.JSONDecodeError, Invalid):
             return None
-        return self.fast_path.start(self.protocol, texts, context, context.began + context.read)
+        return fast_path.start(self.protocol, texts, context, context.began + context.read)
 
     def write(self, run: FastRun) -> tuple[bytes, list[Buffer]]:
         """Finish a run, and return header lines and body of its response."""

@@ -82,7 +82,6 @@ POSITION_EMBEDDINGS = "position_embeddings"
 """The position input of `positioned.onnx`."""
 POSITIONED = "embeddings at given positions"
 """Name of the vectors of `positioned.onnx` in the parity report."""
-
 NGRAMS_OF_ROWS = "ngram_embeddings of given rows"
 """Name of the embeddings of `ngram.rows.onnx` in the parity report."""
 

@@ -50,7 +50,7 @@ import numpy as np
 from preblock.service.codecs.chunks import raw_bytes
 from preblock.service.codecs.decode_json import digest
 from preblock.service.codecs.token_rows import token_inputs
-from preblock.service.core.decode_ops import OF_INTEGERS, OF_NOTHING, DecodeMessage, Operation, RunningRows, StepOp
+from preblock.service.core.decode_ops import BARE_OPS, INTEGER_OPS, DecodeMessage, Operation, RunningRows, StepOp
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TokenRows
@@ -146,14 +146,14 @@ def _read_step(frame: bytes, rows: int, tokens: int, parts: list[str]) -> StepOp
 
 def _read_operation(frame: bytes, name: str, rows: int, tokens: int, history: int) -> Operation:
     _check_size(frame, HEADER.size + 8 * rows * (1 + history), rows, 0)
-    if tokens or (rows and name in OF_NOTHING):
-        nothing = "rows and tokens" if name in OF_NOTHING else "tokens"
+    if tokens or (rows and name in BARE_OPS):
+        nothing = "rows and tokens" if name in BARE_OPS else "tokens"
         raise Malformed("frame", f"{rows} rows and {tokens} tokens", f"no {nothing} in a {name}")
-    if name in OF_NOTHING:
-        return OF_NOTHING[name]()
+    if name in BARE_OPS:
+        return BARE_OPS[name]()
     values = np.frombuffer(frame, "<i8", rows * (1 + history), HEADER.size).astype(np.int64)
     context = TokenRows.of_array(values[rows:].reshape(rows, history)) if history else None
-    return OF_INTEGERS[name](values[:rows], context)
+    return INTEGER_OPS[name](values[:rows], context)
 
 
 def _check_size(frame: bytes, declared: int, rows: int, tokens: int) -> None:

@@ -23,8 +23,8 @@ from preblock.service.codecs.token_rows import (
     token_inputs,
 )
 from preblock.service.core.decode_ops import (
-    OF_INTEGERS,
-    OF_NOTHING,
+    BARE_OPS,
+    INTEGER_OPS,
     AppendOp,
     DecodeMessage,
     DecodeOptions,
@@ -42,7 +42,7 @@ OPEN = "open"
 OPTIONS = ("offset", "context", "rows", "output", "dtype", "encoding")
 STEP_PARTS = ("parts", "placeholder", "offset")
 """Fields of a step of rows made of parts."""
-OPERATIONS = (*OF_INTEGERS, *OF_NOTHING)
+OPERATIONS = (*INTEGER_OPS, *BARE_OPS)
 
 
 def digest(message: bytes) -> bytes:
@@ -178,16 +178,16 @@ def read_feed(fields: Mapping[str, Any], indices: Collection[str]) -> Feed:
 
 
 def _read_operation(name: str, value: Any, context: Any) -> Operation:
-    if name in OF_NOTHING:
+    if name in BARE_OPS:
         if value is not True:
             raise Invalid(name, format_value(value), "true")
-        return OF_NOTHING[name]()
+        return BARE_OPS[name]()
     if name == RewindOp.name and type(value) is int:
         value = [value]
     if not isinstance(value, list):
         raise Invalid(name, format_value(value), "a list of integers")
     rows = None if context is None else read_json_rows("context", context)
-    return OF_INTEGERS[name](read_integers(name, value), rows)
+    return INTEGER_OPS[name](read_integers(name, value), rows)
 
 
 def write_answer(answer: EmbedResult, encoding: str, number: int) -> bytes:

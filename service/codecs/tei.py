@@ -12,7 +12,7 @@ from preblock.service.codecs.chunks import Part
 from preblock.service.codecs.fields import drop_nulls, read_choice, read_flag, refuse_unknown
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.native_json_response import to_floats, to_json_numbers, write_json_parts
-from preblock.service.codecs.openai import read_dimensions
+from preblock.service.codecs.openai import INPUT_FORMS, read_dimensions
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.errors import (
     ClientFault,
@@ -27,7 +27,6 @@ from preblock.service.core.types import TextRequest, TokenRequest
 
 FIELDS = ("inputs", "truncate", "truncation_direction", "normalize", "dimensions")
 DIRECTIONS = ("left", "right")
-INPUT_FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
 FIELD_NAMES = ((r"^(input_ids|text)\b", "inputs"), (r"^offset(\[\d+\]) \+ tokens$", r"inputs\1"))
 """Patterns of native field names, and their names here."""
 

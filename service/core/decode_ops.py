@@ -143,9 +143,9 @@ class CloseOp(RowsOp):
     name = "close"
 
 
-OF_INTEGERS: dict[str, type[RowsOp]] = {kind.name: kind for kind in (RewindOp, ReorderOp, AppendOp, DropOp)}
+INTEGER_OPS: dict[str, type[RowsOp]] = {kind.name: kind for kind in (RewindOp, ReorderOp, AppendOp, DropOp)}
 """Operations with a list of integers, by name."""
-OF_NOTHING: dict[str, type[RowsOp]] = {kind.name: kind for kind in (PingOp, CloseOp)}
+BARE_OPS: dict[str, type[RowsOp]] = {kind.name: kind for kind in (PingOp, CloseOp)}
 """Operations without arguments, by name."""
 
 Operation = StepOp | PartsOp | RowsOp

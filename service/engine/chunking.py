@@ -17,7 +17,7 @@ from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.parts import place_vectors
 from preblock.service.engine.planning import BatchItem, Outputs, run_batch, single_token_feeds
-from preblock.service.engine.pooling import end_tokens, finish, mean, mean_of_rows, table_of_means
+from preblock.service.engine.pooling import end_tokens, finish_pooled, mean, mean_of_rows, table_of_means
 from preblock.service.engine.positions import pooled_tokens
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
@@ -188,7 +188,8 @@ def compute_pooled(
     names = tuple(dict.fromkeys(outputs.values()))
     found = _compute(model, names, item, partial(_pool_output, model, item, request))
     return {
-        output: cast(finish(found[name], request, model.manifest), request.dtype) for output, name in outputs.items()
+        output: cast(finish_pooled(found[name], request, model.manifest), request.dtype)
+        for output, name in outputs.items()
     }
 
 

@@ -38,7 +38,7 @@ from preblock.service.engine.casting import cast
 from preblock.service.engine.history import next_context
 from preblock.service.engine.parts import assemble, cost_of_parts, place_vectors, vectors_of_outputs
 from preblock.service.engine.planning import BatchItem, Outputs
-from preblock.service.engine.pooling import finish, pool, table_of_means
+from preblock.service.engine.pooling import finish_pooled, pool, table_of_means
 from preblock.service.engine.positions import next_positions, pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
@@ -115,35 +115,8 @@ class Engine:
         self.admission.log.note_ids(record, sent.input_ids)
         cost = TOKEN_COST * len(sent.input_ids.values)
         request, feeds, next_offset = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
-        outputs, names, width = planning.resolve_outputs(request.outputs, model.manifest, request.dtype)
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)
-        size = feeds["input_ids"].size * width
-        streamed = chunking.is_streamed(request, model.manifest, size)
-        in_place = table_of_means(model, names, request) is not None
-        pooled = in_place or (streamed and request.pooling != "none")
-        if request.whole or pooled or not streamed:
-            self.limits.check_buffered("input_ids", (record.rows if pooled else record.tokens) * width)
-        record.checked = perf_counter()
-        item = BatchItem(feeds, record, request)
-        if request.given is not None:
-            item.given = await self.scheduler.run(size, lambda: vectors_of_outputs(request, model, names))
-        finish = partial(finish_outputs, request, item, model.manifest, outputs)
-        tensors: Mapping[str, Tensor]
-        if pooled:
-            tensors = await self.scheduler.run(size, lambda: chunking.compute_pooled(model, outputs, item, request))
-        elif size <= planning.max_batched_values(model):
-            run = partial(planning.run_batch, model, names)
-            tensors = finish(await self.scheduler.run_batched((id(model), names), size, item, run))
-        elif not streamed:
-            tensors = await self.scheduler.run(size, lambda: finish(chunking.compute_buffered(model, names, item)))
-        else:
-            await self.scheduler.run(cost, lambda: chunking.to_token_rows(model, names, item))
-            record.dequeued = perf_counter()
-            # After the first chunk is sent, the request can no longer be rejected.
-            if request.dtype not in ("float32", STORED) or request.check is not None:
-                await self.scheduler.run(size, lambda: chunking.check_values(model, names, item, request))
-            tensors = chunking.stream_chunks(model, outputs, item, request, self.admission)
-            record.deferred = True
+        tensors = await self._compute(model, request, BatchItem(feeds, record, request))
         return EmbedResult(
             model=model.name,
             version=model.version,
@@ -157,6 +130,37 @@ class Engine:
             input_ids=None if request.spans is None else request.input_ids,
             spans=request.spans,
         )
+
+    async def _compute(self, model: TokenModel, request: TokenRequest, item: BatchItem) -> Mapping[str, Tensor]:
+        """Return the outputs of a validated request: pooled, from a micro-batch, in one run, or in chunks."""
+        record = item.record
+        outputs, names, width = planning.resolve_outputs(request.outputs, model.manifest, request.dtype)
+        size = item.feeds["input_ids"].size * width
+        streamed = chunking.is_streamed(request, model.manifest, size)
+        in_place = table_of_means(model, names, request) is not None
+        pooled = in_place or (streamed and request.pooling != "none")
+        if request.whole or pooled or not streamed:
+            self.limits.check_buffered("input_ids", (record.rows if pooled else record.tokens) * width)
+        record.checked = perf_counter()
+        if request.given is not None:
+            item.given = await self.scheduler.run(size, lambda: vectors_of_outputs(request, model, names))
+        finish = partial(finish_outputs, request, item, model.manifest, outputs)
+        if pooled:
+            return await self.scheduler.run(size, lambda: chunking.compute_pooled(model, outputs, item, request))
+        if size <= planning.max_batched_values(model):
+            run = partial(planning.run_batch, model, names)
+            return finish(await self.scheduler.run_batched((id(model), names), size, item, run))
+        if not streamed:
+            return await self.scheduler.run(size, lambda: finish(chunking.compute_buffered(model, names, item)))
+        cost = TOKEN_COST * record.tokens
+        await self.scheduler.run(cost, lambda: chunking.to_token_rows(model, names, item))
+        record.dequeued = perf_counter()
+        # After the first chunk is sent, the request can no longer be rejected.
+        if request.dtype not in ("float32", STORED) or request.check is not None:
+            await self.scheduler.run(size, lambda: chunking.check_values(model, names, item, request))
+        tensors = chunking.stream_chunks(model, outputs, item, request, self.admission)
+        record.deferred = True
+        return tensors
 
     def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, dict[str, Int64], Int64]:
         """Validate and truncate a request, and return it with its feeds and next offsets."""
@@ -282,6 +286,6 @@ def finish_outputs(
             vectors = vectors.reshape(*shape, *manifest.shapes[output])
         else:
             pooled = pool(vectors.reshape(-1, width), rows, pooled_tokens(request, manifest), request.pooling)
-            vectors = finish(pooled, request, manifest)
+            vectors = finish_pooled(pooled, request, manifest)
         tensors[output] = cast(vectors, manifest.dtype_of(output, request.dtype))
     return tensors

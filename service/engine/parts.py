@@ -129,7 +129,7 @@ def _check_model(request: PartsRequest, manifest: Manifest) -> None:
         Invalid: an output needs the ids, or the model changes token vectors beyond a scale and positions.
 
     """
-    allowed = [TOKEN_EMBEDDINGS, *(name for rotary in manifest.rotary for name in (rotary.cos, rotary.sin) if name)]
+    allowed = [TOKEN_EMBEDDINGS, *(name for rotary in manifest.rotary for name in (rotary.cos, rotary.sin))]
     if _enters_unchanged(manifest) or _factor_before_positions(manifest) is not None:
         allowed.append(EMBEDDINGS)
     for output in request.outputs:

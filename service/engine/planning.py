@@ -42,8 +42,12 @@ Outputs = dict[str, Float32]
 class BatchItem:
     """One request in a run.
 
-    `request` is None if all tokens are real and have consecutive positions. `given` holds vectors (N, width), by
-    output of the graph, in place of those of the given tokens of the request.
+    Args:
+        feeds: inputs of the model.
+        record: of the request.
+        request: None on the fast path, where all tokens are real and have consecutive positions.
+        given: vectors (N, width) in place of those of the given tokens of the request, by output of the graph.
+
     """
 
     feeds: dict[str, Int64]

@@ -43,7 +43,7 @@ def mean_of_rows(table: LookupTable, rows: TokenRows, real: Int64 | None) -> Flo
     return table.means(rows if real is None else rows.kept(real.astype(np.bool_)))
 
 
-def finish(pooled: Float32, request: TokenRequest, manifest: Manifest) -> Float32:
+def finish_pooled(pooled: Float32, request: TokenRequest, manifest: Manifest) -> Float32:
     """Return the first `dimensions` columns of pooled vectors, float32 (B, D), normalized as request or model state.
 
     Each row is divided by its Euclidean norm, summed in float64, and rounded once. A row of zeros stays.

@@ -14,7 +14,7 @@ from preblock.service.core.types import Int64, TextRequest, TokenRequest
 from preblock.service.engine.engine import Engine, finish_outputs, tokenizer_cost
 from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of
 from preblock.service.engine.planning import BatchItem, plan
-from preblock.service.engine.pooling import finish, mean_of_rows, table_of_means
+from preblock.service.engine.pooling import finish_pooled, mean_of_rows, table_of_means
 from preblock.service.engine.positions import pooled_tokens
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.record import RequestRecord
@@ -80,7 +80,7 @@ class TextPath:
             run = TextRun(self._fast_path, record, request, real)
             self._fast_path.admission.enter(record)
         except Exception:
-            return None  # a tokenizer raises any of them; the general path reports it
+            return None  # a tokenizer may raise any exception; the general path reports it
         return run
 
     def _tokenize(self, texts: Sequence[str]) -> TokenRequest | None:
@@ -140,7 +140,7 @@ class TextRun(FastRun):
             record.dequeued = perf_counter()
             means = mean_of_rows(self._table, request.input_ids, self._real)
             record.ran, record.batch = perf_counter(), record.rows
-            tensors = {output: finish(means, request, model.manifest)}
+            tensors = {output: finish_pooled(means, request, model.manifest)}
         record.ended = perf_counter()
         return EmbedResult(
             model=model.name,

@@ -27,6 +27,7 @@ from preblock.service.engine.truncation import SIDES, min_row_tokens
 
 ZERO = np.zeros(1, np.int64)
 ZERO.flags.writeable = False
+"""Offset of a request without one. It cannot be written, because all of them share it."""
 _INPUT_TITLES = {"token_type_ids": "segments"}
 
 
@@ -79,13 +80,12 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
     limit = position_limit(request, manifest)
     if request.position_ids is None or request.further_positions:
         _check_offset(request, manifest, limit)
-    if request.position_ids is not None:
-        _check_positions(request, manifest, limit)
+    _check_positions(request, manifest, limit)
     _check_context(request, manifest)
 
 
 def _check_positions(request: TokenRequest, manifest: Manifest, limit: int) -> None:
-    """Check `position_ids` of one axis or of three."""
+    """Check `position_ids` of one axis or of three, if the request has them."""
     ids = request.input_ids
     if request.position_ids is None:
         return

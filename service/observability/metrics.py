@@ -128,6 +128,13 @@ class Metrics:
         """Add everything recorded since the last flush to the counters, and set the gauges of the load."""
         self._flushing = False
         self._sum_records()
+        self._flush_totals()
+        self._flush_bytes()
+        self._set_gauges()
+        if self.requests_running:  # the queue changes while no request begins or ends
+            self._flush_soon()
+
+    def _flush_totals(self) -> None:
         totals, self._totals = self._totals, defaultdict(RecordTotals)
         clock = time.time() - time.perf_counter()
         instruments = self._instruments
@@ -151,11 +158,17 @@ class Metrics:
                         instruments.stage(sums.runs, getattr(sums, stage), model, version, batch, stage)
                     else:
                         instruments.batched(sums.runs, getattr(sums, stage), model, version, stage)
-        instruments.dropped_lines.inc(DROPPED_LINES.take())
+
+    def _flush_bytes(self) -> None:
         transferred, self._bytes = self._bytes, defaultdict(lambda: [0, 0, 0.0, 0.0])
         for protocol, amounts in transferred.items():
-            for counter, amount in zip(instruments.bytes(protocol), amounts, strict=True):
+            for counter, amount in zip(self._instruments.bytes(protocol), amounts, strict=True):
                 counter.inc(amount)
+
+    def _set_gauges(self) -> None:
+        """Set the gauges, and add what other modules have counted."""
+        instruments = self._instruments
+        instruments.dropped_lines.inc(DROPPED_LINES.take())
         for protocol, count in self._running.items():
             instruments.running(protocol).set(count)
         instruments.queue_depth.set(self.queue_depth())
@@ -163,8 +176,6 @@ class Metrics:
         instruments.table_rows.inc(rows)
         instruments.table_row_bytes.inc(gathered)
         instruments.table_resident.set(resident)
-        if self.requests_running:  # the queue changes while no request begins or ends
-            self._flush_soon()
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in a Prometheus format, and its content type; OpenMetrics if `accept` names it.

@@ -65,7 +65,8 @@ class ProcessCollector(Collector):
         yield CounterMetricFamily("process_major_page_faults", text, value=sum(usage.major_faults for usage in found))
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         allowed = MAX_UNLIMITED_FDS if limit == resource.RLIM_INFINITY else limit
-        virtual, resident, fds = (sum(usage[field] for usage in found) for field in (1, 2, 3))
+        virtual, resident = sum(usage.virtual_bytes for usage in found), sum(usage.resident_bytes for usage in found)
+        fds = sum(usage.open_fds for usage in found)
         start = boot + min(usage.start_seconds for usage in found)
         for name, text, value in (
             ("process_virtual_memory_bytes", "Virtual memory of all processes.", virtual),
@@ -112,11 +113,11 @@ def read_stat(pid: int) -> list[str] | None:
 
 
 def read_usage(pid: int) -> ProcessUsage | None:
-    """Return the resources of a process; None if it has ended."""
+    """Return the resources of a process; None if it has ended. The numbers of fields are those of proc(5), less 3."""
     fields = read_stat(pid)
     if fields is None:
         return None
-    ticks = sum(map(int, fields[11:15]))
+    ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime and cstime
     open_fds = 0
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         open_fds = len(os.listdir(PROC / str(pid) / "fd"))  # noqa: PTH208 - a Path for each would take longer

@@ -77,7 +77,7 @@ class Repository:
             reference_roots=reference_roots,
         )
         self._cache, self._aliases = cache, aliases or {}
-        # Both are replaced as a whole, never changed: a request keeps the model that it found.
+        # All three are replaced as a whole, never changed: a request keeps the model that it found.
         self._models: dict[str, dict[int, ServedModel]] = {}
         self._lost: set[tuple[str, int]] = set()
         self._entries: dict[tuple[str, int], VersionEntry] = {}
@@ -102,7 +102,6 @@ class Repository:
 
         """
         with self._refresh_lock:
-            models: dict[str, dict[int, ServedModel]] = {}
             entries: dict[tuple[str, int], VersionEntry] = {}
             checksums = Checksums(self._cache)
             try:
@@ -115,19 +114,9 @@ class Repository:
                     else:
                         entry = self._load_if_changed(name, version, folder, checksums)
                     entries[name, version] = entry
-                    if entry.model is not None:
-                        models.setdefault(name, {})[version] = entry.model
             finally:
                 checksums.save()
-            before, self._entries, self._models = self._entries, entries, models
-            self._lost = {key for key, entry in entries.items() if entry.lost}
-            if self._opened:
-                log_changes(before, entries)
-            self._opened = True
-            kept = {id(entry.model) for entry in entries.values()}
-            if any(entry.model is not None and id(entry.model) not in kept for entry in before.values()):
-                for listener in self.listeners:
-                    listener()
+            before = self._replace_entries(entries)
             gone = [VersionState(*key, "UNAVAILABLE", "gone") for key in before if key not in entries]
             known = {entry.state for entry in before.values()}
             return [*gone, *(entry.state for entry in entries.values() if entry.state not in known)]
@@ -167,18 +156,25 @@ class Repository:
     def drop_changed(self) -> None:
         """Drop each version that refers to a file changed since it was opened; `find` then raises Unavailable."""
         with self._refresh_lock:
-            entries = {key: entry.check_references() for key, entry in self._entries.items()}
-            before, self._entries = self._entries, entries
-            models: dict[str, dict[int, ServedModel]] = {}
-            for (name, version), entry in entries.items():
-                if entry.model is not None:
-                    models.setdefault(name, {})[version] = entry.model
-            if any(entry is not before[key] for key, entry in entries.items()):
-                self._models = models
-                self._lost = {key for key, entry in entries.items() if entry.lost}
-                log_changes(before, entries)
-                for listener in self.listeners:
-                    listener()
+            self._replace_entries({key: entry.check_references() for key, entry in self._entries.items()})
+
+    def _replace_entries(self, entries: dict[tuple[str, int], VersionEntry]) -> dict[tuple[str, int], VersionEntry]:
+        """Serve the models of `entries`, log the changes, call the listeners, and return the entries before."""
+        before, self._entries = self._entries, entries
+        models: dict[str, dict[int, ServedModel]] = {}
+        for (name, version), entry in entries.items():
+            if entry.model is not None:
+                models.setdefault(name, {})[version] = entry.model
+        self._models = models
+        self._lost = {key for key, entry in entries.items() if entry.lost}
+        if self._opened:
+            log_changes(before, entries)
+        self._opened = True
+        kept = {id(entry.model) for entry in entries.values()}
+        if any(entry.model is not None and id(entry.model) not in kept for entry in before.values()):
+            for listener in self.listeners:
+                listener()
+        return before
 
     def check_aliases(self) -> None:
         """Raise Invalid if an alias is the name of a model, or if it is for a model without a folder."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import struct
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from time import perf_counter
@@ -10,7 +9,7 @@ from time import perf_counter
 from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.streams import StreamLifetime
 from preblock.service.engine.fast_path import FastRun
-from preblock.service.server.websocket_frames import BINARY, binary_payload
+from preblock.service.server.websocket_frames import binary_head, binary_payload
 
 LOG = logging.getLogger(__name__)
 
@@ -73,7 +72,6 @@ class StepLane:
         size, began = 0, perf_counter()
         if self._session is session and not self._transport.is_closing():
             size = sum(map(len, parts))
-            before = struct.pack("!BBH", BINARY, 126, size) if size < 2**16 else struct.pack("!BBQ", BINARY, 127, size)
-            self._transport.write(b"".join((before, *parts)))
+            self._transport.write(b"".join((binary_head(size), *parts)))
         session.end(run, size, perf_counter() - began)
         self._resume()

@@ -1,4 +1,4 @@
-"""Frames of WebSocket clients (RFC 6455, section 5)."""
+"""Frames of a WebSocket (RFC 6455, section 5)."""
 
 import struct
 
@@ -21,6 +21,13 @@ def binary_payload(data: bytes) -> bytes | None:
     if len(data) != start + length:
         return None
     return unmask(data[start:], data[start - MASK_BYTES : start])
+
+
+def binary_head(size: int) -> bytes:
+    """Return the head of a server's binary message of `size` bytes in one frame; clients reject a longer length."""
+    if size < 126:
+        return struct.pack("!BB", BINARY, size)
+    return struct.pack("!BBH", BINARY, 126, size) if size < 2**16 else struct.pack("!BBQ", BINARY, LONGEST, size)
 
 
 def unmask(payload: bytes, mask: bytes) -> bytes:
@@ -51,7 +58,8 @@ class FrameReader:
         self._head = b""
         self._payload = 0  # remaining payload bytes of the current frame
         self._split = False
-        self._piece = bytearray()  # payload of the next fragment
+        self._fragment_payload = bytearray()
+        self._first, self._mask = 0, b""  # first byte and mask of the next fragment
 
     @property
     def between_messages(self) -> bool:
@@ -97,14 +105,14 @@ class FrameReader:
 
     def _fragment(self, part: bytes) -> bytes:
         """Add to the payload of a long frame, and return the next fragment if it is complete."""
-        self._piece += part
-        size = len(self._piece)
+        self._fragment_payload += part
+        size = len(self._fragment_payload)
         if self._payload and size < MAX_FRAGMENT_BYTES:
             return b""
         first = self._first if not self._payload else self._first & ~FINAL
-        frame = struct.pack("!BBQ", first, MASKED + LONGEST, size) + self._mask + self._piece
+        frame = struct.pack("!BBQ", first, MASKED + LONGEST, size) + self._mask + self._fragment_payload
         self._first &= FINAL  # further fragments continue the message
         turn = size % MASK_BYTES
         self._mask = self._mask[turn:] + self._mask[:turn]
-        self._piece.clear()
+        self._fragment_payload.clear()
         return frame

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from preblock.export.progress import in_bytes
+from preblock.export.progress import format_bytes
 from preblock.models.checkpoints.family_lookup import known
 from preblock.service.artifacts.manifest import Manifest
 from tests.cli.command_line import failing, run
@@ -63,7 +63,7 @@ def test_inspect_shows_limits_outputs_weights_and_parity(tiny_repository: Path) 
     }
     weights = page["Weights"]
     assert (weights["parameters"], weights["tokens.weight"], weights["positions.weight"]) == ("52", "28", "24")
-    assert weights["memory"].startswith(in_bytes((folder / "model.onnx.data").stat().st_size))
+    assert weights["memory"].startswith(format_bytes((folder / "model.onnx.data").stat().st_size))
     parity = page["Parity with the PyTorch module"]
     assert re.fullmatch(r"\d+ cases bit for bit equal", parity["embeddings on CPUExecutionProvider"])
     assert page["Files"].keys() == {entry.name for entry in folder.iterdir()}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from preblock.export import progress
-from preblock.export.progress import StepProgress, in_bytes
+from preblock.export.progress import StepProgress, format_bytes
 
 
 class Clock:
@@ -67,6 +67,6 @@ def test_progress_sha256_matches_hashlib(tmp_path: Path) -> None:
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_600, "1 MB"), (2**31, "2.15 GB"), (5e12, "5000 GB")],
 )
-def test_in_bytes_formats_three_digits_and_unit(count: float, text: str) -> None:
-    assert in_bytes(count) == text
+def test_bytes_are_formatted_with_three_digits_and_unit(count: float, text: str) -> None:
+    assert format_bytes(count) == text
     assert re.fullmatch(r"[\d.]+ [kMG]?B", text)

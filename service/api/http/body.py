@@ -16,8 +16,8 @@ WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """Window bits of zlib for each content encoding."""
 MAX_EXPANSION = 1032
 """Maximum ratio of the decompressed size to the compressed size."""
-INPUT_BYTES, PIECE_BYTES = 2**16, 2**18
-"""Bytes that are decompressed at once, and bytes that result at once: zlib joins its output while it holds the GIL."""
+MAX_INPUT_BYTES, MAX_OUTPUT_BYTES = 2**16, 2**18
+"""Maximum input and output bytes of one call of zlib, which joins its output while it holds the GIL."""
 MIN_COMPRESSED_BYTES = 1024
 """A smaller response is sent without compression."""
 
@@ -31,20 +31,20 @@ def expand(body: bytes, encoding: str, limit: int) -> bytes:
 
     """
     inflate = zlib.decompressobj(WINDOW_BITS[encoding])
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     size = read = 0
     try:
         while read < len(body) and not inflate.eof:
-            rest = body[read : read + INPUT_BYTES]
+            rest = body[read : read + MAX_INPUT_BYTES]
             read += len(rest)
             while not inflate.eof:
-                piece = inflate.decompress(rest, PIECE_BYTES)
-                pieces.append(piece)
-                size += len(piece)
+                chunk = inflate.decompress(rest, MAX_OUTPUT_BYTES)
+                chunks.append(chunk)
+                size += len(chunk)
                 if size > limit:
                     raise TooLarge("body", f"more than {limit} bytes after decompression", f"at most {limit} bytes")
                 rest = inflate.unconsumed_tail
-                if not rest and len(piece) < PIECE_BYTES:
+                if not rest and len(chunk) < MAX_OUTPUT_BYTES:
                     break
     except zlib.error as error:
         raise Malformed("body", f"invalid {encoding} data: {error}", f"valid {encoding} data") from error
@@ -52,7 +52,7 @@ def expand(body: bytes, encoding: str, limit: int) -> bytes:
     if not inflate.eof or after:
         got = f"{after} bytes after the end of the data" if inflate.eof else "incomplete data"
         raise Malformed("body", got, f"complete {encoding} data")
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 @lru_cache  # clients repeat their headers

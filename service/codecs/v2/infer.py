@@ -193,11 +193,7 @@ def to_request(
     if manifest.bias and manifest.bias.name in options.outputs:
         if len(options.outputs) > 1:
             raise Invalid("outputs", list(options.outputs), f"{manifest.bias.name} alone, since it has no tokens")
-        _refuse_token_options(options)
-        lengths = describe_tensors(manifest.graphs[BIAS_GRAPH].inputs)
-        tensors = read_tensors(inputs, lengths, *(name for name in lengths if name != "query_offset"))
-        values: dict[str, Any] = {name: int(tensor[0]) for name, tensor in tensors.items()}
-        return PairwiseBiasRequest(**values, dtype=options.dtype)
+        return _to_bias_request(inputs, options, manifest)
     text, inputs = _read_texts(TEXT, inputs, manifest)
     parts, inputs = _read_texts(PARTS, inputs, manifest)
     tensors = read_tensors(inputs, _token_inputs(manifest), *(() if text or parts else ("input_ids",)))
@@ -233,6 +229,14 @@ def to_request(
         further = tuple(map(TokenRows.of_array, others))
     rows = {name: TokenRows.of_array(tensor) for name, tensor in tensors.items()}
     return TokenRequest(sequence=options.sequence, **wanted, **token_inputs(rows), further_positions=further)
+
+
+def _to_bias_request(inputs: list[InputTensor], options: InferOptions, manifest: Manifest) -> PairwiseBiasRequest:
+    _refuse_token_options(options)
+    known = describe_tensors(manifest.graphs[BIAS_GRAPH].inputs)
+    tensors = read_tensors(inputs, known, *(name for name in known if name != "query_offset"))
+    lengths: dict[str, Any] = {name: int(tensor[0]) for name, tensor in tensors.items()}
+    return PairwiseBiasRequest(**lengths, dtype=options.dtype)
 
 
 @lru_cache

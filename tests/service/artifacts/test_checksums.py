@@ -109,10 +109,12 @@ def test_file_changed_during_hashing_is_not_cached(folder: Path, file: Path, mon
 
 
 @pytest.mark.usefixtures("later")
-def test_nothing_is_cached_without_folder(file: Path) -> None:
+def test_cache_without_folder_writes_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
     known = Checksums(None)
-    ask(known, file)
+    assert ask(known, file) == sum_of(b"content")
     known.save()
+    assert list(file.parent.iterdir()) == [file]
 
 
 @pytest.mark.usefixtures("later")

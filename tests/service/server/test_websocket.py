@@ -1,6 +1,6 @@
 """Plain steps, answered in the connection of a WebSocket, in any parts and between any other messages.
 
-Oracles: the rows of the native API; `websockets` reads the answers.
+Oracles: the rows of the native API; `websockets` reads the answers, and wsproto checks the length of short ones.
 """
 
 import base64
@@ -16,6 +16,8 @@ import pytest
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, BytesMessage, Event, Request
 
 from tests.support.connections import dial
 from tests.support.decode_protocols import FRAME
@@ -204,3 +206,27 @@ def test_malformed_frame_ends_only_its_own_connection(server: Server, clients: C
         assert raw.recv().opcode is Opcode.CLOSE
     document = clients.http.post(f"/models/{MODEL}/embed", json={"input_ids": [5]}).json()
     assert base64.b64decode(document["embeddings"]) == expected(clients, [[5]], [0])
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 6])
+def test_step_answer_of_any_size_has_the_shortest_length(tiny_server: Server, tokens: int) -> None:
+    url = httpx.URL(tiny_server.address)
+    client = WSConnection(ConnectionType.CLIENT)  # refuses a length in more bytes than it needs
+    with dial(url) as stream:
+
+        def receive() -> Event:
+            while (event := next(client.events(), None)) is None:
+                client.receive_data(stream.recv(65536))
+            return event
+
+        stream.sendall(client.send(Request(url.netloc.decode(), "/models/gpt/decode")))
+        assert isinstance(receive(), AcceptConnection)
+        stream.sendall(client.send(BytesMessage(step([[5] * tokens]))))
+        answer = b""
+        finished = False
+        while not finished:
+            event = receive()
+            assert isinstance(event, BytesMessage)
+            answer += bytes(event.data)
+            finished = event.message_finished
+    assert (answer[5], FRAME.unpack_from(answer)[6]) == (2, tokens)

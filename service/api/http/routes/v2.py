@@ -153,6 +153,12 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     add_model_routes(routes, "GET", "/config", config, dict[str, Any], responses=refusals)
     add_model_routes(routes, "GET", "/stats", statistics, schemas.ModelStatisticsList, responses=refusals)
     add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
+    _add_repository_routes(routes, engine, max_body_bytes)
+    return routes
+
+
+def _add_repository_routes(routes: APIRouter, engine: Engine, max_body_bytes: int) -> None:
+    """Add the extension to list, load and unload the models of the repository."""
 
     async def read_option(request: fastapi.Request, name: str, default: Any, allowed: str) -> Any:
         """Return the only allowed field of the JSON body; its type must match the default."""
@@ -181,5 +187,3 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         """Unload every version of a model after its last request. Requires the setting `model_control`."""
         metadata.check_change("unload", drop_nulls(await read_option(request, "parameters", {}, "an object")))
         await engine.control.unload(name, caller())
-
-    return routes

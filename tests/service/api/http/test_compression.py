@@ -10,7 +10,13 @@ import httpx
 import numpy as np
 import pytest
 
-from preblock.service.api.http.body import INPUT_BYTES, MIN_COMPRESSED_BYTES, PIECE_BYTES, choose_encoding, expand
+from preblock.service.api.http.body import (
+    MAX_INPUT_BYTES,
+    MAX_OUTPUT_BYTES,
+    MIN_COMPRESSED_BYTES,
+    choose_encoding,
+    expand,
+)
 from preblock.service.core.errors import Malformed, TooLarge
 from tests.support.processes import status_bytes
 from tests.support.servers import Server, serve
@@ -111,7 +117,9 @@ def test_decompression_bomb_is_rejected_without_expansion(tiny_repository: Path)
 
 
 @pytest.mark.parametrize("coding", COMPRESS)
-@pytest.mark.parametrize("size", [0, 1, INPUT_BYTES, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 5 * PIECE_BYTES])
+@pytest.mark.parametrize(
+    "size", [0, 1, MAX_INPUT_BYTES, MAX_OUTPUT_BYTES - 1, MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES + 1, 5 * MAX_OUTPUT_BYTES]
+)
 def test_bodies_in_several_chunks_are_decompressed(coding: str, size: int) -> None:
     for content in (bytes(size), np.random.default_rng(size).bytes(size)):  # expands most, and not at all
         packed = COMPRESS[coding](content)

@@ -6,6 +6,7 @@ Oracle: the answers of the general path. It serves all requests of web pages.
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,11 @@ class Texts:
 
 @pytest.fixture(scope="module")
 def texts(repository: Path) -> Iterator[Texts]:
-    yield from run(Settings(repository=repository))
+    with run(Settings(repository=repository)) as texts:
+        yield texts
 
 
+@contextmanager
 def run(settings: Settings, **headers: str) -> Iterator[Texts]:
     engine = create_engine(settings)
     app = create_app(settings, engine)
@@ -177,7 +180,7 @@ def test_texts_over_limit_of_event_loop_take_general_path(texts: Texts) -> None:
 
 def test_limits_are_checked_with_template(repository: Path) -> None:
     for limit, value in ({"max_request_rows": 2}, ["a", "b", "c"]), ({"max_request_tokens": 3}, "a a a a"):
-        for texts in run(Settings(repository=repository, **limit)):
+        with run(Settings(repository=repository, **limit)) as texts:
             assert texts.ask({"model": "bag", "input": "a"})[0] == 200
             found = texts.ask({"model": "bag", "input": value})
             assert (found, found[0]) == (texts.alone({"model": "bag", "input": value}), 400)
@@ -185,7 +188,7 @@ def test_limits_are_checked_with_template(repository: Path) -> None:
 
 def test_body_over_limit_is_rejected_with_template(repository: Path) -> None:
     """The template of a shorter body also fits a longer one."""
-    for texts in run(Settings(repository=repository, max_body_bytes=len('{"model": "bag", "input": "ab"}'))):
+    with run(Settings(repository=repository, max_body_bytes=len('{"model": "bag", "input": "ab"}'))) as texts:
         statuses = [texts.ask({"model": "bag", "input": text})[0] for text in ("a", "b", "b a", "a b c")]
         assert statuses == [200, 200, 413, 413]
 
@@ -195,13 +198,13 @@ def test_word_without_token_is_rejected_with_template(tmp_path: Path) -> None:
     file = folder / TOKENIZER
     file.write_text(file.read_text().replace('"unk_token": "[UNK]"', '"unk_token": "none"'))
     edit_manifest(folder, lambda manifest: manifest["files"].update({TOKENIZER: describe(file).model_dump()}))
-    for texts in run(Settings(repository=tmp_path / "repository")):
+    with run(Settings(repository=tmp_path / "repository")) as texts:
         assert [texts.ask({"model": "bert", "input": text})[0] for text in ("a", "zebra", "a")] == [200, 400, 200]
         assert texts.hits() == 2
 
 
 def test_rate_of_requests_is_limited_with_template(repository: Path) -> None:
-    for texts in run(Settings(repository=repository, rate_limit_per_second=2)):
+    with run(Settings(repository=repository, rate_limit_per_second=2)) as texts:
         statuses = [texts.ask({"model": "bag", "input": "a"})[0] for _ in range(4)]
         assert (statuses[:2], statuses[-1]) == ([200, 200], 429)
 
@@ -209,14 +212,14 @@ def test_rate_of_requests_is_limited_with_template(repository: Path) -> None:
 def test_callers_are_authorized_with_template(repository: Path, tmp_path: Path) -> None:
     allowed, other = (new_key(name, (model,), admin=False) for name, model in (("a", "bag"), ("b", "bert")))
     (tmp_path / "keys.toml").write_text(allowed[1] + other[1])
-    for texts in run(Settings(repository=repository, api_keys_file=tmp_path / "keys.toml")):
+    with run(Settings(repository=repository, api_keys_file=tmp_path / "keys.toml")) as texts:
         keys = allowed[0], allowed[0], other[0], "wrong"
         asked = [texts.ask({"model": "bag", "input": "a"}, Authorization=f"Bearer {key}")[0] for key in keys]
         assert (asked, texts.hits()) == ([200, 200, 403, 401], 1)
 
 
 def test_metrics_count_requests_with_template(repository: Path) -> None:
-    for texts in run(Settings(repository=repository)):
+    with run(Settings(repository=repository)) as texts:
         for _ in range(3):
             assert texts.ask({"model": "bag", "input": ["a b", "c"]})[0] == 200
         assert texts.hits() == 2
@@ -226,7 +229,7 @@ def test_metrics_count_requests_with_template(repository: Path) -> None:
 
 
 def test_access_log_has_ids_with_template(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for texts in run(Settings(repository=repository, access_log_sample_rate=1, access_log_max_token_ids=8)):
+    with run(Settings(repository=repository, access_log_sample_rate=1, access_log_max_token_ids=8)) as texts:
         for value in ("a", ["a b", "c"]):
             assert texts.ask({"model": "bag", "input": value})[0] == 200
         assert texts.hits() == 1
