@@ -151,8 +151,8 @@ class Positions:
                 f"counts and first: got {self.counts!r} and {self.first}, expected 'slots' and 0 for a grid and for a "
                 "hybrid table"
             )
-        if self.table == "hybrid" and self.rows < 1:
-            raise ValueError(f"rows: got {self.rows}, expected 1 or more for a table 'hybrid'")
+        if self.table in ("learned", "hybrid") and self.rows < 1:
+            raise ValueError(f"rows: got {self.rows}, expected 1 or more for a table {self.table!r}")
         if self.grid is None:
             if self.table == "factorised":
                 raise ValueError("grid: got none, expected rows and columns for a table 'factorised'")

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from preblock.models import (
     BertEmbeddings,
@@ -134,3 +136,30 @@ def test_save_beside_sharded_checkpoint_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match="would hide the saved weights"):
         GPT2Embeddings(V, D, M).save_frontend(tmp_path)
+
+
+class Doubled(GPT2Embeddings):
+    """Changes the vectors in a way that no config describes."""
+
+    def forward(self, *arguments: Any, **named: Any) -> Tensor:
+        return super().forward(*arguments, **named) * 2
+
+
+def test_save_of_class_with_own_forward_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="forward: got the own method of Doubled, expected that of FrontEnd; "):
+        Doubled(V, D, M).save_frontend(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_save_without_values_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokens\.weight: got a tensor on the device meta, expected one with values"):
+        GPT2Embeddings(V, D, M).to("meta").save_frontend(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_tied_tables_are_saved_separately(tmp_path: Path) -> None:
+    frontend = GPT2Embeddings(V, D, V)
+    frontend.positions.weight = frontend.tokens.weight
+    frontend.save_frontend(tmp_path)
+    ids = torch.tensor([[3, 1, 2]])
+    assert torch.equal(read_description(tmp_path).eval()(ids), frontend.eval()(ids))
