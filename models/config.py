@@ -93,8 +93,8 @@ class FrontEndConfig:
             if kinds.count(kind) > 1:
                 raise ValueError(f"steps: got {kinds.count(kind)} of kind {kind!r}, expected at most one")
         self._check_sizes()
-        if not 1 <= self.lookup <= len(self.steps):
-            raise ValueError(f"lookup: got {self.lookup}, expected 1 to {len(self.steps)}")
+        if type(self.lookup) is not int or not 1 <= self.lookup <= len(self.steps):
+            raise ValueError(f"lookup: got {self.lookup!r}, expected 1 to {len(self.steps)}")
         if self.max_len is not None and (type(self.max_len) is not int or self.max_len < 1):
             raise ValueError(f"max_len: got {self.max_len!r}, expected 1 or more")
         self._check_indices()
@@ -102,6 +102,10 @@ class FrontEndConfig:
             self._check_positions(self.positions)
         if self.arithmetic not in ("float32", "float16", "bfloat16"):
             raise ValueError(f"arithmetic: got {self.arithmetic!r}, expected float32, float16, bfloat16")
+        if type(self.family) is not str:
+            raise ValueError(f"family: got {self.family!r}, expected a text")
+        if self.consumer_scales is not None and type(self.consumer_scales) is not bool:
+            raise ValueError(f"consumer_scales: got {self.consumer_scales!r}, expected true or false")
         if self.counts == "ids" and self.padding_idx is None:
             raise ValueError("padding_idx: got none, expected an id, since positions skip it")
         if self.rotary and self.counts != "slots":
