@@ -165,7 +165,7 @@ class FrontEnd(nn.Module):
 
         Raises:
             ValueError: a weight is not float32, float16 or bfloat16, attention has a bias, the class has its own
-                `forward`, or the folder holds a checkpoint in several files.
+                `forward`, or the folder holds another checkpoint.
             OSError: the disk refuses.
 
         """

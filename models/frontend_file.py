@@ -39,7 +39,7 @@ def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str
 
     Raises:
         ValueError: a tensor is of another type than `STORED_TYPES` or on the device meta, attention has a bias, or
-            `folder` holds a checkpoint in several files.
+            `folder` holds another checkpoint.
         OSError: a file cannot be written.
 
     """
@@ -58,12 +58,29 @@ def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str
             raise ValueError(f"{name}: got a tensor on the device meta, expected one with values")
     if (folder / INDEX).exists():
         raise ValueError(f"{folder}: holds {INDEX}, which would hide the saved weights; choose another folder")
+    if (folder / WEIGHTS).exists():
+        _check_replaceable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # The tensors may be mapped from the old file: replace it only when the new one is complete.
     draft = folder / f"{WEIGHTS}.new"
     save_file(_separate(tensors), draft, {"format": "pt"})
     draft.replace(folder / WEIGHTS)
     (folder / DESCRIPTION).write_text("\n".join(_lines(config, tensors)) + "\n", encoding="utf-8")
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise ValueError if the weights in `folder` hold a tensor that `frontend.toml` there does not name."""
+    from safetensors import SafetensorError, safe_open
+
+    file, description = folder / WEIGHTS, folder / DESCRIPTION
+    described = description.read_text(encoding="utf-8") if description.exists() else ""
+    try:
+        with safe_open(file, framework="pt") as weights:
+            others = [key for key in weights.keys() if _value(key) not in described]  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{file}: {error}; choose another folder") from error
+    if others:
+        raise ValueError(f"{file}: holds {others[0]} of another checkpoint, which would be lost; choose another folder")
 
 
 def _separate(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from preblock.models import (
@@ -163,3 +164,25 @@ def test_tied_tables_are_saved_separately(tmp_path: Path) -> None:
     frontend.save_frontend(tmp_path)
     ids = torch.tensor([[3, 1, 2]])
     assert torch.equal(read_description(tmp_path).eval()(ids), frontend.eval()(ids))
+
+
+@pytest.mark.parametrize("described", [False, True])
+def test_save_over_another_checkpoint_is_rejected(described: bool, tmp_path: Path) -> None:
+    """The file of a whole model holds more than its front-end."""
+    frontend = GPT2Embeddings(V, D, M)
+    if described:
+        frontend.save_frontend(tmp_path)
+    tensors = {**frontend.state_dict(), "h.0.attn.weight": torch.ones(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    before = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors: holds .* of another checkpoint, which would be lost; choose"
+    ):
+        frontend.save_frontend(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_save_over_damaged_weights_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"model\.safetensors: .*; choose another folder"):
+        GPT2Embeddings(V, D, M).save_frontend(tmp_path)
