@@ -122,6 +122,7 @@ def export_loaded(
         if format_ and not isinstance(source, FrontEnd):
             raise ExportError(f"--dtype: got {format_.dtype!r}, expected only float32 for stems and custom modules")
         with draft(repository, name) as folder:
+            loaded = write_soft_prompts(loaded, soft_prompts, folder)
             if isinstance(source, Stem):
                 export_stem(source, folder, report)
             else:
@@ -139,7 +140,6 @@ def export_loaded(
                     export_graph(source, folder, report)
                 write_positioned(folder)
             label_graphs(folder, source.signature)
-            loaded = write_soft_prompts(loaded, soft_prompts, folder)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
             manifest = describe_artifact(loaded, folder, report)
