@@ -21,10 +21,10 @@ class CustomFrontEnd(nn.Module):
     """A user's own module as a front-end.
 
     Args:
-        module: `forward(input_ids, offset)` with int64 `input_ids` (B, L) and `offset` (1,) or (B,), the number of
-            tokens already fed; or `forward(input_ids, past_length: int)` with one number for all rows. Returns float32
-            (B, L, D). A vector must depend on its own id and position alone. Put checks on values under
-            `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
+        module: in evaluation mode, with `forward(input_ids, offset)`: int64 `input_ids` (B, L) and `offset` (1,) or
+            (B,), the number of tokens already fed; or `forward(input_ids, past_length: int)` with one number for all
+            rows. Returns float32 (B, L, D). A vector must depend on its own id and position alone. Put checks on values
+            under `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
         vocab_size: legal ids are 0 to V - 1.
         max_len: M, the largest legal offset + L.
         exact: whether the graph must equal the module bit for bit; default False, for norms, projections, other sums.
