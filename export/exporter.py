@@ -7,12 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Unpack
 
+import torch
 from torch import nn
 
 from preblock.export.arguments import SourceOptions, check_arguments
 from preblock.export.bias import export_bias
 from preblock.export.description import describe_artifact, label_graphs
-from preblock.export.errors import ExportError
+from preblock.export.errors import ExportError, ParityError
 from preblock.export.graph import export_graph
 from preblock.export.position_inputs import write_positioned
 from preblock.export.progress import Report
@@ -27,6 +28,7 @@ from preblock.export.verification import find_providers, prove_artifact
 from preblock.models.checkpoints.position_resize import resize_positions
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_file import check_forward
 from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import MANIFEST, PARITY, TOKENIZER, Manifest, StemManifest
@@ -120,6 +122,7 @@ def export_loaded(
         if format_ and not isinstance(source, FrontEnd):
             raise ExportError(f"--dtype: got {format_.dtype!r}, expected only float32 for stems and custom modules")
         with draft(repository, name) as folder:
+            loaded = write_soft_prompts(loaded, soft_prompts, folder)
             if isinstance(source, Stem):
                 export_stem(source, folder, report)
             else:
@@ -137,7 +140,6 @@ def export_loaded(
                     export_graph(source, folder, report)
                 write_positioned(folder)
             label_graphs(folder, source.signature)
-            loaded = write_soft_prompts(loaded, soft_prompts, folder)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
             manifest = describe_artifact(loaded, folder, report)
@@ -151,10 +153,22 @@ def export_loaded(
             return ExportResult(repository / name / str(publish(folder)), manifest, parity)
     except OSError as error:
         raise ExportError(f"{error.filename or repository}: {error.strerror}") from error
+    except ParityError as error:
+        raise ParityError(_find_non_finite(source) or str(error)) from error
     except PreblockError as error:
         raise ExportError(str(error)) from error
     finally:
         source.train(training)
+
+
+def _find_non_finite(module: nn.Module) -> str | None:
+    """Return an error about the first weight with NaN or infinity, if there is one: no graph equals its module then."""
+    for name, weight in module.named_parameters():
+        finite = torch.isfinite(weight).flatten(1).all(1) if weight.ndim > 1 else torch.isfinite(weight)
+        if not finite.all():
+            row = int(finite.long().argmin())
+            return f"{name}: got NaN or infinity in row {row}, expected finite numbers"
+    return None
 
 
 def export_module(
@@ -197,12 +211,18 @@ def export_module(
 
 def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exact: bool) -> AnyFrontEnd:
     """Return a module of `preblock.models` unchanged, and any other one as a custom front-end."""
+    if isinstance(module, FrontEnd):
+        check_forward(type(module), FrontEnd)
     given = {"vocab_size": vocab_size, "max_len": max_len, "exact": exact or None}
     if isinstance(module, FrontEnd | Stem):
         for argument, value in given.items():
             if value is not None:
                 kind = type(module).__name__
                 raise ExportError(f"{argument}: got {value}, expected nothing, because a {kind} has its own")
+        for name, weight in module.named_parameters():
+            if weight.dtype != torch.float32 or weight.device.type != "cpu":
+                got = f"{weight.dtype} on {weight.device}"
+                raise ExportError(f"{name}: got {got}, expected torch.float32 on cpu; module.float().cpu() converts it")
         return module
     if vocab_size is None or max_len is None:
         missing = "vocab_size" if vocab_size is None else "max_len"

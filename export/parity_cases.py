@@ -65,6 +65,7 @@ def feeds_of(signature: Signature, case: GridCase) -> dict[str, NDArray[np.int64
     generator = np.random.Generator(np.random.PCG64([*shape, *case.offset]))
     excluded = {*signature.refused_ids, signature.padding_idx} - {None}
     legal = np.setdiff1d(np.arange(vocab_size), list(excluded), assume_unique=True)  # else it searches for duplicates
+    legal = legal if legal.size else np.arange(vocab_size)  # padding is the only id
     # Each case reads another part of a huge table, to keep the mapped pages in memory few.
     window = min(len(legal), ID_WINDOW_VALUES // signature.width)
     begin = int(generator.integers(0, len(legal) - window + 1)) if window < len(legal) else 0

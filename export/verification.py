@@ -104,7 +104,7 @@ def verify(
             raise ExportError(f"{folder}: the hashes agree; the proof cannot be repeated without the custom module")
         try:
             frontend = _build_again(manifest, manifest.front_end, folder)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ExportError(f"{folder}: manifest and weights disagree: {' '.join(str(error).split())}") from error
         loaded = LoadedSource(frontend, manifest.source)
         if isinstance(manifest, Manifest):

@@ -28,6 +28,7 @@ from preblock.models.steps import (
     Weights,
     from_document,
     indexed,
+    names_of,
     to_document,
 )
 
@@ -91,8 +92,9 @@ class FrontEndConfig:
         for kind in ("tokens", "positions", "mask"):
             if kinds.count(kind) > 1:
                 raise ValueError(f"steps: got {kinds.count(kind)} of kind {kind!r}, expected at most one")
-        if not 1 <= self.lookup <= len(self.steps):
-            raise ValueError(f"lookup: got {self.lookup}, expected 1 to {len(self.steps)}")
+        self._check_sizes()
+        if type(self.lookup) is not int or not 1 <= self.lookup <= len(self.steps):
+            raise ValueError(f"lookup: got {self.lookup!r}, expected 1 to {len(self.steps)}")
         if self.max_len is not None and (type(self.max_len) is not int or self.max_len < 1):
             raise ValueError(f"max_len: got {self.max_len!r}, expected 1 or more")
         self._check_indices()
@@ -100,6 +102,10 @@ class FrontEndConfig:
             self._check_positions(self.positions)
         if self.arithmetic not in ("float32", "float16", "bfloat16"):
             raise ValueError(f"arithmetic: got {self.arithmetic!r}, expected float32, float16, bfloat16")
+        if type(self.family) is not str:
+            raise ValueError(f"family: got {self.family!r}, expected a text")
+        if self.consumer_scales is not None and type(self.consumer_scales) is not bool:
+            raise ValueError(f"consumer_scales: got {self.consumer_scales!r}, expected true or false")
         if self.counts == "ids" and self.padding_idx is None:
             raise ValueError("padding_idx: got none, expected an id, since positions skip it")
         if self.rotary and self.counts != "slots":
@@ -115,6 +121,15 @@ class FrontEndConfig:
         names = [output.name for output in self.rotary]
         if len(set(names)) < len(names):
             raise ValueError(f"rotary: got the names {names}, expected each once")
+
+    def _check_sizes(self) -> None:
+        sizes: dict[str, Any] = {"tokens.rows": self.tokens.rows, "tokens.width": self.tokens.width}
+        sizes |= {f"{part.input}.rows": part.rows for part in indexed(self.steps) if part.table == "own"}
+        named = zip(names_of(self.steps), self.steps, strict=True)
+        sizes |= {f"{name}.width": step.width for name, step in named if isinstance(step, Project)}
+        for name, size in sizes.items():
+            if type(size) is not int or size < 1:
+                raise ValueError(f"{name}: got {size!r}, expected a whole number from 1 on")
 
     def _check_indices(self) -> None:
         for step, width in zip(self.steps[1:], self.widths, strict=False):

@@ -4,40 +4,59 @@ Letters: B batch, L length, D output width, M maximum length.
 """
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from preblock.models.modules.signature import Signature
 
+SAMPLE_LENGTH = 5
+"""Most tokens of the row to compare with its tokens alone."""
+ALLOWED_SHARE = 2.0**-10
+"""Allowed difference between the two, as a share of the largest value: sums may have another order."""
+
 
 class CustomFrontEnd(nn.Module):
     """A user's own module as a front-end.
 
     Args:
-        module: `forward(input_ids, offset)` with int64 `input_ids` (B, L) and `offset` (1,) or (B,), the number of
-            tokens already fed; or `forward(input_ids, past_length: int)` with one number for all rows. Returns float32
-            (B, L, D). A vector must depend on its own id and position alone. Put checks on values under
-            `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
+        module: in evaluation mode, with `forward(input_ids, offset)`: int64 `input_ids` (B, L) and `offset` (1,) or
+            (B,), the number of tokens already fed; or `forward(input_ids, past_length: int)` with one number for all
+            rows. Returns float32 (B, L, D). A vector must depend on its own id and position alone. Put checks on values
+            under `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
         vocab_size: legal ids are 0 to V - 1.
         max_len: M, the largest legal offset + L.
         exact: whether the graph must equal the module bit for bit; default False, for norms, projections, other sums.
 
     Raises:
-        ValueError: the module does not return float32 vectors (B, L, D), or takes other arguments.
+        ValueError: the module does not return float32 vectors (B, L, D), takes other arguments, or mixes tokens; or it
+            fails for the last id or position.
 
     """
 
     def __init__(self, module: nn.Module, vocab_size: int, max_len: int, exact: bool = False) -> None:
         super().__init__()
+        for name, size in (("vocab_size", vocab_size), ("max_len", max_len)):
+            if type(size) is not int or size < 1:
+                raise ValueError(f"{name}: got {size!r}, expected a whole number from 1 on")
         self.module = module
         self._takes_number = _takes_number(module)
         self._max_len = max_len
-        with torch.inference_mode():
-            sample = self(torch.zeros((1, 1), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-        if not isinstance(sample, Tensor) or sample.dtype != torch.float32 or sample.shape[:-1] != (1, 1):
+        sample = self._call("module", 0, 0)
+        self._call("vocab_size", vocab_size - 1, 0)
+        self._call("max_len", 0, max_len - 1)
+        if (
+            not isinstance(sample, Tensor)
+            or sample.dtype != torch.float32
+            or sample.shape[:-1] != (1, 1)
+            or not sample.shape[-1]
+        ):
             got = f"{sample.dtype} {tuple(sample.shape)}" if isinstance(sample, Tensor) else type(sample).__name__
             raise ValueError(f"module: got {got} for ids (1, 1), expected torch.float32 (1, 1, D)")
+        if sample.device.type != "cpu":
+            raise ValueError(f"module: got vectors on the device {sample.device}, expected cpu; module.cpu() moves it")
+        self._check_alone(min(max_len, SAMPLE_LENGTH), vocab_size)
         self.signature = Signature(
             family="custom",
             vocab_size=vocab_size,
@@ -60,6 +79,28 @@ class CustomFrontEnd(nn.Module):
             rows = zip(input_ids, offset.tolist(), strict=True)
             vectors = torch.cat([self.module(ids.unsqueeze(0), past_length) for ids, past_length in rows])
         return vectors
+
+    def _call(self, cause: str, token: int, position: int) -> Any:
+        """Return the output for one token; raise ValueError, naming `cause`, if the module fails."""
+        try:
+            with torch.inference_mode():
+                return self(torch.tensor([[token]]), torch.tensor([position]))
+        except Exception as error:  # a module may raise anything
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ValueError(f"{cause}: the module fails for id {token} at position {position}: {reason}") from error
+
+    def _check_alone(self, length: int, vocab_size: int) -> None:
+        """Compare the vectors of a row with those of its tokens alone: a stream and a ragged batch run tokens apart."""
+        ids = (torch.arange(length) % vocab_size).unsqueeze(0)
+        with torch.inference_mode():
+            row = self(ids, torch.zeros(1, dtype=torch.int64))
+            tokens = [self(ids[:, [place]], torch.tensor([place])) for place in range(length)]
+        error = float((row - torch.cat(tokens, 1)).abs().max())
+        if error > ALLOWED_SHARE * float(row.abs().max()):
+            raise ValueError(
+                f"module: got vectors in a row of {length} tokens that differ by {error:.3g} from those of the tokens "
+                "alone, expected vectors that depend on their own id and position"
+            )
 
     def _traced(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         """Call a module with one number for rows at several offsets, without a loop, which a graph cannot have.

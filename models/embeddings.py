@@ -30,7 +30,7 @@ class TransformerEmbedding(FrontEnd):
         std: standard deviation of `init="normal"`; default 0.02.
 
     Raises:
-        ValueError: a size or `init` is not allowed.
+        ValueError: a size, `positions` or `init` is not allowed.
 
     """
 
@@ -46,6 +46,8 @@ class TransformerEmbedding(FrontEnd):
         init: Initialiser = "normal",
         std: float = DEFAULT_STD,
     ) -> None:
+        if positions not in ("sinusoidal", "learned"):
+            raise ValueError(f"positions: got {positions!r}, expected sinusoidal, learned")
         steps: list[Step] = [Tokens(rows=vocab_size, width=d_model)]
         if scale:
             steps.append(Scale(by=math.sqrt(d_model)))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from preblock.models.config import FrontEndConfig
-from preblock.models.frontend_file import write_frontend
+from preblock.models.frontend_file import check_forward, write_frontend
 from preblock.models.modules.bias_modules import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
@@ -164,11 +164,12 @@ class FrontEnd(nn.Module):
         An earlier save there is replaced. The artifact computes in float32, for weights of any type.
 
         Raises:
-            ValueError: a weight is not float32, float16 or bfloat16, attention has a bias, or the folder holds a
-                checkpoint in several files.
+            ValueError: a weight is not float32, float16 or bfloat16, attention has a bias, the class has its own
+                `forward`, or the folder holds another checkpoint.
             OSError: the disk refuses.
 
         """
+        check_forward(type(self), FrontEnd)
         write_frontend(Path(path), self.config, self.state_dict())
 
     def look_up(self, input_ids: Tensor, scaled: bool = True) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from preblock.models.steps import Step, names_of, parameters, to_document
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from preblock.models.config import FrontEndConfig
 
@@ -17,6 +17,16 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 STORED_TYPES = ("torch.float32", "torch.float16", "torch.bfloat16")
 """Allowed types of a checkpoint's tensors: float8 would need a scale, and float64 would be rounded."""
+
+
+def check_forward(kind: "type[nn.Module]", base: "type[nn.Module]") -> None:
+    """Raise ValueError if the class `kind` has another `forward` than `base`: its config does not describe that one."""
+    if kind.forward is not base.forward:
+        name = kind.__name__
+        raise ValueError(
+            f"forward: got the own method of {name}, expected that of {base.__name__}; call {name} in a module with "
+            "forward(input_ids, offset), and give that module to export_module"
+        )
 
 
 def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str, Tensor]") -> None:
@@ -28,8 +38,8 @@ def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str
         tensors: its weights by their names in `FrontEnd.state_dict()`.
 
     Raises:
-        ValueError: a tensor is of another type than `STORED_TYPES`, attention has a bias, or `folder` holds a
-            checkpoint in several files.
+        ValueError: a tensor is of another type than `STORED_TYPES` or on the device meta, attention has a bias, or
+            `folder` holds another checkpoint.
         OSError: a file cannot be written.
 
     """
@@ -44,14 +54,42 @@ def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str
     for name, tensor in tensors.items():
         if str(tensor.dtype) not in STORED_TYPES:
             raise ValueError(f"{name}: got {tensor.dtype}, expected {', '.join(STORED_TYPES)}")
+        if tensor.is_meta:
+            raise ValueError(f"{name}: got a tensor on the device meta, expected one with values")
     if (folder / INDEX).exists():
         raise ValueError(f"{folder}: holds {INDEX}, which would hide the saved weights; choose another folder")
+    if (folder / WEIGHTS).exists():
+        _check_replaceable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # The tensors may be mapped from the old file: replace it only when the new one is complete.
     draft = folder / f"{WEIGHTS}.new"
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, {"format": "pt"})
+    save_file(_separate(tensors), draft, {"format": "pt"})
     draft.replace(folder / WEIGHTS)
     (folder / DESCRIPTION).write_text("\n".join(_lines(config, tensors)) + "\n", encoding="utf-8")
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise ValueError if the weights in `folder` hold a tensor that `frontend.toml` there does not name."""
+    from safetensors import SafetensorError, safe_open
+
+    file, description = folder / WEIGHTS, folder / DESCRIPTION
+    described = description.read_text(encoding="utf-8") if description.exists() else ""
+    try:
+        with safe_open(file, framework="pt") as weights:
+            others = [key for key in weights.keys() if _value(key) not in described]  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{file}: {error}; choose another folder") from error
+    if others:
+        raise ValueError(f"{file}: holds {others[0]} of another checkpoint, which would be lost; choose another folder")
+
+
+def _separate(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Return contiguous tensors, with a copy of each that shares its memory with an earlier one: a file shares none."""
+    separate: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        shared = any(tensor.data_ptr() == other.data_ptr() for other in separate.values())
+        separate[name] = tensor.contiguous().clone() if shared else tensor.contiguous()
+    return separate
 
 
 def _lines(config: "FrontEndConfig", tensors: "Mapping[str, Tensor]") -> Iterator[str]:

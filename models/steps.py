@@ -151,8 +151,8 @@ class Positions:
                 f"counts and first: got {self.counts!r} and {self.first}, expected 'slots' and 0 for a grid and for a "
                 "hybrid table"
             )
-        if self.table == "hybrid" and self.rows < 1:
-            raise ValueError(f"rows: got {self.rows}, expected 1 or more for a table 'hybrid'")
+        if self.table in ("learned", "hybrid") and self.rows < 1:
+            raise ValueError(f"rows: got {self.rows}, expected 1 or more for a table {self.table!r}")
         if self.grid is None:
             if self.table == "factorised":
                 raise ValueError("grid: got none, expected rows and columns for a table 'factorised'")
@@ -211,7 +211,7 @@ Step = Tokens | Scale | Weights | Segments | Levels | Positions | Norm | RmsNorm
 KINDS: dict[str, type[Step]] = {
     step.kind: step for step in (Tokens, Scale, Weights, Segments, Levels, Positions, Norm, RmsNorm, Project, Mask)
 }
-NUMBERS = {"rows": int, "width": int, "first": int, "by": float | int}
+TYPES = dict.fromkeys(("rows", "width", "first"), (int,)) | {"by": (float, int), "cast": (bool,), "needed": (bool,)}
 
 
 def parameters(step: Step) -> dict[str, Keys]:
@@ -282,9 +282,9 @@ def from_document(document: Mapping[str, Any]) -> Step:
     kind = values.pop("kind", None)
     if kind not in KINDS:
         raise ValueError(f"kind: got {kind!r}, expected {', '.join(KINDS)}")
-    for name, kinds in NUMBERS.items():
-        if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
-            raise ValueError(f"{kind}.{name}: got {values[name]!r}, expected a number")
+    for name, types in TYPES.items():
+        if name in values and type(values[name]) not in types:
+            raise ValueError(f"{kind}.{name}: got {values[name]!r}, expected a {'bool' if bool in types else 'number'}")
     try:
         if "levels" in values:
             values["levels"] = tuple(map(_level, values["levels"]))

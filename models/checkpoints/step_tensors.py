@@ -63,6 +63,10 @@ def read_tensors(
             if file not in opened:
                 opened[file] = stack.enter_context(open_weights(file))
             tensor = get_tensor(opened[file], key, file)
+            if not tensor.ndim or (table and tensor.ndim != 2):
+                raise CheckpointError(
+                    f"{folder}: tensor {key} has the shape {list(tensor.shape)}, expected [rows, width]"
+                )
             stored.append(str(tensor.dtype).removeprefix("torch."))
             if table and not widen and tensor.numel() > PART:
                 return tensor

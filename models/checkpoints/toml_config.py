@@ -62,12 +62,15 @@ def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, wid
         sized, tensors, _ = read_tensors(folder, steps, count_bytes=count_bytes, widen=widen)
         positions = next((step for step in sized if isinstance(step, Positions)), None)
         values = {"family": "custom", "max_len": limit_of(positions), **document}
-        values["refused_ids"] = tuple(values.get("refused_ids", ()))
+        refused = values.get("refused_ids", [])
+        if not isinstance(refused, list) or not all(type(token) is int for token in refused):
+            raise ValueError(f"refused_ids: got {refused!r}, expected a list of token ids")
+        values["refused_ids"] = tuple(refused)
         values["rotary"] = tuple(map(RotaryOutput.from_document, rotary))
         return FrontEnd.from_tensors(FrontEndConfig(steps=sized, **values), tensors)
     except CheckpointError:
         raise
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 
@@ -100,6 +103,10 @@ def _list(name: str, value: Any) -> list[dict[str, Any]]:
 
 def _with_keys(step: dict[str, Any]) -> dict[str, Any]:
     """Return `step` with each tensor name as a list, and None for an optional one that it leaves out."""
+    for name in ("weight", "columns", "bias"):
+        value = step.get(name, "")
+        if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(key, str) for key in value)):
+            raise ValueError(f"{name}: got {value!r}, expected the name of a tensor")
     named = {
         name: [value] if name in ("weight", "columns", "bias") and isinstance(value, str) else value
         for name, value in step.items()

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""First bytes of the file that a clone holds in place of a large one, until `git lfs pull`."""
+
+
 class CheckpointError(ValueError):
     """The folder is not a supported checkpoint; the message gives the reason."""
 
@@ -27,7 +31,7 @@ def files_of_keys(folder: Path) -> dict[str, Path]:
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")
         for file in set(weight_map.values()):
-            if Path(file).name != file:
+            if Path(file).name != file or "\0" in file:
                 raise CheckpointError(f"{folder / INDEX}: {file!r} lies outside the folder")
         return {key: folder / file for key, file in weight_map.items()}
     if os.path.lexists(folder / WEIGHTS):
@@ -116,11 +120,11 @@ def read_bytes(file: Path) -> bytes:
 
 
 def check_file(file: Path) -> None:
-    """Check a file of a checkpoint: regular, readable, and in its folder.
+    """Check a file of a checkpoint: regular, readable, complete, and in its folder.
 
     Raises:
-        CheckpointError: it is missing, unreadable, a pipe or device, or a link out of its folder. Only links within a
-            hub's cache, from `snapshots` to `blobs`, may leave the folder.
+        CheckpointError: it is missing, unreadable, a pipe or device, a pointer of Git LFS, or a link out of its folder.
+            Only links within a hub's cache, from `snapshots` to `blobs`, may leave the folder.
 
     """
     try:
@@ -129,7 +133,9 @@ def check_file(file: Path) -> None:
             raise CheckpointError(f"{file}: a link to {target}, outside the folder; replace it by a copy of that file")
         if not stat.S_ISREG(target.stat().st_mode):
             raise CheckpointError(f"{file}: a folder, pipe or device, expected a regular file")
-        target.open("rb").close()
+        with target.open("rb") as stream:
+            if stream.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise CheckpointError(f"{file}: a pointer of Git LFS, expected the file itself; run `git lfs pull`")
     except OSError as error:
         _refuse(file, error)
 

@@ -19,7 +19,7 @@ from preblock.cli.options import (
     require,
     table,
 )
-from preblock.service.core.errors import PreblockError
+from preblock.service.core.errors import ArtifactError, PreblockError
 
 ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "onnxruntime-genai", "openvino-genai")
 """Consumers of `inputs_embeds` in the manifest."""
@@ -66,7 +66,7 @@ def inspect(model: str, repository: Path | None, as_json: bool, engine: str | No
     from preblock.cli.consumer import write_consumer
     from preblock.cli.page import write_page
     from preblock.service.artifacts.io import read, read_with_identity
-    from preblock.service.artifacts.manifest import PARITY
+    from preblock.service.artifacts.manifest import MANIFEST, PARITY
     from preblock.service.artifacts.onnx_check import check_graphs
     from preblock.service.artifacts.parity import ParityReport
 
@@ -78,7 +78,12 @@ def inspect(model: str, repository: Path | None, as_json: bool, engine: str | No
         click.echo(write_consumer(manifest, engine))
         return
     if not as_json:
-        click.echo(write_page(artifact, manifest, identity, report))
+        try:
+            page = write_page(artifact, manifest, identity, report)
+        except KeyError as error:
+            found = ", ".join(tensor.name for graph in manifest.graphs.values() for tensor in graph.outputs)
+            raise ArtifactError(f"{MANIFEST} graphs", found or "no output", f"also {error.args[0]}") from error
+        click.echo(page)
         return
     documents = {"manifest": manifest.model_dump(mode="json"), "parity": report.model_dump(mode="json")}
     stated = {"name": artifact.name, "version": artifact.version, "identity": identity}

@@ -59,7 +59,11 @@ def plot(model: str, kind: str, output: Path, repository: Path | None, reference
     from preblock.plots.files import check_suffix, save
 
     check_suffix(output)
-    save(FIGURES[kind].draw(_read(repository, model, reference_roots)), output)
+    figure = FIGURES[kind].draw(_read(repository, model, reference_roots))
+    try:
+        save(figure, output)
+    except OSError as error:
+        raise click.ClickException(f"{output}: {error.strerror}") from error
     click.echo(f"wrote {output}")
 
 

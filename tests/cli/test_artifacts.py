@@ -80,6 +80,15 @@ def test_inspect_of_broken_artifact_names_file(copy: Path, name: str) -> None:
     assert failing("inspect", "gpt", "--repository", copy, code=1).startswith(name)
 
 
+def test_inspect_of_manifest_without_output_names_it(copy: Path) -> None:
+    file = copy / "gpt" / "1" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["graphs"]["token.onnx"]
+    file.write_text(json.dumps(manifest))
+    message = failing("inspect", "gpt", "--repository", copy, code=1)
+    assert message == "manifest.json graphs: got embeddings, expected also token_embeddings"
+
+
 def test_inspect_shows_the_context_of_ngrams(tmp_path: Path) -> None:
     copy_artifact("ngrams", tmp_path)
     page = paragraphs(run("inspect", "ngrams", "--repository", tmp_path).stdout)

@@ -67,3 +67,9 @@ def test_plot_rejects_unknown_kind_and_file_format(plotted: Path, tmp_path: Path
         "file: got a.pdf, expected a name that ends in .svg or .png"
     )
     assert "Missing option '-o'" in failing("plot", "gpt", "pca", code=2)
+
+
+def test_plot_into_missing_folder_is_rejected(plotted: Path, tmp_path: Path) -> None:
+    file = tmp_path / "none" / "a.svg"
+    message = failing("plot", "gpt", "heatmap", "-o", file, "--repository", plotted, code=1)
+    assert message == f"{file}: No such file or directory"

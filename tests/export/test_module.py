@@ -162,6 +162,18 @@ class Ageless(nn.Module):
         return input_ids.float().unsqueeze(-1)
 
 
+class Running(Mine):
+    """Adds up the vectors of a row, so that each depends on all tokens before."""
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        return super().forward(input_ids, offset).cumsum(1)
+
+
+class Doubled(BertEmbeddings):
+    def forward(self, *arguments: Any, **named: Any) -> Tensor:
+        return super().forward(*arguments, **named) * 2
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
@@ -172,8 +184,33 @@ class Ageless(nn.Module):
         ),
         (Mine(), {"max_len": M}, "vocab_size: got nothing, expected a number, because a Mine does not state it"),
         (Mine(), {"vocab_size": V}, "max_len: got nothing"),
+        (Mine(), {"vocab_size": 0, "max_len": M}, "vocab_size: got 0, expected a whole number from 1 on"),
+        (Mine(), {"vocab_size": V, "max_len": 9.0}, r"max_len: got 9\.0, expected a whole number"),
+        (
+            Mine(),
+            {"vocab_size": V + 1, "max_len": M},
+            "vocab_size: the module fails for id 13 at position 0: IndexError",
+        ),
+        (Mine(), {"vocab_size": V, "max_len": M + 1}, "max_len: the module fails for id 0 at position 9: IndexError"),
+        (
+            Mine().to("meta"),
+            {"vocab_size": V, "max_len": M},
+            "module: got vectors on the device meta, expected cpu",
+        ),
+        (
+            Running(),
+            {"vocab_size": V, "max_len": M},
+            r"module: got vectors in a row of 5 tokens that differ by [\d.]+ from those of the tokens alone",
+        ),
         (BertEmbeddings(V, D, M), {"max_len": M}, "max_len: got 9, expected nothing, because a .* has its own"),
         (BertEmbeddings(V, D, M), {"exact": True}, "exact: got True"),
+        (
+            BertEmbeddings(V, D, M).half(),
+            {},
+            r"tokens\.weight: got torch\.float16 on cpu, expected torch\.float32 on cpu; module\.float\(\)\.cpu\(\)",
+        ),
+        (BertEmbeddings(V, D, M).to("meta"), {}, r"tokens\.weight: got torch\.float32 on meta, expected"),
+        (Doubled(V, D, M), {}, "forward: got the own method of Doubled, expected that of FrontEnd"),
     ],
 )
 def test_wrong_arguments_for_module_are_rejected(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import export_loaded
 from preblock.export.parity import allowed_ulp, difference, prove
-from preblock.export.parity_cases import GridCase, grid
+from preblock.export.parity_cases import GridCase, feeds_of, grid
 from preblock.export.source import LoadedSource
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
@@ -248,3 +248,10 @@ def test_allowed_ulp_of_projection_grows_with_its_columns() -> None:
     norm = FrontEnd(FrontEndConfig(family="norm", steps=tables, max_len=9))
     projection = FrontEnd(FrontEndConfig(family="electra", steps=(*tables, Project(width=96)), max_len=9))
     assert (allowed_ulp(norm), allowed_ulp(projection)) == (8, 8 + 4 * 8)
+
+
+def test_feeds_of_vocabulary_of_padding_alone_have_its_id() -> None:
+    signature = BertEmbeddings(1, 4, 6, padding_idx=0).signature
+    feeds = [feeds_of(signature, case)["input_ids"] for case in grid(signature)]
+    assert feeds
+    assert not any(ids.any() for ids in feeds)

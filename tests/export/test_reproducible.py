@@ -40,7 +40,7 @@ class Own(nn.Module):
     def forward(self, input_ids, offset):
         positions = torch.arange(input_ids.shape[1]) + offset.reshape(-1, 1)
         x = torch.nn.functional.gelu(self.table[input_ids] + self.table[positions] @ self.constant)
-        return torch.cond(offset.sum() > 3, lambda x: x * 2, lambda x: x + 1, (x,))
+        return torch.cond(offset.sum() > 3, lambda x: x * 2, lambda x: x + x, (x,))
 
 
 read_once(pytest.MonkeyPatch())

@@ -212,3 +212,19 @@ def test_position_tables_have_published_parameter_share() -> None:
         )
     assert gpt2.tokens.weight.nbytes == 154_389_504
     assert gpt2.get_parameter("positions.weight").nbytes == 3_145_728
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: GPT2Embeddings(0, 4, 4), r"tokens\.rows: got 0, expected a whole number from 1 on"),
+        (lambda: GPT2Embeddings(-1, 4, 4), r"tokens\.rows: got -1"),
+        (lambda: GPT2Embeddings(4, 0, 4), r"tokens\.width: got 0"),
+        (lambda: GPT2Embeddings(4, 4.0, 4), r"tokens\.width: got 4\.0"),  # type: ignore[arg-type]
+        (lambda: BertEmbeddings(4, 4, 4, segments=-1), r"token_type_ids\.rows: got -1"),
+        (lambda: TransformerEmbedding(4, 4, 4, "learnt"), "positions: got 'learnt', expected sinusoidal, learned"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_argument_of_front_end_is_rejected(build: Callable[[], FrontEnd], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        build()

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from preblock.models import (
     BertEmbeddings,
@@ -133,4 +136,53 @@ def test_save_with_attention_bias_is_rejected(tmp_path: Path) -> None:
 def test_save_beside_sharded_checkpoint_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match="would hide the saved weights"):
+        GPT2Embeddings(V, D, M).save_frontend(tmp_path)
+
+
+class Doubled(GPT2Embeddings):
+    """Changes the vectors in a way that no config describes."""
+
+    def forward(self, *arguments: Any, **named: Any) -> Tensor:
+        return super().forward(*arguments, **named) * 2
+
+
+def test_save_of_class_with_own_forward_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="forward: got the own method of Doubled, expected that of FrontEnd; "):
+        Doubled(V, D, M).save_frontend(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_save_without_values_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokens\.weight: got a tensor on the device meta, expected one with values"):
+        GPT2Embeddings(V, D, M).to("meta").save_frontend(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_tied_tables_are_saved_separately(tmp_path: Path) -> None:
+    frontend = GPT2Embeddings(V, D, V)
+    frontend.positions.weight = frontend.tokens.weight
+    frontend.save_frontend(tmp_path)
+    ids = torch.tensor([[3, 1, 2]])
+    assert torch.equal(read_description(tmp_path).eval()(ids), frontend.eval()(ids))
+
+
+@pytest.mark.parametrize("described", [False, True])
+def test_save_over_another_checkpoint_is_rejected(described: bool, tmp_path: Path) -> None:
+    """The file of a whole model holds more than its front-end."""
+    frontend = GPT2Embeddings(V, D, M)
+    if described:
+        frontend.save_frontend(tmp_path)
+    tensors = {**frontend.state_dict(), "h.0.attn.weight": torch.ones(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    before = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors: holds .* of another checkpoint, which would be lost; choose"
+    ):
+        frontend.save_frontend(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_save_over_damaged_weights_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"model\.safetensors: .*; choose another folder"):
         GPT2Embeddings(V, D, M).save_frontend(tmp_path)

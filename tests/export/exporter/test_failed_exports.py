@@ -10,7 +10,7 @@ import torch
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export, export_loaded
 from preblock.export.source import LoadedSource
-from preblock.models.embeddings import GPT2Embeddings
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
 from preblock.service.artifacts.records import Source
 from tests.support import commands
 
@@ -30,12 +30,36 @@ def test_invalid_name_is_rejected_before_weights_are_read(tmp_path: Path) -> Non
     assert steps == []
 
 
+class Changed(GPT2Embeddings):
+    """Returns other vectors in its graph."""
+
+    def forward(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        return super().forward(*arguments, **named) + int(torch.compiler.is_compiling())
+
+
 def test_unproven_graph_is_not_published(tmp_path: Path) -> None:
-    frontend = GPT2Embeddings(7, 4, 6)
-    torch.nn.init.constant_(frontend.tokens.weight, float("inf"))
+    frontend = Changed(7, 4, 6)
     with pytest.raises(ExportError, match="differs from its PyTorch module"):
         export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("weight", "value"),
+    [
+        ("tokens.weight", float("inf")),
+        ("positions.weight", float("nan")),
+        ("norm.bias", float("nan")),
+    ],
+)
+def test_weight_that_is_not_finite_is_named(weight: str, value: float, tmp_path: Path) -> None:
+    frontend = BertEmbeddings(7, 4, 6)
+    with torch.no_grad():
+        frontend.get_parameter(weight)[3] = value
+    frontend.save_frontend(tmp_path / "trained")
+    with pytest.raises(ExportError, match=rf"^{weight}: got NaN or infinity in row 3, expected finite numbers$"):
+        export(str(tmp_path / "trained"), "m", tmp_path / "models")
+    assert not (tmp_path / "models" / "m").exists()
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,15 @@ def test_verify_detects_wrong_manifest_field(copy: Path, field: str, value: int 
         verify(copy)
 
 
+@pytest.mark.parametrize("steps", [["tokens"], [{"kind": "tokens"}], [], None])
+def test_verify_rejects_malformed_steps(copy: Path, steps: object) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["front_end"]["steps"] = steps
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ExportError, match="manifest and weights disagree: "):
+        verify(copy)
+
+
 def test_verify_detects_wrong_token_graph(copy: Path) -> None:
     model = onnx.load(copy / "token.onnx")
     gather = next(node for node in model.graph.node if node.op_type == "Gather")

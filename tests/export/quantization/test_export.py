@@ -110,7 +110,7 @@ def test_quantized_export_of_stem_is_rejected(tmp_path: Path) -> None:
 
 
 def test_quantized_export_of_custom_module_is_rejected(tmp_path: Path) -> None:
-    custom = CustomFrontEnd(GPT2Embeddings(7, 4, 6), vocab_size=7, max_len=6)
+    custom = CustomFrontEnd(GPT2Embeddings(7, 4, 6).eval(), vocab_size=7, max_len=6)
     loaded = LoadedSource(custom, Source(kind="module"))
     with pytest.raises(ExportError, match="--dtype: got 'int4', expected only float32 for stems and custom modules"):
         export_loaded(loaded, "m", tmp_path, format_=find_format("int4"))

@@ -212,6 +212,29 @@ def test_missing_tensor_is_rejected(bert: Path, key: str) -> None:
         read_frontend(bert)
 
 
+@pytest.mark.parametrize(
+    ("key", "shape"),
+    [("word_embeddings", ()), ("word_embeddings", (30,)), ("word_embeddings", (1, 30, 8)), ("position_embeddings", ())],
+)
+def test_table_of_other_shape_is_rejected(bert: Path, key: str, shape: tuple[int, ...]) -> None:
+    tensors = load_file(bert / "model.safetensors")
+    tensors[f"embeddings.{key}.weight"] = torch.ones(shape)
+    save_file(tensors, bert / "model.safetensors")
+    message = rf"tensor embeddings\.{key}\.weight has the shape {re.escape(str(list(shape)))}, expected \[rows, width\]"
+    with pytest.raises(CheckpointError, match=message):
+        read_frontend(bert)
+
+
+@pytest.mark.parametrize("key", ["word_embeddings", "position_embeddings"])
+def test_table_without_rows_is_rejected(bert: Path, key: str) -> None:
+    tensors = load_file(bert / "model.safetensors")
+    tensors[f"embeddings.{key}.weight"] = torch.ones(0, 8)
+    save_file(tensors, bert / "model.safetensors")
+    change(bert, vocab_size=..., max_position_embeddings=...)
+    with pytest.raises(CheckpointError, match=r"rows: got 0, expected "):
+        read_frontend(bert)
+
+
 def test_quantized_weights_are_rejected(bert: Path) -> None:
     tensors = load_file(bert / "model.safetensors")
     tensors["embeddings.word_embeddings.weight"] = torch.ones((30, 8), dtype=torch.int8)
@@ -251,13 +274,13 @@ def test_files_needed_suffice_to_read_front_end(name: str, tmp_path: Path) -> No
     assert all(torch.equal(tensor, expected.state_dict()[key]) for key, tensor in found.state_dict().items())
 
 
-@pytest.mark.parametrize("place", ["../outside.safetensors", "/etc/passwd", "inner/../../outside.safetensors"])
+@pytest.mark.parametrize("place", ["../outside.safetensors", "/etc/passwd", "inner/../../outside.safetensors", "a\0b"])
 def test_index_path_outside_folder_is_rejected(sharded: Path, place: str) -> None:
     shutil.copyfile(next(sharded.glob("model-*.safetensors")), sharded.parent / "outside.safetensors")
     index = json.loads((sharded / "model.safetensors.index.json").read_text())
     index["weight_map"]["embeddings.LayerNorm.bias"] = place
     (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=rf"index\.json: '{place}' lies outside the folder"):
+    with pytest.raises(CheckpointError, match=rf"index\.json: {re.escape(repr(place))} lies outside the folder"):
         read_frontend(sharded)
 
 

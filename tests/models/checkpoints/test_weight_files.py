@@ -53,6 +53,13 @@ def test_description_pipe_is_rejected(gpt: Path) -> None:
             reader(gpt)
 
 
+@pytest.mark.parametrize("name", [INDEX, "1.safetensors"])
+def test_pointer_of_git_lfs_is_rejected(gpt: Path, name: str) -> None:
+    (gpt / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
+    with pytest.raises(CheckpointError, match=rf"{name}: a pointer of Git LFS, .*; run `git lfs pull`"):
+        read_frontend(gpt)
+
+
 @pytest.mark.parametrize("name", ["config.json", INDEX, "1.safetensors"])
 def test_link_to_device_is_rejected(gpt: Path, name: str) -> None:
     (gpt / name).unlink()
