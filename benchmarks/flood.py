@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -71,6 +72,15 @@ def over_grpc(server: tuple[str, str], _: str) -> None:
                 stub.ModelInfer(message, wait_for_ready=True)
 
 
+def over_grpc_stream(server: tuple[str, str], _: str) -> None:
+    """Send messages of the limit over one stream without end, each after the answer to the last one."""
+    message = infer_message(np.ones((1, LIMIT // 8 - 16)))
+    with open_stub(server[1], OWN_CONNECTION, NO_LIMIT) as stub:
+        answered = threading.Semaphore()
+        for _response in stub.ModelStreamInfer(message for _ in iter(answered.acquire, None)):
+            answered.release()
+
+
 def over_compressed_grpc(server: tuple[str, str], _: str) -> None:
     """Send one message without end, over one connection. It expands to the limit.
 
@@ -126,6 +136,7 @@ def over_websocket(server: tuple[str, str], _: str) -> None:
 KINDS = {
     **dict.fromkeys(BODIES, over_http),
     "grpc": over_grpc,
+    "grpc-stream": over_grpc_stream,
     "grpc-gzip": over_compressed_grpc,
     "websocket": over_websocket,
 }

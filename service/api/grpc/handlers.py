@@ -80,10 +80,14 @@ class CallHandlers:
         count_bytes = self._engine.metrics.count_bytes
 
         async def answer(call: grpc.aio.ServicerContext) -> None:
+            size = 0
+
             async def receive() -> bytes | None:
-                message = await receive_message(call)
+                nonlocal size
+                message = await self._reader.read_next(call, size)
                 if message is not None:
-                    count_bytes(GRPC_STREAM, len(message), 0)
+                    size = len(message)
+                    count_bytes(GRPC_STREAM, size, 0)
                 return message
 
             async def send(response: bytes) -> None:

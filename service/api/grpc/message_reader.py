@@ -16,8 +16,10 @@ from preblock.service.core.errors import Unavailable
 from preblock.service.core.settings_reload import LiveSettings
 
 MAX_TURN_SECONDS = 0.1
+MAX_STREAM_TURN_SECONDS = 0.02
+"""Shorter, because the client of a stream may send its next message any time later."""
 MAX_CONNECTIONS = 2**12
-"""Most connections with large messages that are known; the connection with the oldest message is forgotten first."""
+"""Most known connections with large messages; the connection with the oldest message is forgotten first."""
 
 
 async def receive_message(call: grpc.aio.ServicerContext) -> bytes | None:
@@ -30,15 +32,15 @@ async def receive_message(call: grpc.aio.ServicerContext) -> bytes | None:
 
 
 class MessageReader:
-    """Reads the messages of unary calls. A message waits for a turn if the last one of its connection was large.
+    """Reads messages. A unary call waits for a turn if the last message of its connection was large.
 
-    Connections take turns, one call of each at a time. A turn ends with its message, and at the latest after
-    `turn_seconds`: then the next call reads beside the slow one. After a turn there is a pause as long as the CPU time
-    of this process in the turn.
+    A stream waits for one if its own last message was large. Connections take turns, one unary call of each at a time.
+    A turn ends with its message, and at the latest after `turn_seconds`: then the next call reads beside the slow one.
+    After a turn there is a pause as long as the CPU time of this process in the turn.
 
     Args:
         settings: longest wait for a turn.
-        turn_seconds: longest turn; default `MAX_TURN_SECONDS`.
+        turn_seconds: longest turn of a unary call; default `MAX_TURN_SECONDS`.
 
     """
 
@@ -48,7 +50,7 @@ class MessageReader:
         self._turn = asyncio.Lock()
 
     async def read(self, call: grpc.aio.ServicerContext) -> bytes | None:
-        """Return the message of a call, or None if it has none.
+        """Return the message of a unary call, or None if it has none.
 
         Raises:
             Unavailable: the call has waited for a turn longer than the queue timeout.
@@ -59,11 +61,19 @@ class MessageReader:
         if place is None:
             message = await receive_message(call)
         else:
-            async with self._take_turn(place):
+            async with self._take_turn(self._turn_seconds, place):
                 message = await receive_message(call)
         if message is not None:
             self._remember(connection, len(message))
         return message
+
+    async def read_next(self, call: grpc.aio.ServicerContext, last_size: int) -> bytes | None:
+        """Return the next message of a stream, or None after its last one; `last_size` is that of the last message."""
+        if last_size < LARGE_BODY_BYTES:
+            return await receive_message(call)
+        await self._turn.acquire()
+        async with self._take_turn(MAX_STREAM_TURN_SECONDS):
+            return await receive_message(call)
 
     async def _wait(self, connection: str) -> asyncio.Lock | None:
         """Acquire the place of a connection and then the turn; None if its last message is small by then."""
@@ -86,8 +96,8 @@ class MessageReader:
         return None
 
     @asynccontextmanager
-    async def _take_turn(self, place: asyncio.Lock) -> AsyncIterator[None]:
-        """Run the block in a turn, which ends early if the block takes long; then pause."""
+    async def _take_turn(self, seconds: float, place: asyncio.Lock | None = None) -> AsyncIterator[None]:
+        """Run the block in a turn, which ends early if the block takes longer than `seconds`; then pause."""
         loop, began, worked = asyncio.get_running_loop(), perf_counter(), process_time()
         over = False
 
@@ -95,10 +105,11 @@ class MessageReader:
             nonlocal over
             if not over:
                 over = True
-                place.release()
+                if place is not None:
+                    place.release()
                 loop.call_later(min(perf_counter() - began, process_time() - worked), self._turn.release)
 
-        timeout = loop.call_later(self._turn_seconds, end)
+        timeout = loop.call_later(seconds, end)
         try:
             yield
         finally:

@@ -218,6 +218,31 @@ async def test_oldest_large_senders_are_forgotten() -> None:
     assert [held.reading, oldest.reading, next_.reading] == [True, True, False]
 
 
+@in_loop
+async def test_stream_waits_for_a_turn_after_a_large_message() -> None:
+    reader = reader_of()
+    await known(reader, "a")
+    first, stream = Call("a", LARGE), arrived("b", SMALL)
+    (held,) = await begin(reader, first)
+    reading = asyncio.create_task(reader.read_next(stream, LARGE_BODY_BYTES))
+    assert await reader.read_next(arrived("b", SMALL), LARGE_BODY_BYTES - 1) is SMALL
+    assert not stream.reading
+    first.arrived.set()
+    assert await held is LARGE
+    assert await reading is SMALL
+
+
+@in_loop
+async def test_idle_stream_leaves_its_turn() -> None:
+    reader, idle = reader_of(), Call("a", LARGE)
+    waiting = asyncio.create_task(reader.read_next(idle, LARGE_BODY_BYTES))
+    await reads(idle)
+    assert await reader.read_next(arrived("b", LARGE), LARGE_BODY_BYTES) is LARGE
+    assert not waiting.done()
+    idle.arrived.set()
+    assert await waiting is LARGE
+
+
 def test_call_without_a_message_is_refused(tiny_server: Server) -> None:
     with grpc.insecure_channel(tiny_server.grpc) as channel:
         call = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
