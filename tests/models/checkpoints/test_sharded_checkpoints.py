@@ -1,0 +1,62 @@
+"""Checkpoints in several files, as transformers writes them, and broken indices of their tensors."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from preblock.models.checkpoints.reader import files_needed, read_frontend
+from preblock.models.checkpoints.weight_files import CheckpointError
+from tests.families.library_models import model_class, save
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """The folder of a tiny BERT in several files."""
+    save("bert", tmp_path / "whole")
+    model_class("bert").from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "bert", max_shard_size="1KB")
+    return tmp_path / "bert"
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "ctrl", "clip/text", "t5/encoder"])
+def test_files_needed_suffice_to_read_front_end(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path / "whole")
+    kind, side = model_class(name), name.partition("/")[2] or None
+    kind.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "shards", max_shard_size="1KB")
+    needed, removed = files_needed(tmp_path / "shards", side), 0
+    for file in set((tmp_path / "shards").glob("model-*.safetensors")):
+        if file.name not in needed:
+            file.unlink()
+            removed += 1
+    assert removed > 3
+    found, expected = read_frontend(tmp_path / "shards", side), read_frontend(tmp_path / "whole", side)
+    assert found.config == expected.config
+    assert all(torch.equal(tensor, expected.state_dict()[key]) for key, tensor in found.state_dict().items())
+
+
+@pytest.mark.parametrize("place", ["../outside.safetensors", "/etc/passwd", "inner/../../outside.safetensors", "a\0b"])
+def test_index_path_outside_folder_is_rejected(sharded: Path, place: str) -> None:
+    shutil.copyfile(next(sharded.glob("model-*.safetensors")), sharded.parent / "outside.safetensors")
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    index["weight_map"]["embeddings.LayerNorm.bias"] = place
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=rf"index\.json: {re.escape(repr(place))} lies outside the folder"):
+        read_frontend(sharded)
+
+
+@pytest.mark.parametrize("index", ["{", "{}", '{"weight_map": [1]}', '{"weight_map": {"x": 1}}'])
+def test_broken_index_is_rejected(sharded: Path, index: str) -> None:
+    (sharded / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: "):
+        read_frontend(sharded)
+
+
+def test_missing_shard_is_rejected(sharded: Path) -> None:
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())
+    shard = index["weight_map"]["embeddings.word_embeddings.weight"]
+    (sharded / shard).unlink()
+    with pytest.raises(CheckpointError, match=shard):
+        read_frontend(sharded)
