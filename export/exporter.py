@@ -154,7 +154,7 @@ def export_loaded(
     except OSError as error:
         raise ExportError(f"{error.filename or repository}: {error.strerror}") from error
     except ParityError as error:
-        raise ParityError(_find_non_finite(source) or str(error)) from error
+        raise ParityError("; ".join(filter(None, (str(error), _find_non_finite(source))))) from error
     except PreblockError as error:
         raise ExportError(str(error)) from error
     finally:
@@ -167,7 +167,8 @@ def _find_non_finite(module: nn.Module) -> str | None:
         finite = torch.isfinite(weight).flatten(1).all(1) if weight.ndim > 1 else torch.isfinite(weight)
         if not finite.all():
             row = int(finite.long().argmin())
-            return f"{name}: got NaN or infinity in row {row}, expected finite numbers"
+            place = "row" if weight.ndim > 1 else "element"
+            return f"{name}: got NaN or infinity in {place} {row}, expected finite numbers"
     return None
 
 

@@ -140,7 +140,7 @@ def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Repo
 
 
 def _sample_inputs(signature: Signature) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return arguments of the front-end for its export, and the axes of each that have any size."""
+    """Return arguments of the front-end for its export, and the axes of each argument with any size."""
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     # `offset` has one element, so that (1,) broadcasts over the batch in the graph; other sizes are arbitrary.
     # Each input is a separate tensor: the exporter merges arguments with the same tensor into one input.

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 from preblock.models.modules import bias as biases
@@ -128,7 +129,7 @@ class FrontEndConfig:
         named = zip(names_of(self.steps), self.steps, strict=True)
         sizes |= {f"{name}.width": step.width for name, step in named if isinstance(step, Project)}
         for name, size in sizes.items():
-            if type(size) is not int or size < 1:
+            if isinstance(size, bool) or not isinstance(size, Integral) or int(size) < 1:
                 raise ValueError(f"{name}: got {size!r}, expected a whole number from 1 on")
 
     def _check_indices(self) -> None:

@@ -4,6 +4,7 @@ Letters: B batch, L length, D output width, M maximum length.
 """
 
 import inspect
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -37,32 +38,25 @@ class CustomFrontEnd(nn.Module):
 
     def __init__(self, module: nn.Module, vocab_size: int, max_len: int, exact: bool = False) -> None:
         super().__init__()
-        for name, size in (("vocab_size", vocab_size), ("max_len", max_len)):
-            if type(size) is not int or size < 1:
+        sizes: dict[str, Any] = {"vocab_size": vocab_size, "max_len": max_len}
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, Integral) or int(size) < 1:
                 raise ValueError(f"{name}: got {size!r}, expected a whole number from 1 on")
         self.module = module
         self._takes_number = _takes_number(module)
-        self._max_len = max_len
-        sample = self._call("module", 0, 0)
-        self._call("vocab_size", vocab_size - 1, 0)
-        self._call("max_len", 0, max_len - 1)
-        if (
-            not isinstance(sample, Tensor)
-            or sample.dtype != torch.float32
-            or sample.shape[:-1] != (1, 1)
-            or not sample.shape[-1]
-        ):
-            got = f"{sample.dtype} {tuple(sample.shape)}" if isinstance(sample, Tensor) else type(sample).__name__
-            raise ValueError(f"module: got {got} for ids (1, 1), expected torch.float32 (1, 1, D)")
+        vocab_size, self._max_len = int(vocab_size), int(max_len)
+        sample = self._call("module", [0], 0)
+        self._call("vocab_size", [vocab_size - 1], 0)
+        self._call("max_len", [0], self._max_len - 1)
         if sample.device.type != "cpu":
             raise ValueError(f"module: got vectors on the device {sample.device}, expected cpu; module.cpu() moves it")
-        self._check_alone(min(max_len, SAMPLE_LENGTH), vocab_size)
+        self._check_alone([place % vocab_size for place in range(min(self._max_len, SAMPLE_LENGTH))])
         self.signature = Signature(
             family="custom",
             vocab_size=vocab_size,
             width=sample.shape[-1],
-            max_len=max_len,
-            rows=max_len,
+            max_len=self._max_len,
+            rows=self._max_len,
             exact=exact,
         )
 
@@ -80,26 +74,30 @@ class CustomFrontEnd(nn.Module):
             vectors = torch.cat([self.module(ids.unsqueeze(0), past_length) for ids, past_length in rows])
         return vectors
 
-    def _call(self, cause: str, token: int, position: int) -> Any:
-        """Return the output for one token; raise ValueError, naming `cause`, if the module fails."""
+    def _call(self, cause: str, ids: list[int], position: int) -> Tensor:
+        """Return the vectors (1, L, D) of one row; raise ValueError, naming `cause`, if the module fails."""
         try:
             with torch.inference_mode():
-                return self(torch.tensor([[token]]), torch.tensor([position]))
+                vectors: Tensor = self(torch.tensor([ids]), torch.tensor([position]))
         except Exception as error:  # a module may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise ValueError(f"{cause}: the module fails for id {token} at position {position}: {reason}") from error
+            row = f"id {ids[0]}" if len(ids) == 1 else f"{len(ids)} ids"
+            raise ValueError(f"{cause}: the module fails for {row} at position {position}: {reason}") from error
+        length, is_tensor = len(ids), isinstance(vectors, Tensor)
+        if not is_tensor or vectors.dtype != torch.float32 or vectors.shape[:-1] != (1, length) or not vectors.numel():
+            got = f"{vectors.dtype} {tuple(vectors.shape)}" if is_tensor else type(vectors).__name__
+            raise ValueError(f"module: got {got} for ids (1, {length}), expected torch.float32 (1, {length}, D)")
+        return vectors
 
-    def _check_alone(self, length: int, vocab_size: int) -> None:
+    def _check_alone(self, ids: list[int]) -> None:
         """Compare the vectors of a row with those of its tokens alone: a stream and a ragged batch run tokens apart."""
-        ids = (torch.arange(length) % vocab_size).unsqueeze(0)
-        with torch.inference_mode():
-            row = self(ids, torch.zeros(1, dtype=torch.int64))
-            tokens = [self(ids[:, [place]], torch.tensor([place])) for place in range(length)]
+        row = self._call("module", ids, 0)
+        tokens = [self._call("module", [token], place) for place, token in enumerate(ids)]
         error = float((row - torch.cat(tokens, 1)).abs().max())
         if error > ALLOWED_SHARE * float(row.abs().max()):
             raise ValueError(
-                f"module: got vectors in a row of {length} tokens that differ by {error:.3g} from those of the tokens "
-                "alone, expected vectors that depend on their own id and position"
+                f"module: got vectors in a row of {len(ids)} tokens that differ by {error:.3g} from those of the "
+                "tokens alone, expected vectors that depend on their own id and position"
             )
 
     def _traced(self, input_ids: Tensor, offset: Tensor) -> Tensor:

@@ -80,15 +80,19 @@ def _check_replaceable(folder: Path) -> None:
     except SafetensorError as error:
         raise ValueError(f"{file}: {error}; choose another folder") from error
     if others:
-        raise ValueError(f"{file}: holds {others[0]} of another checkpoint, which would be lost; choose another folder")
+        raise ValueError(f"{file}: holds {others[0]}, which {DESCRIPTION} does not name; choose another folder")
 
 
 def _separate(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     """Return contiguous tensors, with a copy of each that shares its memory with an earlier one: a file shares none."""
     separate: dict[str, Tensor] = {}
+    ends: dict[int, int] = {}  # of each range of memory, by its begin
     for name, tensor in tensors.items():
-        shared = any(tensor.data_ptr() == other.data_ptr() for other in separate.values())
-        separate[name] = tensor.contiguous().clone() if shared else tensor.contiguous()
+        given = tensor.contiguous()
+        begin, end = given.data_ptr(), given.data_ptr() + given.nbytes
+        shared = any(begin < other_end and other < end for other, other_end in ends.items())
+        separate[name] = given.clone() if shared else given
+        ends[begin] = max(end, ends.get(begin, end))
     return separate
 
 

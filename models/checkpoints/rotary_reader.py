@@ -193,7 +193,7 @@ def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
 
 
 def _original_length(row: RotaryFamily, name: str, rope: dict[str, Any], config: Config, longest: int) -> int:
-    """Take the length of the training before the scaling out of `rope`.
+    """Remove the length trained before the scaling from `rope`, and return it.
 
     A value beside `rope_parameters` takes precedence, unless these are per layer.
     """

@@ -64,9 +64,8 @@ def read_tensors(
                 opened[file] = stack.enter_context(open_weights(file))
             tensor = get_tensor(opened[file], key, file)
             if not tensor.ndim or (table and tensor.ndim != 2):
-                raise CheckpointError(
-                    f"{folder}: tensor {key} has the shape {list(tensor.shape)}, expected [rows, width]"
-                )
+                expected = "[rows, width]" if table else "at least one dimension"
+                raise CheckpointError(f"{folder}: tensor {key} has the shape {list(tensor.shape)}, expected {expected}")
             stored.append(str(tensor.dtype).removeprefix("torch."))
             if table and not widen and tensor.numel() > PART:
                 return tensor

@@ -32,7 +32,7 @@ def files_of_keys(folder: Path) -> dict[str, Path]:
             raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")
         for file in set(weight_map.values()):
             if Path(file).name != file or "\0" in file:
-                raise CheckpointError(f"{folder / INDEX}: {file!r} lies outside the folder")
+                raise CheckpointError(f"{folder / INDEX}: got {file!r}, expected the name of a file in its folder")
         return {key: folder / file for key, file in weight_map.items()}
     if os.path.lexists(folder / WEIGHTS):
         with open_weights(folder / WEIGHTS) as weights:

@@ -169,6 +169,18 @@ class Running(Mine):
         return super().forward(input_ids, offset).cumsum(1)
 
 
+class OneToken(Mine):
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        if input_ids.shape[1] > 1:
+            raise IndexError("one token only")
+        return super().forward(input_ids, offset)
+
+
+class FirstTokens(Mine):
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        return super().forward(input_ids, offset)[:, :3]
+
+
 class Doubled(BertEmbeddings):
     def forward(self, *arguments: Any, **named: Any) -> Tensor:
         return super().forward(*arguments, **named) * 2
@@ -201,6 +213,16 @@ class Doubled(BertEmbeddings):
             Running(),
             {"vocab_size": V, "max_len": M},
             r"module: got vectors in a row of 5 tokens that differ by [\d.]+ from those of the tokens alone",
+        ),
+        (
+            OneToken(),
+            {"vocab_size": V, "max_len": M},
+            "module: the module fails for 5 ids at position 0: IndexError: one token only",
+        ),
+        (
+            FirstTokens(),
+            {"vocab_size": V, "max_len": M},
+            rf"module: got torch\.float32 \(1, 3, {D}\) for ids \(1, 5\), expected torch\.float32 \(1, 5, D\)",
         ),
         (BertEmbeddings(V, D, M), {"max_len": M}, "max_len: got 9, expected nothing, because a .* has its own"),
         (BertEmbeddings(V, D, M), {"exact": True}, "exact: got True"),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 from transformers.models.bert import modeling_bert
 
 from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.positions import SinusoidalPositionalEncoding
@@ -212,6 +214,14 @@ def test_position_tables_have_published_parameter_share() -> None:
         )
     assert gpt2.tokens.weight.nbytes == 154_389_504
     assert gpt2.get_parameter("positions.weight").nbytes == 3_145_728
+
+
+def test_sizes_may_be_integers_of_numpy() -> None:
+    ids = torch.tensor([[6, 0]])
+    embeddings = GPT2Embeddings(np.int64(7), np.int32(4), 4)  # type: ignore[arg-type]
+    assert embeddings(ids).shape == (1, 2, 4)
+    signature = CustomFrontEnd(embeddings.eval(), np.int64(7), np.int32(4)).signature  # type: ignore[arg-type]
+    assert (type(signature.vocab_size), type(signature.max_len)) == (int, int)
 
 
 @pytest.mark.parametrize(
