@@ -5,7 +5,9 @@ import random
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any
 from urllib.parse import unquote
 
@@ -103,8 +105,8 @@ def read_access(
     """Return the access to the server at `url`; the arguments are those of `Client`.
 
     Raises:
-        RequestError: `url` is not an HTTP URL, `timeout` is no time, `key` cannot be sent, or a certificate cannot be
-            read.
+        RequestError: `url` is not an HTTP URL, `timeout` is no positive number, `key` cannot be sent, or a certificate
+            cannot be read.
 
     """
     if not isinstance(url, str):
@@ -118,11 +120,13 @@ def read_access(
         raise invalid("url", url or "nothing", "http://… or https://…")
     if (address.port or 0) > MAX_PORT:
         raise invalid("url", url, f"a port of at most {MAX_PORT}")
-    if address.query or address.fragment:
+    if "?" in url or "#" in url:
         raise invalid("url", url, "an address without query and fragment")
-    is_time = timeout is None or (isinstance(timeout, int | float) and timeout > 0)
-    if not is_time:
-        raise invalid("timeout", repr(timeout), "seconds, more than 0")
+    if timeout is not None:
+        seconds = float(timeout) if isinstance(timeout, Real) else 0.0
+        if not 0 < seconds <= TIMEOUT_MAX:
+            raise invalid("timeout", repr(timeout), f"seconds, more than 0 and at most {TIMEOUT_MAX:g}")
+        timeout = seconds
     if key == "":
         raise invalid("key", "an empty text", "a key, or None to send none")
     if key is not None and not (key.isascii() and key.isprintable()):

@@ -1,11 +1,11 @@
 """The HTTP calls of a client: each is a request as bytes, and a function to read its answer."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.safetensors import read_safetensors, write_safetensors
 from preblock.client.token_ids import Row, Rows, as_json, from_torch
-from preblock.client.transport import model_path
+from preblock.client.transport import model_path, quote_model
 
 T = TypeVar("T")
 
@@ -95,6 +95,7 @@ def prompt_embeds(
 
 def bias(model: str, version: int | None, **options: Any) -> Call[Vectors]:
     """Return the call for an attention bias."""
+    check_dtype(options.get("dtype"))
     return _post(model_path(model, version, "bias"), _given(**options), SAFETENSORS, _read_only_tensor)
 
 
@@ -110,7 +111,7 @@ def describe(name: str, version: int | None) -> Call[Model]:
 
 def control(name: str, action: Literal["load", "unload"]) -> Call[None]:
     """Return the call to load or unload a model, a part of the Open Inference Protocol."""
-    path = f"/v2/repository/models/{quote(name, safe='')}/{action}"
+    path = f"/v2/repository/models/{quote_model(name)}/{action}"
     return Call("POST", path, lambda _: None, b"{}", {"Content-Type": JSON})
 
 
@@ -124,7 +125,7 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: from_torch(value) for name, value in options.items() if value is not None}
 
 
-def check_names(output: Any, dtype: Any, companions: Sequence[str] = ()) -> None:
+def check_names(output: Any, dtype: Any, companions: Any = ()) -> None:
     """Check the names of an output, of a type, and of the further outputs of a stream; None is the default type.
 
     Raises:
@@ -133,10 +134,15 @@ def check_names(output: Any, dtype: Any, companions: Sequence[str] = ()) -> None
     """
     if not isinstance(output, str) or "," in output:
         raise invalid("output", repr(output), "the name of one output")
+    check_dtype(dtype)
+    if isinstance(companions, str) or not isinstance(companions, Iterable):
+        raise invalid("companions", repr(companions), "a list of names")
+
+
+def check_dtype(dtype: Any) -> None:
+    """Check the name of a type; None is the default type; raise RequestError for a type such as `numpy.float16`."""
     if not isinstance(dtype, str | None):
         raise invalid("dtype", repr(dtype), "a name such as 'float16'")
-    if isinstance(companions, str):
-        raise invalid("companions", repr(companions), "a list of names")
 
 
 def _read_embeddings(output: str, pooled: bool, body: bytearray) -> Embeddings:

@@ -126,9 +126,14 @@ class SyncTransport(_Exchange):
         return self._checked(server, response, content)
 
 
-def model_path(model: Any, version: int | None, *action: str) -> str:
-    """Return the path of a model, or of an action such as "decode"; raise RequestError if the name is no text."""
+def quote_model(model: Any) -> str:
+    """Return the name of a model for a path; raise RequestError if it is no text."""
     if not isinstance(model, str):
         raise invalid("model", repr(model), "the name of a model")
+    return quote(model, safe="")
+
+
+def model_path(model: Any, version: int | None, *action: str) -> str:
+    """Return the path of a model, or of an action such as "decode"; raise RequestError if the name is no text."""
     versions = () if version is None else ("versions", str(version))
-    return "/".join(("", "models", quote(model, safe=""), *versions, *action))
+    return "/".join(("", "models", quote_model(model), *versions, *action))

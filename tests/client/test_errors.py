@@ -83,7 +83,17 @@ def test_unsupported_media_type_is_rejected(tiny_server: Server, header: str, me
 
 @pytest.mark.parametrize(
     "url",
-    ["127.0.0.1:8000", "ftp://host", "http://", "http://host:port", "", "http://a:65536", "http://a/?b", "http://a#b"],
+    [
+        "127.0.0.1:8000",
+        "ftp://host",
+        "http://",
+        "http://host:port",
+        "",
+        "http://a:65536",
+        "http://a/?b",
+        "http://a#b",
+        "http://a?",
+    ],
 )
 def test_malformed_address_is_rejected(connect: Connect, url: str) -> None:
     with raises_kind("Invalid", match=r"^url: got ") as raised:
@@ -97,10 +107,16 @@ def test_address_that_is_no_text_is_rejected(connect: Connect, url: Any) -> None
         connect(url)
 
 
-@pytest.mark.parametrize("timeout", ["30", 0, -1, float("nan")])
+@pytest.mark.parametrize("timeout", ["30", 0, -1, float("nan"), float("inf"), 1e10])
 def test_timeout_that_is_no_time_is_rejected(connect: Connect, timeout: Any) -> None:
-    with raises_kind("Invalid", match=r"^timeout: got .+, expected seconds, more than 0$"):
+    with raises_kind("Invalid", match=r"^timeout: got .+, expected seconds, more than 0 and at most [\d.e+]+$"):
         connect("http://a", timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [np.int64(60), 9e9, None])
+def test_timeout_of_any_number_is_kept(connect: Connect, tiny_server: Server, timeout: Any) -> None:
+    client = connect(tiny_server.address, timeout=timeout)
+    assert client.embed([1], model="gpt").vectors.shape == (1, 1, 4)
 
 
 def test_empty_key_is_rejected_before_a_request(connect: Connect) -> None:
@@ -109,13 +125,21 @@ def test_empty_key_is_rejected_before_a_request(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("output", ["embeddings"]), ("dtype", np.float16), ("companions", "rotary_cos")]
+    ("field", "value"),
+    [("output", ["embeddings"]), ("dtype", np.float16), ("companions", "rotary_cos"), ("companions", None)],
 )
 def test_names_of_a_stream_are_checked(tiny: Any, field: str, value: Any) -> None:
     names = rf"^{field}: got .+, expected .+name"
     with raises_kind("Invalid", match=names) as raised, tiny.decode("gpt", **{field: value}):
         pass
     assert raised.value.field == field
+
+
+def test_names_of_other_calls_are_checked(tiny: Any) -> None:
+    with raises_kind("Invalid", match=r"^model: got None, expected the name of a model$"):
+        tiny.load(None)
+    with raises_kind("Invalid", match=r"^dtype: got .+, expected a name such as 'float16'$"):
+        tiny.bias(1, 1, model="gpt", dtype=np.float16)
 
 
 def test_stream_accepts_scalars_of_numpy(tiny: Any) -> None:
