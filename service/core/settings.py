@@ -136,13 +136,13 @@ class Settings(BaseModel):
 
     @property
     def trusted_networks(self) -> list[str]:
-        """The networks in `trusted_proxies`. IPv4 ones follow a second time, as an IPv6 socket reports their addresses.
+        """The networks in `trusted_proxies`, and each IPv4 network as an IPv6 socket reports its addresses.
 
         Source: RFC 4291, section 2.5.5.2.
         """
-        networks = [ip_network(item) for item in split_list(self.trusted_proxies)]
-        mapped = [f"::ffff:{item.network_address}/{item.prefixlen + 96}" for item in networks if item.version == 4]
-        return [*map(str, networks), *mapped]
+        given = split_list(self.trusted_proxies)
+        short = [network for network in map(ip_network, given) if network.version == 4]
+        return [*given, *(f"::ffff:{network.network_address}/{network.prefixlen + 96}" for network in short)]
 
     @property
     def has_grpc(self) -> bool:

@@ -44,7 +44,7 @@ class Repository:
         reference_roots: folders of files outside the artifacts; default: none allowed.
 
     Attributes:
-        listeners: functions without arguments. A refresh calls them in its thread after a model is replaced or removed.
+        listeners: functions without arguments. They are called after a model is replaced or removed, in that thread.
 
     Raises:
         ArtifactError: an artifact is broken or was tampered with, or the folder has none.

@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 INLINE_MAX_VALUES = 3 * 2**17
 """Values of an array, or bytes of a copy: a few tenths of a millisecond of work."""
 
-# Its kernel of layer norm sums in scalars, by E[x^2] - mean^2: several times slower and less exact than the parts.
+# The kernel of this fusion sums in scalars, by E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
 # The defaults: float32 products in 10 bits, and memory in powers of two.
 CUDA_OPTIONS = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}

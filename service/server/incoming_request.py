@@ -134,7 +134,7 @@ class IncomingRequest:
 
     @property
     def offers_other_protocol(self) -> bool:
-        """Whether the client offers a protocol that the server ignores, such as Java's HTTP client HTTP/2."""
+        """Whether the client offers a protocol that the server ignores. Java's HTTP client offers HTTP/2."""
         return self.upgrades and self.method != b"CONNECT" and not self.is_websocket
 
     def head_without_upgrade(self) -> bytes:

@@ -87,7 +87,9 @@ class RequestReader:
     def on_message_begin(self) -> None:
         """Begin a request."""
         self.between_requests = False
-        self._incoming = IncomingRequest(self._connection.tensors.pop_start_time())
+        is_repeated = self._incoming.offers_other_protocol  # the same head, without its offer
+        began = self._incoming.began if is_repeated else self._connection.tensors.pop_start_time()
+        self._incoming = IncomingRequest(began)
 
     def on_url(self, url: bytes) -> None:
         """Read a part of the URL."""

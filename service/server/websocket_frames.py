@@ -24,7 +24,10 @@ def binary_payload(data: bytes) -> bytes | None:
 
 
 def binary_head(size: int) -> bytes:
-    """Return the head of a server's binary message of `size` bytes in one frame; clients reject a longer length."""
+    """Return the head of a server's binary message in one frame of `size` bytes.
+
+    Clients reject a length in more bytes than it needs.
+    """
     if size < 126:
         return struct.pack("!BB", BINARY, size)
     return struct.pack("!BBH", BINARY, 126, size) if size < 2**16 else struct.pack("!BBQ", BINARY, LONGEST, size)

@@ -18,6 +18,11 @@ def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
+def test_trusted_networks_include_mapped_ipv4_networks() -> None:
+    settings = Settings(trusted_proxies="10.0.0.0/8, fe80::1%eth0")
+    assert settings.trusted_networks == ["10.0.0.0/8", "fe80::1%eth0", "::ffff:10.0.0.0/104"]
+
+
 def test_defaults_match_documentation() -> None:
     table = (ROOT / "docs" / "operations.md").read_text().partition("## Settings")[2]
     rows = [[cell.strip(" `") for cell in line.split("|")] for line in table.splitlines() if "| `PREBLOCK_" in line]

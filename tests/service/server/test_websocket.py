@@ -216,7 +216,9 @@ def test_step_answer_of_any_size_has_the_shortest_length(tiny_server: Server, to
 
         def receive() -> Event:
             while (event := next(client.events(), None)) is None:
-                client.receive_data(stream.recv(65536))
+                data = stream.recv(65536)
+                assert data, "the server has closed the connection"
+                client.receive_data(data)
             return event
 
         stream.sendall(client.send(Request(url.netloc.decode(), "/models/gpt/decode")))

@@ -56,16 +56,11 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
             accept = request.accept
             media = answer_type(accept, (NDJSON, EVENTS))
             fields = read_query(single_values(request.query))
-            has_events = EVENTS in accept.lower()
-            only_lines = NDJSON in accept and not has_events
-            readable = (JSON,) if media == EVENTS else (NDJSON,) if only_lines else (NDJSON, JSON)
-            kind = body_type(request.header(b"content-type"), readable)
-            if kind == JSON and has_events:  # the only answer to JSON, also beside */*
-                media = answer_type(accept, (EVENTS,))
-            if kind == JSON and media != EVENTS:
+            kind = body_type(request.header(b"content-type"), (JSON, NDJSON) if media == EVENTS else (NDJSON, JSON))
+            if kind == JSON and media != EVENTS and EVENTS not in accept.lower():
                 expected = f"{EVENTS} for a JSON body; a body of lines needs Content-Type: {NDJSON}"
                 raise NotAcceptable("Accept", accept or "no header", expected)
-            if media == EVENTS:
+            if answer_type(accept, (EVENTS if kind == JSON else NDJSON,)) == EVENTS:
                 body = await read_body(request, engine, max_body_bytes, record)
                 return await answer_events(streams, engine, model, body, fields)
             encoding = request.header(b"content-encoding")

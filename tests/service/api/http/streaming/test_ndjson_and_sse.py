@@ -137,11 +137,16 @@ def test_overlong_line_ends_the_response(tiny_clients: Clients) -> None:
         ("gpt/decode", {"Content-Type": "text/plain"}, 415, "Content-Type: got text/plain, expected application/x-ndj"),
         ("gpt/decode", JSON, 406, "Accept: got */*, expected text/event-stream for a JSON body; a body of lines needs"),
         ("gpt/decode", CURL, 406, "Accept: got */*, expected text/event-stream for a JSON body; a body of lines needs"),
-        ("gpt/decode", JSON | {"Accept": NDJSON["Content-Type"]}, 415, "Content-Type: got application/json, expected"),
+        (
+            "gpt/decode",
+            JSON | {"Accept": NDJSON["Content-Type"]},
+            406,
+            "Accept: got application/x-ndjson, expected text",
+        ),
         ("gpt/decode", NDJSON | {"Content-Encoding": "gzip"}, 415, "Content-Encoding: got gzip, expected identity"),
         ("gpt/decode", {"Accept": "application/json"}, 406, "Accept: got application/json, expected application/x-ndj"),
         ("gpt/decode", JSON | {"Accept": "*/*, text/event-stream;q=0"}, 406, "Accept: got */*, text/event-stream;q=0"),
-        ("gpt/decode", EVENTS | NDJSON, 415, "Content-Type: got application/x-ndjson, expected application/json"),
+        ("gpt/decode", EVENTS | NDJSON, 406, "Accept: got text/event-stream, expected application/x-ndjson"),
         ("gpt/decode", EVENTS, 400, "body: not valid JSON"),
     ],
 )
@@ -178,8 +183,15 @@ def test_ids_are_answered_as_events_of_chunk_size(tiny_clients: Clients, chunk: 
     assert end == ("end", "", {"next_offset": [6]})
 
 
-@pytest.mark.parametrize("accept", ["text/event-stream, */*", "application/x-ndjson, Text/Event-Stream;q=0.9"])
-def test_json_body_gets_events_beside_other_types(tiny_clients: Clients, accept: str) -> None:
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/event-stream, */*",
+        "application/x-ndjson, Text/Event-Stream;q=0.9",
+        "text/event-stream, application/x-ndjson;q=0.9",
+    ],
+)
+def test_body_decides_between_accepted_types(tiny_clients: Clients, accept: str) -> None:
     headers = JSON | {"Accept": accept}
     answer = tiny_clients.http.post("/models/gpt/decode", content=b'{"input_ids": [1]}', headers=headers)
     assert answer.status_code == 200, answer.text
