@@ -41,7 +41,7 @@ class LoadTarget:
         grpc_port: int | None = None,
         version: int | None = None,
     ) -> None:
-        if read_access(url, 0, key).uds is not None:
+        if read_access(url, None, key).uds is not None:
             raise invalid("url", url, "an address of TCP, http://… or https://…")
         self.url, self.model, self.key, self.grpc_port, self.version = url, model, key, grpc_port, version
         self.address = httpx.URL(url)
