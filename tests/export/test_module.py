@@ -163,7 +163,7 @@ class Ageless(nn.Module):
 
 
 class Running(Mine):
-    """Adds up the vectors of a row, so that each depends on all tokens before."""
+    """Adds up the vectors of a row: each depends on all tokens before."""
 
     def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         return super().forward(input_ids, offset).cumsum(1)
@@ -252,7 +252,7 @@ def test_front_end_module_is_exported_with_description(biased: bool, tmp_path: P
 
 
 class Frozen(Mine):
-    """Converts the offset to a number, which becomes a constant in the graph."""
+    """Converts the offset to a number: a constant in the graph."""
 
     def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         start = 1 if torch.compiler.is_compiling() else int(offset[0])
