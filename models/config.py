@@ -41,6 +41,13 @@ OWN_NAMES = (
 """Reserved names: an input of indices cannot have them, since graphs and requests use them for something else."""
 
 
+def check_size(name: str, size: Any) -> int:
+    """Return a size, also one of NumPy, as an int; raise ValueError if it is no whole number from 1 on."""
+    if isinstance(size, bool) or not isinstance(size, Integral) or int(size) < 1:
+        raise ValueError(f"{name}: got {size!r}, expected a whole number from 1 on")
+    return int(size)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FrontEndConfig:
     """The steps of a front-end, their sizes, and its limits.
@@ -129,8 +136,7 @@ class FrontEndConfig:
         named = zip(names_of(self.steps), self.steps, strict=True)
         sizes |= {f"{name}.width": step.width for name, step in named if isinstance(step, Project)}
         for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, Integral) or int(size) < 1:
-                raise ValueError(f"{name}: got {size!r}, expected a whole number from 1 on")
+            check_size(name, size)
 
     def _check_indices(self) -> None:
         for step, width in zip(self.steps[1:], self.widths, strict=False):

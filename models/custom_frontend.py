@@ -4,12 +4,11 @@ Letters: B batch, L length, D output width, M maximum length.
 """
 
 import inspect
-from numbers import Integral
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from preblock.models.config import check_size
 from preblock.models.modules.signature import Signature
 
 SAMPLE_LENGTH = 5
@@ -38,13 +37,9 @@ class CustomFrontEnd(nn.Module):
 
     def __init__(self, module: nn.Module, vocab_size: int, max_len: int, exact: bool = False) -> None:
         super().__init__()
-        sizes: dict[str, Any] = {"vocab_size": vocab_size, "max_len": max_len}
-        for name, size in sizes.items():
-            if isinstance(size, bool) or not isinstance(size, Integral) or int(size) < 1:
-                raise ValueError(f"{name}: got {size!r}, expected a whole number from 1 on")
+        vocab_size, self._max_len = check_size("vocab_size", vocab_size), check_size("max_len", max_len)
         self.module = module
         self._takes_number = _takes_number(module)
-        vocab_size, self._max_len = int(vocab_size), int(max_len)
         sample = self._call("module", [0], 0)
         self._call("vocab_size", [vocab_size - 1], 0)
         self._call("max_len", [0], self._max_len - 1)
