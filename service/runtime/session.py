@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -125,52 +126,42 @@ class Session:
 class CudaSession(Session):
     """A session on an NVIDIA GPU; see `Session` for the arguments.
 
-    Calls run one after another, as on the GPU itself. For each concurrent call onnxruntime keeps a stream, with
-    workspaces of cuBLAS and cuDNN in GPU memory, until the session ends.
+    All sessions compute in one thread. onnxruntime keeps a stream, with workspaces of cuBLAS and cuDNN in GPU memory,
+    for each thread that has run a graph, until the session ends (https://github.com/microsoft/onnxruntime/issues/29351).
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._device = "cuda" if self.provider == CUDA else "cpu"  # without a GPU, in tests
-        self._lock = Lock()
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the named outputs, or all, for validated `feeds`; each is copied from the GPU once."""
         names = self._outputs if outputs is None else outputs
-        binding = self._bind_inputs(feeds)
-        for name in names:
-            binding.bind_output(name, self._device)
-        with self._lock:
-            self._compute(binding)
-        found = [copy_to_host(values) if self._device == "cuda" else values.numpy() for values in binding.get_outputs()]
+        computed = gpu_thread().submit(self._compute, feeds, names).result()
+        found = [copy_to_host(values) if self._device == "cuda" else values.numpy() for values in computed]
         return dict(zip(names, _widen(found) if self._narrow else found, strict=True))
 
     @contextmanager
     def run_on_gpu(self, feeds: Feeds, output: str) -> Iterator[tuple[int, int]]:
         """Compute an output for a block: yield address and size in bytes of its values on the GPU."""
-        binding = self._bind_inputs(feeds)
-        binding.bind_output(output, self._device)
-        with self._lock:
-            self._compute(binding)
-        (values,) = binding.get_outputs()
+        (values,) = gpu_thread().submit(self._compute, feeds, (output,)).result()
         yield values.data_ptr(), values.tensor_size_in_bytes()
         del values  # the memory is the block's until here
 
-    def _compute(self, binding: ort.IOBinding) -> None:
-        """Run the graph, and wait for its outputs."""
+    def _compute(self, feeds: Feeds, outputs: Sequence[str]) -> list[ort.OrtValue]:
+        """Run the graph, and return the named outputs on the GPU. Already a copy of the inputs needs a stream."""
+        binding = self._session.io_binding()
+        for name in self._inputs:
+            binding.bind_cpu_input(name, np.ascontiguousarray(feeds[name]))
+        for name in outputs:
+            binding.bind_output(name, self._device)
         self._session.run_with_iobinding(binding)
         binding.synchronize_outputs()
+        return list(binding.get_outputs())
 
     def is_float32(self, output: str) -> bool:
         """Return whether the graph computes an output in float32."""
         return any(tensor.name == output and tensor.dtype == "float32" for tensor in self.outputs)
-
-    def _bind_inputs(self, feeds: Feeds) -> ort.IOBinding:
-        """Return a binding with the inputs of the graph."""
-        binding = self._session.io_binding()
-        for name in self._inputs:
-            binding.bind_cpu_input(name, np.ascontiguousarray(feeds[name]))
-        return binding
 
     def warm_up(self, feeds: Feeds) -> None:
         """Run for one token and for micro-batches of several sizes, so that their memory is allocated now."""
@@ -182,6 +173,12 @@ class CudaSession(Session):
         for tokens in filter(None, (most >> fewer for fewer in (9, 6, 3, 0))):
             shapes = {1: (tokens,), 2: (tokens, 1)}
             self.run({tensor.name: np.zeros(shapes[len(tensor.shape)], np.int64) for tensor in self.inputs})
+
+
+@cache
+def gpu_thread() -> ThreadPoolExecutor:
+    """Return the thread in which all sessions compute on the GPU."""
+    return ThreadPoolExecutor(1, "gpu")
 
 
 def open_session(

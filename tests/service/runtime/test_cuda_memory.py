@@ -1,10 +1,13 @@
-"""Vectors in page-locked memory, through the driver of the tests, in a process of its own."""
+"""Vectors in page-locked memory, through the driver of the tests, and memory of a real GPU, each in its own process."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from preblock.service.runtime.providers import cuda_unavailable_reason
 from tests.support.gpu_memory import FAILURE, build_driver
 from tests.support.paths import ROOT
 
@@ -42,6 +45,28 @@ for source in (expected, expected + 1, expected.astype(np.float16), np.zeros((0,
     del found
 print(addresses[0] == addresses[1])
 """
+THREADS = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+import numpy as np
+from benchmarks.cuda.load import used_memory
+from preblock.service.runtime.providers import CUDA, cuda_unavailable_reason
+from preblock.service.runtime.session import open_session
+assert cuda_unavailable_reason() is None
+session = open_session(Path(sys.argv[1]), CUDA)
+feeds = {"input_ids": np.zeros((1, 4), np.int64), "offset": np.zeros(1, np.int64)}
+together = Barrier(8)
+def call(_):
+    together.wait()
+    session.run(feeds)
+session.warm_up(feeds)
+before = used_memory(os.getpid())
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(call, range(64)))
+    print(before, used_memory(os.getpid()))
+"""
 
 
 def run(code: str, folder: Path, failing: str = "") -> subprocess.CompletedProcess[str]:
@@ -65,3 +90,18 @@ def test_vectors_without_pinned_memory_are_copied_anyway(tmp_path: Path) -> None
     for failing in ("cuMemAllocHost_v2", "cuMemcpyDtoH_v2"):
         done = run(COPY, tmp_path, failing)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cuda_unavailable_reason() is not None, reason="CUDA does not work here")
+def test_calls_of_many_threads_take_no_gpu_memory(tiny_repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, tiny_repository / "gpt" / "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before, after = map(int, done.stdout.split())
+    assert before > 0
+    assert after - before < 16

@@ -4,10 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, get_ident
 
 import numpy as np
 import onnx
@@ -178,34 +178,36 @@ def test_gpu_warm_up_covers_sizes_up_to_one_batch(repository: Path) -> None:
     assert session.sizes == [1, 2, 16, 128, 1024]
 
 
-class Counting(CudaSession):
-    """Notes the number of runs at a time."""
+class Placing(CudaSession):
+    """Notes the threads that it computes in."""
 
-    running, most = 0, 0
-
-    def _compute(self, binding: onnxruntime.IOBinding) -> None:
-        self.running += 1
-        self.most = max(self.most, self.running)
-        time.sleep(0.01)
-        super()._compute(binding)
-        self.running -= 1
+    def _compute(self, feeds: Feeds, outputs: Sequence[str]) -> list[onnxruntime.OrtValue]:
+        THREADS.add(get_ident())
+        return super()._compute(feeds, outputs)
 
 
-def test_concurrent_calls_of_a_gpu_run_one_by_one(tiny_repository: Path) -> None:
-    """Each concurrent run would keep GPU memory."""
-    session = Counting(tiny_repository / "gpt" / "1", CPU)
+THREADS = set[int]()
+
+
+def test_gpu_sessions_compute_in_one_thread(tiny_repository: Path) -> None:
+    """Each further thread would take GPU memory."""
+    sessions = [Placing(tiny_repository / "gpt" / "1", CPU) for _ in range(2)]
     feeds = {"input_ids": np.array([[1, 2]]), "offset": np.array([0])}
+    together = Barrier(4)
 
     def call(number: int) -> None:
-        if number % 2:
-            session.run(feeds)
+        together.wait()
+        if number < 2:
+            sessions[number].run(feeds)
         else:
-            with session.run_on_gpu(feeds, "embeddings"):
+            with sessions[number - 2].run_on_gpu(feeds, "embeddings"):
                 pass
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(call, range(12)))
-    assert session.most == 1
+        list(pool.map(call, range(4)))
+    sessions[0].warm_up(feeds)
+    assert len(THREADS) == 1
+    assert get_ident() not in THREADS
 
 
 def test_tables_over_gpu_memory_limit_are_rejected(repository: Path) -> None:
