@@ -116,8 +116,7 @@ class EmbedOptions:
         normalize: whether a pooled vector is divided by its Euclidean norm; None as the model states it.
         outputs: names of the requested tensors.
         dtype: of the response, a key of DTYPES, or `STORED` for the type of n-gram tables.
-        in_pieces: whether a large response may be computed in chunks.
-        whole: whether the chunks are buffered, as in a gRPC message.
+        chunks: of a large response: "sent" one by one, "buffered" as for a gRPC message, or "none".
         check: raises a PreblockError for values without a representation in the response. With chunks, it checks all
             values before the first chunk is sent. Default None: all values have one.
 
@@ -132,8 +131,7 @@ class EmbedOptions:
     normalize: bool | None = None
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
-    in_pieces: bool = False
-    whole: bool = False
+    chunks: str = "none"
     check: Callable[[NDArray[np.generic]], object] | None = None
 
 

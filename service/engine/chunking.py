@@ -39,7 +39,7 @@ def is_streamed(request: TokenRequest, manifest: Manifest, size: int) -> bool:
     Rotary angles are never chunked, because their graph computes all other outputs for each chunk.
     """
     large = size > (INLINE_MAX_VALUES if request.check is None else MAX_BUFFERED_TEXT_VALUES)
-    return large and (request.in_pieces or request.pooling != "none") and not manifest.rotary_of(request.outputs)
+    return large and (request.chunks != "none" or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
 def to_token_rows(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> None:

@@ -139,7 +139,7 @@ class Engine:
         streamed = chunking.is_streamed(request, model.manifest, size)
         in_place = table_of_means(model, names, request) is not None
         pooled = in_place or (streamed and request.pooling != "none")
-        if request.whole or pooled or not streamed:
+        if request.chunks == "buffered" or pooled or not streamed:
             self.limits.check_buffered("input_ids", (record.rows if pooled else record.tokens) * width)
         record.checked = perf_counter()
         if request.given is not None:

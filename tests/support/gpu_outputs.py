@@ -34,7 +34,7 @@ async def write(
 ) -> str:
     """Return "same" or "different", or the error of the driver."""
     ids = np.random.default_rng(0).integers(8, 300, sum(lengths))
-    request = TokenRequest(input_ids=TokenRows(ids, np.array(lengths)), in_pieces=True)
+    request = TokenRequest(input_ids=TokenRows(ids, np.array(lengths)), chunks="sent")
     tensor = (await ask_engine(engine, model, request)).tensors["embeddings"]
     assert isinstance(tensor, ChunkedTensor)
     expected = b"".join(chunk.tobytes() for chunk in tensor)

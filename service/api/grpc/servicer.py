@@ -214,9 +214,11 @@ class InferenceService:
             infer = await schedule(cost, read, text=as_json)
             request, options = infer.request, infer.options
             ranges = shared.open_outputs(options.regions)
-            if isinstance(request, EmbedOptions):  # a narrower dtype would run twice
-                request.in_pieces = options.sequence is None and (request.dtype == "float32" or options.all_shared)
-                request.whole = not options.all_shared
+            if isinstance(request, EmbedOptions) and options.sequence is None:
+                if options.all_shared:
+                    request.chunks = "sent"
+                elif request.dtype == "float32":  # a narrower dtype would run twice
+                    request.chunks = "buffered"
             async with store.answer(model, request, record) as answer:
                 await write_shared(answer, infer, ranges)
                 parts = write_answer(answer, infer)

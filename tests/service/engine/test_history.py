@@ -67,8 +67,8 @@ CONTEXTS = [[5, 6], [END, 97], [8, END]]
 @pytest.mark.parametrize(
     "lengths", [(4, 4, 4), (1, 1, 1), (3, 1, 7), (100, 900, 2500), (5000, 1, 1), (4000, 4000, 4000)]
 )
-@pytest.mark.parametrize(("in_pieces", "dtype"), [(False, "float32"), (True, "float32"), (True, "stored")])
-def test_each_row_has_its_own_history(lengths: tuple[int, ...], in_pieces: bool, dtype: str, engine: Engine) -> None:
+@pytest.mark.parametrize(("chunks", "dtype"), [("none", "float32"), ("sent", "float32"), ("sent", "stored")])
+def test_each_row_has_its_own_history(lengths: tuple[int, ...], chunks: str, dtype: str, engine: Engine) -> None:
     rows = random_rows(*lengths)
     offset = np.array([7, 1, 0])
     request = TokenRequest(
@@ -77,7 +77,7 @@ def test_each_row_has_its_own_history(lengths: tuple[int, ...], in_pieces: bool,
         context=rows_of(*CONTEXTS),
         outputs=(*OUTPUT, ROW_IDS),
         dtype=dtype,
-        in_pieces=in_pieces,
+        chunks=chunks,
     )
     result = embed(engine, request)
     for output in request.outputs:

@@ -51,7 +51,7 @@ def file_of(region: Region) -> int:
 
 def tensor_of(engine: Engine, lengths: list[int], model: str = "gpt", dtype: str = "float32") -> ChunkedTensor:
     ids = np.random.default_rng(0).integers(8, 300, sum(lengths))
-    request = TokenRequest(input_ids=TokenRows(ids, np.array(lengths)), in_pieces=True, dtype=dtype)
+    request = TokenRequest(input_ids=TokenRows(ids, np.array(lengths)), chunks="sent", dtype=dtype)
     answer = asyncio.run(ask_engine(engine, engine.repository.get(model), request))
     tensor = answer.tensors["embeddings"]
     assert isinstance(tensor, ChunkedTensor)

@@ -61,7 +61,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             if encoding == PROMPT_EMBEDS:
                 check_prompt_embeds(inputs, model.manifest)
             text = media == JSON and encoding == "float"
-            inputs.in_pieces = True
+            inputs.chunks = "sent"
             inputs.check = to_json_numbers if text else None
             answer = await engine.embed(model, inputs, record)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0

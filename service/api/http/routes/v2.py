@@ -63,9 +63,9 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
                 texts = [output for output in options.outputs if not options.binary[output]]
                 # A mixed response is buffered, because its header states the length of the JSON part.
                 mixed = texts and any(options.binary[name] for name in options.binary if name not in options.regions)
-                inputs.in_pieces = options.sequence is None and not mixed
-                if texts and inputs.in_pieces:
-                    inputs.check = partial(check_finite, ", ".join(texts))
+                if options.sequence is None and not mixed:
+                    inputs.chunks = "sent"
+                    inputs.check = partial(check_finite, ", ".join(texts)) if texts else None
             async with sequences.answer(model, inputs, record) as answer:
                 await write_shared(answer, message, ranges)
                 as_text = not all(message.binary.values())

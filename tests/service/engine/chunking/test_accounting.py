@@ -21,9 +21,9 @@ def test_too_narrow_dtype_is_rejected_before_response(engine: Engine) -> None:
     ids = rows_of([100] * 90)
     ids.values[8999] = 7
     with pytest.raises(Invalid, match="dtype: got float16"):
-        embed(engine, "large", TokenRequest(input_ids=ids, dtype="float16", in_pieces=True))
+        embed(engine, "large", TokenRequest(input_ids=ids, dtype="float16", chunks="sent"))
     assert isinstance(
-        embed(engine, "large", TokenRequest(input_ids=ids, dtype="bfloat16", in_pieces=True)).tensors["embeddings"],
+        embed(engine, "large", TokenRequest(input_ids=ids, dtype="bfloat16", chunks="sent")).tensors["embeddings"],
         ChunkedTensor,
     )
 
@@ -34,7 +34,7 @@ def test_unfit_values_are_rejected_before_response(engine: Engine) -> None:
             raise Invalid("encoding", "float", "base64")
 
     ids = rows_of([100] * 330)
-    request = TokenRequest(input_ids=ids, in_pieces=True, check=check)
+    request = TokenRequest(input_ids=ids, chunks="sent", check=check)
     assert isinstance(embed(engine, "large", request).tensors["embeddings"], ChunkedTensor)
     ids.values[32999] = 7
     with pytest.raises(Invalid, match="encoding: got float"):
@@ -53,7 +53,7 @@ def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
 @pytest.mark.parametrize("taken", [0, 1])
 def test_disconnect_before_or_after_chunk_counts_as_failure(engine: Engine, taken: int) -> None:
     before, _ = counted(engine)
-    pieces = embed(engine, "gpt", TokenRequest(input_ids=rows_of([100] * 90), in_pieces=True)).tensors["embeddings"]
+    pieces = embed(engine, "gpt", TokenRequest(input_ids=rows_of([100] * 90), chunks="sent")).tensors["embeddings"]
     assert isinstance(pieces, ChunkedTensor)
     for _ in range(taken):
         assert next(iter(pieces)).size
@@ -65,7 +65,7 @@ def test_disconnect_before_or_after_chunk_counts_as_failure(engine: Engine, take
 
 def test_check_before_response_is_not_queue_time(engine: Engine) -> None:
     _, before = counted(engine)
-    request = TokenRequest(input_ids=rows_of([100] * 330), in_pieces=True, check=lambda _: time.sleep(0.1))
+    request = TokenRequest(input_ids=rows_of([100] * 330), chunks="sent", check=lambda _: time.sleep(0.1))
     list(embed(engine, "gpt", request).tensors["embeddings"])
     _, after = counted(engine)
     passed = {phase: after[phase] - before.get(phase, 0) for phase in after}
@@ -87,7 +87,7 @@ def test_only_large_requests_are_processed_in_threads(engine: Engine, rows: int,
     scheduler = RecordingScheduler(1, engine.settings)
     try:
         other = Engine(engine.repository, scheduler, Metrics(), engine.settings)
-        embed(other, "roberta", TokenRequest(input_ids=rows_of([400] * rows), in_pieces=True))
+        embed(other, "roberta", TokenRequest(input_ids=rows_of([400] * rows), chunks="sent"))
         assert scheduler.in_threads == in_threads
     finally:
         scheduler.close()
@@ -99,7 +99,7 @@ def test_multiple_outputs_are_counted_once(engine: Engine, left: int) -> None:
         outcomes = engine.metrics.statistics()["gpt", 1].outcomes
         return {outcome: duration.count for outcome, duration in outcomes.items()}
 
-    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "token_embeddings"), in_pieces=True)
+    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "token_embeddings"), chunks="sent")
     embed(engine, "gpt", TokenRequest(input_ids=rows_of([1])))
     before = counts()
     tensors = [*embed(engine, "gpt", request).tensors.values()]

@@ -18,7 +18,7 @@ from tests.service.engine.chunking.requests import CASES, PADDING, TYPES, WIDTH,
 def test_chunks_equal_single_run_bit_for_bit(engine: Engine, case: str, model: str, dtype: str) -> None:
     lengths, offset = CASES[case]
     request = TokenRequest(
-        input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), dtype=dtype, in_pieces=True
+        input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), dtype=dtype, chunks="sent"
     )
     answer = embed(engine, model, request)
     pieces = answer.tensors["embeddings"]
@@ -36,7 +36,7 @@ def test_rotary_family_has_fast_path_only_without_angles(engine: Engine) -> None
     vectors, angles, both = ("embeddings",), ("rotary_cos",), ("embeddings", "rotary_cos")
     llama = engine.repository.get("llama")
     assert [fast_path_of(engine, llama, outputs, "float32") is None for outputs in (vectors, angles, both)] == [0, 1, 1]
-    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=angles, in_pieces=True)
+    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=angles, chunks="sent")
     found = embed(engine, "llama", request).arrays["rotary_cos"]
     assert found.shape == (90, 100, 8)
     np.testing.assert_allclose(found[3, :, 0].astype(np.float32), np.cos(np.arange(100)), atol=1e-6)
@@ -48,7 +48,7 @@ def test_multiple_outputs_are_chunked(engine: Engine) -> None:
     for lengths, offset in (([100] * 90, [7]), ([4100, 4100, 4100], [5, 0, 800]), ([3, 4000, 1, 4999], None)):
         rows = rows_of(lengths)
         given = None if offset is None else np.array(offset)
-        request = TokenRequest(input_ids=rows, offset=given, outputs=outputs, in_pieces=True)
+        request = TokenRequest(input_ids=rows, offset=given, outputs=outputs, chunks="sent")
         answer = embed(engine, "gpt", request)
         assert tuple(answer.tensors) == outputs
         lookup = sessions["token.onnx"].run({"input_ids": rows.values[None]})["token_embeddings"]
@@ -61,7 +61,7 @@ def test_multiple_outputs_are_chunked(engine: Engine) -> None:
 
 
 def test_embeddings_and_rotary_angles_are_returned_together(engine: Engine) -> None:
-    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), in_pieces=True)
+    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), chunks="sent")
     assert embed(engine, "llama", request).arrays.keys() == {"embeddings", "rotary_cos"}
 
 
@@ -74,7 +74,7 @@ def test_chunked_padded_rows_equal_single_run(engine: Engine, pooling: str, mask
     rows.values[random.integers(0, 2, len(rows.values)) == 0] = PADDING
     rows.values[rows.starts] = 9
     mask = TokenRows((rows.values != PADDING).astype(np.int64), rows.lengths) if masked else None
-    request = TokenRequest(input_ids=rows, offset=np.array([3]), attention_mask=mask, pooling=pooling, in_pieces=True)
+    request = TokenRequest(input_ids=rows, offset=np.array([3]), attention_mask=mask, pooling=pooling, chunks="sent")
     tensor = embed(engine, "roberta", request).tensors["embeddings"]
     session = engine.repository.get("roberta").sessions["model.onnx"]
     found = []
@@ -109,8 +109,8 @@ def test_request_without_chunks_returns_an_array(engine: Engine) -> None:
 def test_buffered_response_equals_chunks_bit_for_bit(engine: Engine, model: str, lengths: list[int]) -> None:
     rows = rows_of(lengths)
     assert len(rows.values) * WIDTH > MAX_BUFFERED_TEXT_VALUES
-    found = embed(engine, model, TokenRequest(input_ids=rows, in_pieces=False)).tensors["embeddings"]
-    pieces = embed(engine, model, TokenRequest(input_ids=rows, in_pieces=True)).tensors["embeddings"]
+    found = embed(engine, model, TokenRequest(input_ids=rows, chunks="none")).tensors["embeddings"]
+    pieces = embed(engine, model, TokenRequest(input_ids=rows, chunks="sent")).tensors["embeddings"]
     assert isinstance(found, np.ndarray)
     assert isinstance(pieces, ChunkedTensor)
     assert found.shape == pieces.shape
@@ -120,6 +120,6 @@ def test_buffered_response_equals_chunks_bit_for_bit(engine: Engine, model: str,
 def test_buffered_outputs_equal_chunks_bit_for_bit(engine: Engine) -> None:
     rows, outputs = rows_of([100] * 400), ("token_embeddings", "embeddings")
     found = embed(engine, "bert", TokenRequest(input_ids=rows, outputs=outputs)).arrays
-    pieces = embed(engine, "bert", TokenRequest(input_ids=rows, outputs=outputs, in_pieces=True)).tensors
+    pieces = embed(engine, "bert", TokenRequest(input_ids=rows, outputs=outputs, chunks="sent")).tensors
     for output in outputs:
         assert found[output].tobytes() == b"".join(piece.tobytes() for piece in pieces[output])
