@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -50,55 +50,100 @@ def read_tensors(
     files = files_of_keys(folder)
     prefix = find_prefix(folder, files, steps, prefix)
     tensors: dict[str, Tensor] = {}
-    stored: list[str] = []
     sized: list[Step] = []
-    with ExitStack() as stack:
-        opened: dict[Path, Any] = {}
-
-        def read(keys: tuple[str, ...], table: bool = False) -> Tensor | None:
-            key = find_key(files, prefix, keys)
-            if key is None:
-                return None
-            file = files[key]
-            if file not in opened:
-                opened[file] = stack.enter_context(open_weights(file))
-            tensor = get_tensor(opened[file], key, file)
-            if not tensor.ndim or (table and tensor.ndim != 2):
-                expected = "[rows, width]" if table else "at least one dimension"
-                raise CheckpointError(f"{folder}: tensor {key} has the shape {list(tensor.shape)}, expected {expected}")
-            stored.append(str(tensor.dtype).removeprefix("torch."))
-            if table and not widen and tensor.numel() > PART:
-                return tensor
-            if tensor.dtype == torch.float32:  # mapped: it keeps the mapping of the whole file alive
-                return tensor if widen else tensor.clone()
-            return _convert(file, key, tensor, count_bytes)
-
+    with _TensorReader(folder, files, prefix, count_bytes, widen) as reader:
         for name, step in zip(names_of(tuple(steps)), steps, strict=True):
-            own: dict[str, Tensor] = {}
-            for parameter, keys in parameters(step).items():
-                tensor = read(keys, isinstance(step, Tokens))
-                if tensor is not None:
-                    own[parameter] = tensor
-                elif not (isinstance(step, Positions) and step.table not in STORED):
-                    missing = keys[0] if keys else f"is named by {name}.{parameter}"
-                    raise CheckpointError(f"{folder}: no tensor {prefix}{missing}")
+            own = reader.read_step(name, step)
             tensors |= {f"{name}.{parameter}": tensor for parameter, tensor in own.items()}
             sized.append(_size(step, own, sized))
         if isinstance(pairwise, T5Config):
-            weight = read(pairwise.weight)
-            if weight is None:
-                raise CheckpointError(f"{folder}: no tensor {prefix}{pairwise.weight[0]}")
-            tensors["bias.weight"] = weight
+            tensors["bias.weight"] = reader.require(pairwise.weight)
         for name, keys in zip(("tokens", "project", "norm"), per_layer.weights if per_layer else (), strict=False):
-            weight = read(keys, name == "tokens")
-            if weight is None:
-                raise CheckpointError(f"{folder}: no tensor {prefix}{keys[0]}")
-            tensors[f"per_layer.{name}.weight"] = weight
+            tensors[f"per_layer.{name}.weight"] = reader.require(keys, table=name == "tokens")
         if ngrams:
             if not ngrams.referenced:
-                tensors |= read_ngram_tables(folder, ngrams, lambda keys: read(keys, True))
+                tensors |= read_ngram_tables(folder, ngrams, lambda keys: reader.read(keys, table=True))
             check_hash(files, prefix, ngrams, len(tensors["tokens.weight"]))
-    return tuple(sized), tensors, stored[0]
+        assert reader.first_dtype is not None
+        return tuple(sized), tensors, reader.first_dtype
+
+
+class _TensorReader:
+    """Reads tensors of a checkpoint by their names; each file is opened once, and closed at the end of the block.
+
+    Args:
+        folder: the checkpoint, for messages.
+        files: file of each tensor.
+        prefix: before every name.
+        count_bytes: as in `read_frontend`.
+        widen: as in `read_frontend`.
+
+    """
+
+    first_dtype: str | None = None
+    """Name of the stored type of the first tensor."""
+
+    def __init__(
+        self, folder: Path, files: Mapping[str, Path], prefix: str, count_bytes: ByteCount, widen: bool
+    ) -> None:
+        self._folder, self._files, self._prefix = folder, files, prefix
+        self._count_bytes, self._widen = count_bytes, widen
+        self._opened: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def read_step(self, name: str, step: Step) -> dict[str, Tensor]:
+        """Return the tensors of a step by their parameters; a derived table of positions may be missing."""
+        own: dict[str, Tensor] = {}
+        derived = isinstance(step, Positions) and step.table not in STORED
+        for parameter, keys in parameters(step).items():
+            tensor = self.read(keys, table=isinstance(step, Tokens))
+            if tensor is not None:
+                own[parameter] = tensor
+            elif not derived:
+                raise self._missing(keys[0] if keys else f"is named by {name}.{parameter}")
+        return own
+
+    def require(self, keys: Keys, table: bool = False) -> Tensor:
+        """Return a tensor as `read` does; raise CheckpointError without one."""
+        tensor = self.read(keys, table)
+        if tensor is None:
+            raise self._missing(keys[0])
+        return tensor
+
+    def read(self, keys: Keys, table: bool = False) -> Tensor | None:
+        """Return the tensor with the first of the names `keys` in the files, or None; a `table` has rows and a width.
+
+        Raises:
+            CheckpointError: the file or the tensor is broken.
+
+        """
+        key = find_key(self._files, self._prefix, keys)
+        if key is None:
+            return None
+        file = self._files[key]
+        if file not in self._opened:
+            self._opened[file] = self._stack.enter_context(open_weights(file))
+        tensor = get_tensor(self._opened[file], key, file)
+        if not tensor.ndim or (table and tensor.ndim != 2):
+            expected = "[rows, width]" if table else "at least one dimension"
+            raise CheckpointError(
+                f"{self._folder}: tensor {key} has the shape {list(tensor.shape)}, expected {expected}"
+            )
+        self.first_dtype = self.first_dtype or str(tensor.dtype).removeprefix("torch.")
+        if table and not self._widen and tensor.numel() > PART:
+            return tensor
+        if tensor.dtype == torch.float32:  # mapped: it keeps the mapping of the whole file alive
+            return tensor if self._widen else tensor.clone()
+        return _convert(file, key, tensor, self._count_bytes)
+
+    def _missing(self, key: str) -> CheckpointError:
+        return CheckpointError(f"{self._folder}: no tensor {self._prefix}{key}")
 
 
 def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", companions: Sequence[Keys] = ()) -> list[str]:
