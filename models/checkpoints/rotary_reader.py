@@ -138,10 +138,7 @@ def _read_one(
     theta = _number("rope_theta", rope.pop("rope_theta", config(key, default) if key else default))
     share = _share(row, rope, config, scaling)
     # With "proportional" a part of the pairs turns, and all columns of a head have values.
-    kept = 1.0 if scaling == "proportional" else share
-    dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, name, config, width) * kept)
-    if row.repeated and (stated := config(row.repeated, dim)) != dim:
-        raise ValueError(f"{row.repeated}: got {stated!r}, expected {dim}, the rotary width")
+    dim = _rotary_width(row, name, config, width, 1.0 if scaling == "proportional" else share)
     if row.ntk_alpha and scaling == "dynamic" and rope.get("alpha"):
         scaling, theta = "default", theta * _number("alpha", rope["alpha"]) ** (dim / (dim - 2))
         rope = {key: value for key, value in rope.items() if key not in NTK_ALPHA_KEYS}
@@ -149,15 +146,12 @@ def _read_one(
     keys = {*scale.needs, *scale.takes} - {"original_len", "length", "turning_pairs", "frequencies"}
     numbers: dict[str, Any] = {key: _number(key, rope.pop(key)) for key in keys & set(rope)}
     if scaling == "proportional":
-        turning = int(share * dim // 2)
-        if not 1 <= turning <= dim // 2:
-            raise ValueError(f"partial_rotary_factor: got {share}, expected a share of 1 to {dim // 2} pairs of a head")
-        numbers |= {"factor": numbers.get("factor", 1.0), "turning_pairs": turning}
+        numbers |= {"factor": numbers.get("factor", 1.0), "turning_pairs": _turning_pairs(share, dim)}
     if "original_len" in scale.needs:
         original = longest if scaling == "dynamic" else _original_length(row, name, rope, config, longest)
         numbers["original_len"] = original
         if scaling in ("yarn", "longrope"):
-            numbers.setdefault("factor", longest / numbers["original_len"])
+            numbers.setdefault("factor", longest / original)
     if row.mscales and scaling == "longrope":
         scales = [_number(key, rope.pop(key, None)) for key in ("short_mscale", "long_mscale")]
         numbers["attention_factor"] = scales[length is not None and length > numbers["original_len"]]
@@ -167,7 +161,7 @@ def _read_one(
         if all(weights):
             above, below = (yarn_scale(numbers["factor"], weight) for weight in weights)
             numbers.setdefault("attention_factor", above / below)
-    # The library looks for it in the wrong place, and rounds in either case.
+    # The library looks for `truncate` in the wrong place, and rounds in either case.
     if rope or (name and not numbers.get("truncate", True)):
         unknown = min(rope, default="truncate")
         raise ValueError(f"rope_parameters: got the key {unknown!r}, not known with rope_type {scaling!r}")
@@ -215,6 +209,22 @@ def _share(row: RotaryFamily, rope: dict[str, Any], config: Config, scaling: str
     if not row.share and share != 1 and scaling != "proportional":
         raise ValueError(f"partial_rotary_factor: got {share}, expected 1: all of a head turns")
     return share
+
+
+def _rotary_width(row: RotaryFamily, name: str, config: Config, width: int, share: float) -> int:
+    """Return the columns of a head that turn: a `share` of all, unless the file states them."""
+    dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, name, config, width) * share)
+    if row.repeated and (stated := config(row.repeated, dim)) != dim:
+        raise ValueError(f"{row.repeated}: got {stated!r}, expected {dim}, the rotary width")
+    return dim
+
+
+def _turning_pairs(share: float, dim: int) -> int:
+    """Return the number of pairs that turn, of all pairs of a head."""
+    turning = int(share * dim // 2)
+    if not 1 <= turning <= dim // 2:
+        raise ValueError(f"partial_rotary_factor: got {share}, expected a share of 1 to {dim // 2} pairs of a head")
+    return turning
 
 
 def _head_dim(row: RotaryFamily, name: str, config: Config, width: int) -> Any:
