@@ -197,20 +197,7 @@ def to_request(
     text, inputs = _read_texts(TEXT, inputs, manifest)
     parts, inputs = _read_texts(PARTS, inputs, manifest)
     tensors = read_tensors(inputs, _token_inputs(manifest), *(() if text or parts else ("input_ids",)))
-    offset = tensors.pop("offset", None)
-    if options.offset is not None:
-        if offset is not None:
-            raise Invalid("parameters.offset", "an offset and an input offset", "one of them")
-        offset = options.offset
-    context = tensors.pop(CONTEXT, None)
-    wanted: dict[str, Any] = {
-        "offset": offset,
-        "context": None if context is None else TokenRows.of_array(context),
-        "truncate": options.truncate,
-        "pooling": options.pooling,
-        "outputs": options.outputs,
-        "dtype": options.dtype,
-    }
+    wanted = _take_options(tensors, options)
     if "next_context" in options.binary and not manifest.needs_history(options.outputs):
         message = "outputs: next_context needs an n-gram output, because no other one depends on earlier ids"
         raise Invalid("outputs", "next_context", f"{NGRAMS} beside it", message=message)
@@ -223,6 +210,28 @@ def to_request(
             raise Invalid("outputs", name, "an output of token ids", message=message)
     if parts or VECTORS in tensors or options.placeholder_id is not None:
         return to_parts_request(parts, tensors, options, wanted, max_values)
+    return _to_token_request(tensors, options, wanted)
+
+
+def _take_options(tensors: dict[str, NDArray[Any]], options: InferOptions) -> dict[str, Any]:
+    """Return the arguments of `EmbedOptions`, and remove `offset` and `context` from the tensors."""
+    offset, context = tensors.pop("offset", None), tensors.pop(CONTEXT, None)
+    if offset is not None and options.offset is not None:
+        raise Invalid("parameters.offset", "an offset and an input offset", "one of them")
+    return {
+        "offset": options.offset if offset is None else offset,
+        "context": None if context is None else TokenRows.of_array(context),
+        "truncate": options.truncate,
+        "pooling": options.pooling,
+        "outputs": options.outputs,
+        "dtype": options.dtype,
+    }
+
+
+def _to_token_request(
+    tensors: dict[str, NDArray[Any]], options: InferOptions, wanted: Mapping[str, Any]
+) -> TokenRequest:
+    """Return the request of tensors (B, L); positions may have several axes, (A, B, L)."""
     further: tuple[TokenRows, ...] = ()
     if POSITIONS in tensors and tensors[POSITIONS].ndim == 3:
         tensors[POSITIONS], *others = tensors[POSITIONS]
