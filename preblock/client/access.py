@@ -4,6 +4,7 @@ import os
 import random
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -123,7 +124,10 @@ def read_access(
     if "?" in url or "#" in url:
         raise invalid("url", url, "an address without query and fragment")
     if timeout is not None:
-        seconds = float(timeout) if isinstance(timeout, Real) else 0.0
+        seconds = 0.0
+        if isinstance(timeout, Real):
+            with suppress(OverflowError):
+                seconds = float(timeout)
         if not 0 < seconds <= TIMEOUT_MAX:
             raise invalid("timeout", repr(timeout), f"seconds, more than 0 and at most {TIMEOUT_MAX:g}")
         timeout = seconds
