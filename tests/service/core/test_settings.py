@@ -26,7 +26,8 @@ def test_trusted_networks_include_mapped_ipv4_networks() -> None:
 def test_defaults_match_documentation() -> None:
     table = (ROOT / "docs" / "operations.md").read_text().partition("## Settings")[2]
     rows = [[cell.strip(" `") for cell in line.split("|")] for line in table.splitlines() if "| `PREBLOCK_" in line]
-    documented = {(name, option): default for _, name, option, default, *_ in rows}
+    # A variable `option` here would hide the function below from Python 3.12.
+    documented = {(name, flag): default for _, name, flag, default, *_ in rows}
     assert documented == {
         (variable(name), option(name)): str(value).lower() for name, value in Settings().model_dump().items()
     }
