@@ -1,5 +1,6 @@
 """Configs as plain values: a document names one of several kinds, and holds its arguments."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -30,3 +31,9 @@ def check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if type(count) is not int or count < 1:
             raise ValueError(f"{name}: got {count!r}, expected 1 or more")
+
+
+def check_epsilon(name: str, value: Any) -> None:
+    """Raise ValueError unless the epsilon of a norm is finite and not negative: a root of a negative sum is NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name}: got {value!r}, expected a finite number from 0 on")

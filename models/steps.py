@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
-from preblock.models.serialization import Keys
+from preblock.models.serialization import Keys, check_epsilon
 
 
 def _check_finite(name: str, value: Any) -> None:
@@ -173,8 +173,8 @@ class Norm:
     bias: Keys | None = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless `eps` is a finite number."""
-        _check_finite("norm.eps", self.eps)
+        """Raise ValueError unless `eps` is a finite number from 0 on."""
+        check_epsilon("norm.eps", self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +186,8 @@ class RmsNorm:
     weight: Keys | None = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless `eps` is a finite number."""
-        _check_finite("rms_norm.eps", self.eps)
+        """Raise ValueError unless `eps` is a finite number from 0 on."""
+        check_epsilon("rms_norm.eps", self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         ("gemma3_text", {"sliding_window_pattern": 2}, "equal"),
         ("gemma4_text", {"num_hidden_layers": 0}, "refused"),
         ("gemma4_text", {"hidden_size_per_layer_input": -1}, "refused"),
+        ("gemma4_text", {"rms_norm_eps": -1.0}, "preblock refuses"),
         ("qwen2_vl/text", {"text_config": {}}, "refused"),
         ("qwen3_vl/text", {"text_config": {}}, "refused"),
         ("qwen3_5/text", {"text_config": None}, "refused"),
