@@ -120,16 +120,20 @@ class Authenticator:
         """Set the caller of this context to its address, in a service without keys."""
         _CALLER.set(_principal_of(address))
 
-    def check_model(self, name: str, caller: Principal) -> None:
-        """Raise Forbidden if `caller` may not use a model of this name, whether or not the model exists."""
-        if not self.shows(name, caller):
-            allowed = ", ".join(caller.models)
-            message = f"this key may not use the model {shorten(name)}; it may use {allowed}"
-            raise Forbidden("model", name, f"a model in the scope of this key: {allowed}", message=message)
+    def check_model(self, name: str, caller: Principal, requested: str | None = None) -> None:
+        """Raise Forbidden if `caller` may not use a model of this name, whether or not the model exists.
 
-    def check_admin(self, name: str, caller: Principal) -> None:
-        """Raise Forbidden if `caller` may not load and unload a model of this name."""
-        self.check_model(name, caller)
+        The error has only the name `requested`, such as an alias, because not every caller may know the alias's model.
+        Default None: the request has `name` itself.
+        """
+        if not self.shows(name, caller):
+            given, allowed = name if requested is None else requested, ", ".join(caller.models)
+            message = f"this key may not use the model {shorten(given)}; it may use {allowed}"
+            raise Forbidden("model", given, f"a model in the scope of this key: {allowed}", message=message)
+
+    def check_admin(self, name: str, caller: Principal, requested: str | None = None) -> None:
+        """Raise Forbidden if `caller` may not load and unload a model of this name; `requested` as in `check_model`."""
+        self.check_model(name, caller, requested)
         if self._file is not None and not caller.admin:
             message = f"the key {caller.name!r} may not load and unload models; that needs a key with admin = true"
             raise Forbidden("key", caller.name, "a key with admin = true", message=message)

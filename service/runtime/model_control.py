@@ -96,8 +96,7 @@ class ModelControl:
             Unavailable: a worker did not apply the change in time.
 
         """
-        name = self._repository.resolve(name)
-        self._check_allowed(name, caller)
+        name = self._check_allowed(name, caller)
         found_artifacts = await _read_repository(partial(find_artifacts, self._repository.root))
         names = {found for found, _, _ in found_artifacts}
         if name not in names:
@@ -120,18 +119,20 @@ class ModelControl:
             Unavailable: a worker did not apply the change in time.
 
         """
-        name = self._repository.resolve(name)
-        self._check_allowed(name, caller)
+        name = self._check_allowed(name, caller)
         names = {state.name for state in self._repository.index(caller)}
         if name not in names:
             raise NotFound("model", name, ", ".join(sorted(names)) or "nothing, since the repository holds no model")
         await self._change(name, unloaded=True)
 
-    def _check_allowed(self, name: str, caller: Principal) -> None:
-        self._repository.access.check_admin(name, caller)
+    def _check_allowed(self, requested: str, caller: Principal) -> str:
+        """Return the name of the requested model."""
+        name = self._repository.resolve(requested)
+        self._repository.access.check_admin(name, caller, requested)
         if self._mode != "explicit":
             message = f"models are not loaded or unloaded by request: model_control is {self._mode}, not explicit"
-            raise Forbidden("model", name, "model_control explicit", message=message)
+            raise Forbidden("model", requested, "model_control explicit", message=message)
+        return name
 
     async def _change(self, name: str, unloaded: bool) -> None:
         if self._shared is None:

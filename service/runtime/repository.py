@@ -234,7 +234,7 @@ class Repository:
             Unavailable: a file that the version refers to has changed.
 
         """
-        self.access.check_model(self.resolve(name), caller)
+        self.access.check_model(self.resolve(name), caller, name)
         versions = self._models.get(self.resolve(name))
         if self._lost:
             self._check_lost(self.resolve(name), version)

@@ -1,8 +1,10 @@
 """The models of a folder: discovery, names, and the errors of broken ones."""
 
+import asyncio
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, read_keys
 from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound
+from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact
@@ -246,6 +249,24 @@ def test_alias_requires_access_to_its_model(tiny_repository: Path, tmp_path: Pat
     with pytest.raises(Forbidden):
         repository.find("embeddings", caller=by_alias)
     assert repository.index(by_alias) == []
+
+
+def test_refused_alias_does_not_reveal_its_model(tiny_repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text(new_key("gpt", ("gpt",), True)[1])
+    access = Authenticator(tmp_path / "keys.toml")
+    repository = Repository(tiny_repository, CPU, 1, access=access, aliases=ALIASES)
+    (of_gpt,) = read_keys(tmp_path / "keys.toml")
+    control = ModelControl(repository, "explicit", 1)
+    actions: list[Callable[[], object]] = [
+        lambda: repository.find("embeddings", caller=of_gpt),
+        lambda: asyncio.run(control.load("embeddings", of_gpt)),
+        lambda: asyncio.run(control.unload("embeddings", of_gpt)),
+    ]
+    for act in actions:
+        with pytest.raises(Forbidden) as refused:
+            act()
+        assert str(refused.value) == "this key may not use the model embeddings; it may use gpt"
+        assert refused.value.got == "embeddings"
 
 
 @pytest.mark.parametrize("level", [".", "gpt", "gpt/1"])
