@@ -177,15 +177,15 @@ class Metrics:
         instruments.table_row_bytes.inc(gathered)
         instruments.table_resident.set(resident)
 
-    def expose(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics in a Prometheus format, and its content type; OpenMetrics if `accept` names it.
+    def expose(self, openmetrics: bool = False) -> tuple[bytes, str]:
+        """Return all metrics in the text format of Prometheus or in OpenMetrics, and its content type.
 
         Raises:
             Unavailable: the files of the workers cannot be read now.
 
         """
         with self._collected() as registry:
-            if "application/openmetrics-text" in accept:
+            if openmetrics:
                 return generate_openmetrics(_Units(registry)), CONTENT_TYPE_LATEST  # type: ignore[no-untyped-call]
             return generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
 

@@ -65,7 +65,7 @@ def test_failed_batch_is_answered_and_counted_one_by_one(
         assert [values.tobytes() for values in run.finish()] == [expected.tobytes()]
         run.end()
     assert outcomes(engine) == {"success": 2, "fail": 1}
-    told = engine.metrics.expose("")[0].decode()
+    told = engine.metrics.expose()[0].decode()
     assert 'preblock_requests_total{model="gpt",outcome="ok",protocol="native"} 2.0' in told
     assert 'preblock_requests_total{model="gpt",outcome="internal_error",protocol="native"} 1.0' in told
 

@@ -19,7 +19,7 @@ from tests.support.scrapes import Samples, samples_of
 
 
 def samples(metrics: Metrics) -> Samples:
-    return samples_of(metrics.expose("")[0].decode())
+    return samples_of(metrics.expose()[0].decode())
 
 
 def admission(metrics: Metrics) -> Admission:
@@ -135,18 +135,3 @@ def test_stream_gauge_counts_only_open_streams() -> None:
     with pytest.raises(ZeroDivisionError), metrics.stream():
         raise ZeroDivisionError
     assert gauge() == 0
-
-
-@pytest.mark.parametrize(
-    ("accept", "kind"),
-    [
-        ("", "text/plain; version=0.0.4"),
-        ("text/plain", "text/plain; version=0.0.4"),
-        ("*/*", "text/plain; version=0.0.4"),
-        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text"),
-    ],
-)
-def test_metrics_format_follows_accept(accept: str, kind: str) -> None:
-    content, media_type = Metrics().expose(accept)
-    assert media_type.startswith(kind)
-    assert content.endswith(b"# EOF\n") == ("openmetrics" in kind)

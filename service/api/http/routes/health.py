@@ -3,10 +3,13 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from preblock.service.api.http.negotiation import read_qualities
+from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.engine.engine import Engine
 
-METRICS = {media: {"schema": {"type": "string"}} for media in ("text/plain", "application/openmetrics-text")}
+TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
+METRICS = {media: {"schema": {"type": "string"}} for media in (TEXT, OPENMETRICS)}
 
 
 def router(engine: Engine) -> APIRouter:
@@ -25,7 +28,16 @@ def router(engine: Engine) -> APIRouter:
     @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}, **schemas.UNAVAILABLE})
     async def metrics(request: Request) -> Response:
         """Return the metrics in a Prometheus format."""
-        content, media_type = engine.metrics.expose(request.headers.get("accept", ""))
+        content, media_type = engine.metrics.expose(_prefers_openmetrics(RawRequest.of(request).accept))
         return Response(content, headers={"Content-Type": media_type})
 
     return routes
+
+
+def _prefers_openmetrics(accept: str) -> bool:
+    """Return whether an `Accept` header names OpenMetrics, and no lower than plain text."""
+    try:
+        qualities = read_qualities(accept)
+    except ValueError:  # no number; plain text needs no header
+        return False
+    return 0 < qualities.get(OPENMETRICS, 0) >= qualities.get(TEXT, 0)

@@ -18,7 +18,7 @@ IDS = [1, 2, 3, 4, 5, 6]
 
 def open_now(engine: Engine) -> int:
     """Return the gauge of open sequences."""
-    text = engine.metrics.expose("")[0].decode()
+    text = engine.metrics.expose()[0].decode()
     return int(float(text.partition("\npreblock_sequences_open ")[2].partition("\n")[0]))
 
 

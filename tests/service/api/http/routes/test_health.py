@@ -88,6 +88,25 @@ def test_metrics_are_prometheus_text_by_default(tiny: httpx.Client) -> None:
     assert all(family.documentation for family in families)
 
 
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("", "text/plain; version=0.0.4"),
+        ("*/*", "text/plain; version=0.0.4"),
+        ("application/json", "text/plain; version=0.0.4"),
+        ("text/plain, Application/OpenMetrics-Text", "application/openmetrics-text"),
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.3,*/*;q=0.2", "application/openmetrics-text"),
+        ("application/openmetrics-text;q=0.3, text/plain", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text;q=0", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text;q=many", "text/plain; version=0.0.4"),
+    ],
+)
+def test_metrics_format_follows_accept(accept: str, kind: str, tiny: httpx.Client) -> None:
+    answer = tiny.get("/metrics", headers={"Accept": accept})
+    assert answer.headers["Content-Type"].startswith(kind)
+    assert answer.text.endswith("# EOF\n") == ("openmetrics" in kind)
+
+
 def test_metrics_are_openmetrics_on_request(tiny: httpx.Client) -> None:
     accept = "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"
     response = tiny.get("/metrics", headers={"Accept": accept})
