@@ -85,7 +85,9 @@ def _answer_asset(request: Request, assets: Mapping[str, bytes], name: str) -> R
         raise HTTPException(404)
     headers = {"ETag": f'"{_digest(assets[name])}"', "Cache-Control": "no-cache", **PRIVATE}
     headers["Content-Security-Policy"] = INSPECTOR_POLICY
-    if request.headers.get("If-None-Match") == headers["ETag"]:
+    # A compressing proxy marks the tag as weak; the comparison ignores this (RFC 9110, section 13.1.2).
+    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")]
+    if headers["ETag"] in known or known == ["*"]:
         return Response(status_code=304, headers=headers)
     return Response(assets[name], headers=headers, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
 

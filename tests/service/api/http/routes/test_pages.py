@@ -45,8 +45,10 @@ def test_inspector_files_have_strict_headers_and_etag(path: str, client: httpx.C
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
     assert {policy[name] for name in ("script-src", "style-src", "connect-src", "img-src")} == {"'self'"}
-    again = client.get(path, headers={"If-None-Match": answer.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
+    tag = answer.headers["etag"]
+    for tags in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        again = client.get(path, headers={"If-None-Match": tags})
+        assert (again.status_code, again.content) == (304, b"")
     assert client.get(path, headers={"If-None-Match": '"other"'}).content == answer.content
 
 
