@@ -235,4 +235,4 @@ class Front(asyncio.Protocol):
         rest = incoming.rest + self.scheduler.end()
         self.connection_lost(None)
         socket = WebSocket(self.transport, self.config, self.server_state, self.app_state, self.loop)
-        socket.open(incoming.head(), rest)
+        socket.open(incoming.head_of_websocket(), rest)

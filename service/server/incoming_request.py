@@ -15,7 +15,7 @@ MAX_VALUE_CHARS = 80
 MAX_HEAD_BYTES = 2**16  # of URL and headers, and of the trailers of a chunked body
 LINE_BYTES = 4  # of a header: a colon, a space and the end of the line
 HEAD_TOO_LONG = f"the headers have more than {MAX_HEAD_BYTES} bytes, the limit"
-WEBSOCKET_VERSION = b"13"
+WEBSOCKET, WEBSOCKET_VERSION = b"websocket", b"13"
 
 
 class Refusal(NamedTuple):
@@ -121,15 +121,18 @@ class IncomingRequest:
             return Refusal(400, "the URL of the WebSocket has characters outside ASCII; percent-encode them")
         versions = [value for name, value in self.headers if name.lower() == b"sec-websocket-version"]
         if versions and versions != [WEBSOCKET_VERSION]:
-            headers = (b"sec-websocket-version", WEBSOCKET_VERSION), (b"upgrade", b"websocket")
+            headers = (b"sec-websocket-version", WEBSOCKET_VERSION), (b"upgrade", WEBSOCKET)
             return Refusal(426, f"Sec-WebSocket-Version: got {_quote(versions)}, expected 13", headers)
         return None
 
     @property
     def is_websocket(self) -> bool:
-        """Whether the client requests a WebSocket."""
+        """Whether the client requests a WebSocket, alone or among other protocols (RFC 9110, section 7.8)."""
         return self.upgrades and any(
-            name.lower() == b"upgrade" and value.lower() == b"websocket" for name, value in self.headers
+            protocol.strip().lower() == WEBSOCKET
+            for name, value in self.headers
+            if name.lower() == b"upgrade"
+            for protocol in value.split(b",")
         )
 
     @property
@@ -140,6 +143,12 @@ class IncomingRequest:
     def head_without_upgrade(self) -> bytes:
         """Return the head without the offer of another protocol."""
         self.headers = [header for header in self.headers if header[0].lower() != b"upgrade"]
+        return self.head()
+
+    def head_of_websocket(self) -> bytes:
+        """Return the head with the offer of a WebSocket alone: `websockets` refuses a list of protocols."""
+        others = [header for header in self.headers if header[0].lower() != b"upgrade"]
+        self.headers = [*others, (b"upgrade", WEBSOCKET)]
         return self.head()
 
     def head(self) -> bytes:

@@ -88,6 +88,15 @@ def test_unsupported_websocket_version_gets_426(tiny_server: Server, version: by
     assert body == b"Sec-WebSocket-Version: got " + version + b", expected 13"
 
 
+@pytest.mark.parametrize("offers", [b"websocket, h2c", b"h2c ,WebSocket", b"h2c\r\nUpgrade: websocket"])
+def test_websocket_among_other_protocols_is_opened(tiny_server: Server, offers: bytes) -> None:
+    head = b"GET /models/gpt/decode HTTP/1.1\r\nHost: x\r\nSec-WebSocket-Version: 13\r\n"
+    with dial(tiny_server.address) as stream:
+        stream.sendall(head + UPGRADE.replace(b"websocket", offers, 1) + b"\r\n")
+        answer = stream.recv(2**16)
+    assert answer.startswith(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n")
+
+
 def test_websocket_compression_is_disabled(tiny_server: Server) -> None:
     with connect(f"{tiny_server.socket}/models/gpt/decode", compression="deflate") as stream:
         assert stream.response is not None
