@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from preblock.service.api.streams import LIFETIME
 from preblock.service.server.incoming_request import IncomingRequest
 from preblock.service.server.inner_transport import InnerTransport
-from preblock.service.server.uvicorn_adapter import HttpToolsProtocol
+from preblock.service.server.uvicorn_adapter import HttpToolsProtocol, write_without_chunks
 
 if TYPE_CHECKING:
     from preblock.service.server.front import Front
@@ -55,7 +55,7 @@ class Handover:
         incoming = self._connection.active
         assert incoming is not None
         self._scope = scope
-        body_ended = disconnected = False
+        body_ended = disconnected = ends_by_close = False
 
         async def receive_body() -> Message:
             """Receive a chunk of the body. After the last chunk before malformed input, report a disconnect."""
@@ -73,7 +73,14 @@ class Handover:
             return await receive()
 
         async def send_and_record(message: Message) -> None:
+            """Send a message. HTTP/1.0 has no chunks: there the close ends a response of unknown length."""
+            nonlocal ends_by_close
             incoming.answer_begun = incoming.answer_begun or not disconnected
+            if message["type"] == "http.response.start":
+                has_length = any(name == b"content-length" for name, _ in message["headers"])
+                ends_by_close = incoming.version == "1.0" and not has_length
+            if ends_by_close and self._inner is not None:
+                write_without_chunks(self._inner, len(message.get("body", b"")))
             await send(message)
 
         await self._connection.config.loaded_app(scope, receive_body, send_and_record)

@@ -154,7 +154,10 @@ class IncomingRequest:
     def head(self) -> bytes:
         """Return the head, serialized from the parsed fields."""
         lines = [b"%b %b HTTP/%b\r\n" % (self.method, self.url, self.version.encode())]
-        lines += [b"%b: %b\r\n" % header for header in (*self.headers, *self.identifying)]
+        headers = (*self.headers, *self.identifying)
+        if self.version == "1.0":  # its clients know no interim response (RFC 9110, section 10.1.1)
+            headers = tuple(header for header in headers if header[0].lower() != b"expect")
+        lines += [b"%b: %b\r\n" % header for header in headers]
         return b"".join((*lines, b"\r\n"))
 
 

@@ -23,3 +23,11 @@ __all__ = [
 def connections_of(state: ServerState) -> set[Any]:
     """Return the open connections for the server to shut down. uvicorn's type lists only its own classes."""
     return cast(set[Any], state.connections)
+
+
+def write_without_chunks(protocol: HttpToolsProtocol, size: int) -> None:
+    """Let `protocol` write the next `size` bytes of a response without `Content-Length` as they are.
+
+    uvicorn writes chunks to every client; RFC 9112, section 6.1, forbids them in a response to HTTP/1.0.
+    """
+    protocol.cycle.chunked_encoding, protocol.cycle.expected_content_length = False, size

@@ -109,6 +109,27 @@ def test_offer_of_http_2_before_a_close_is_ignored(running: Server, client: http
         assert stream.file.read() == b""
 
 
+def test_http_1_0_expectation_is_ignored(running: Server) -> None:
+    body, headers = b'{"input_ids": [1]}', {"Expect": "100-continue"}
+    with dial(running.address) as stream:
+        stream.sendall(http_request("/models/gpt/embed", body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        assert stream.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize("media", ["application/x-ndjson", "text/event-stream"])
+def test_http_1_0_stream_has_no_chunks(running: Server, client: httpx.Client, media: str) -> None:
+    path, body = "/models/gpt/decode", b'{"input_ids": [[3, 4]]}\n'
+    headers = {"Accept": media, "Content-Type": "application/json" if "event" in media else media}
+    expected = client.post(path, content=body, headers=headers)
+    assert expected.headers["Transfer-Encoding"] == "chunked"
+    with dial(running.address) as stream:
+        stream.sendall(http_request(path, body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        head, _, content = b"".join(iter(lambda: stream.recv(2**16), b"")).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert content == expected.content
+
+
 SMALL_PARTS = orjson.dumps({"input_ids": [[1]] * 40_000, "encoding": "prompt_embeds", "dtype": "float16"})
 """A request for an archive for each row, each smaller than one write."""
 
