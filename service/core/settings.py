@@ -163,6 +163,13 @@ class Settings(BaseModel):
         """
         return Settings(**self._options)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # pydantic reads true as the number 1
+            raise ValueError("a number or a text")
+        return value
+
     @field_validator("max_shared_memory_bytes")
     @classmethod
     def _check_workers(cls, size: int | None, info: ValidationInfo) -> int | None:

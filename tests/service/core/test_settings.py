@@ -195,6 +195,7 @@ def test_option_overrides_variable_overrides_file(monkeypatch: pytest.MonkeyPatc
         ("prot = 1", "{file}: there is no setting prot; did you mean port? `preblock settings` lists all"),
         ("port = 'x'", "port in {file}: got x, expected a whole number"),
         ("api_keys_file = ['x']", "api_keys_file in {file}: got ['x'], expected a path"),
+        ("grpc_port = true", "grpc_port in {file}: got True, expected a number or a text"),
         ("port =", "the settings file {file} is not valid TOML: Invalid value (at end of document)"),
         ("config_file = 'other.toml'", "{file}: a settings file cannot set config_file"),
     ],
