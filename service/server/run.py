@@ -199,7 +199,7 @@ def _bind(settings: Settings) -> Iterator[_Bound]:
     with bind("port", settings.host, settings.port) as listener:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
             # Drops a client that does not read, and its unsent bytes.
-            idle_ms = 1000 * settings.stream_idle_timeout_seconds
+            idle_ms = min(1000 * settings.stream_idle_timeout_seconds, 2**31 - 1)  # the largest option, 24 days
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, idle_ms)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         port = listener.getsockname()[1]

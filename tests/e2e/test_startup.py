@@ -14,7 +14,7 @@ import pytest
 
 from preblock.service.artifacts.manifest import MANIFEST
 from tests.support.paths import PREBLOCK
-from tests.support.servers import free_port
+from tests.support.servers import free_port, serve
 
 MODELS = 150
 """Each takes some milliseconds to open."""
@@ -128,3 +128,10 @@ def test_server_survives_closed_or_full_stdout(tiny_repository: Path, output: st
             process.terminate()
         assert process.communicate(timeout=60)[1] == ""
         assert process.returncode == 0
+
+
+@pytest.mark.parametrize("option", [f"--{name}" for name in ("stream-idle-timeout-seconds", "max-body-bytes")])
+def test_setting_beyond_32_bits_starts_server(tiny_repository: Path, option: str) -> None:
+    """Sockets and gRPC take 32 bits: of milliseconds, or of bytes."""
+    with serve(tiny_repository, option, str(2**32)) as server, httpx.Client(base_url=server.address) as client:
+        assert client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200

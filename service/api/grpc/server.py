@@ -73,7 +73,7 @@ async def running(
     server = grpc.aio.server(
         interceptors=[CallInterceptor(access, trace)] if access.needs_key or trace is not None else [],
         options=[
-            ("grpc.max_receive_message_length", settings.max_body_bytes),
+            ("grpc.max_receive_message_length", min(settings.max_body_bytes, MAX_OPTION)),
             # The codec rejects a larger response, with its own error.
             ("grpc.max_send_message_length", -1),
             # With its probes the library receives whole messages before the service reads them.
