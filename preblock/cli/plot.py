@@ -24,7 +24,7 @@ KINDS = ("heatmap", "similarity", "pca", "wavelengths", "bias", "parameters")
 
 @click.command()
 @MODEL
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", metavar="KIND", type=click.Choice(KINDS))
 @click.option(
     "-o",
     "--output",

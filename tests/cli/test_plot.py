@@ -62,7 +62,7 @@ def test_plot_rejects_unknown_model(plotted: Path, tmp_path: Path) -> None:
 
 
 def test_plot_rejects_unknown_kind_and_file_format(plotted: Path, tmp_path: Path) -> None:
-    assert "'histogram' is not one of" in failing("plot", "gpt", "histogram", "-o", tmp_path / "a.svg", code=2)
+    assert "'KIND': 'histogram' is not one of" in failing("plot", "gpt", "histogram", "-o", tmp_path / "a.svg", code=2)
     assert failing("plot", "gpt", "pca", "-o", "a.pdf", "--repository", plotted, code=1) == (
         "file: got a.pdf, expected a name that ends in .svg or .png"
     )
