@@ -106,7 +106,7 @@ class RequestContext:
         trace: the span's data; None without tracing.
         target: method, path and client; None outside of a server.
         status: of the response, or a name of gRPC; None before it is known.
-        on_status: called once the status is known; None for no call.
+        on_status: calls to make once the status is known, in order; a stream may take its first step before.
         load_report: writes the load of the process for a response header; None for no header.
 
     Args:
@@ -127,15 +127,15 @@ class RequestContext:
         self.trace: SpanData | None = None
         self.target: Target | None = None
         self.status: int | str | None = None
-        self.on_status: Callable[[], None] | None = None
+        self.on_status: tuple[Callable[[], None], ...] = ()
         self.load_report: LoadReport | None = None
 
     def set_status(self, status: int | str) -> None:
         """Set the status of the response."""
         self.status = status
-        on_status, self.on_status = self.on_status, None
-        if on_status is not None:
-            on_status()
+        calls, self.on_status = self.on_status, ()
+        for call in calls:
+            call()
 
     @classmethod
     def of(cls, headers: Headers, began: float | None = None) -> "RequestContext":

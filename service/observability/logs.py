@@ -56,7 +56,7 @@ class AccessLog:
         if context is None or context.target is None or context.status is not None:
             self._write(record, context)
         else:
-            context.on_status = partial(self._write, record, context)
+            context.on_status += (partial(self._write, record, context),)
 
     def _write(self, record: RequestRecord, context: RequestContext | None) -> None:
         method, path, client = ("", "", "") if context is None or context.target is None else context.target

@@ -75,13 +75,15 @@ def ask_everything(address: str, calls: str) -> None:
         for ids in ([1], [SECRET], [2]):
             stream.send(json.dumps({"input_ids": ids}))
             stream.recv()
+    with httpx.Client(base_url=address, headers={"Accept": "text/event-stream", "X-Request-Id": "events"}) as http:
+        assert http.post("/models/gpt/decode", json={"input_ids": [3, 4]}).status_code == 200
     with open_stub(calls) as stub:
         stub.ModelInfer(infer_message([[0]]), metadata=[("x-request-id", "call")])
 
 
 def test_access_log_has_one_text_line_per_request(models: Path) -> None:
     lines = said(models, ask_everything, "--access-log-sample-rate", "1")
-    assert len(lines) == 12
+    assert len(lines) == 15
     assert str(SECRET) not in "".join(lines)
     (line,) = [line for line in lines if "wrong" in line]
     assert " INFO preblock.requests [wrong]: native gpt Invalid POST /models/gpt/embed 422 0 tokens 127.0.0.1 " in line
@@ -105,6 +107,8 @@ def test_log_line_holds_configured_number_of_ids(models: Path, most: int) -> Non
         "native wrong": [[[SECRET]]],
         "decode-open s": [None],
         "decode s": [[[1]], [[SECRET]], [[2]]],
+        "decode events": [[[3]], [[4]]],
+        "decode-open events": [None],
         "grpc call": [[[0]]],
     }
 
