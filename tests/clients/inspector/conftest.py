@@ -12,11 +12,10 @@ from tests.support.servers import Server, serve
 
 @pytest.fixture(scope="package")
 def inspected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Serve models of every kind: segments and text, learned positions, rotary, biases, images."""
+    """Serve models of every kind: segments and text, learned positions, rotary, biases, n-grams, images."""
     root = tmp_path_factory.mktemp("inspected")
-    stored = {"bert": "bert", "gpt": "gpt", "rotary": "rotary", "t5": "t5", "alibi": "alibi", "vit": "vit"}
-    for name, source in stored.items():
-        copy_artifact(source, root, name)
+    for name in ("bert", "gpt", "rotary", "t5", "alibi", "ngrams", "vit"):
+        copy_artifact(name, root, name)
     copy_artifact("bert-again", root, "bert")
     with serve(root) as running:
         yield running

@@ -97,6 +97,21 @@ def test_embed_panel_shows_ids_positions_norms_and_values(page: Page, inspected:
     check_events(page, inspected)
 
 
+@pytest.mark.parametrize("output", ["ngram_embeddings", "ngram_row_ids"])
+def test_embed_panel_shows_outputs_of_several_layers(output: str, page: Page, inspected: Server) -> None:
+    choose(page, "ngrams")
+    fill(page, content="5, 6, 1", output=output)
+    submit(page, "embed")
+    page.wait_for("!document.getElementById('embed-result').hidden")
+    body = {"input_ids": [5, 6, 1], "output": output, "encoding": "float"}
+    answer = httpx.post(f"{inspected.address}/models/ngrams/embed", json=body).json()
+    rows = page.evaluate("""Array.from(document.querySelectorAll("#vectors tr"), (row) => row.cells[5].innerText)""")
+    found = [[float(value) for value in row.split(", ")[:-1]] for row in rows]
+    expected = np.array(answer[output][0]).reshape(3, -1)[:, :6]
+    assert np.allclose(found, expected, rtol=0 if output == "ngram_row_ids" else 1e-3)
+    check_events(page, inspected, (422,))  # the model has no positions
+
+
 def test_embed_panel_shows_code_for_text(page: Page, inspected: Server) -> None:
     choose(page, "bert")
     fill(page, version="1")

@@ -41,19 +41,28 @@ export function decodeFloats(text) {
   return new Float32Array(bytes.buffer);
 }
 
+// Return the numbers of base64 in their type: row ids are int64, all others float32.
+function decodeNumbers(text, dtype) {
+  const floats = decodeFloats(text);
+  return dtype === "int64" ? Float64Array.from(new BigInt64Array(floats.buffer), Number) : floats;
+}
+
 // Return the rows of float32 vectors with the shape [..., width].
 export function splitVectors(values, width) {
   return Array.from({ length: values.length / width }, (_, row) => values.subarray(row * width, (row + 1) * width));
 }
 
-// Return one output of `POST …/embed`: its vectors in one list, and the other fields of the response.
+// Return one output of `POST …/embed`: the numbers of each token in one list, and the other fields of the response.
+// Rows of several lengths are concatenated; outputs of several layers have more than one axis after the tokens.
 export async function embed(model, fields) {
   const began = performance.now();
   const response = await request(`${modelPath(model)}/embed`, { body: fields });
   const answer = await response.json();
   const milliseconds = performance.now() - began;
   const output = fields.output ?? "embeddings";
-  const vectors = splitVectors(decodeFloats(answer[output]), answer.shape.at(-1));
+  const values = decodeNumbers(answer[output], answer.dtype);
+  const tokens = answer.lengths ? answer.shape[0] : answer.shape[0] * answer.shape[1];
+  const vectors = splitVectors(values, values.length / tokens);
   return { answer, vectors, milliseconds, timing: response.headers.get("Server-Timing") ?? "" };
 }
 

@@ -20,7 +20,7 @@ export function describe(list, pairs) {
 }
 
 export const number = (value) => value.toLocaleString("en");
-export const short = (value) => (value === 0 ? "0" : Number(value.toPrecision(4)).toString());
+export const short = (value) => String(Number.isInteger(value) ? value : Number(value.toPrecision(4)));
 
 // Return the Euclidean norm of a vector.
 export const norm = (vector) => Math.sqrt(vector.reduce((sum, value) => sum + value * value, 0));

@@ -9,7 +9,7 @@ const MAX_SHOWN = 512;
 const STAGES = { parse: "parse and check", queue: "queue", run: "model" };
 const form = find("embed-form");
 let model = null;
-let sent = null;
+let sent = null; // the fields of the last request, and the type of its answer
 let language = "curl";
 
 export const chosenInput = () => form.elements.input.value;
@@ -103,7 +103,7 @@ onSubmit(form, find("embed-error"), async () => {
   find("embed-result").hidden = true;
   const fields = readFields();
   const found = await embed(model, fields);
-  sent = fields;
+  sent = { fields, dtype: found.answer.dtype };
   show(fields, found);
   showSnippet();
 });

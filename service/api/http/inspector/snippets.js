@@ -2,7 +2,7 @@
 
 const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-export function writeSnippet(language, origin, path, fields, withKey) {
+export function writeSnippet(language, origin, path, { fields, dtype }, withKey) {
   const url = origin + path;
   const body = JSON.stringify(fields);
   if (language === "curl") {
@@ -18,7 +18,7 @@ export function writeSnippet(language, origin, path, fields, withKey) {
 });
 const answer = await response.json();
 const bytes = Uint8Array.from(atob(answer.${fields.output}), (character) => character.charCodeAt(0));
-console.log(answer.shape, new Float32Array(bytes.buffer).slice(0, 4));`;
+console.log(answer.shape, new ${dtype === "int64" ? "BigInt64Array" : "Float32Array"}(bytes.buffer).slice(0, 4));`;
 }
 
 function writePython(origin, path, fields, withKey) {
