@@ -1,5 +1,6 @@
 """One HTTP request on a connection, and the progress of its response."""
 
+import re
 from collections.abc import Hashable
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ MAX_VALUE_CHARS = 80
 MAX_HEAD_BYTES = 2**16  # of URL and headers, and of the trailers of a chunked body
 LINE_BYTES = 4  # of a header: a colon, a space and the end of the line
 HEAD_TOO_LONG = f"the headers have more than {MAX_HEAD_BYTES} bytes, the limit"
+ABSOLUTE_FORM = re.compile(rb"https?://(?:[^/?#]*@)?([^/?#@]+)(.*)", re.IGNORECASE)
 WEBSOCKET, WEBSOCKET_VERSION = b"websocket", b"13"
 
 
@@ -104,6 +106,17 @@ class IncomingRequest:
             self.hosts += 1
         elif lower == b"transfer-encoding":
             self.transfer_encodings.append(value.strip().lower())
+
+    def use_origin_form(self) -> None:
+        """Replace an absolute target by its path and query, and the host by the one of the target.
+
+        Source: RFC 9112, section 3.2.2.
+        """
+        absolute = ABSOLUTE_FORM.fullmatch(self.url)
+        if absolute is not None:
+            host, target = absolute.groups()
+            self.url = target if target.startswith(b"/") else b"/" + target
+            self.headers = [(name, host if name.lower() == b"host" else value) for name, value in self.headers]
 
     def check_head(self) -> Refusal | None:
         """Return the refusal of a complete head with invalid or unsupported headers; None for any other."""

@@ -117,6 +117,7 @@ class RequestReader:
         incoming.version = self._parser.get_http_version()
         incoming.keep_alive = self._parser.should_keep_alive()
         incoming.upgrades = self._parser.should_upgrade()
+        incoming.use_origin_form()
         refusal = incoming.check_head()
         if refusal is not None:
             self._stop(refusal)

@@ -109,6 +109,23 @@ def test_offer_of_http_2_before_a_close_is_ignored(running: Server, client: http
         assert stream.file.read() == b""
 
 
+def test_absolute_target_is_answered_as_its_path(running: Server, client: httpx.Client) -> None:
+    path, body, headers = raw(np.array([[3, 4]]), 5)
+    with RawConnection(running.address) as stream:
+        for _ in range(2):  # the second by the known head
+            answer = stream.ask(http_request(f"http://user@y:80{path}", body, headers))
+            assert answer[2] == client.post(path, content=body, headers=headers).content
+        for target in ("HTTP://y", "https://y?a=b", "http://y/"):
+            assert stream.ask(http_request(target, method="GET"))[0] == 200
+        load = "http://y/v2/repository/models/gpt/load"
+        assert stream.ask(http_request(load, headers={"Origin": "http://x"}))[2].endswith(b'expected the origin of y"}')
+    with dial(running.address) as socket_:
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "A" * 22 + "=="}
+        upgrade["Sec-WebSocket-Version"] = "13"
+        socket_.sendall(http_request("http://y/models/gpt/decode", headers=upgrade, method="GET"))
+        assert socket_.recv(2**16).startswith(b"HTTP/1.1 101 ")
+
+
 def test_http_1_0_expectation_is_ignored(running: Server) -> None:
     body, headers = b'{"input_ids": [1]}', {"Expect": "100-continue"}
     with dial(running.address) as stream:
