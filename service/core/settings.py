@@ -240,7 +240,7 @@ def _collect(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]
         for name, value in os.environ.items()
         if name.upper().startswith(PREFIX) and value
     }
-    config = options.get("config_file") or environment.get("config_file")
+    config = options.get("config_file", environment.get("config_file"))
     file = {} if config is None else _read_file(Path(config))
     return {**file, **environment, **options}, {
         **dict.fromkeys(file, str(config)),

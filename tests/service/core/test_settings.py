@@ -220,6 +220,13 @@ def test_missing_settings_file_is_rejected(tmp_path: Path) -> None:
         Settings(config_file=tmp_path / "nothing.toml")
 
 
+def test_empty_option_for_settings_file_is_rejected(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """A script with an unset variable would otherwise start a server without its keys."""
+    monkeypatch.setenv("PREBLOCK_CONFIG_FILE", str(file))
+    with pytest.raises(Invalid, match=r"the settings file \. cannot be read: is a directory"):
+        Settings(config_file="")
+
+
 def test_unknown_environment_variable_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREBLOCK_PROT", "1")
     with pytest.raises(Invalid, match="PREBLOCK_PROT: there is no setting prot; did you mean port"):
