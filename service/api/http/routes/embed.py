@@ -24,6 +24,7 @@ from preblock.service.codecs.native_json_response import to_json_numbers
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.auth import caller
+from preblock.service.core.errors import Invalid
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import TokenModel
@@ -124,4 +125,9 @@ def _read_options(query: bytes, indices: tuple[str, ...]) -> native_json.Request
 
 
 def _read_array(body: bytes, kind: str, query: Mapping[str, Any]) -> NDArray[Any]:
-    return read_npy(body) if kind == NPY else read_raw(body, query.get("shape"))
+    shape = query.get("shape")
+    if kind != NPY:
+        return read_raw(body, shape)
+    if shape is not None:
+        raise Invalid("shape", shape, "nothing, because a .npy file states its shape")
+    return read_npy(body)

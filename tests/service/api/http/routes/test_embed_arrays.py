@@ -29,6 +29,12 @@ def test_one_dimensional_npy_is_one_row(tiny: httpx.Client) -> None:
     assert post_npy(tiny, np.array([1, 2, 3])).headers["Preblock-Shape"] == "1,3,4"
 
 
+def test_query_shape_beside_npy_is_rejected(tiny: httpx.Client) -> None:
+    response = post_npy(tiny, np.array([1, 2, 3, 4]), shape="2,2")
+    assert response.status_code == 422
+    assert response.json()["detail"] == "shape: got 2,2, expected nothing, because a .npy file states its shape"
+
+
 def test_npy_version_2_is_accepted(tiny: httpx.Client) -> None:
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.array([[1, 2]]), version=(2, 0))
