@@ -23,9 +23,9 @@ LARGE = np.ones((60_000, 1), np.int64)
 LARGE[-1] = -1  # refused after the read, without a large answer
 LIMITS = {
     "PREBLOCK_MAX_QUEUE_SIZE": ("1", "the queue is full: 1 requests wait"),
-    "PREBLOCK_QUEUE_TIMEOUT_SECONDS": ("0.02", "the request waited more than 0.02 s in the queue"),
+    "PREBLOCK_QUEUE_TIMEOUT_SECONDS": ("0.002", "the request waited more than 0.002 s in the queue"),
 }
-"""Value and message of each limit."""
+"""Value and message of each limit. A request of the load may take only a few milliseconds."""
 
 
 @pytest.fixture(scope="module", params=LIMITS)
