@@ -129,6 +129,8 @@ class Authenticator:
         if not self.shows(name, caller):
             given, allowed = name if requested is None else requested, ", ".join(caller.models)
             message = f"this key may not use the model {shorten(given)}; it may use {allowed}"
+            if caller.may_use(given):
+                message = f"this key may not use the model of the alias {given}; its entry needs the name of the model"
             raise Forbidden("model", given, f"a model in the scope of this key: {allowed}", message=message)
 
     def check_admin(self, name: str, caller: Principal, requested: str | None = None) -> None:
