@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,30 +125,31 @@ class Session:
 class CudaSession(Session):
     """A session on an NVIDIA GPU; see `Session` for the arguments.
 
-    All sessions compute in one thread. onnxruntime keeps a stream, with workspaces of cuBLAS and cuDNN in GPU memory,
-    for each thread that has run a graph, until the session ends (https://github.com/microsoft/onnxruntime/issues/29351).
+    A session computes in a thread of its own. onnxruntime keeps a stream, with workspaces of cuBLAS and cuDNN in GPU
+    memory, for each thread that has run a graph (https://github.com/microsoft/onnxruntime/issues/29351).
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._device = "cuda" if self.provider == CUDA else "cpu"  # without a GPU, in tests
+        self._thread = ThreadPoolExecutor(1, "gpu")  # ends with the session
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the named outputs, or all, for validated `feeds`; each is copied from the GPU once."""
         names = self._outputs if outputs is None else outputs
-        computed = gpu_thread().submit(self._compute, feeds, names).result()
+        computed = self._thread.submit(self._compute, feeds, names).result()
         found = [copy_to_host(values) if self._device == "cuda" else values.numpy() for values in computed]
         return dict(zip(names, _widen(found) if self._narrow else found, strict=True))
 
     @contextmanager
     def run_on_gpu(self, feeds: Feeds, output: str) -> Iterator[tuple[int, int]]:
         """Compute an output for a block: yield address and size in bytes of its values on the GPU."""
-        (values,) = gpu_thread().submit(self._compute, feeds, (output,)).result()
+        (values,) = self._thread.submit(self._compute, feeds, (output,)).result()
         yield values.data_ptr(), values.tensor_size_in_bytes()
         del values  # the memory is the block's until here
 
     def _compute(self, feeds: Feeds, outputs: Sequence[str]) -> list[ort.OrtValue]:
-        """Run the graph, and return the named outputs on the GPU. Already a copy of the inputs needs a stream."""
+        """Run the graph, and return the named outputs on the GPU. Even the copy of the inputs needs a stream."""
         binding = self._session.io_binding()
         for name in self._inputs:
             binding.bind_cpu_input(name, np.ascontiguousarray(feeds[name]))
@@ -173,12 +173,6 @@ class CudaSession(Session):
         for tokens in filter(None, (most >> fewer for fewer in (9, 6, 3, 0))):
             shapes = {1: (tokens,), 2: (tokens, 1)}
             self.run({tensor.name: np.zeros(shapes[len(tensor.shape)], np.int64) for tensor in self.inputs})
-
-
-@cache
-def gpu_thread() -> ThreadPoolExecutor:
-    """Return the thread in which all sessions compute on the GPU."""
-    return ThreadPoolExecutor(1, "gpu")
 
 
 def open_session(

@@ -1,5 +1,6 @@
 """onnxruntime: the provider in use, and the errors of a missing one. Oracle: the raw tables."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -7,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier, get_ident
+from threading import Barrier, current_thread
 
 import numpy as np
 import onnx
@@ -182,15 +183,12 @@ class Placing(CudaSession):
     """Notes the threads that it computes in."""
 
     def _compute(self, feeds: Feeds, outputs: Sequence[str]) -> list[onnxruntime.OrtValue]:
-        THREADS.add(get_ident())
+        self.threads = {*getattr(self, "threads", ()), current_thread()}
         return super()._compute(feeds, outputs)
 
 
-THREADS = set[int]()
-
-
-def test_gpu_sessions_compute_in_one_thread(tiny_repository: Path) -> None:
-    """Each further thread would take GPU memory."""
+def test_gpu_session_computes_in_its_own_thread(tiny_repository: Path) -> None:
+    """Each further thread would take GPU memory. Sessions do not wait for each other."""
     sessions = [Placing(tiny_repository / "gpt" / "1", CPU) for _ in range(2)]
     feeds = {"input_ids": np.array([[1, 2]]), "offset": np.array([0])}
     together = Barrier(4)
@@ -206,8 +204,14 @@ def test_gpu_sessions_compute_in_one_thread(tiny_repository: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(call, range(4)))
     sessions[0].warm_up(feeds)
-    assert len(THREADS) == 1
-    assert get_ident() not in THREADS
+    threads = [thread for session in sessions for thread in session.threads]
+    assert len(set(threads)) == len(threads) == 2
+    assert current_thread() not in threads
+    sessions.clear()
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_tables_over_gpu_memory_limit_are_rejected(repository: Path) -> None:
