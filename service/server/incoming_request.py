@@ -16,7 +16,7 @@ MAX_VALUE_CHARS = 80
 MAX_HEAD_BYTES = 2**16  # of URL and headers, and of the trailers of a chunked body
 LINE_BYTES = 4  # of a header: a colon, a space and the end of the line
 HEAD_TOO_LONG = f"the headers have more than {MAX_HEAD_BYTES} bytes, the limit"
-ABSOLUTE_FORM = re.compile(rb"https?://(?:[^/?#]*@)?([^/?#@]+)(.*)", re.IGNORECASE)
+ABSOLUTE_FORM = re.compile(rb"https?://(?:[^/?#]*@)?([^/?#@]+)((?:[/?#].*)?)", re.IGNORECASE)
 WEBSOCKET, WEBSOCKET_VERSION = b"websocket", b"13"
 
 
@@ -141,12 +141,19 @@ class IncomingRequest:
     @property
     def is_websocket(self) -> bool:
         """Whether the client requests a WebSocket, alone or among other protocols (RFC 9110, section 7.8)."""
-        return self.upgrades and any(
+        if not self.upgrades or self.method != b"GET" or not self.knows_chunks:
+            return False
+        return any(
             protocol.strip().lower() == WEBSOCKET
             for name, value in self.headers
             if name.lower() == b"upgrade"
             for protocol in value.split(b",")
         )
+
+    @property
+    def knows_chunks(self) -> bool:
+        """Whether the client's version has chunks, interim responses and upgrades: HTTP/1.1 does."""
+        return self.version >= "1.1"
 
     @property
     def offers_other_protocol(self) -> bool:
@@ -168,7 +175,7 @@ class IncomingRequest:
         """Return the head, serialized from the parsed fields."""
         lines = [b"%b %b HTTP/%b\r\n" % (self.method, self.url, self.version.encode())]
         headers = (*self.headers, *self.identifying)
-        if self.version == "1.0":  # its clients know no interim response (RFC 9110, section 10.1.1)
+        if not self.knows_chunks:  # nor interim responses (RFC 9110, section 10.1.1)
             headers = tuple(header for header in headers if header[0].lower() != b"expect")
         lines += [b"%b: %b\r\n" % header for header in headers]
         return b"".join((*lines, b"\r\n"))

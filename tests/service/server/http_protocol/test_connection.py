@@ -119,6 +119,9 @@ def test_absolute_target_is_answered_as_its_path(running: Server, client: httpx.
             assert stream.ask(http_request(target, method="GET"))[0] == 200
         load = "http://y/v2/repository/models/gpt/load"
         assert stream.ask(http_request(load, headers={"Origin": "http://x"}))[2].endswith(b'expected the origin of y"}')
+    for target in ("http://y@/readyz", "http://a@b@/readyz", "http:///readyz"):  # no host
+        with RawConnection(running.address) as stream:
+            assert stream.ask(http_request(target, method="GET"))[0] == 400
     with dial(running.address) as socket_:
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "A" * 22 + "=="}
         upgrade["Sec-WebSocket-Version"] = "13"
