@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
@@ -165,9 +165,10 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_bool(cls, value: Any) -> Any:
-        if isinstance(value, bool):  # pydantic reads true as the number 1
-            raise ValueError("a number or a text")
+    def _refuse_bool(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:  # pydantic reads true as the number 1
+            raise ValueError("a number")
         return value
 
     @field_validator("max_shared_memory_bytes")
@@ -241,6 +242,8 @@ def _collect(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]
         if name.upper().startswith(PREFIX) and value
     }
     config = options.get("config_file", environment.get("config_file"))
+    if config == "":
+        raise Invalid(option("config_file"), "an empty text", "the path of a TOML file")
     file = {} if config is None else _read_file(Path(config))
     return {**file, **environment, **options}, {
         **dict.fromkeys(file, str(config)),

@@ -26,7 +26,7 @@ def test_trusted_networks_include_mapped_ipv4_networks() -> None:
 def test_defaults_match_documentation() -> None:
     table = (ROOT / "docs" / "operations.md").read_text().partition("## Settings")[2]
     rows = [[cell.strip(" `") for cell in line.split("|")] for line in table.splitlines() if "| `PREBLOCK_" in line]
-    # A variable `option` here would hide the function below from Python 3.12.
+    # A variable `option` here would hide the function below in Python 3.12.
     documented = {(name, flag): default for _, name, flag, default, *_ in rows}
     assert documented == {
         (variable(name), option(name)): str(value).lower() for name, value in Settings().model_dump().items()
@@ -195,7 +195,10 @@ def test_option_overrides_variable_overrides_file(monkeypatch: pytest.MonkeyPatc
         ("prot = 1", "{file}: there is no setting prot; did you mean port? `preblock settings` lists all"),
         ("port = 'x'", "port in {file}: got x, expected a whole number"),
         ("api_keys_file = ['x']", "api_keys_file in {file}: got ['x'], expected a path"),
-        ("grpc_port = true", "grpc_port in {file}: got True, expected a number or a text"),
+        ("grpc_port = true", "grpc_port in {file}: got True, expected a number"),
+        ("queue_timeout_seconds = false", "queue_timeout_seconds in {file}: got False, expected a number"),
+        ("inspector = true", "inspector in {file}: got True, expected 'auto', 'off' or 'on'"),
+        ("tls_key = true", "tls_key in {file}: got True, expected a path"),
         ("port =", "the settings file {file} is not valid TOML: Invalid value (at end of document)"),
         ("config_file = 'other.toml'", "{file}: a settings file cannot set config_file"),
     ],
@@ -223,7 +226,7 @@ def test_missing_settings_file_is_rejected(tmp_path: Path) -> None:
 def test_empty_option_for_settings_file_is_rejected(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     """A script with an unset variable would otherwise start a server without its keys."""
     monkeypatch.setenv("PREBLOCK_CONFIG_FILE", str(file))
-    with pytest.raises(Invalid, match=r"the settings file \. cannot be read: is a directory"):
+    with pytest.raises(Invalid, match=r"^--config-file: got an empty text, expected the path of a TOML file$"):
         Settings(config_file="")
 
 
