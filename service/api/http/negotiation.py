@@ -69,18 +69,21 @@ def answer_type(accept: str | None, writable: tuple[str, ...], reason: str = "")
 def read_qualities(header: str) -> dict[str, float]:
     """Return the quality of each item of an `Accept` or `Accept-Encoding` header, by name; the default is 1.
 
+    Of several qualities of one name, such as of versions of a type, the highest counts.
+
     Raises:
         ValueError: a quality is not a number from 0 to 1.
 
     """
-    qualities = {}
+    qualities: dict[str, float] = {}
     for item in header.lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))
-        qualities[name] = 1.0
+        quality = 1.0
         for parameter in parameters:
             key, _, value = parameter.partition("=")
             if key == "q":
-                qualities[name] = float(value)
-        if not 0 <= qualities[name] <= 1:
+                quality = float(value)
+        if not 0 <= quality <= 1:
             raise ValueError(header)
+        qualities[name] = max(quality, qualities.get(name, 0.0))
     return qualities

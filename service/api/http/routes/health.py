@@ -3,9 +3,10 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from preblock.service.api.http.negotiation import read_qualities
+from preblock.service.api.http.negotiation import answer_type
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.schemas import native_api as schemas
+from preblock.service.core.errors import NotAcceptable
 from preblock.service.engine.engine import Engine
 
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
@@ -36,8 +37,9 @@ def router(engine: Engine) -> APIRouter:
 
 def _prefers_openmetrics(accept: str) -> bool:
     """Return whether an `Accept` header names OpenMetrics, and no lower than plain text."""
-    try:
-        qualities = read_qualities(accept)
-    except ValueError:  # no number; plain text needs no header
+    if OPENMETRICS not in accept.lower():  # a wildcard means plain text
         return False
-    return 0 < qualities.get(OPENMETRICS, 0) >= qualities.get(TEXT, 0)
+    try:
+        return answer_type(accept, (OPENMETRICS, TEXT)) == OPENMETRICS
+    except NotAcceptable:  # scrapers without a known type get plain text
+        return False

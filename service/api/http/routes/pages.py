@@ -86,7 +86,7 @@ def _answer_asset(request: Request, assets: Mapping[str, bytes], name: str) -> R
     headers = {"ETag": f'"{_digest(assets[name])}"', "Cache-Control": "no-cache", **PRIVATE}
     headers["Content-Security-Policy"] = INSPECTOR_POLICY
     # A compressing proxy marks the tag as weak; the comparison ignores this (RFC 9110, section 13.1.2).
-    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("If-None-Match", "").split(",")]
+    known = [tag.strip().removeprefix("W/") for tag in ",".join(request.headers.getlist("If-None-Match")).split(",")]
     if headers["ETag"] in known or known == ["*"]:
         return Response(status_code=304, headers=headers)
     return Response(assets[name], headers=headers, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
