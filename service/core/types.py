@@ -6,6 +6,7 @@ Letters: B batch, T tokens of all rows, D output width.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from preblock.service.core.row_parts import GivenVectors, RowPart, VectorPlaceholder
 
+Chunks = Literal["none", "buffered", "sent"]
 Int64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
@@ -131,7 +133,7 @@ class EmbedOptions:
     normalize: bool | None = None
     outputs: tuple[str, ...] = ("embeddings",)
     dtype: str = "float32"
-    chunks: str = "none"
+    chunks: Chunks = "none"
     check: Callable[[NDArray[np.generic]], object] | None = None
 
 

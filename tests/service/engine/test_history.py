@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult
-from preblock.service.core.types import TokenRequest, TokenRows
+from preblock.service.core.types import Chunks, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import fast_path_of
 from tests.support.artifacts import copy_artifact
@@ -68,7 +68,7 @@ CONTEXTS = [[5, 6], [END, 97], [8, END]]
     "lengths", [(4, 4, 4), (1, 1, 1), (3, 1, 7), (100, 900, 2500), (5000, 1, 1), (4000, 4000, 4000)]
 )
 @pytest.mark.parametrize(("chunks", "dtype"), [("none", "float32"), ("sent", "float32"), ("sent", "stored")])
-def test_each_row_has_its_own_history(lengths: tuple[int, ...], chunks: str, dtype: str, engine: Engine) -> None:
+def test_each_row_has_its_own_history(lengths: tuple[int, ...], chunks: Chunks, dtype: str, engine: Engine) -> None:
     rows = random_rows(*lengths)
     offset = np.array([7, 1, 0])
     request = TokenRequest(
