@@ -130,7 +130,7 @@ class Authenticator:
             given, allowed = name if requested is None else requested, ", ".join(caller.models)
             message = f"this key may not use the model {shorten(given)}; it may use {allowed}"
             if caller.may_use(given):
-                message = f"this key may not use the model of the alias {given}; its entry needs the name of the model"
+                message = f"this key lists the alias {given}, but not its model; list both"
             raise Forbidden("model", given, f"a model in the scope of this key: {allowed}", message=message)
 
     def check_admin(self, name: str, caller: Principal, requested: str | None = None) -> None:

@@ -246,7 +246,7 @@ def test_alias_requires_access_to_its_model(tiny_repository: Path, tmp_path: Pat
     by_model, by_alias = read_keys(tmp_path / "keys.toml")
     assert repository.find("embeddings", caller=by_model).name == "bert"
     assert list(repository.newest(by_model)) == ["bert", "embeddings"]
-    message = "^this key may not use the model of the alias embeddings; its entry needs the name of the model$"
+    message = "^this key lists the alias embeddings, but not its model; list both$"
     with pytest.raises(Forbidden, match=message):
         repository.find("embeddings", caller=by_alias)
     assert repository.index(by_alias) == []
