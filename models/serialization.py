@@ -1,6 +1,6 @@
 """Configs as plain values: a document names one of several kinds, and holds its arguments."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -35,5 +35,5 @@ def check_counts(**counts: int) -> None:
 
 def check_epsilon(name: str, value: Any) -> None:
     """Raise ValueError unless the epsilon of a norm is finite and not negative: a root of a negative sum is NaN."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         raise ValueError(f"{name}: got {value!r}, expected a finite number from 0 on")

@@ -212,7 +212,7 @@ def _share(row: RotaryFamily, rope: dict[str, Any], config: Config, scaling: str
 
 
 def _rotary_width(row: RotaryFamily, name: str, config: Config, width: int, share: float) -> int:
-    """Return the columns of a head that turn: a `share` of all, unless the file states them."""
+    """Return the width of the rotary outputs: a `share` of the columns of a head, unless the file states it."""
     dim = _width(row.dim[0], config(*row.dim)) if row.dim else int(_head_dim(row, name, config, width) * share)
     if row.repeated and (stated := config(row.repeated, dim)) != dim:
         raise ValueError(f"{row.repeated}: got {stated!r}, expected {dim}, the rotary width")

@@ -203,6 +203,10 @@ def test_grid_positions_match_cells(tmp_path: Path, fields: str, expected: torch
         (TOKENS + '[[steps]]\nkind = "rms_norm"\neps = "x"\n', "rms_norm.eps: got 'x', expected a finite"),
         (TOKENS + '[[steps]]\nkind = "rms_norm"\neps = -1\n', "rms_norm.eps: got -1, expected a finite number from 0"),
         (TOKENS + '[[steps]]\nkind = "norm"\neps = -1e-5\n', "norm.eps: got -1e-05, expected a finite number from 0"),
+        (
+            TOKENS + f'[[steps]]\nkind = "norm"\neps = 1{"0" * 400}\n',
+            "norm.eps: got 10+, expected a finite number from 0",
+        ),
         (TOKENS + '[[steps]]\nkind = "positions"\nweight = "elsewhere"\n', "no tensor elsewhere"),
         (TOKENS + '[[steps]]\nkind = "positions"\ntable = "round"\nrows = 4\n', "table: got 'round', expected learned"),
         (TOKENS + '[[steps]]\nkind = "norm"\neps = 1e-5\nweight = "places"\n', "size mismatch"),
