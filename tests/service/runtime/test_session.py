@@ -180,7 +180,7 @@ def test_gpu_warm_up_covers_sizes_up_to_one_batch(repository: Path) -> None:
 
 
 class Placing(CudaSession):
-    """Notes the threads that it computes in."""
+    """Notes its computing threads."""
 
     def _compute(self, feeds: Feeds, outputs: Sequence[str]) -> list[onnxruntime.OrtValue]:
         self.threads = {*getattr(self, "threads", ()), current_thread()}

@@ -36,7 +36,7 @@ def router(engine: Engine) -> APIRouter:
 
 
 def _prefers_openmetrics(accept: str) -> bool:
-    """Return whether an `Accept` header names OpenMetrics, and no lower than plain text."""
+    """Return True if an `Accept` header names OpenMetrics with at least the quality of plain text."""
     if OPENMETRICS not in accept.lower():  # a wildcard means plain text
         return False
     try:
