@@ -23,7 +23,7 @@ def router(engine: Engine) -> APIRouter:
 
     @routes.get("/readyz")
     async def ready() -> schemas.Readiness:
-        """Answer 200 and the load: every model is open. Before that the server refuses connections."""
+        """Answer 200 and the load: every model is open. Earlier, the server refuses connections."""
         return schemas.Readiness(**engine.metrics.load())
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}, **schemas.UNAVAILABLE})
@@ -41,5 +41,5 @@ def _prefers_openmetrics(accept: str) -> bool:
         return False
     try:
         return answer_type(accept, (OPENMETRICS, TEXT)) == OPENMETRICS
-    except NotAcceptable:  # scrapers without a known type get plain text
+    except NotAcceptable:  # such a scraper gets plain text
         return False
