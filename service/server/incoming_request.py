@@ -141,14 +141,10 @@ class IncomingRequest:
     @property
     def is_websocket(self) -> bool:
         """Whether the client requests a WebSocket, alone or among other protocols (RFC 9110, section 7.8)."""
-        if not self.upgrades or self.method != b"GET" or not self.knows_chunks:
+        if not self.upgrades or not self.knows_chunks:
             return False
-        return any(
-            protocol.strip().lower() == WEBSOCKET
-            for name, value in self.headers
-            if name.lower() == b"upgrade"
-            for protocol in value.split(b",")
-        )
+        offers = b",".join(value for name, value in self.headers if name.lower() == b"upgrade")
+        return any(protocol.strip().lower() == WEBSOCKET for protocol in offers.split(b","))
 
     @property
     def knows_chunks(self) -> bool:
