@@ -120,20 +120,19 @@ class Authenticator:
         """Set the caller of this context to its address, in a service without keys."""
         _CALLER.set(_principal_of(address))
 
-    def check_model(self, name: str, caller: Principal, requested: str | None = None) -> None:
+    def check_model(self, name: str, caller: Principal, requested: str) -> None:
         """Raise Forbidden if `caller` may not use a model of this name, whether or not the model exists.
 
-        The error has only the name `requested`, such as an alias, because not every caller may know the alias's model.
-        Default None: the request has `name` itself.
+        The error has only the name in the request, `requested`: not every caller may know the model of an alias.
         """
         if not self.shows(name, caller):
-            given, allowed = name if requested is None else requested, ", ".join(caller.models)
-            message = f"this key may not use the model {shorten(given)}; it may use {allowed}"
-            if caller.may_use(given):
-                message = f"this key lists the alias {given}, but not its model; list both"
-            raise Forbidden("model", given, f"a model in the scope of this key: {allowed}", message=message)
+            allowed = ", ".join(caller.models)
+            message = f"this key may not use the model {shorten(requested)}; it may use {allowed}"
+            if caller.may_use(requested):
+                message = f"this key lists the alias {requested}, but not its model; list both"
+            raise Forbidden("model", requested, f"a model in the scope of this key: {allowed}", message=message)
 
-    def check_admin(self, name: str, caller: Principal, requested: str | None = None) -> None:
+    def check_admin(self, name: str, caller: Principal, requested: str) -> None:
         """Raise Forbidden if `caller` may not load and unload a model of this name; `requested` as in `check_model`."""
         self.check_model(name, caller, requested)
         if self._file is not None and not caller.admin:

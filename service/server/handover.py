@@ -77,8 +77,7 @@ class Handover:
             nonlocal ends_by_close
             incoming.answer_begun = incoming.answer_begun or not disconnected
             if message["type"] == "http.response.start":
-                has_length = any(name == b"content-length" for name, _ in message["headers"])
-                ends_by_close = not incoming.knows_chunks and not has_length
+                ends_by_close = not incoming.knows_chunks and b"content-length" not in dict(message["headers"])
             if ends_by_close and self._inner is not None:
                 write_without_chunks(self._inner, len(message.get("body", b"")))
             await send(message)

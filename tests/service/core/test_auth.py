@@ -29,7 +29,7 @@ def enter(access: Authenticator, authorization: bytes | None, model: str = "gpt"
 
     def request() -> None:
         access.authenticate(authorization)
-        (access.check_admin if admin else access.check_model)(model, caller())
+        (access.check_admin if admin else access.check_model)(model, caller(), model)
 
     contextvars.copy_context().run(request)
 
@@ -68,8 +68,8 @@ def test_unauthenticated_caller_is_rejected_everywhere(file: Path) -> None:
     access = Authenticator(file)
     assert not access.shows("gpt", caller())
     with pytest.raises(Forbidden):
-        access.check_model("gpt", caller())
-    access.check_model("gpt", SERVICE)
+        access.check_model("gpt", caller(), "gpt")
+    access.check_model("gpt", SERVICE, "gpt")
     with pytest.raises(Unauthenticated):
         access.authenticate(b"Bearer no")
     assert not access.shows("gpt", caller())
