@@ -21,7 +21,7 @@ from preblock.service.runtime.fused_embedding import KernelTables
 ROWS, POSITIONS = 300, 512
 WIDTHS = (1, 3, 64, 767, 768)
 EMPTY = KernelTables(np.zeros((ROWS, 4), np.float32), 1.0, np.zeros((POSITIONS, 4), np.float32))
-SHAPES = ((1, 1), (1, 128), (3, 5), (7, 1), (8, 128), (0, 4), (2, 512), (6, 512))
+SHAPES = ((1, 1), (1, 128), (3, 5), (7, 1), (8, 128), (0, 4), (2, 512))
 
 
 def lookups() -> Iterator[str]:
