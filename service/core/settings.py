@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
@@ -27,6 +27,12 @@ RELOADABLE = frozenset(
 """Settings that take effect when the file changes; all others need a restart."""
 REPEATED_OPTIONS = {"aliases": "--alias"}
 """Options that are given once for each item of a list."""
+MAX_THREADS = 4096
+"""Most workers, or threads of a call: more than the cores of a machine."""
+MAX_SECONDS = 10**9
+"""The longest time, about 30 years: timers cannot hold every integer."""
+WholeSeconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 
 
 def _default_cache_dir() -> Path:
@@ -69,11 +75,11 @@ class Settings(BaseModel):
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA where it pays.")
     aliases: str | None = Field(None, description="Comma-separated NAME=MODEL: further names of models.")
     model_control: Literal["none", "poll", "explicit"] = Field("none", description="Source of model changes.")
-    model_poll_interval_seconds: float = Field(
-        5.0, gt=0, description="Poll interval for model_control poll, and for tables outside artifacts."
+    model_poll_interval_seconds: Seconds = Field(
+        5.0, description="Poll interval for model_control poll, and for tables outside artifacts."
     )
-    workers: int = Field(1, ge=1, description="Number of serving processes.")
-    intra_op_threads: int = Field(1, ge=1, description="Threads of one session call.")
+    workers: int = Field(1, ge=1, le=MAX_THREADS, description="Number of serving processes.")
+    intra_op_threads: int = Field(1, ge=1, le=MAX_THREADS, description="Threads of one session call.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum log level.")
     access_log_sample_rate: float = Field(0.0, ge=0, le=1, description="Share of requests in the access log.")
@@ -93,12 +99,12 @@ class Settings(BaseModel):
     table_warm_up_file: Path | None = Field(
         None, description="`.npy` file of token ids whose n-gram rows are read at the start; unset: none."
     )
-    header_timeout_seconds: int = Field(60, ge=1, description="Time to receive the headers of a request.")
-    shutdown_timeout_seconds: int = Field(15, ge=1, description="Time for open requests to end after SIGTERM.")
+    header_timeout_seconds: WholeSeconds = Field(60, description="Time to receive the headers of a request.")
+    shutdown_timeout_seconds: WholeSeconds = Field(15, description="Time for open requests to end after SIGTERM.")
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Maximum size of a request body or stream message.")
     max_request_tokens: int = Field(65536, ge=1, description="Maximum tokens of a request.")
     max_queue_size: int = Field(64, ge=1, description="Maximum number of tasks waiting for a thread.")
-    queue_timeout_seconds: float = Field(30.0, gt=0, description="Maximum time a task waits for a thread.")
+    queue_timeout_seconds: Seconds = Field(30.0, description="Maximum time a task waits for a thread.")
     max_request_rows: int = Field(65536, ge=1, description="Maximum rows of a request.")
     max_buffered_response_bytes: int = Field(
         64 * 2**20, ge=8 * 2**20, description="Maximum bytes of vectors, as float32, in a response without streaming."
@@ -106,15 +112,15 @@ class Settings(BaseModel):
     max_concurrent_requests: int = Field(1024, ge=1, description="Maximum concurrent requests of a process.")
     rate_limit_per_second: float | None = Field(None, gt=0, description="Maximum requests per second of a caller.")
     max_concurrent_streams: int = Field(1024, ge=1, description="Maximum open streams of a process.")
-    stream_idle_timeout_seconds: int = Field(600, ge=1, description="Maximum time a stream waits for its client.")
-    stream_max_lifetime_seconds: int = Field(86400, ge=1, description="Maximum time a stream stays open.")
-    sequence_idle_timeout_seconds: int = Field(600, ge=1, description="Maximum time between requests of a sequence.")
+    stream_idle_timeout_seconds: WholeSeconds = Field(600, description="Maximum time a stream waits for its client.")
+    stream_max_lifetime_seconds: WholeSeconds = Field(86400, description="Maximum time a stream stays open.")
+    sequence_idle_timeout_seconds: WholeSeconds = Field(600, description="Maximum time between requests of a sequence.")
     max_sequence_rows: int = Field(65536, ge=1, description="Maximum rows of all sequences of a process.")
     max_stream_sequence_rows: int = Field(4096, ge=1, description="Maximum rows of the sequences of a gRPC stream.")
     max_shared_memory_bytes: int | None = Field(
         None, ge=1, description="Maximum bytes of regions in shared memory, with one worker; unset: no shared memory."
     )
-    shared_memory_idle_timeout_seconds: int = Field(600, ge=1, description="Maximum time between uses of a region.")
+    shared_memory_idle_timeout_seconds: WholeSeconds = Field(600, description="Maximum time between uses of a region.")
 
     def __init__(self, **options: Any) -> None:
         values, origins = _collect(options)

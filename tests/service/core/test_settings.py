@@ -113,7 +113,9 @@ def test_environment_test_covers_every_setting() -> None:
         ("tracing", "console"),
         ("inspector", "yes"),
         ("workers", "0"),
+        ("workers", "4097"),
         ("intra_op_threads", "0"),
+        ("intra_op_threads", "4097"),
         ("max_body_bytes", "0"),
         ("max_request_tokens", "0"),
         ("max_request_tokens", "1.5"),
@@ -151,6 +153,15 @@ def test_invalid_setting_is_rejected(monkeypatch: pytest.MonkeyPatch, name: str,
     with pytest.raises(Invalid) as refused:
         Settings()
     assert (refused.value.field, refused.value.got) == (variable(name), text)
+
+
+@pytest.mark.parametrize("name", [name for name in Settings.model_fields if name.endswith("_seconds")])
+@pytest.mark.parametrize("text", ["1000000001", "1" + 400 * "0"])
+def test_time_too_long_for_a_timer_is_rejected(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setenv(f"PREBLOCK_{name.upper()}", text)
+    with pytest.raises(Invalid, match="1000000000") as refused:
+        Settings()
+    assert refused.value.field == variable(name)
 
 
 def test_argument_overrides_environment(monkeypatch: pytest.MonkeyPatch) -> None:
