@@ -130,8 +130,8 @@ def test_server_survives_closed_or_full_stdout(tiny_repository: Path, output: st
         assert process.returncode == 0
 
 
-@pytest.mark.parametrize("option", [f"--{name}" for name in ("stream-idle-timeout-seconds", "max-body-bytes")])
-def test_setting_beyond_32_bits_starts_server(tiny_repository: Path, option: str) -> None:
+@pytest.mark.parametrize(("option", "value"), [("--stream-idle-timeout-seconds", 10**9), ("--max-body-bytes", 2**32)])
+def test_setting_beyond_32_bits_starts_server(tiny_repository: Path, option: str, value: int) -> None:
     """Sockets and gRPC take 32 bits: of milliseconds, or of bytes."""
-    with serve(tiny_repository, option, str(2**32)) as server, httpx.Client(base_url=server.address) as client:
+    with serve(tiny_repository, option, str(value)) as server, httpx.Client(base_url=server.address) as client:
         assert client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
