@@ -52,7 +52,7 @@ def open_http(path: Path) -> httpx.Client:
 
 
 def start(repository: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a server that fails to start."""
+    """Return the failed start of a server."""
     command = [PREBLOCK, "serve", "--repository", str(repository), "--port", "0", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
