@@ -126,9 +126,9 @@ def rates(rounds: int, seconds: float, headers: dict[str, str]) -> Iterator[Floo
         base64 = over_http(ours, "base64", as_json(ids[MIDDLE], "base64"))
         theirs = over_http(other, "mlserver", other.server.protocol(ids[MIDDLE])) if other else None
         called = over_grpc(ours)
-        yield compare("gRPC (8, 128), over bare grpc.aio with canned bytes", 0.5, called, bare, over_grpc(bare))
+        yield compare("gRPC (8, 128), over bare grpc.aio with canned bytes", 0.7, called, bare, over_grpc(bare))
         yield compare("gRPC (8, 128), over MLServer's", 5, called, other, over_grpc(other) if other else None)
-        yield compare("JSON floats (8, 128), over MLServer's V2 JSON", 2.5, floats, other, theirs)
+        yield compare("JSON floats (8, 128), over MLServer's V2 JSON", 3, floats, other, theirs)
         yield compare("JSON base64 (8, 128), over .npy", 0.5, base64, ours, binary)
         with ours.awake():
             small, large = (
