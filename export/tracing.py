@@ -1,10 +1,13 @@
 """Traces a module to ONNX with the exporter of torch, and leaves no traces of this machine in the graph."""
 
 import logging
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import onnx
@@ -30,7 +33,7 @@ def export_program(module: nn.Module, folder: Path, report: Report, **options: A
     """
     report("tracing the module")
     try:
-        with quiet_exporter():
+        with interrupts_deferred(), quiet_exporter():
             program = torch.onnx.export(module.eval(), (), dynamo=True, opset_version=OPSET, verbose=False, **options)
     except torch.onnx.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
@@ -53,6 +56,36 @@ def quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Defer the first SIGINT or SIGTERM to the end of the block; a second one interrupts the block.
+
+    Tracing calls Python from C++. The exception of a handler would be dropped there, become another error, or abort the
+    process. Only the main thread runs handlers: in another thread, this changes nothing.
+    """
+    deferred: list[signal.Signals] = []
+    handlers = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if callable(handler := signal.getsignal(number)) and threading.current_thread() is threading.main_thread()
+    }
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        deferred.append(signal.Signals(number))
+        if len(deferred) > 1:
+            handlers[deferred[-1]](number, frame)
+
+    try:
+        for number in handlers:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if deferred:
+            handlers[deferred[0]](deferred[0], None)
 
 
 def _forget_machine(message: Message) -> None:
