@@ -1,7 +1,7 @@
 """Publishes artifacts: a draft is written, then renamed. A reader sees a complete artifact or none.
 
-A draft is a folder `<repository>/<name>/.tmp-*`, locked by its exporter. An unlocked draft was left by a dead
-exporter; the next export removes it.
+A draft is a folder `<repository>/<name>/.tmp-*`, locked by its process. An unlocked draft was left by a dead process;
+the next draft in the same folder removes it.
 """
 
 import errno
@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -42,15 +41,24 @@ def versions(folder: Path) -> list[int]:
 def draft(repository: Path, name: str) -> Iterator[Path]:
     """Yield a new, locked folder for an artifact; it is removed at the end unless `publish` renamed it."""
     check_name(name)
-    folder = repository / name / f"{DRAFT}{secrets.token_hex(8)}"
+    try:
+        with draft_in(repository / name) as folder:
+            yield folder
+    finally:
+        with suppress(OSError):  # the folder of the model, if it has no version
+            (repository / name).rmdir()
+
+
+@contextmanager
+def draft_in(parent: Path) -> Iterator[Path]:
+    """Yield a new, locked folder in `parent`, which is made if missing; the new folder is removed at the end."""
+    folder = parent / f"{DRAFT}{secrets.token_hex(8)}"
     with ExitStack() as locks:
         try:
             _create(folder, locks)
             yield folder
         finally:  # also after an interrupt inside `_create`
             shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # the folder of the model, if it has no version
-                folder.parent.rmdir()
 
 
 def publish(folder: Path) -> int:
@@ -77,8 +85,8 @@ def publish(folder: Path) -> int:
 @contextmanager
 def replace_file(file: Path) -> Iterator[Path]:
     """Yield a file to write; it replaces `file` at the end. Concurrent replacements wait for the lock."""
-    with _locked(file.parent, wait=True), tempfile.TemporaryDirectory(prefix=DRAFT, dir=file.parent) as folder:
-        new = Path(folder) / file.name
+    with _locked(file.parent, wait=True), draft_in(file.parent) as folder:
+        new = folder / file.name
         yield new
         new.chmod(0o644)
         _sync(new)
@@ -86,7 +94,7 @@ def replace_file(file: Path) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the drafts of dead exporters in `parent`."""
+    """Remove the drafts of dead processes in `parent`."""
     for folder in parent.glob(f"{DRAFT}*"):
         with suppress(OSError), _locked(folder):  # else locked, or removed by another export
             shutil.rmtree(folder)

@@ -1,6 +1,5 @@
 """Converts the token lookup of an artifact to the files of another engine; `LAYOUTS` has a row for each engine."""
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from preblock.export.layouts.openvino import write_openvino
 from preblock.export.layouts.ort_genai import write_ort_genai, write_ort_genai_images
 from preblock.export.layouts.token_lookup import TokenLookup, read_lookup
 from preblock.export.layouts.transformers_js import write_transformers_js
-from preblock.export.publication import DRAFT
+from preblock.export.publication import draft_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,7 @@ LAYOUTS = {
 def convert(folder: Path, layout: str, output: Path, image_token_id: int | None = None) -> list[Path]:
     """Write the token lookup of the artifact in `folder` as `layout` into `output`, and return the written files.
 
-    A failed conversion leaves no files. Other files of `output` stay.
+    A failed or interrupted conversion leaves no files. Other files of `output` stay.
 
     Args:
         folder: of the artifact.
@@ -60,9 +59,7 @@ def convert(folder: Path, layout: str, output: Path, image_token_id: int | None 
     row = LAYOUTS[layout]
     lookup = read_lookup(folder, row.engine)
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=DRAFT, dir=output) as name:
-            draft = Path(name)
+        with draft_in(output) as draft:
             if row.write_images is not None and image_token_id is not None:
                 row.write_images(lookup, draft, image_token_id)
             else:
@@ -78,8 +75,14 @@ def _move(draft: Path, output: Path) -> list[Path]:
     for target in files.values():
         if target.exists():
             raise ExportError(f"{target} exists; remove it, or choose another --output")
-    for file, target in files.items():
-        target.parent.mkdir(exist_ok=True)
-        file.chmod(0o644)  # another user may run the engine
-        file.rename(target)
+    try:
+        for file, target in files.items():
+            target.parent.mkdir(exist_ok=True)
+            file.chmod(0o644)  # another user may run the engine
+            file.rename(target)
+    except BaseException:  # also after an interrupt
+        for file, target in files.items():
+            if not file.exists():
+                target.unlink()
+        raise
     return list(files.values())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from preblock.cli.options import MODEL, REPOSITORY, find_artifact, require
+from preblock.cli.options import MODEL, REPOSITORY, exit_on_sigterm, find_artifact, require
 
 IN_REPOSITORY = "triton"
 """The layout that stays in the repository, beside the versions of the model."""
@@ -57,5 +57,6 @@ def convert(model: str, repository: Path | None, layout: str, output: Path | Non
     from preblock.export.layouts.conversion import convert as run
 
     artifact = find_artifact(repository, model)
+    exit_on_sigterm()
     for file in run(artifact.folder, layout, output, image_token_id):
         click.echo(file)

@@ -1,7 +1,5 @@
 """Commands to make and prove artifacts: `export` and `verify`."""
 
-import signal
-import sys
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
@@ -15,6 +13,7 @@ from preblock.cli.options import (
     REPOSITORY,
     describe_limits,
     describe_storage,
+    exit_on_sigterm,
     find_artifact,
     read_settings,
     repository_option,
@@ -122,8 +121,7 @@ def export(
     name = _check(source, name, options, choices)
     from preblock.export.exporter import export as run
 
-    # An exception, unlike the default action of SIGTERM, lets the export remove its draft.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_on_sigterm()
     with ProgressLine(name) as progress:
         options |= {"rotary_layout": rotary_layout, "rotary_dtype": rotary_dtype, "soft_prompts": soft_prompts}
         exported = run(source, name, settings.repository, progress, **options, **choices)
@@ -196,6 +194,7 @@ def verify(
     from preblock.export.verification import verify as run
 
     folder = artifact.folder
+    exit_on_sigterm()
     with ProgressLine(artifact.name) as progress:
         report = run(folder, progress, provider, settings.reference_folders)
     for proven_on, parity in report.providers.items():

@@ -1,6 +1,8 @@
 """Options, settings, checks and completions shared by several commands."""
 
 import shlex
+import signal
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -67,6 +69,11 @@ def require(module: str, extra: str) -> None:
     """Fail if `module` is not installed; the error holds the command to install it."""
     if find_spec(module) is None:
         raise click.ClickException(f"this command needs {module}: pip install 'preblock[{extra}]'")
+
+
+def exit_on_sigterm() -> None:
+    """Turn SIGTERM into an exception, unlike its default action: drafts are removed."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def split_version(model: str) -> tuple[str, int | None]:

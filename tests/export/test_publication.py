@@ -2,13 +2,11 @@
 
 import inspect
 import itertools
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +20,7 @@ from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.publication import DRAFT, check_name, draft, publish, sweep, versions
 from preblock.service.artifacts.catalog import find_artifacts
+from tests.export.interruption import end_at, interrupt_at
 from tests.support import commands
 
 
@@ -118,20 +117,7 @@ def end_in_the_middle(
     """Send a signal to an export at a moment; return its exit code and standard error."""
     file, dtype = MOMENTS[moment]
     options = ("--name", "m", "--repository", repository, "--dtype", dtype)
-    with commands.running(commands.preblock, "export", source, *options) as started:
-        while not any(there(folder / file) for folder in (repository / "m").glob(f"{DRAFT}*")):
-            assert started.process.is_alive(), started.wait()
-            time.sleep(0.005)
-        os.kill(started.process.pid or 0, number)
-        done = started.wait()
-        return done.returncode, done.stderr
-
-
-def there(path: Path) -> bool:
-    """Whether a folder is there, or a file with some content."""
-    with suppress(FileNotFoundError):  # replaced in between
-        return path.stat().st_size > 0
-    return False
+    return end_at(number, repository / "m", f"{DRAFT}*/{file}".rstrip("/"), "export", source, *options)
 
 
 @pytest.mark.parametrize("moment", ["the middle of the table", "the proof"])
@@ -168,33 +154,19 @@ def test_interrupted_export_leaves_no_files(
 def test_draft_interrupted_at_any_line_leaves_no_files(tmp_path: Path) -> None:
     """Interrupts `draft` before each of its lines in turn, until the `with` block is reached."""
 
-    def stop_at(line: int) -> bool:
-        lines = itertools.count()
+    reached = []
 
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            if frame.f_code.co_filename != publication.__file__:
-                return None
-            if event == "line" and next(lines) == line:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            with draft(tmp_path / "repository", "m"):
-                sys.settrace(before)
-                return False
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(before)
+    def make() -> None:
+        with draft(tmp_path / "repository", "m"):
+            sys.settrace(None)
+            reached.append("block")
 
     stopped = 0
-    while stop_at(stopped):
+    while interrupt_at(stopped, publication.__file__, make):
         stopped += 1
         assert not list((tmp_path / "repository").glob("**/*"))
     assert stopped > 10
+    assert reached == ["block"]
 
 
 def test_draft_removed_at_any_line_is_recreated(tmp_path: Path) -> None:
