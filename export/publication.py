@@ -1,7 +1,7 @@
 """Publishes artifacts: a draft is written, then renamed. A reader sees a complete artifact or none.
 
-A draft is a folder `<repository>/<name>/.tmp-*`, locked by its process. An unlocked draft was left by a dead process;
-the next draft in the same folder removes it.
+A draft is a folder `.tmp-*` beside its result, locked by its process. An unlocked draft was left by a dead process; the
+next draft in the same folder removes it.
 """
 
 import errno
@@ -96,7 +96,7 @@ def replace_file(file: Path) -> Iterator[Path]:
 def sweep(parent: Path) -> None:
     """Remove the drafts of dead processes in `parent`."""
     for folder in parent.glob(f"{DRAFT}*"):
-        with suppress(OSError), _locked(folder):  # else locked, or removed by another export
+        with suppress(OSError), _locked(folder):  # else locked, or removed by another process
             shutil.rmtree(folder)
 
 

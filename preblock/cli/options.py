@@ -72,7 +72,7 @@ def require(module: str, extra: str) -> None:
 
 
 def exit_on_sigterm() -> None:
-    """Turn SIGTERM into an exception, unlike its default action: drafts are removed."""
+    """Exit at SIGTERM by an exception, so that drafts are removed; its default action would leave them."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 

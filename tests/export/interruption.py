@@ -15,11 +15,9 @@ from tests.support import commands
 
 
 def end_at(number: signal.Signals, folder: Path, pattern: str, *arguments: str | Path) -> tuple[int, str]:
-    """Send a signal to a command once `folder` has a folder, or a file with content, that matches `pattern`.
+    """Send a signal to a command once `folder` holds a match of `pattern`; return its exit code and standard error.
 
-    Returns:
-        Its exit code and standard error.
-
+    A match is a folder, or a file with some content.
     """
     with commands.running(commands.preblock, *arguments) as started:
         while not any(map(there, folder.glob(pattern))):
@@ -31,18 +29,16 @@ def end_at(number: signal.Signals, folder: Path, pattern: str, *arguments: str |
 
 
 def there(path: Path) -> bool:
-    """Whether a folder is there, or a file with some content."""
+    """Return True for a folder, and for a file with some content."""
     with suppress(FileNotFoundError):  # replaced in between
         return path.stat().st_size > 0
     return False
 
 
 def interrupt_at(line: int, file: str, function: Callable[[], None]) -> bool:
-    """Call a function, and interrupt it before the given line of `file` that it reaches, counted from 0.
+    """Call a function, and interrupt it before one of its lines in `file`; return False if it ends before.
 
-    Returns:
-        Whether it reached the line.
-
+    `line` counts the executed lines from 0.
     """
     lines = itertools.count()
 
