@@ -28,8 +28,14 @@ try:
     import preblock
 except ModuleNotFoundError as missing:
     raise SystemExit(
-        f"This example needs {missing.name}. Install its packages: pip install 'preblock[cpu,export]' transformers"
+        f"This example needs {missing.name}. Install its packages: "
+        "pip install 'preblock[cpu,export]' 'transformers>=5.24'"
     ) from None
+if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):  # earlier ones ignore the argument `cache`
+    raise SystemExit(
+        f"transformers: got version {transformers.__version__}, expected 5.24 or newer: "
+        "pip install 'transformers>=5.24'"
+    )
 
 DRAFT = 3
 BREAK_STEP = 6
@@ -97,7 +103,7 @@ class Body:
     def run(self, mask: Tensor) -> Any:
         """Run the model on the given vectors."""
         ids = torch.zeros(self._given[0].shape[:2], dtype=torch.long)  # the hooks replace the vectors of these ids
-        return self.model(ids, attention_mask=mask, past_key_values=self.cache, use_cache=True)
+        return self.model(ids, attention_mask=mask, cache=self.cache, use_cache=True)
 
 
 def fetch(stream: Any, rows: list[list[int]], mask: Tensor) -> list[Tensor]:

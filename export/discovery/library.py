@@ -46,7 +46,7 @@ def is_installed() -> bool:
 
 
 def library_version() -> str:
-    """Return the name and the version of the library: `transformers 5.23.0`."""
+    """Return the name and the version of the library: `transformers 5.24.0`."""
     return f"{LIBRARY} {version(LIBRARY)}"
 
 

@@ -1,6 +1,6 @@
 """The bias table: attention biases of published models. Rows are named as in `families.py`.
 
-Read from transformers 5.23, and checked against it.
+Read from transformers 5.24, and checked against it.
 """
 
 import math

@@ -14,7 +14,7 @@ from preblock.models.config import FrontEndConfig
 MODEL = "model"
 """Consumer of a custom front-end: the model behind it."""
 TRANSFORMERS = "transformers"
-READ_VERSION = "5.23.0"
+READ_VERSION = "5.24.0"
 """Release of transformers behind the family table."""
 
 
@@ -53,7 +53,7 @@ _OPENVINO = Reading(
 def _gemma(llama_cpp: Reading) -> tuple[Reading, ...]:
     """Gemma and Gemma 2: transformers and vLLM scaled given vectors in earlier versions."""
     return (
-        Reading(engine=TRANSFORMERS, versions=">=5.4", scale="applied", source="5.4.0 and 5.23.0"),
+        Reading(engine=TRANSFORMERS, versions=">=5.4", scale="applied", source="5.4.0 and 5.24.0"),
         Reading(engine=TRANSFORMERS, versions="<5.4", scale="none", source="4.57.1 and 5.3.0"),
         Reading(engine="vllm", versions=">=0.18", scale="applied", source="0.18.0; pull request 36787"),
         Reading(engine="vllm", versions="<0.18", scale="none", source="0.17.1"),
@@ -64,7 +64,7 @@ def _gemma(llama_cpp: Reading) -> tuple[Reading, ...]:
 
 
 _GEMMA3 = (
-    Reading(engine=TRANSFORMERS, versions=">=4.57", scale="applied", source="4.57.1, 5.4.0 and 5.23.0"),
+    Reading(engine=TRANSFORMERS, versions=">=4.57", scale="applied", source="4.57.1, 5.4.0 and 5.24.0"),
     Reading(engine="vllm", versions=">=0.17", scale="applied", source="0.17.1 and 0.18.0"),
     Reading(engine="sglang", versions="==0.5.9", scale="applied", source="0.5.9"),
     Reading(engine="llama.cpp", versions="569a009", scale="applied", source="src/models/gemma3.cpp"),

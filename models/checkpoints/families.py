@@ -1,7 +1,7 @@
 """The family table: how published models name and compose their front-end.
 
 A family is a row, named by `model_type` in its `config.json`, and by its side where it has two. Its steps name the
-tensors of a checkpoint as a base model's file has them. Read from transformers 5.23, and checked against it.
+tensors of a checkpoint as a base model's file has them. Read from transformers 5.24, and checked against it.
 """
 
 from preblock.models.checkpoints.decoder_families import DECODERS

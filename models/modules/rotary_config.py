@@ -228,5 +228,5 @@ SCALINGS = {
 }
 """Scalings for longer inputs than in pretraining: none (Su et al. 2021); linear (Chen et al. 2023); dynamic
 NTK (bloc97 and emozilla 2023); yarn (Peng et al. 2023); llama3 (Dubey et al. 2024); longrope (Ding et al. 2024);
-proportional, where the first pairs turn alone (Gemma 4, transformers 5.23).
+proportional, where the first pairs turn alone (Gemma 4, transformers 5.24).
 "given" is no formula: the frequencies themselves."""

@@ -103,7 +103,7 @@ class Decoder(example.Body):  # type: ignore[misc, name-defined]
         return {f"decoder_{name}" if self.family == "marian" else name: value}
 
     def others(self, mask: torch.Tensor) -> dict[str, Any]:
-        others: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True}
+        others: dict[str, Any] = {"cache": self.cache, "use_cache": True}
         if self.family != "marian":
             return others | {"attention_mask": mask}
         # The rows of a beam search follow each other as their prompts do.

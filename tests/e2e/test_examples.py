@@ -117,3 +117,13 @@ def test_example_without_packages_names_missing_package(program: Path, tmp_path:
     assert done.stderr.startswith("This example needs ")
     assert "pip install" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_generation_with_older_transformers_names_version(tmp_path: Path) -> None:
+    (tmp_path / "transformers.py").write_text("__version__ = '5.23.0'\n")
+    program = ROOT / "examples/generate_with_transformers.py"
+    done = run("-c", f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(program)!r})")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "transformers: got version 5.23.0, expected 5.24 or newer: pip install 'transformers>=5.24'\n"
+    )

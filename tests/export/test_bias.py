@@ -221,7 +221,7 @@ def states(name: str, model: Any, run: Callable[..., Tensor] | None, factor: flo
     family, _, side = name.partition("/")
     stack = getattr(model, side) if side else model
     lengths, past, chunks = [0, 0], None, []
-    cached = "mems" if family == "xlnet" else "past_key_values"
+    cached = "mems" if family == "xlnet" else "cache"
 
     def hook(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if run is None:

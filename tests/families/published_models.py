@@ -68,7 +68,8 @@ def _sides(family: str, model: str, config: dict[str, Any], block: str = "layers
 
 def token_decoder(name: str) -> Published:
     """Return a tiny model of a type from its default configuration."""
-    sizes = (("num_heads", 8), *EQUAL_HEADS) if name == "mamba2" or name.startswith("deepseek") else SMALL_SIZES
+    equal = name in ("mamba2", "sarvam_mla") or name.startswith("deepseek")
+    sizes = (("num_heads", 8), *EQUAL_HEADS) if equal else SMALL_SIZES
     complete, rope = name.startswith(("hunyuan", "nemotron")), THREE_AXES.get(name)
     config: dict[str, Any] = small_config(name, sizes, complete, rope).to_dict()
     if name == "deepseek_v2":
@@ -199,8 +200,8 @@ PUBLISHED: dict[str, Published] = {
     ),
     "gpt_bigcode": Published("GPTBigCodeModel", _GPT, "h.0"),
     "openai-gpt": Published("OpenAIGPTModel", _GPT, "h.0"),
-    "gptj": Published("GPTJModel", _GPT | {"rotary_dim": 4}, "h.0", "h.0.attn.embed_positions"),
-    "codegen": Published("CodeGenModel", _GPT | {"rotary_dim": 4}, "h.0", "h.0.attn.embed_positions"),
+    "gptj": Published("GPTJModel", _GPT | {"rotary_dim": 4}, "h.0", "rotary_emb.embed_positions"),
+    "codegen": Published("CodeGenModel", _GPT | {"rotary_dim": 4}, "h.0", "rotary_emb.embed_positions"),
     "ctrl": Published("CTRLModel", _GPT | {"dff": 37}, "h.0"),
     "opt": Published("OPTModel", _ENCODER | {"ffn_dim": 37, "word_embed_proj_dim": 16}, "decoder.layers.0"),
     "biogpt": Published("BioGptModel", _ENCODER, "layers.0"),

@@ -53,7 +53,7 @@ def continued(model: TransformersModel) -> list[NDArray[Any]]:
     with torch.inference_mode():
         for part in (slice(0, FED), slice(FED, LENGTH)):
             given = {"input_ids": torch.from_numpy(IDS[:, part]), "token_type_ids": torch.from_numpy(TYPES[:, part])}
-            cache = model.whole(**given, past_key_values=cache, use_cache=True).past_key_values
+            cache = model.whole(**given, cache=cache, use_cache=True).cache
     handle.remove()
     return [tensor.float().numpy() for tensor in seen]
 

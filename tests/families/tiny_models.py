@@ -45,7 +45,10 @@ MULTIMODAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section
 HALF_ROPE = MULTIMODAL_ROPE | {"mrope_section": [1, 1, 0]}
 """For models with a rotary half of a head."""
 STATED: dict[str, dict[str, Any]] = {
+    "apertus1p5": {"image_token_offset": 70, "audio_token_offset": 78},
+    "apertus1p5_vision_tokenizer": {"codebook_size": 8, "base_channels": 32},
     "gemma3n_text": {"num_kv_shared_layers": 0, "laurel_rank": 4},
+    "inkling2_vision": {"text_hidden_size": WIDTH},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 91},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 91},
     "qwen4_exp_text": {
@@ -58,6 +61,7 @@ STATED: dict[str, dict[str, Any]] = {
         "hc_lowrank": 8,
     },
     "step3p7_text": {"sliding_window": 16},
+    "wavtokenizer_encoder": {"codebook_dim": WIDTH, "codebook_size": 8, "num_filters": 4},
     "xmod": {"default_language": "en_XX"},
 }
 """Values of published files without a default in the library."""

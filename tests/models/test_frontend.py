@@ -61,7 +61,7 @@ def test_bert_with_position_ids_equals_transformers(bert: FrontEnd, oracle: mode
 
 
 def test_bert_with_offset_equals_transformers(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
-    assert torch.equal(bert(IDS, 7), oracle(IDS, past_key_values_length=7))
+    assert torch.equal(bert(IDS, 7), oracle(IDS, cache_length=7))
 
 
 def test_bert_gradients_equal_transformers(bert: FrontEnd, oracle: modeling_bert.BertEmbeddings) -> None:
@@ -101,9 +101,9 @@ def entering_block_0(model: GPT2Model, input_ids: Tensor, fed: int) -> Tensor:
     """Return the input of the first block of `model` after the first `fed` tokens."""
     caught: list[Tensor] = []
     with torch.inference_mode():
-        past = model(input_ids[:, :fed], use_cache=True).past_key_values if fed else None
+        past = model(input_ids[:, :fed], use_cache=True).cache if fed else None
         hook = model.h[0].register_forward_pre_hook(lambda _, args: caught.append(args[0]))
-        model(input_ids[:, fed:], past_key_values=past, use_cache=True)
+        model(input_ids[:, fed:], cache=past, use_cache=True)
         hook.remove()
     return caught[0]
 

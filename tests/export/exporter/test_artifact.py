@@ -130,9 +130,7 @@ def test_minilm_export_matches_transformers(checkpoint: Path, tmp_path: Path) ->
             "embeddings"
         ]
         with torch.inference_mode():
-            expected = embeddings(
-                torch.from_numpy(input_ids), torch.from_numpy(segments), past_key_values_length=offset
-            ).numpy()
+            expected = embeddings(torch.from_numpy(input_ids), torch.from_numpy(segments), cache_length=offset).numpy()
         assert np.abs(found - expected).max() <= 2e-6
 
 
@@ -147,7 +145,7 @@ def test_gpt2_export_matches_block_0_input_bit_for_bit(tmp_path: Path) -> None:
     input_ids, past = torch.randint(90, (3, 40)), None
     for begin, end in ((0, 7), (7, 8), (8, 9), (9, 40)):
         with torch.inference_mode():
-            past = model(input_ids[:, begin:end], past_key_values=past, use_cache=True).past_key_values
+            past = model(input_ids[:, begin:end], cache=past, use_cache=True).cache
         for offset in (np.array([begin]), np.full(3, begin)):
             found = session.run({"input_ids": input_ids[:, begin:end].numpy(), "offset": offset})["embeddings"]
             assert np.array_equal(found, caught[-1].numpy())
