@@ -1,6 +1,6 @@
 """The rotary table: how published models turn queries and keys. Rows are named as in `families.py`.
 
-Read from transformers 5.23, and checked against it. Imports no torch.
+Read from transformers 5.24, and checked against it. Imports no torch.
 Letters: R rotary width, M maximum length.
 """
 
@@ -152,7 +152,15 @@ ROTARY: dict[str, RotaryFamily] = {
     "starcoder2": RotaryFamily(heads=24),
     "stablelm": RotaryFamily(heads=32, share=("partial_rotary_factor", 0.25)),
     "smollm3": RotaryFamily(heads=16, thetas={"": ("rope_theta", 2_000_000.0)}),
+    "exaone": RotaryFamily(heads=32, thetas={"": ("rope_theta", 500_000.0)}),
     "exaone4": RotaryFamily(heads=32),
+    "sarvam_mla": replace(_DEEPSEEK, interleaved="rope_interleave", aliases={"deepseek_yarn": "yarn"}),
+    "sarvam_moe": RotaryFamily(
+        heads=64,
+        head_dim=64,
+        share=("partial_rotary_factor", 1.0),
+        thetas={"": ("rope_theta", 8_000_000.0)},
+    ),
     "seed_oss": RotaryFamily(heads=80, head_dim=128),
     "falcon_h1": RotaryFamily(heads=32),
     "cohere": RotaryFamily(heads=64, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),

@@ -45,12 +45,18 @@ LIMITS: Mapping[str, int] = {
     "qwen3_5_text": 32768,
     "qwen3_moe": 32768,
     "qwen3_next": 32768,
+    "sarvam_mla": 4096,
     "seed_oss": 524288,
     "smollm3": 32768,
     "stablelm": 4096,
     "starcoder2": 4096,
 }
 """Model type -> default of `max_position_embeddings` in transformers. Each type names its table `embed_tokens`."""
+
+
+def _tokens(limit: int, *names: str) -> Family:
+    """Return a decoder with a token table under any of several names."""
+    return Family(steps=lambda _: [token_step(*names)], prefix="model.", limit=("max_position_embeddings", limit))
 
 
 def _multiplied(limit: int, lookup: int) -> Family:
@@ -83,12 +89,10 @@ _GLM46V = replace(
 _MAMBA = Family(steps=lambda _: [token_step("embeddings", "embedding")], prefix="backbone.")
 
 TOKEN_DECODERS: dict[str, Family] = {
-    **{
-        name: Family(
-            steps=lambda _: [token_step("embed_tokens")], prefix="model.", limit=("max_position_embeddings", limit)
-        )
-        for name, limit in LIMITS.items()
-    },
+    **{name: _tokens(limit, "embed_tokens") for name, limit in LIMITS.items()},
+    # Published files have names from before the library's support.
+    "exaone": _tokens(4096, "embed_tokens", "transformer.wte"),
+    "sarvam_moe": _tokens(131072, "embed_tokens", "word_embeddings"),
     **{name: _multiplied(2048, 1) for name in ("granitemoe", "granitemoehybrid", "granitemoeshared")},
     "falcon_h1": _multiplied(8192, 2),
     # Older files have no object `text_config`, and its values beside the others.

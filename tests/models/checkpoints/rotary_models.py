@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from preblock.models.frontend import FrontEnd
 from tests.families.published_models import _ENCODER
@@ -38,5 +39,7 @@ def config_of(family: str, values: dict[str, Any]) -> Any:
 
 
 def modeling_of(config: Any) -> Any:
-    package = config.model_type.removesuffix("_text")
-    return importlib.import_module(f"transformers.models.{package}.modeling_{package}")
+    """Return the module with the library's class of a model; some types share one."""
+    kind = config.model_type
+    name = str(MODEL_MAPPING_NAMES.get(kind) or MODEL_MAPPING_NAMES[kind.removesuffix("_text")])
+    return importlib.import_module(getattr(transformers, name).__module__)

@@ -10,18 +10,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
     BertConfig,
     BertForMaskedLM,
     BertModel,
+    Glm4MoeForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPT2Model,
+    LlamaForCausalLM,
     PreTrainedModel,
 )
 
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from tests.families.library_models import save
+from tests.families.published_models import PUBLISHED
 
 BERT = BertConfig(
     vocab_size=30,
@@ -62,6 +66,20 @@ def bert(tmp_path: Path) -> Path:
     """The folder of a tiny BERT."""
     build(BertModel).save_pretrained(tmp_path / "bert")
     return tmp_path / "bert"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "key"),
+    [
+        ("exaone", LlamaForCausalLM, "transformer.wte.weight"),
+        ("sarvam_moe", Glm4MoeForCausalLM, "model.word_embeddings.weight"),
+    ],
+)
+def test_published_name_of_table_is_read(name: str, kind: type[PreTrainedModel], key: str, tmp_path: Path) -> None:
+    """The library saves a model with a head under the names of its first publication."""
+    kind(CONFIG_MAPPING[name](**PUBLISHED[name].config)).save_pretrained(tmp_path)
+    assert key in load_file(tmp_path / "model.safetensors")
+    assert torch.equal(found(tmp_path), entering_block_0(tmp_path, kind))
 
 
 KINDS = pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM, GPT2Model, GPT2LMHeadModel])

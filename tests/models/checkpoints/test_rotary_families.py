@@ -103,6 +103,7 @@ FILES: list[tuple[str, dict[str, Any]]] = [
         for family in ("deepseek_v2", "deepseek_v3", "deepseek_v32")
     ),
     ("ernie4_5", {"head_dim": None, "num_attention_heads": 8}),
+    ("exaone", {"num_layers": 2, "rope_theta": 1e6, "rope_scaling": LLAMA3}),
     ("glm", {"head_dim": None, "partial_rotary_factor": 0.25}),
     ("glm4", {"partial_rotary_factor": 0.25, "rope_scaling": LINEAR}),
     ("glm4_moe", {"head_dim": 128, "rope_theta": 1e6}),
@@ -124,6 +125,9 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("olmo3", {"rope_theta": 2e4}),
     ("olmo3", {"rope_parameters": PER_LAYER}),
     ("qwen3_next", {"rope_theta": 1e7}),
+    ("sarvam_mla", {"head_dim": 576, "q_head_dim": 192, "rope_scaling": DEEPSEEK | {"type": "deepseek_yarn"}}),
+    ("sarvam_mla", {"qk_rope_head_dim": 32, "rope_interleave": False}),
+    ("sarvam_moe", {"rope_theta": 1e6, "partial_rotary_factor": 0.5, "num_experts": 4}),
     ("gemma", {"head_dim": 64, "rope_theta": 2e4}),
     ("gemma2", {"head_dim": 64}),
     ("gemma3_text", {"rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": LINEAR}),
