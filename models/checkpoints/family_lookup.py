@@ -65,7 +65,7 @@ def family_of(config: Mapping[str, Any], side: str | None = None, segments: bool
     sides = sides_of(str(model_type))
     name = f"{model_type}/{side}" if sides else str(model_type)
     if not sides and (name not in FAMILIES or "/" in name):  # names with a slash are rows, not model types
-        close = get_close_matches(str(model_type), known(), 1)
+        close = get_close_matches(model_type, known(), 1) if isinstance(model_type, str) else []
         hint = f"did you mean {close[0]}? " if close else ""
         raise CheckpointError(
             f"config.json: the model_type {model_type!r} is unknown; {hint}`preblock families` lists the known ones, "
