@@ -119,6 +119,8 @@ def serve(**options: Any) -> None:
       preblock serve --workers 4 --api-keys-file keys.toml
     """
     require("onnxruntime", "cpu")
+    # FastAPI's import fails on a propagator without a package; spans join traces by `traceparent` alone.
+    os.environ["OTEL_PROPAGATORS"] = "tracecontext"
     from preblock.service.server.run import serve as run
 
     settings = read_settings(**options)

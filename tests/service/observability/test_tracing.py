@@ -226,6 +226,14 @@ def test_only_sampled_spans_are_sent_but_all_have_trace_ids(tiny_repository: Pat
     assert len(set(traces)) == 400
 
 
+def test_propagator_without_package_is_ignored(tiny_repository: Path) -> None:
+    def ask(address: str, _: str) -> None:
+        assert httpx.get(f"{address}/models", headers=parent(1) | {"b3": "0"}, timeout=30).is_success
+
+    told = told_by(tiny_repository, ask, OTEL_PROPAGATORS="b3")
+    assert [span.trace_id.hex() for _, span in told.spans] == [f"{TRACE:032x}"]
+
+
 def test_missing_collector_delays_shutdown_by_seconds(tiny_repository: Path) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     with serve(
