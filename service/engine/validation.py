@@ -28,6 +28,8 @@ from preblock.service.engine.truncation import SIDES, min_row_tokens
 ZERO = np.zeros(1, np.int64)
 ZERO.flags.writeable = False
 """Offset of a request without one. It cannot be written, because all of them share it."""
+MAX_BIAS_POSITIONS = 2**31
+"""Positions of the queries of a bias: the operator Max of onnxruntime reads 32 bits of larger distances."""
 _INPUT_TITLES = {"token_type_ids": "segments"}
 
 
@@ -215,10 +217,13 @@ def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int
     offset = request.query_offset or 0
     if offset < 0:
         raise Invalid("query_offset", offset, "0 or more")
-    for name, length, before in (("query", request.query_length, offset), ("key", request.key_length, 0)):
-        if not 1 <= length <= manifest.limit - before:
-            allowed = f"1 to {manifest.limit - before}" if manifest.max_len else "1 or more"
-            raise Invalid(f"{name}_length", length, allowed)
+    limit = min(manifest.limit, MAX_BIAS_POSITIONS)
+    for name, length in (("query", request.query_length), ("key", request.key_length)):
+        if not 1 <= length <= limit:
+            raise Invalid(f"{name}_length", length, f"1 to {limit}")
+    if offset + request.query_length > limit:
+        got = f"{offset} + {request.query_length} = {offset + request.query_length}"
+        raise Invalid("query_offset + query_length", got, f"at most {limit}")
     sizes = {"query_length": request.query_length, "key_length": request.key_length}
     sizes["rows"] = sum(sizes.values())  # most rows of a sinusoid
     shape = tuple(sizes[size] if isinstance(size, str) else size for size in manifest.bias.shape)

@@ -154,6 +154,12 @@ def test_relative_sinusoid_response_equals_module(http: httpx.Client) -> None:
     np.testing.assert_allclose(decoded(answer, "relative_positions"), expected, rtol=0, atol=2.0**-23)
 
 
+def test_bias_at_largest_offset_equals_module(http: httpx.Client) -> None:
+    lengths = {"query_offset": 2**31 - 2, "query_length": 2, "key_length": 3}
+    answer = http.post("/models/t5/bias", json=lengths).json()
+    assert decoded(answer, "bias").tobytes() == frontend_of("t5").bias(*lengths.values()).detach().numpy().tobytes()
+
+
 def test_bias_over_grpc_equals_module(clients: Clients) -> None:
     inputs = []
     for name, value in (("query_offset", 4), ("query_length", 2), ("key_length", 6)):
@@ -170,10 +176,13 @@ def test_bias_over_grpc_equals_module(clients: Clients) -> None:
         ("levels", {}, 422, "bias: this model has no attention bias"),
         ("alibi", {"query_length": 0}, 422, "query_length: got 0, expected 1 to 50"),
         ("alibi", {"key_length": 51}, 422, "key_length: got 51, expected 1 to 50"),
-        ("alibi", {"query_offset": 48, "query_length": 3}, 422, "query_length: got 3, expected 1 to 2"),
+        ("alibi", {"query_offset": 49}, 422, "query_offset + query_length: got 49 + 2 = 51, expected at most 50"),
         ("alibi", {"query_offset": -1}, 422, "query_offset: got -1, expected 0 or more"),
-        ("t5", {"query_length": 0}, 422, "query_length: got 0, expected 1 or more"),
-        ("t5", {"query_length": 2**40, "key_length": 2**40}, 413, "query_length and key_length: got 36"),
+        ("t5", {"query_length": 0}, 422, "query_length: got 0, expected 1 to 2147483648"),
+        ("t5", {"query_length": 2**31, "key_length": 2**31}, 413, "query_length and key_length: got 13"),
+        ("t5", {"query_offset": 2**31 - 1}, 422, "query_offset + query_length: got 2147483647 + 2 = 2147483649, expec"),
+        ("t5", {"query_offset": 2**53}, 422, "query_offset + query_length: got 9007199254740992 + 2 = 90071992547409"),
+        ("t5", {"query_offset": 2**63 - 1}, 422, "query_offset + query_length: got 9223372036854775807 + 2"),
         ("t5", {"query_length": 2**63}, 422, "query_length: got 9223372036854775808, expected a 64-bit integer"),
         ("t5", {"key_length": "5"}, 422, "key_length: got '5', expected a 64-bit integer"),
         ("t5", {"key_length": None}, 422, "key_length: got None, expected a 64-bit integer"),
