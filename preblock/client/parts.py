@@ -86,7 +86,8 @@ def _write_vectors(field: str, vectors: Any) -> str:
     if str(getattr(vectors, "dtype", "")) == "torch.bfloat16":
         vectors = vectors.float()  # NumPy has no such type
     array = np.asarray(from_torch(vectors))
-    if array.ndim != 2 or not array.size or not (array.dtype.kind == "f" or array.dtype.name == "bfloat16"):
+    floats = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    if not floats or array.ndim != 2 or not (array.size or field == "placeholder.vectors"):  # no token may need one
         raise invalid(field, f"{array.dtype} of shape {array.shape}", "floats of shape (vectors, width)")
     with np.errstate(over="ignore"):  # the service refuses infinite values
         return base64.b64encode(array.astype("<f4").tobytes()).decode()

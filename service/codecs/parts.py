@@ -84,12 +84,12 @@ def read_placeholder(value: Any) -> VectorPlaceholder:
     refuse_unknown(value, ("token_id", "vectors"), "placeholder")
     token = read_integer("placeholder.token_id", value.get("token_id"))
     field = "placeholder.vectors"
-    return VectorPlaceholder(token, RowPart(field, vectors=_read_vectors(field, value.get("vectors"))))
+    return VectorPlaceholder(token, RowPart(field, vectors=_read_vectors(field, value.get("vectors"), needed=False)))
 
 
-def _read_vectors(field: str, value: Any) -> NDArray[np.float32]:
-    """Return the values of base64 of little-endian float32."""
-    if not isinstance(value, str) or not value:
+def _read_vectors(field: str, value: Any, needed: bool = True) -> NDArray[np.float32]:
+    """Return the values of base64 of little-endian float32; none only if they are not `needed`."""
+    if not isinstance(value, str) or (needed and not value):
         raise Invalid(field, "nothing" if value is None else format_value(value), "base64 of float32 values")
     try:
         content = pybase64.b64decode(value, validate=True)

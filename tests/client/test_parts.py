@@ -113,6 +113,11 @@ def test_stream_keeps_the_context_of_parts(client: Any) -> None:
     assert second.tobytes() == whole[:, 2:].tobytes()
 
 
+def test_placeholder_without_vectors_is_accepted(client: Any) -> None:
+    answer = client.embed(parts=[{"input_ids": [1]}], placeholder={"token_id": 99, "vectors": GIVEN[:0]}, model="llama")
+    assert np.array_equal(answer.vectors, client.embed([1], model="llama").vectors)
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"parts": [{"vectors": GIVEN[0]}]}, r"parts\[0\].vectors: got float32 of shape \(4,\), expected floats of shape"),
     (

@@ -202,7 +202,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "llama",
         {"parts": [GOOD], "placeholder": {"token_id": 1, "vectors": ""}},
-        "placeholder.vectors: got '', expected base64 of float32 values",
+        "placeholder.vectors: got 0 vectors, expected 1, one for each token 1 of the parts",
     ),
     ("llama", {"placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "placeholder needs parts: its vectors stand"),
     ("llama", {"input_ids": [1], "placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "placeholder needs parts: "),
