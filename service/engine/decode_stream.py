@@ -115,6 +115,8 @@ class DecodeState:
                 outputs=self.options.outputs,
                 dtype=self.options.dtype,
             )
+            if histories is not None:
+                histories.check_first_positions(operation, before, self.model.manifest)
             answer = await run_step(self._engine, self.model, request, record, before, operation.offset)
             answer.tensors = _flatten(answer, self.model)  # a frame has one width for each output
             after = answer.next_offset

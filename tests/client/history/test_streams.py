@@ -97,6 +97,27 @@ def test_stream_needs_a_context_to_start_at_an_offset(client: Client) -> None:
         assert stream.context is None
 
 
+def test_new_row_at_later_position_needs_a_context(client: Client, session: Session) -> None:
+    message = "context: got nothing, expected the last 2 ids before each row, since row {} begins at 7"
+    with client.decode("ngrams", output=OUTPUT, rows=2) as stream:
+        with pytest.raises(errors.RequestError, match=message.format(0)):
+            stream.step([[5, 6], []], position_ids=[[7, 8], []])
+        stream.step([[5], []])
+        with pytest.raises(errors.RequestError, match=message.format(1)):
+            stream.step([[6], [1, 5]], position_ids=[[9], [0, 7]], attention_mask=[[1], [0, 1]])
+        assert stream.context == [[END, 5], [END, END]]
+        found = stream.step([[6], [7, 8]], position_ids=[[9], [0, 3]])
+        assert found.tobytes() == b"".join((whole(session, [5, 6])[1:].tobytes(), whole(session, [7, 8]).tobytes()))
+        stream.rewind([0, 0])
+        with pytest.raises(errors.RequestError, match=message.format(0)):
+            stream.step([[5], [6]], position_ids=[[7], [0]])
+        for positions in ([[-1], [0]], [[7], [0, 1]], [[2**62], [0]]):
+            with pytest.raises(errors.RequestError, match=r"^position_ids"):
+                stream.step([[5], [6]], position_ids=positions)
+    with client.decode("ngrams", output=OUTPUT, context=[[8, 9]]) as stream:
+        assert stream.step([5, 6], position_ids=[7, 8]).tobytes() == whole(session, [5, 6], (8, 9)).tobytes()
+
+
 @pytest.mark.skipif(not BUILT, reason="_stored_rows.c was not built")
 def test_step_on_a_broken_table_feeds_nothing(session: Session, tmp_path: Path) -> None:
     folder = copy_artifact("ngrams", tmp_path)
