@@ -59,6 +59,7 @@ class DecodeStream:
         self._turn = threading.Lock()  # answers arrive in order
         self._number = 0
         self._indices: list[str] = []
+        self._identity: str | None = None
         self._offset: list[int] = list(fields["offset"] or [])
         self._context: list[list[int]] | None = fields.get("context")
         self.companions = {}
@@ -228,7 +229,11 @@ class DecodeStream:
             version, offset, indices = (document[name] for name in ("version", "next_offset", "indices"))
         except (KeyError, TypeError, ValueError) as error:
             raise ConnectionFailed(f"the server opened no decode stream: it sent {received[:200]!r}") from error
-        self._version, self._offset, self._indices = version, offset, indices
+        identity = document.get("identity")
+        if self._opened and identity != self._identity:
+            got = f"identity: got {identity}, expected {self._identity}"
+            raise ConnectionFailed(f"{got}: version {version} of {self._model!r} is another artifact there")
+        self._version, self._offset, self._indices, self._identity = version, offset, indices, identity
         self._context = document.get("next_context")
         self._opened, self._unusable, self._number = True, None, 0
 

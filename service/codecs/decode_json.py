@@ -196,12 +196,15 @@ def write_answer(answer: EmbedResult, encoding: str, number: int) -> bytes:
     return write_json(document | {"step": number} if number else document)
 
 
-def write_opened(name: str, version: int, manifest: Manifest, running: RunningRows, outputs: tuple[str, ...]) -> bytes:
+def write_opened(
+    name: str, version: int, identity: str, manifest: Manifest, running: RunningRows, outputs: tuple[str, ...]
+) -> bytes:
     """Write the answer to an opening message."""
     return write_json(
         {
             "model": name,
             "version": version,
+            "identity": identity,
             "max_len": manifest.max_len,
             "outputs": {output: manifest.widths[output] for output in outputs},
             "indices": list(manifest.indices),

@@ -17,6 +17,7 @@ from tests.client.conftest import Connect as Connecting
 from tests.client.conftest import raises_kind
 from tests.client.flaky_proxy import CUT, DROP, SWALLOW, Act, After, FlakyProxy, canned
 from tests.client.single_call import whole
+from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, serve
 
 BUSY = canned("503 Service Unavailable", b'{"type":"urn:preblock:error:Unavailable","detail":"full"}')
@@ -53,6 +54,8 @@ def test_stream_resumes_after_connection_cut_at_any_byte(
     """Connections are cut at bytes of the handshake, of the opening and of frames, before and in answers."""
     # A late cut follows a cut during the opening, so that pauses do not grow.
     early, late = [1, 150, 260, 300, 330, 345], [440, 461, 497, 540, 593, 660]
+    if direction == "down":  # the answer to the opening is longer
+        late = [byte + 80 for byte in late]
     flaky.script = [After(**{direction: byte}) for pair in zip(early, late, strict=True) for byte in pair]
     script: list[Act] = list(flaky.script)
     assert decode_rows(connect(flaky.address)) == decode_rows(tiny)
@@ -148,6 +151,29 @@ def test_stream_resumes_at_other_server_after_shutdown(
             stopping.process.wait(60)
             parts.append(stream.step([3, 4]))
     assert np.array_equal(np.concatenate(parts, 1), whole(tiny, [1, 2, 3, 4], model="gpt"))
+
+
+def test_resumed_stream_rejects_another_artifact(connect: Connecting, tmp_path: Path) -> None:
+    """Both servers have a version 1 of the same name, width and limit."""
+    for name in ("gpt", "counts-ids"):
+        copy_artifact(name, tmp_path / name, "m")
+    message = "^identity: got [0-9a-f]{64}, expected [0-9a-f]{64}: version 1 of 'm' is another artifact there; a new "
+    with (
+        serve(tmp_path / "gpt") as first,
+        serve(tmp_path / "counts-ids") as second,
+        FlakyProxy(first.address) as flaky,
+        connect(flaky.address, retries=1).decode("m", resume=True) as stream,
+    ):
+        expected = stream.step([1])
+        flaky.aim(second.address)
+        flaky.break_all()
+        for _ in range(2):
+            with pytest.raises(errors.StreamClosed, match=message) as raised:
+                stream.rewind(0)
+            assert raised.value.offset == stream.offset == [1]
+        flaky.aim(first.address)
+        stream.rewind(0)
+        assert np.array_equal(stream.step([1]), expected)
 
 
 def test_idle_stream_reports_timeout_or_resumes(connect: Connecting, impatient: Server) -> None:

@@ -181,7 +181,9 @@ class DecodeSession:
         self._open(model, fields)
         self.opened = True
         manifest, outputs = model.manifest, self.stream.options.outputs
-        return decode_json.write_opened(model.name, model.version, manifest, self.stream.running, outputs)
+        return decode_json.write_opened(
+            model.name, model.version, model.identity, manifest, self.stream.running, outputs
+        )
 
     def _done(self, message: DecodeMessage) -> None:
         self.opened = True

@@ -220,6 +220,7 @@ def test_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
         assert json.loads(stream.recv()) == {
             "model": "gpt",
             "version": 1,
+            "identity": tiny_clients.http.get("/models/gpt").json()["identity"],
             "max_len": 6,
             "outputs": {"embeddings": 4, "token_embeddings": 4},
             "indices": [],
