@@ -40,11 +40,16 @@ OWN_NAMES = (
 )
 """Reserved names: an input of indices cannot have them, since graphs and requests use them for something else."""
 
+MAX_POSITIONS = 2**62
+"""The sum of two limits still fits into 64 bits."""
+
 
 def check_size(name: str, size: Any) -> int:
     """Return a size, also one of NumPy, as an int; raise ValueError if it is no whole number from 1 on."""
     if isinstance(size, bool) or not isinstance(size, Integral) or int(size) < 1:
         raise ValueError(f"{name}: got {size!r}, expected a whole number from 1 on")
+    if int(size) > MAX_POSITIONS:
+        raise ValueError(f"{name}: got {size}, expected at most {MAX_POSITIONS}")
     return int(size)
 
 
@@ -103,8 +108,9 @@ class FrontEndConfig:
         self._check_sizes()
         if type(self.lookup) is not int or not 1 <= self.lookup <= len(self.steps):
             raise ValueError(f"lookup: got {self.lookup!r}, expected 1 to {len(self.steps)}")
-        if self.max_len is not None and (type(self.max_len) is not int or self.max_len < 1):
-            raise ValueError(f"max_len: got {self.max_len!r}, expected 1 or more")
+        if self.max_len is not None and (type(self.max_len) is not int or not 1 <= self.max_len <= MAX_POSITIONS):
+            allowed = "1 or more" if type(self.max_len) is not int or self.max_len < 1 else f"at most {MAX_POSITIONS}"
+            raise ValueError(f"max_len: got {self.max_len!r}, expected {allowed}")
         self._check_indices()
         if self.positions:
             self._check_positions(self.positions)

@@ -57,7 +57,7 @@ def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str
         if tensor.is_meta:
             raise ValueError(f"{name}: got a tensor on the device meta, expected one with values")
     if (folder / INDEX).exists():
-        raise ValueError(f"{folder}: holds {INDEX}, which would hide the saved weights; choose another folder")
+        raise ValueError(f"{folder}: holds the {INDEX} of another checkpoint; choose another folder")
     if (folder / WEIGHTS).exists():
         _check_replaceable(folder)
     folder.mkdir(parents=True, exist_ok=True)

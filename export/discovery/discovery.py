@@ -16,10 +16,10 @@ from preblock.export.discovery.refusals import explain
 from preblock.export.discovery.search import FoundSteps, Search
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
-from preblock.models.checkpoints.weight_files import files_of_keys, one_line, open_weights
+from preblock.models.checkpoints.weight_files import files_of_keys, is_sharded, one_line, open_weights
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.frontend_file import INDEX, WEIGHTS
+from preblock.models.frontend_file import WEIGHTS
 from preblock.models.steps import Positions, names_of, parameters
 from preblock.service.artifacts.parity import OutputParity
 
@@ -107,7 +107,7 @@ def files_discovered(
     """
     check_document(document)
     read_config(folder, str(document["model_type"]))
-    if not (folder / INDEX).is_file():
+    if not is_sharded(folder):
         return [WEIGHTS]
     with quiet():
         found = _search(folder, document, side, tokens_only)[1]

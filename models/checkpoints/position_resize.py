@@ -14,7 +14,7 @@ from torch import Tensor
 
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.sinusoids import sinusoid
-from preblock.models.steps import names_of
+from preblock.models.steps import MAX_TABLE_ROWS, names_of
 
 
 def truncate(table: Tensor, length: int) -> Tensor:
@@ -134,6 +134,8 @@ def resize_positions(frontend: FrontEnd, max_len: int, resizing: str | None = No
         if max_len < 1:
             raise ValueError(f"max_len: got {max_len}, expected 1 or more")
     else:
+        if max_len > MAX_TABLE_ROWS:
+            raise ValueError(f"max_len: got {max_len}, expected at most {MAX_TABLE_ROWS}, the rows of a table")
         if resizing not in RESIZINGS:
             raise ValueError(f"resize: got {resizing!r}, expected {', '.join(RESIZINGS)}")
         name = f"{names_of(config.steps)[config.steps.index(positions)]}.weight"

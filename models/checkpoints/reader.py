@@ -183,7 +183,7 @@ def _with_rotary(
 def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | None:
     """Return a tensor as float32; None if the files lack it."""
     files = files_of_keys(folder)
-    key = find_key(files, "", keys) or find_key(files, prefix, keys)
+    key = find_key(files, prefix, keys) or find_key(files, "", keys)
     if key is None:
         return None
     with open_weights(files[key]) as file:

@@ -1,6 +1,5 @@
 """Reads the stem of a published checkpoint: `config.json` and safetensors files, by the rows of `STEMS`."""
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,11 +15,12 @@ from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     files_of_keys,
     get_tensor,
+    is_sharded,
     one_line,
     open_weights,
     read_json,
 )
-from preblock.models.frontend_file import INDEX, WEIGHTS
+from preblock.models.frontend_file import WEIGHTS
 from preblock.models.modules.stems import Stem, StemConfig, from_tensors, without_storage
 
 
@@ -51,7 +51,7 @@ def stem_files_needed(folder: Path, side: str | None = None) -> list[str]:
         CheckpointError: as `read_stem`.
 
     """
-    if not os.path.lexists(folder / INDEX):
+    if not is_sharded(folder):
         return [WEIGHTS]
     family, config = _read_config(folder, side)
     files = files_of_keys(folder)

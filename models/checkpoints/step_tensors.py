@@ -1,6 +1,5 @@
 """The tensors of a list of steps, read from safetensors files."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,8 +10,15 @@ import torch
 from torch import Tensor
 
 from preblock.models.checkpoints.ngram_tensors import check_hash, read_ngram_tables
-from preblock.models.checkpoints.weight_files import CheckpointError, files_of_keys, find_key, get_tensor, open_weights
-from preblock.models.frontend_file import INDEX, WEIGHTS
+from preblock.models.checkpoints.weight_files import (
+    CheckpointError,
+    files_of_keys,
+    find_key,
+    get_tensor,
+    is_sharded,
+    open_weights,
+)
+from preblock.models.frontend_file import WEIGHTS
 from preblock.models.modules.bias import BiasConfig, T5Config
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
@@ -148,7 +154,7 @@ class _TensorReader:
 
 def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", companions: Sequence[Keys] = ()) -> list[str]:
     """Return the names of the weight files with the tensors of `steps` and `companions`, from the index."""
-    if not os.path.lexists(folder / INDEX):
+    if not is_sharded(folder):
         return [WEIGHTS]
     files = files_of_keys(folder)
     prefix = find_prefix(folder, files, steps, prefix)
@@ -160,7 +166,7 @@ def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", compan
 def find_prefix(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str) -> str:
     """Return `prefix` if the names of tensors in the files begin with it, else an empty string."""
     first = getattr(steps[0], "weight", ())
-    found = next((p for p in ("", prefix) if find_key(files, p, first)), None)
+    found = next((p for p in (prefix, "") if find_key(files, p, first)), None)
     if found is None:
         tried = " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in first)
         missing = tried or "is named by the first step"

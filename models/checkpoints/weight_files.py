@@ -15,7 +15,7 @@ from preblock.models.frontend_file import INDEX, STORED_TYPES, WEIGHTS
 if TYPE_CHECKING:
     from torch import Tensor
 
-
+CONFIG = "config.json"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """First bytes of the file that a clone holds in place of a large one, until `git lfs pull`."""
 
@@ -24,9 +24,22 @@ class CheckpointError(ValueError):
     """The folder is not a supported checkpoint; the message gives the reason."""
 
 
+def is_sharded(folder: Path) -> bool:
+    """Return whether the index of `folder` names the files. A single file beside it wins, as in transformers."""
+    return os.path.lexists(folder / INDEX) and not os.path.lexists(folder / WEIGHTS)
+
+
 def files_of_keys(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor in `folder`; from the index file if `folder` has one."""
-    if os.path.lexists(folder / INDEX):
+    """Return the file of each tensor in `folder`, as transformers finds them.
+
+    Raises:
+        CheckpointError: a file is missing or broken, or `config.json` names another one.
+
+    """
+    config = read_json(folder / CONFIG) if os.path.lexists(folder / CONFIG) else {}
+    if (other := config.get("transformers_weights")) is not None:
+        raise CheckpointError(f"config.json: transformers_weights is {other!r}, expected none: rename it to {WEIGHTS}")
+    if is_sharded(folder):
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise CheckpointError(f"{folder / INDEX}: no weight_map of tensors to files")

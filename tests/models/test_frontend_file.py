@@ -135,7 +135,9 @@ def test_save_with_attention_bias_is_rejected(tmp_path: Path) -> None:
 
 def test_save_beside_sharded_checkpoint_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="would hide the saved weights"):
+    with pytest.raises(
+        ValueError, match=r"holds the model\.safetensors\.index\.json of another checkpoint; choose another folder$"
+    ):
         GPT2Embeddings(V, D, M).save_frontend(tmp_path)
 
 

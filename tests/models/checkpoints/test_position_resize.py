@@ -1,5 +1,6 @@
 """Resized tables, against torch's and numpy's own interpolation."""
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,9 +18,11 @@ from preblock.models.checkpoints.position_resize import (
     resize_positions,
     truncate,
 )
+from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.embeddings import GridEmbedding, HybridEmbedding
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.positions import LearnedPositionalEncoding
+from tests.families.library_models import save
 
 D, M = 6, 10
 LENGTHS = pytest.mark.parametrize("length", [M, M + 1, 2 * M - 1, 2 * M, 23, 1000])
@@ -171,3 +174,18 @@ def test_hybrid_positions_with_new_max_len_keep_rows() -> None:
 def test_resize_of_grid_positions_is_rejected(positions: Literal["learned", "sinusoidal", "factorised"]) -> None:
     with pytest.raises(ValueError, match="max_len: got 12, expected 6, the cells of a grid"):
         resize_positions(GridEmbedding(11, 8, (2, 3), positions), 12, "interpolate")
+
+
+@pytest.mark.parametrize(
+    ("name", "max_len", "message"),
+    [
+        ("gpt2", 10**23, r"^max_len: got 1[0]{23}, expected at most 16777216, the rows of a table$"),
+        ("ctrl", 10**11, "^rows: got 1[0]{11}, expected at most 16777216, in a table of positions$"),
+        ("llama", 2**62 + 1, "^max_len: got 4611686018427387905, expected at most 4611686018427387904$"),
+    ],
+)
+def test_resize_to_too_many_positions_is_rejected(name: str, max_len: int, message: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    frontend = read_frontend(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        resize_positions(frontend, max_len, "interpolate" if name == "gpt2" else None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from preblock.models.checkpoints.reader import files_needed, read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
@@ -35,6 +36,37 @@ def test_files_needed_suffice_to_read_front_end(name: str, tmp_path: Path) -> No
     found, expected = read_frontend(tmp_path / "shards", side), read_frontend(tmp_path / "whole", side)
     assert found.config == expected.config
     assert all(torch.equal(tensor, expected.state_dict()[key]) for key, tensor in found.state_dict().items())
+
+
+@pytest.mark.parametrize("shards", [True, False])
+def test_single_file_beside_index_is_read_as_in_transformers(sharded: Path, shards: bool) -> None:
+    """transformers leaves the files of an earlier save in the folder."""
+    model = model_class("bert").from_pretrained(sharded)
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight.add_(1)
+    model.save_pretrained(sharded)
+    for file in [] if shards else sharded.glob("model-*"):
+        file.unlink()
+    assert files_needed(sharded) == ["model.safetensors"]
+    expected = model_class("bert").from_pretrained(sharded).embeddings.word_embeddings.weight
+    assert torch.equal(read_frontend(sharded).tokens.weight, expected)
+
+
+def test_names_with_prefix_win_as_in_transformers(tmp_path: Path) -> None:
+    save("gpt2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    named = {f"transformer.{key}": tensor + 1 for key, tensor in tensors.items()}
+    save_file(tensors | named, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = model_class("gpt2").from_pretrained(tmp_path).wte.weight
+    assert torch.equal(read_frontend(tmp_path).tokens.weight, expected)
+
+
+def test_other_file_named_by_config_is_rejected(tmp_path: Path) -> None:
+    save("bert", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"transformers_weights": "other.safetensors"}))
+    with pytest.raises(CheckpointError, match=r"^config\.json: transformers_weights is 'other\.safetensors', expec"):
+        read_frontend(tmp_path)
 
 
 @pytest.mark.parametrize("place", ["../outside.safetensors", "/etc/passwd", "inner/../../outside.safetensors", "a\0b"])
