@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from preblock.export.errors import ExportError
+from preblock.service.artifacts.catalog import VERSION
 from preblock.service.artifacts.manifest import NAME
 
 DRAFT = ".tmp-"
@@ -34,7 +35,7 @@ def versions(folder: Path) -> list[int]:
     """Return the versions of the model in `folder`, ascending."""
     if not folder.is_dir():
         return []
-    return sorted(int(entry.name) for entry in folder.iterdir() if re.fullmatch(r"[1-9][0-9]*", entry.name))
+    return sorted(int(entry.name) for entry in folder.iterdir() if VERSION.fullmatch(entry.name))
 
 
 @contextmanager
@@ -72,6 +73,8 @@ def publish(folder: Path) -> int:
     parent = folder.parent
     while True:
         version = max(versions(parent), default=0) + 1
+        if not VERSION.fullmatch(str(version)):
+            raise ExportError(f"version: got {version}, expected at most {version - 1}: remove the highest of {parent}")
         try:
             folder.rename(parent / str(version))
         except OSError:

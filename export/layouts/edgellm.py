@@ -18,6 +18,8 @@ from preblock.service.runtime.session import Session
 
 TABLE, CACHES = "embedding.safetensors", "rope_rotary_cos_sin.safetensors"
 CACHE = "rope_rotary_cos_sin"
+MAX_CACHE_ROWS = 2**24
+"""More rows than any published limit, 16 GB at a rotary width of 256."""
 
 
 def write_edgellm(lookup: TokenLookup, folder: Path) -> None:
@@ -34,7 +36,10 @@ def write_edgellm(lookup: TokenLookup, folder: Path) -> None:
     shape = (lookup.manifest.vocab_size, *lookup.shape)
     _write_tensors(folder / TABLE, {"embedding": ("F16", shape, _halves(lookup))})
     limits = {rotary: rotary.max_len or lookup.manifest.max_len for rotary in lookup.manifest.rotary}
-    for rotary in limits:
+    for rotary, limit in limits.items():
+        if limit is not None and limit > MAX_CACHE_ROWS:
+            expected = f"at most {MAX_CACHE_ROWS}: the cache has a row for each position, so export with --max-len"
+            raise ExportError(f"max_len: got {limit}, expected {expected}")
         if rotary.dtype != "float32":
             expected = "float32: the cache is float32, so export the model without --rotary-dtype"
             raise ExportError(f"{CACHES}: got {rotary.cos} in {rotary.dtype}, expected {expected}")

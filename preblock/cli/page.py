@@ -67,7 +67,10 @@ def _inputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
         yield "context", f"{manifest.history.tokens} ids before each row, for {NGRAMS}; {start}"
     limit = f"at most {manifest.max_len:,}" if manifest.max_len else "no limit"
     resized = manifest.resized
-    yield "offset + tokens", limit + (f", resized from {resized.from_max_len} ({resized.method})" if resized else "")
+    if resized is not None:
+        method = f" ({resized.method})" if resized.method else ""
+        limit += f", resized from {resized.from_max_len}{method}"
+    yield "offset + tokens", limit
     if manifest.counts != "slots":
         counted = "attention_mask 1" if manifest.counts == "mask" else f"another id than {manifest.padding_id}"
         yield "positions count", f"tokens with {counted}"

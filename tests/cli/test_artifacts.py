@@ -69,6 +69,13 @@ def test_inspect_shows_limits_outputs_weights_and_parity(tiny_repository: Path) 
     assert page["Files"].keys() == {entry.name for entry in folder.iterdir()}
 
 
+def test_inspect_shows_resized_limit_without_method(copy: Path) -> None:
+    file = copy / "gpt" / "1" / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"resized": {"from_max_len": 64, "method": None}}))
+    page = paragraphs(run("inspect", "gpt", "--repository", copy).stdout)
+    assert page["Inputs"]["offset + tokens"] == "at most 6, resized from 64"
+
+
 def test_list_without_parity_cases_shows_not_proven(copy: Path) -> None:
     (copy / "gpt" / "1" / "parity.json").write_text('{"providers": {}}')
     assert run("list", "--repository", copy).stdout.splitlines()[3].endswith("  not proven")

@@ -43,6 +43,17 @@ def test_new_version_follows_highest_existing(tmp_path: Path) -> None:
     assert add(tmp_path, "m") == 11
 
 
+def test_folder_that_is_no_version_is_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "a" / "20261127093000").mkdir(parents=True)
+    with draft(tmp_path, "a") as folder:
+        assert publish(folder) == 1
+    (tmp_path / "a" / "999999999").mkdir()
+    message = r"^version: got 1000000000, expected at most 999999999: remove the highest of "
+    with pytest.raises(ExportError, match=message), draft(tmp_path, "a") as folder:
+        publish(folder)
+    assert [version for _, version, _ in find_artifacts(tmp_path)] == [1, 999999999]
+
+
 def test_published_version_is_complete_and_world_readable(tmp_path: Path) -> None:
     add(tmp_path, "m", "content")
     folder = tmp_path / "m" / "1"

@@ -142,6 +142,15 @@ def test_edgellm_caches_are_equal_for_every_form(
         assert np.array_equal(cache, found[1][name])
 
 
+def test_edgellm_layout_of_too_many_positions_is_rejected(tmp_path: Path) -> None:
+    save("llama", tmp_path / "source")
+    folder = export(str(tmp_path / "source"), "llama", tmp_path, max_len=2**24 + 1).folder
+    with pytest.raises(
+        ExportError, match=r"^max_len: got 16777217, expected at most 16777216: the cache has a row for"
+    ):
+        convert(folder, "edgellm", tmp_path)
+
+
 def test_edgellm_layout_with_float16_rotary_outputs_is_rejected(tmp_path: Path) -> None:
     save("llama", tmp_path / "source")
     folder = export(str(tmp_path / "source"), "llama", tmp_path, rotary_dtype="float16").folder
