@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from preblock.models.config import check_size
 from preblock.models.modules.signature import Signature
 
-SAMPLE_LENGTH = 5
-"""Most tokens of the row to compare with its tokens alone."""
+SAMPLE_LENGTH = 64
+"""Most tokens of the rows to compare with their tokens alone."""
 ALLOWED_SHARE = 2.0**-10
 """Allowed difference between the two, as a share of the largest value: sums may have another order."""
 
@@ -69,29 +69,33 @@ class CustomFrontEnd(nn.Module):
             vectors = torch.cat([self.module(ids.unsqueeze(0), past_length) for ids, past_length in rows])
         return vectors
 
-    def _call(self, cause: str, ids: list[int], position: int) -> Tensor:
-        """Return the vectors (1, L, D) of one row; raise ValueError, naming `cause`, if the module fails."""
+    def _call(self, cause: str, ids: list[int], position: int, batch: int = 1) -> Tensor:
+        """Return the vectors (B, L, D) of B equal rows; raise ValueError, naming `cause`, if the module fails."""
         try:
             with torch.inference_mode():
-                vectors: Tensor = self(torch.tensor([ids]), torch.tensor([position]))
+                vectors: Tensor = self(torch.tensor([ids] * batch), torch.tensor([position]))
         except Exception as error:  # a module may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             row = f"id {ids[0]}" if len(ids) == 1 else f"{len(ids)} ids"
             raise ValueError(f"{cause}: the module fails for {row} at position {position}: {reason}") from error
-        length, is_tensor = len(ids), isinstance(vectors, Tensor)
-        if not is_tensor or vectors.dtype != torch.float32 or vectors.shape[:-1] != (1, length) or not vectors.numel():
+        shape, is_tensor = (batch, len(ids)), isinstance(vectors, Tensor)
+        if not is_tensor or vectors.dtype != torch.float32 or vectors.shape[:-1] != shape or not vectors.numel():
             got = f"{vectors.dtype} {tuple(vectors.shape)}" if is_tensor else type(vectors).__name__
-            raise ValueError(f"module: got {got} for ids (1, {length}), expected torch.float32 (1, {length}, D)")
+            raise ValueError(f"module: got {got} for ids {shape}, expected torch.float32 ({batch}, {len(ids)}, D)")
         return vectors
 
     def _check_alone(self, ids: list[int]) -> None:
-        """Compare the vectors of a row with those of its tokens alone: a stream and a ragged batch run tokens apart."""
-        row = self._call("module", ids, 0)
+        """Compare the vectors of two equal rows with those of their tokens alone.
+
+        A stream and a ragged batch run tokens apart.
+        """
+        self._call("module", ids, 0)
+        rows = self._call("module", ids, 0, batch=2)
         tokens = [self._call("module", [token], place) for place, token in enumerate(ids)]
-        error = float((row - torch.cat(tokens, 1)).abs().max())
-        if error > ALLOWED_SHARE * float(row.abs().max()):
+        error = float((rows - torch.cat(tokens, 1)).abs().max())
+        if error > ALLOWED_SHARE * float(rows.abs().max()):
             raise ValueError(
-                f"module: got vectors in a row of {len(ids)} tokens that differ by {error:.3g} from those of the "
+                f"module: got vectors in two rows of {len(ids)} tokens that differ by {error:.3g} from those of the "
                 "tokens alone, expected vectors that depend on their own id and position"
             )
 

@@ -212,17 +212,17 @@ class Doubled(BertEmbeddings):
         (
             Running(),
             {"vocab_size": V, "max_len": M},
-            r"module: got vectors in a row of 5 tokens that differ by [\d.]+ from those of the tokens alone",
+            r"module: got vectors in two rows of 9 tokens that differ by [\d.]+ from those of the tokens alone",
         ),
         (
             OneToken(),
             {"vocab_size": V, "max_len": M},
-            "module: the module fails for 5 ids at position 0: IndexError: one token only",
+            "module: the module fails for 9 ids at position 0: IndexError: one token only",
         ),
         (
             FirstTokens(),
             {"vocab_size": V, "max_len": M},
-            rf"module: got torch\.float32 \(1, 3, {D}\) for ids \(1, 5\), expected torch\.float32 \(1, 5, D\)",
+            rf"module: got torch\.float32 \(1, 3, {D}\) for ids \(1, 9\), expected torch\.float32 \(1, 9, D\)",
         ),
         (BertEmbeddings(V, D, M), {"max_len": M}, "max_len: got 9, expected nothing, because a .* has its own"),
         (BertEmbeddings(V, D, M), {"exact": True}, "exact: got True"),
