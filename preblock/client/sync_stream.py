@@ -229,8 +229,8 @@ class DecodeStream:
             version, offset, indices = (document[name] for name in ("version", "next_offset", "indices"))
         except (KeyError, TypeError, ValueError) as error:
             raise ConnectionFailed(f"the server opened no decode stream: it sent {received[:200]!r}") from error
-        identity = document.get("identity")
-        if self._opened and identity != self._identity:
+        identity = document.get("identity", self._identity)  # an earlier server states none
+        if self._identity not in (None, identity):
             got = f"identity: got {identity}, expected {self._identity}"
             raise ConnectionFailed(f"{got}: version {version} of {self._model!r} is another artifact there")
         self._version, self._offset, self._indices, self._identity = version, offset, indices, identity
