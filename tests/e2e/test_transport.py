@@ -5,6 +5,7 @@ import json
 import re
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from websockets import InvalidStatus
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect as connect_socket
 
+from preblock.service.server.lingering_close import MAX_TLS_SECONDS
 from tests.support.connections import dial
 from tests.support.paths import PREBLOCK
 from tests.support.servers import Server, serve
@@ -90,6 +92,28 @@ def test_every_protocol_works_over_tls(secure: tuple[Server, bool], files: Files
         assert http.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
     assert asyncio.run(first_offset(server, tls)) == [1]
     assert ready_over_grpc(server, files, certificate=asked)
+
+
+def test_client_sees_end_of_closed_stream_at_once_over_tls(secure: tuple[Server, bool], files: Files) -> None:
+    server, asked = secure
+    path, host = "/models/gpt/decode", "127.0.0.1"
+    head = (
+        f"GET {path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+    )
+    waits = []
+    for _ in range(5):
+        with (
+            dial(server.address) as plain,
+            context(files, certificate=asked).wrap_socket(plain, server_hostname=host) as stream,
+        ):
+            stream.sendall(head.encode())
+            assert stream.recv(2**16).startswith(b"HTTP/1.1 101 ")
+            begin = time.monotonic()
+            stream.sendall(b"\x88\x82" + bytes(4) + b"\x03\xe8")
+            assert b"".join(iter(lambda: stream.recv(2**16), b"")) == b"\x88\x02\x03\xe8"
+            waits.append(time.monotonic() - begin)
+    assert min(waits) < MAX_TLS_SECONDS
 
 
 def test_responses_before_malformed_request_arrive_over_tls(secure: tuple[Server, bool], files: Files) -> None:
