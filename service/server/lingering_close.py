@@ -20,17 +20,25 @@ class LingeringClose(asyncio.Protocol):
         transport: of the connection; this protocol replaces its protocol.
         loop: of the connection.
         connections: open connections of the server.
+        ended: the client announced the end of its input; over TLS it need not wait. Default False.
 
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, connections: set[Any]) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        connections: set[Any],
+        ended: bool = False,
+    ) -> None:
         self._transport, self._connections, self._discarded = transport, connections, 0
         connections.add(self)
         transport.set_protocol(self)
         half_closes = transport.can_write_eof()
         if half_closes:
             transport.write_eof()
-        self._timer = loop.call_later(MAX_SECONDS if half_closes else MAX_TLS_SECONDS, transport.close)
+        tls_seconds = 0.0 if ended else MAX_TLS_SECONDS
+        self._timer = loop.call_later(MAX_SECONDS if half_closes else tls_seconds, transport.close)
 
     def data_received(self, data: bytes) -> None:
         """Discard input."""

@@ -99,13 +99,10 @@ class WebSocket(asyncio.Protocol):
 
     def _close(self) -> None:
         """Close the connection after the frames written so far; the client may still be sending a message."""
-        if self._is_closing():
-            return
-        self._closing = True
-        if self._inner.conn.close_rcvd is not None and not self.transport.can_write_eof():
-            self.transport.close()  # after its close frame a client sends nothing, and waits for this end
-        else:
-            LingeringClose(self.transport, self._loop, self._connections)
+        if not self._is_closing():
+            self._closing = True
+            ended = self._inner.conn.close_rcvd is not None
+            LingeringClose(self.transport, self._loop, self._connections, ended)
             self.connection_lost(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
