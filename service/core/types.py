@@ -167,6 +167,7 @@ class TokenRequest(EmbedOptions):
         spans: int64 (T, 2), as in `Encoding`; None unless requested.
         sequence: sequence of the request; None without one.
         given: vectors in place of those of some tokens; None without any.
+        new_rows: bool (B,), rows without earlier tokens, with a `context` that stands for none; None for no such row.
 
     """
 
@@ -179,6 +180,7 @@ class TokenRequest(EmbedOptions):
     spans: Int64 | None = None
     sequence: SequenceRef | None = None
     given: GivenVectors | None = None
+    new_rows: Bools | None = None
 
 
 @dataclass(eq=False, kw_only=True)

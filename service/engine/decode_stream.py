@@ -112,11 +112,10 @@ class DecodeState:
                 indices=operation.indices,
                 given=operation.given,
                 context=None if histories is None else TokenRows.of_array(histories.context),
+                new_rows=None if histories is None or operation.position_ids is None else histories.new_rows(before),
                 outputs=self.options.outputs,
                 dtype=self.options.dtype,
             )
-            if histories is not None:
-                histories.check_first_positions(operation, before, self.model.manifest)
             answer = await run_step(self._engine, self.model, request, record, before, operation.offset)
             answer.tensors = _flatten(answer, self.model)  # a frame has one width for each output
             after = answer.next_offset
@@ -263,6 +262,7 @@ def _without_empty(request: TokenRequest, kept: Int64) -> TokenRequest:
         request,
         input_ids=compact("input_ids", ids),
         context=None if context is None else TokenRows.of_array(context.values.reshape(len(ids.lengths), -1)[kept]),
+        new_rows=None if request.new_rows is None else request.new_rows[kept],
         offset=None if request.offset is None else request.offset[kept],
         position_ids=None if request.position_ids is None else compact("position_ids", request.position_ids),
         further_positions=tuple(compact("position_ids", rows) for rows in request.further_positions),

@@ -16,7 +16,7 @@ from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.records import History
 from preblock.service.core.decode_ops import AppendOp, DropOp, ReorderOp, RewindOp, RowsOp, StepOp
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Int64, TokenRequest, TokenRows
+from preblock.service.core.types import Bools, Int64, TokenRequest, TokenRows
 from preblock.service.engine.positions import count_real, real_tokens
 
 MAX_KEPT_IDS = 2**12
@@ -142,29 +142,10 @@ class RowHistories:
         tokens = self.history.tokens
         return np.concatenate([tail[-tokens:] for tail in self.tails]).reshape(-1, tokens)
 
-    def check_first_positions(self, step: StepOp, offset: Int64, manifest: Manifest) -> None:
-        """Check the first positions of rows without earlier tokens: they begin at 0.
-
-        Args:
-            step: not validated yet; unequal lengths are left to the validation.
-            offset: int64 (R,), offset of each row.
-            manifest: of the model.
-
-        Raises:
-            Invalid: `position_ids` of a row begin later, and the ids before it are unknown.
-
-        """
-        ids, positions, mask = step.input_ids, step.position_ids, step.attention_mask
-        if positions is None or step.further_positions or len(ids.lengths) != len(offset):
-            return
-        if any(not np.array_equal(rows.lengths, ids.lengths) for rows in (positions, mask) if rows is not None):
-            return
-        values = positions.values if mask is None else np.where(mask.values, positions.values, manifest.limit)
-        starts = np.zeros_like(offset)
-        for row in np.flatnonzero((offset == 0) & (self.context == self.history.reset_id).all(axis=1)):
-            first = values[ids.starts[row] :][: ids.lengths[row]].min(initial=manifest.limit)
-            starts[row] = first if 0 < first < manifest.limit else 0  # no real token, or an illegal position
-        check_context(None, starts, manifest, needed=True)
+    def new_rows(self, offset: Int64) -> Bools:
+        """Return which rows have no earlier tokens, given the offset of each, int64 (R,): bool (R,)."""
+        blank: Bools = (offset == 0) & (self.context == self.history.reset_id).all(axis=1)
+        return blank
 
     def fed(self, step: StepOp) -> "RowHistories":
         """Return the histories after the tokens of a valid step. Explicit positions allow no rewind into the past."""

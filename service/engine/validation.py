@@ -28,8 +28,7 @@ from preblock.service.engine.truncation import SIDES, min_row_tokens
 ZERO = np.zeros(1, np.int64)
 ZERO.flags.writeable = False
 """Offset of a request without one. It cannot be written, because all of them share it."""
-MAX_BIAS_POSITIONS = 2**31
-"""Positions of the queries of a bias: the operator Max of onnxruntime reads 32 bits of larger distances."""
+MAX_BIAS_POSITIONS = 2**31  # onnxruntime's operator Max reads 32 bits of larger distances
 _INPUT_TITLES = {"token_type_ids": "segments"}
 
 
@@ -118,7 +117,10 @@ def _check_context(request: TokenRequest, manifest: Manifest) -> None:
         real = real_tokens(request, manifest)
         positions = given.values if real is None else np.where(real, given.values, manifest.limit)
         starts = np.minimum.reduceat(positions, rows.starts) * (count_real(request, manifest) > 0)
-    check_context(request.context, starts, manifest, manifest.needs_history(request.outputs), rows.numbers)
+    needed = manifest.needs_history(request.outputs)
+    check_context(request.context, starts, manifest, needed, rows.numbers)
+    if request.new_rows is not None:
+        check_context(None, starts * request.new_rows, manifest, needed, rows.numbers)
 
 
 def check_pooled(request: TokenRequest, manifest: Manifest) -> None:
