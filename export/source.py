@@ -17,7 +17,7 @@ from preblock.models.checkpoints.static_reader import read_static, static_files_
 from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
 from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.checkpoints.weight_files import CheckpointError, read_bytes, read_json
+from preblock.models.checkpoints.weight_files import CheckpointError, read_bytes, read_config
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION, INDEX
@@ -103,7 +103,7 @@ def _load_folder(
             # Imported here, because the export of a known family must not need transformers.
             from preblock.export.discovery.discovery import discover
 
-            found = discover(folder, read_json(folder / CONFIG), choices.get("side"), progress.add, widen, tokens_only)
+            found = discover(folder, read_config(folder), choices.get("side"), progress.add, widen, tokens_only)
             frontend, discovery = found.frontend, found.parity
             copies = found.copies if found.copies > 1 else None
             record = record.model_copy(update={"discovered_with": found.library, "block_copies": copies})
@@ -162,7 +162,7 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
         else:
             from preblock.export.discovery.discovery import files_discovered
 
-            document, tokens_only = read_json(folder / CONFIG), choices.get("tokens_only", False)
+            document, tokens_only = read_config(folder), choices.get("tokens_only", False)
             needed = files_discovered(folder, document, side, tokens_only)
         # The hub's cache names the folder of a snapshot by its commit.
         snapshot_download(name, revision=folder.name, allow_patterns=[glob.escape(file) for file in needed])

@@ -21,7 +21,7 @@ from preblock.models.checkpoints.weight_files import (
     find_key,
     one_line,
     open_weights,
-    read_json,
+    read_config,
 )
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
@@ -132,7 +132,7 @@ def _read_config(
     folder: Path, side: str | None, segments: bool
 ) -> tuple[str, Family, Mapping[str, Any], Sequence[Step], *FurtherOutputs]:
     """Return the family's name and row, `config.json`, its steps without sizes, and further inputs."""
-    document = read_json(folder / "config.json")
+    document = read_config(folder)
     name, family = family_of(document, side, segments)
     values = section_of(document, family.sections)
     config = Config(values, segments)
@@ -183,7 +183,7 @@ def _with_rotary(
 def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | None:
     """Return a tensor as float32; None if the files lack it."""
     files = files_of_keys(folder)
-    key = find_key(files, prefix, keys) or find_key(files, "", keys)
+    key = find_key(files, "", keys) or find_key(files, prefix, keys)
     if key is None:
         return None
     with open_weights(files[key]) as file:

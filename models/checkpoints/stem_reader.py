@@ -18,7 +18,7 @@ from preblock.models.checkpoints.weight_files import (
     is_sharded,
     one_line,
     open_weights,
-    read_json,
+    read_config,
 )
 from preblock.models.frontend_file import WEIGHTS
 from preblock.models.modules.stems import Stem, StemConfig, from_tensors, without_storage
@@ -62,7 +62,7 @@ def stem_files_needed(folder: Path, side: str | None = None) -> list[str]:
 
 def _read_config(folder: Path, side: str | None) -> tuple[StemFamily, StemConfig]:
     """Return the row of the family, and the stem's configuration in `config.json`."""
-    values = read_json(folder / "config.json")
+    values = read_config(folder)
     name = row_name(values, side)
     if name not in STEMS:
         got = f"{values.get('model_type')!r}, side {side!r}"

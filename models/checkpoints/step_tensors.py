@@ -164,14 +164,16 @@ def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", compan
 
 
 def find_prefix(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str) -> str:
-    """Return `prefix` if the names of tensors in the files begin with it, else an empty string."""
-    first = getattr(steps[0], "weight", ())
-    found = next((p for p in (prefix, "") if find_key(files, p, first)), None)
-    if found is None:
-        tried = " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in first)
-        missing = tried or "is named by the first step"
+    """Return `prefix` if the names of tensors in the files begin with it, else an empty string.
+
+    Of names with and without it, those first in the alphabet count, as in transformers.
+    """
+    first, prefixes = getattr(steps[0], "weight", ()), tuple(dict.fromkeys(("", prefix)))
+    found = {key: p for p in prefixes if (key := find_key(files, p, first)) is not None}
+    if not found:
+        missing = " or ".join(p + key for p in prefixes for key in first) or "is named by the first step"
         raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
-    return found
+    return found[min(found)]
 
 
 def _convert(file: Path, key: str, tensor: Tensor, count_bytes: ByteCount) -> Tensor:

@@ -15,7 +15,6 @@ from preblock.models.frontend_file import INDEX, STORED_TYPES, WEIGHTS
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG = "config.json"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """First bytes of the file that a clone holds in place of a large one, until `git lfs pull`."""
 
@@ -30,15 +29,7 @@ def is_sharded(folder: Path) -> bool:
 
 
 def files_of_keys(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor in `folder`, as transformers finds them.
-
-    Raises:
-        CheckpointError: a file is missing or broken, or `config.json` names another one.
-
-    """
-    config = read_json(folder / CONFIG) if os.path.lexists(folder / CONFIG) else {}
-    if (other := config.get("transformers_weights")) is not None:
-        raise CheckpointError(f"config.json: transformers_weights is {other!r}, expected none: rename it to {WEIGHTS}")
+    """Return the file of each tensor in `folder`, as transformers finds them."""
     if is_sharded(folder):
         weight_map = read_json(folder / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
@@ -113,6 +104,14 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise CheckpointError(f"{file}: not a JSON object")
     return document
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return `config.json`; raise CheckpointError if it names a weight file of its own."""
+    config = read_json(folder / "config.json")
+    if (other := config.get("transformers_weights")) is not None:
+        raise CheckpointError(f"config.json: transformers_weights is {other!r}, expected none: rename it to {WEIGHTS}")
+    return config
 
 
 def finite_float(text: str) -> float:

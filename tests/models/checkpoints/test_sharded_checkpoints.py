@@ -4,13 +4,20 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import ViTConfig, ViTModel
 
+from preblock.export.errors import ExportError
+from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import files_needed, read_frontend
+from preblock.models.checkpoints.stem_reader import read_stem
 from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.embeddings import GPT2Embeddings
+from preblock.models.frontend import FrontEnd
 from tests.families.library_models import model_class, save
 
 
@@ -52,21 +59,47 @@ def test_single_file_beside_index_is_read_as_in_transformers(sharded: Path, shar
     assert torch.equal(read_frontend(sharded).tokens.weight, expected)
 
 
-def test_names_with_prefix_win_as_in_transformers(tmp_path: Path) -> None:
-    save("gpt2", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "prefix", "table"),
+    [
+        ("gpt2", "transformer.", "wte"),
+        ("bert", "bert.", "embeddings.word_embeddings"),
+        ("llama", "model.", "embed_tokens"),
+        ("bart/decoder", "model.", "decoder.embed_tokens"),
+        ("gpt_neox", "gpt_neox.", "embed_in"),
+    ],
+)
+def test_names_with_and_without_prefix_are_read_as_in_transformers(
+    name: str, prefix: str, table: str, tmp_path: Path
+) -> None:
+    save(name, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    named = {f"transformer.{key}": tensor + 1 for key, tensor in tensors.items()}
+    named = {prefix + key: tensor + 1 for key, tensor in tensors.items()}
     save_file(tensors | named, tmp_path / "model.safetensors", {"format": "pt"})
-    expected = model_class("gpt2").from_pretrained(tmp_path).wte.weight
-    assert torch.equal(read_frontend(tmp_path).tokens.weight, expected)
+    expected = model_class(name).from_pretrained(tmp_path).get_submodule(table).weight
+    assert torch.equal(read_frontend(tmp_path, name.partition("/")[2] or None).tokens.weight, expected)
 
 
-def test_other_file_named_by_config_is_rejected(tmp_path: Path) -> None:
-    save("bert", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"transformers_weights": "other.safetensors"}))
-    with pytest.raises(CheckpointError, match=r"^config\.json: transformers_weights is 'other\.safetensors', expec"):
-        read_frontend(tmp_path)
+def test_names_of_images_with_and_without_prefix_are_read_as_in_transformers(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    made: Any = ViTConfig
+    ViTModel(made(**sizes, intermediate_size=8)).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    named = {f"vit.{key}": tensor + 1 for key, tensor in tensors.items()}
+    save_file(tensors | named, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = ViTModel.from_pretrained(tmp_path).embeddings.position_embeddings[0]
+    assert torch.equal(read_stem(tmp_path).state_dict()["positions"].reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit", "arcee"])
+def test_other_file_named_by_config_is_rejected(kind: str, tmp_path: Path) -> None:
+    """Of a row, of images, and of a discovered type; `config.json` beside a description is not read."""
+    config = {"model_type": kind, "transformers_weights": "other.safetensors"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ExportError, match=r"^config\.json: transformers_weights is 'other\.safetensors', expec"):
+        load_source(str(tmp_path))
+    GPT2Embeddings(7, 4, 6).save_frontend(tmp_path)
+    assert isinstance(load_source(str(tmp_path)).frontend, FrontEnd)
 
 
 @pytest.mark.parametrize("place", ["../outside.safetensors", "/etc/passwd", "inner/../../outside.safetensors", "a\0b"])
