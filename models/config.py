@@ -42,6 +42,8 @@ OWN_NAMES = (
 
 MAX_POSITIONS = 2**62
 """The sum of two limits still fits into 64 bits."""
+MAX_TABLE_ROWS = 2**24
+"""Most positions of a table, more than any published. A larger one would fill the memory."""
 
 
 def check_size(name: str, size: Any) -> int:
@@ -165,6 +167,8 @@ class FrontEndConfig:
 
     def _check_positions(self, positions: Positions) -> None:
         positions.check()
+        if positions.rows > MAX_TABLE_ROWS:
+            raise ValueError(f"rows: got {positions.rows}, expected at most {MAX_TABLE_ROWS}, in a table of positions")
         if self.max_len is None or self.max_len > positions.limit:
             raise ValueError(f"max_len: got {self.max_len}, expected 1 to {positions.limit}, as the positions allow")
 

@@ -13,9 +13,6 @@ from typing import Any, ClassVar, Literal
 
 from preblock.models.serialization import Keys, check_epsilon
 
-MAX_TABLE_ROWS = 2**24
-"""Most positions of a table, more than any published. A larger one would fill the memory."""
-
 
 def _check_finite(name: str, value: Any) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
@@ -144,8 +141,6 @@ class Positions:
         tables = ("learned", "exact", "hybrid", "factorised", *RECIPES)
         if self.table not in tables:
             raise ValueError(f"table: got {self.table!r}, expected {', '.join(tables)}")
-        if self.rows > MAX_TABLE_ROWS:
-            raise ValueError(f"rows: got {self.rows}, expected at most {MAX_TABLE_ROWS}, in a table of positions")
         if self.counts not in ("slots", "ids", "mask"):
             raise ValueError(f"counts: got {self.counts!r}, expected slots, ids, mask")
         lowest = 0 if self.counts == "slots" else 1  # padding takes the row before the first

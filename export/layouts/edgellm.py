@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError
 from preblock.export.layouts.token_lookup import INPUT_IDS, ROW_VALUES, TokenLookup
+from preblock.models.config import MAX_TABLE_ROWS
 from preblock.service.artifacts.records import Rotary
 from preblock.service.runtime.session import Session
 
 TABLE, CACHES = "embedding.safetensors", "rope_rotary_cos_sin.safetensors"
 CACHE = "rope_rotary_cos_sin"
-MAX_CACHE_ROWS = 2**24
-"""More rows than any published limit, 16 GB at a rotary width of 256."""
 
 
 def write_edgellm(lookup: TokenLookup, folder: Path) -> None:
@@ -37,8 +36,8 @@ def write_edgellm(lookup: TokenLookup, folder: Path) -> None:
     _write_tensors(folder / TABLE, {"embedding": ("F16", shape, _halves(lookup))})
     limits = {rotary: rotary.max_len or lookup.manifest.max_len for rotary in lookup.manifest.rotary}
     for rotary, limit in limits.items():
-        if limit is not None and limit > MAX_CACHE_ROWS:
-            expected = f"at most {MAX_CACHE_ROWS}: the cache has a row for each position, so export with --max-len"
+        if limit is not None and limit > MAX_TABLE_ROWS:
+            expected = f"at most {MAX_TABLE_ROWS}: the cache has a row for each position, so export with --max-len"
             raise ExportError(f"max_len: got {limit}, expected {expected}")
         if rotary.dtype != "float32":
             expected = "float32: the cache is float32, so export the model without --rotary-dtype"

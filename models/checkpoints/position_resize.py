@@ -12,9 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from preblock.models.config import MAX_TABLE_ROWS
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.sinusoids import sinusoid
-from preblock.models.steps import MAX_TABLE_ROWS, names_of
+from preblock.models.steps import names_of
 
 
 def truncate(table: Tensor, length: int) -> Tensor:
