@@ -222,7 +222,7 @@ class Doubled(BertEmbeddings):
         (
             FirstTokens(),
             {"vocab_size": V, "max_len": M},
-            rf"module: got torch\.float32 \(1, 3, {D}\) for ids \(1, 9\), expected torch\.float32 \(1, 9, D\)",
+            rf"module: got torch\.float32 \(2, 3, {D}\) for ids \(2, 9\), expected torch\.float32 \(2, 9, D\)",
         ),
         (BertEmbeddings(V, D, M), {"max_len": M}, "max_len: got 9, expected nothing, because a .* has its own"),
         (BertEmbeddings(V, D, M), {"exact": True}, "exact: got True"),
