@@ -1,10 +1,11 @@
 """The driver of NVIDIA GPUs, `libcuda.so.1`.
 
-Source: NVIDIA, "CUDA Driver API": context management, memory management, module management, execution control.
+Source: NVIDIA, "CUDA Driver API": contexts, memory, modules, streams, and execution control.
 """
 
 import ctypes
 import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -19,6 +20,8 @@ from preblock.service.core.errors import Forbidden
 LIBRARY = "libcuda.so.1"
 HANDLE_BYTES = 64
 """Size of `CUipcMemHandle`."""
+NON_BLOCKING = 1
+"""`CU_STREAM_NON_BLOCKING`: a stream that does not wait for the default stream."""
 
 
 class IpcHandle(ctypes.Structure):
@@ -46,6 +49,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemFree_v2": (Address,),
     "cuMemAllocHost_v2": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t),
     "cuMemFreeHost": (ctypes.c_void_p,),
+    "cuStreamCreate": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint),
     "cuStreamSynchronize": (ctypes.c_void_p,),
     "cuModuleLoadData": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_char_p),
     "cuModuleGetFunction": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p),
@@ -77,6 +81,7 @@ class Driver:
         for name, arguments in SIGNATURES.items():
             self._functions[name].argtypes = arguments
         self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._free_streams: defaultdict[int, list[int]] = defaultdict(list)
         self._lock = RLock()  # garbage collection can call `close` here
         count = ctypes.c_int(0)
         self.call("cuInit", 0)
@@ -133,6 +138,23 @@ class Driver:
         """Free memory of a GPU."""
         with suppress(DriverError), self.use(device):  # at the end of the process the driver may have ended
             self.call("cuMemFree_v2", address)
+
+    def take_stream(self, device: int, owner: object) -> int:
+        """Return the handle of a stream, which belongs to `owner` until its end; raise DriverError if that fails.
+
+        The next owner takes it over: nothing tells when onnxruntime has closed a session, so it is never destroyed.
+        """
+        free = self._free_streams[device]
+        try:
+            handle = free.pop()
+        except IndexError:
+            stream = ctypes.c_void_p()
+            with self.use(device):
+                self.call("cuStreamCreate", ctypes.byref(stream), NON_BLOCKING)
+            assert stream.value is not None
+            handle = stream.value
+        weakref.finalize(owner, free.append, handle)
+        return handle
 
     def load_kernels(self, device: int, ptx: bytes, names: Iterable[str]) -> list[ctypes.c_void_p]:
         """Compile PTX for a GPU, and return its kernels by these names; raise DriverError if that fails."""

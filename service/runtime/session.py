@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.artifacts.records import Tensor
-from preblock.service.core.errors import ArtifactError, ProviderError
+from preblock.service.core.errors import ArtifactError, Forbidden, ProviderError
 from preblock.service.runtime.buffer_pool import MAX_BYTES
 from preblock.service.runtime.cuda_driver import DriverError, load_driver
 from preblock.service.runtime.cuda_memory import SESSION_GPU, check_memory_limit, pinned_pool
@@ -68,16 +68,18 @@ class Session:
         for file in (graph, DATA):
             if not (folder / file).is_file():
                 raise ArtifactError(file, "no such file", "a file of the artifact", message=f"{file} is missing")
-        limit = {}
-        if gpu_mem_limit_bytes is not None and provider != CPU:
+        providers: list[Any] = [provider]
+        if provider != CPU:
             # onnxruntime does not count tables, and ignores a limit below their size.
             check_memory_limit((folder / DATA).stat().st_size, gpu_mem_limit_bytes)
-            limit["gpu_mem_limit"] = str(gpu_mem_limit_bytes)
+            limit = {} if gpu_mem_limit_bytes is None else {"gpu_mem_limit": str(gpu_mem_limit_bytes)}
+            stream = {"user_compute_stream": str(self._take_stream(graph))}
+            providers = [(provider, CUDA_OPTIONS | limit | stream), CPU]
         try:
             self._session = ort.InferenceSession(
                 folder / graph if content is None else content,
                 options,
-                providers=[provider] if provider == CPU else [(provider, CUDA_OPTIONS | limit), CPU],
+                providers=providers,
                 disabled_optimizers=SLOW_ON_CPU if provider == CPU else None,
             )
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
@@ -121,35 +123,52 @@ class Session:
             return " ".join(str(error).split())
         return None
 
+    def _take_stream(self, graph: str) -> int:
+        """Return a stream of the GPU; raise ProviderError without a driver, and ArtifactError if the driver fails."""
+        try:
+            return load_driver().take_stream(SESSION_GPU, self)
+        except Forbidden as error:
+            message = f"{CUDA} cannot be used: {error.got}"
+            raise ProviderError("provider", CUDA, CPU, message=message) from error
+        except DriverError as error:
+            message = f"{graph} cannot be loaded into the GPU: {error.strerror}"
+            raise ArtifactError(graph, error.strerror, "a GPU with free memory", message=message) from error
+
 
 class CudaSession(Session):
     """A session on an NVIDIA GPU; see `Session` for the arguments.
 
-    A session computes in a thread of its own. onnxruntime keeps a stream, with workspaces of cuBLAS and cuDNN in GPU
-    memory, for each thread that has run a graph (https://github.com/microsoft/onnxruntime/issues/29351).
+    A session has one stream, and computes one call at a time. Without a given stream, onnxruntime keeps one for each
+    thread that has run a graph, with workspaces of cuBLAS and cuDNN in GPU memory
+    (https://github.com/microsoft/onnxruntime/issues/29351).
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._device = "cuda" if self.provider == CUDA else "cpu"  # without a GPU, in tests
-        self._thread = ThreadPoolExecutor(1, "gpu")  # ends with the session
+        self._lock = Lock()
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the named outputs, or all, for validated `feeds`; each is copied from the GPU once."""
         names = self._outputs if outputs is None else outputs
-        computed = self._thread.submit(self._compute, feeds, names).result()
+        computed = self._compute(feeds, names)
         found = [copy_to_host(values) if self._device == "cuda" else values.numpy() for values in computed]
         return dict(zip(names, _widen(found) if self._narrow else found, strict=True))
 
     @contextmanager
     def run_on_gpu(self, feeds: Feeds, output: str) -> Iterator[tuple[int, int]]:
         """Compute an output for a block: yield address and size in bytes of its values on the GPU."""
-        (values,) = self._thread.submit(self._compute, feeds, (output,)).result()
+        (values,) = self._compute(feeds, (output,))
         yield values.data_ptr(), values.tensor_size_in_bytes()
         del values  # the memory is the block's until here
 
     def _compute(self, feeds: Feeds, outputs: Sequence[str]) -> list[ort.OrtValue]:
-        """Run the graph, and return the named outputs on the GPU. Even the copy of the inputs needs a stream."""
+        """Run the graph after earlier calls, and return the named outputs on the GPU."""
+        with self._lock:
+            return self._run_bound(feeds, outputs)
+
+    def _run_bound(self, feeds: Feeds, outputs: Sequence[str]) -> list[ort.OrtValue]:
+        """Run the graph. The copy of the inputs, the run, and the end of the binding use the stream."""
         binding = self._session.io_binding()
         for name in self._inputs:
             binding.bind_cpu_input(name, np.ascontiguousarray(feeds[name]))

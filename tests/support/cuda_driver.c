@@ -203,4 +203,12 @@ API cuLaunchKernel(void *kernel, unsigned blocks, unsigned y, unsigned z, unsign
     return SUCCESS;
 }
 
+/* A stream is a number; the sessions of the tests compute on the CPU. */
+API cuStreamCreate(void **stream, unsigned flags) {
+    static intptr_t streams;
+    if (!depth || flags != 1 || fails("cuStreamCreate")) return INVALID_VALUE;
+    *stream = (void *)++streams;
+    return SUCCESS;
+}
+
 API cuStreamSynchronize(void *stream) { return stream || !depth ? INVALID_VALUE : SUCCESS; }

@@ -1,13 +1,14 @@
-"""Vectors in page-locked memory, through the driver of the tests, and memory of a real GPU, each in its own process."""
+"""Page-locked memory and streams of the driver of the tests, and memory of a real GPU, each in its own process."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
-from preblock.service.runtime.providers import cuda_unavailable_reason
+from preblock.service.runtime.providers import CPU, CUDA, cuda_unavailable_reason
 from tests.support.gpu_memory import FAILURE, build_driver
 from tests.support.paths import ROOT
 
@@ -45,6 +46,28 @@ for source in (expected, expected + 1, expected.astype(np.float16), np.zeros((0,
     del found
 print(addresses[0] == addresses[1])
 """
+STREAMS = """
+from preblock.service.runtime.cuda_driver import load_driver
+class Owner:
+    pass
+driver, owners = load_driver(), [Owner(), Owner()]
+streams = [driver.take_stream(0, owner) for owner in owners]
+del owners[0]
+successor = Owner()
+print(len(set(streams)), driver.take_stream(0, successor) == streams[0], driver.take_stream(0, successor) in streams)
+print(driver.take_stream(1, successor) in streams)
+"""
+SESSION = """
+import sys
+from pathlib import Path
+from preblock.service.core.errors import ArtifactError, ProviderError
+from preblock.service.runtime.providers import CUDA
+from preblock.service.runtime.session import Session
+try:
+    Session(Path(sys.argv[1]), CUDA)
+except (ArtifactError, ProviderError) as error:
+    print(error)
+"""
 THREADS = """
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -69,10 +92,10 @@ with ThreadPoolExecutor(8) as pool:
 """
 
 
-def run(code: str, folder: Path, failing: str = "") -> subprocess.CompletedProcess[str]:
+def run(code: str, folder: Path, *arguments: Path, failing: str = "") -> subprocess.CompletedProcess[str]:
     known = os.environ | build_driver(folder) | {FAILURE: failing}
     return subprocess.run(
-        [sys.executable, "-c", code], env=known, cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *arguments], env=known, cwd=ROOT, capture_output=True, text=True, check=False
     )
 
 
@@ -88,8 +111,29 @@ def test_vectors_of_a_gpu_are_copied_to_the_same_memory(tmp_path: Path) -> None:
 
 def test_vectors_without_pinned_memory_are_copied_anyway(tmp_path: Path) -> None:
     for failing in ("cuMemAllocHost_v2", "cuMemcpyDtoH_v2"):
-        done = run(COPY, tmp_path, failing)
+        done = run(COPY, tmp_path, failing=failing)
         assert done.returncode == 0, done.stderr
+
+
+def test_stream_of_an_owner_is_used_again_after_its_end(tmp_path: Path) -> None:
+    done = run(STREAMS, tmp_path)
+    assert done.stdout == "2 True False\nFalse\n", done.stderr
+
+
+@pytest.mark.skipif(CUDA in onnxruntime.get_available_providers(), reason="onnxruntime-gpu is installed")
+@pytest.mark.parametrize(
+    ("failing", "error"),
+    [
+        ("", f"onnxruntime could not start {CUDA} and took {CPU}"),
+        ("cuStreamCreate", "model.onnx cannot be loaded into the GPU: CUDA_ERROR_INVALID_VALUE"),
+    ],
+    ids=["fallback", "no stream"],
+)
+def test_session_that_cannot_use_cuda_is_rejected(
+    tiny_repository: Path, tmp_path: Path, failing: str, error: str
+) -> None:
+    done = run(SESSION, tmp_path, tiny_repository / "gpt" / "1", failing=failing)
+    assert done.stdout == f"{error}\n", done.stderr
 
 
 @pytest.mark.gpu
