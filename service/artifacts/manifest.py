@@ -208,7 +208,7 @@ class Manifest(Artifact):
 
     @cached_property
     def exact_rows(self) -> bool:
-        """Whether a vector has the same bits in a call of any shape.
+        """Whether a vector has the same bits in a CPU's call of any shape.
 
         Matrix products depend on the shape. For a custom module the answer is unknown, so False.
         """
@@ -216,9 +216,12 @@ class Manifest(Artifact):
         return bool(kinds) and "project" not in kinds and not (self.front_end or {}).get("per_layer")
 
     @cached_property
-    def only_adds_rows(self) -> bool:
-        """Whether vectors are sums of table rows, perhaps scaled; False if unknown, as for a custom module."""
-        return self.exact_rows and self._step_kinds <= {"tokens", "scale", "positions", "segments"}
+    def exact_rows_on_gpu(self) -> bool:
+        """Whether a vector has the same bits in a GPU's call of any shape.
+
+        onnxruntime sums the values of a norm in several parts there, and in fewer if a call has more rows.
+        """
+        return self.exact_rows and not self._step_kinds & {"norm", "rms_norm"}
 
     @cached_property
     def _step_kinds(self) -> set[Any]:

@@ -167,7 +167,7 @@ def _max_chunk_tokens(model: TokenModel, name: str) -> int:
 
 def _max_gpu_tokens(model: TokenModel, name: str) -> int:
     """Return the most tokens of a chunk that stays on a GPU; bits that depend on the shape need the same chunks."""
-    return _max_chunk_tokens(model, name) * (GPU_CHUNKS if model.manifest.exact_rows else 1)
+    return _max_chunk_tokens(model, name) * (GPU_CHUNKS if model.exact_rows else 1)
 
 
 def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> Outputs:

@@ -61,7 +61,7 @@ def max_batched_values(model: TokenModel) -> int:
 
     The limit is higher on a GPU, because a larger call takes hardly longer there.
     """
-    if not model.manifest.exact_rows:
+    if not model.exact_rows:
         return 0
     return INLINE_MAX_VALUES if model.batches_freely else MAX_BATCHED_VALUES
 

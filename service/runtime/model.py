@@ -151,6 +151,11 @@ class TokenModel(LoadedModel):
             yield part
             begin += len(part)
 
+    @cached_property
+    def exact_rows(self) -> bool:
+        """Whether a vector has the same bits in a call of any shape."""
+        return self.manifest.exact_rows if self.provider == CPU else self.manifest.exact_rows_on_gpu
+
     @property
     def batches_freely(self) -> bool:
         """Whether more tokens hardly lengthen a call, as on a GPU."""

@@ -37,12 +37,13 @@ class ProviderChoice(NamedTuple):
     def for_model(self, manifest: Artifact) -> "ProviderChoice":
         """Return the provider of a model.
 
-        With `auto`, the CPU keeps a model that only adds rows of tables: it answers small requests sooner than a GPU,
-        and large ones in the same time (docs/gpu.md).
+        With `auto`, the CPU keeps a model without a matrix product: it gives a vector the same bits in any call, and
+        answers small requests sooner than a GPU. The norms of a GPU depend on the shape of the call (docs/gpu.md).
         """
-        adds_rows = isinstance(manifest, Manifest) and manifest.only_adds_rows
-        if self.requested == "auto" and self.active != CPU and adds_rows:
-            return self._replace(active=CPU, reason="the model only adds rows of tables, and a GPU answers no sooner")
+        exact = isinstance(manifest, Manifest) and manifest.exact_rows
+        if self.requested == "auto" and self.active != CPU and exact:
+            reason = "the model has no matrix product, and the CPU gives a vector the same bits in any call"
+            return self._replace(active=CPU, reason=reason)
         return self
 
 

@@ -116,6 +116,16 @@ def test_parity_summary_states_largest_difference(max_abs: float, max_ulp: float
     assert Parity(onnxruntime="1", torch="2", outputs=outputs).summary() == f"embeddings: {summary}; bias: {summary}"
 
 
+@pytest.mark.parametrize(
+    ("artifact", "on_cpu", "on_gpu"),
+    [("gpt", True, True), ("levels", True, True), ("bert", True, False), ("projected", False, False)],
+)
+def test_vectors_with_a_norm_depend_on_shape_on_gpu(artifact: str, on_cpu: bool, on_gpu: bool, tmp_path: Path) -> None:
+    """A product of matrices depends on the shape of a call everywhere."""
+    found = read(Manifest, copy_artifact(artifact, tmp_path) / MANIFEST)
+    assert (found.exact_rows, found.exact_rows_on_gpu) == (on_cpu, on_gpu)
+
+
 @pytest.mark.parametrize(("artifact", "scale", "scaled"), [("gemma", 2.5, True), ("gpt", 1.0, False)])
 def test_manifest_of_earlier_export_gets_its_embedding_scale(
     artifact: str, scale: float, scaled: bool, tmp_path: Path

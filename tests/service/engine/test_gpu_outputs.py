@@ -26,7 +26,7 @@ ROWS = [",".join(["100"] * 90), "4100,4100,4100", "3,4000,1,4999,17", ",".join([
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for model in ("gpt", "roberta"):
+    for model in ("gpt", "roberta", "bert"):
         copy_artifact(f"{model}-300x64x5000", folder / model, model)
     return folder
 
@@ -40,7 +40,9 @@ def write(root: Path, folder: Path, model: str, device_id: int, failing: str = "
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("model", "failing"), [("gpt", "cuMemcpyDtoD_v2"), ("roberta", "cuMemcpyHtoD_v2")])
+@pytest.mark.parametrize(
+    ("model", "failing"), [("gpt", "cuMemcpyDtoD_v2"), ("roberta", "cuMemcpyHtoD_v2"), ("bert", "cuMemcpyHtoD_v2")]
+)
 def test_vectors_on_a_gpu_have_the_same_bits(root: Path, tmp_path: Path, model: str, failing: str) -> None:
     """The kernel writes into the client's memory, and onnxruntime's vectors are copied there within the GPU only."""
     assert write(root, tmp_path, model, 0, failing) == ["same"] * len(ROWS)
@@ -58,6 +60,7 @@ def test_vectors_for_another_gpu_are_copied(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("failing", "error"),
     [
+        ("cuStreamCreate", "token.onnx cannot be loaded into the GPU: CUDA_ERROR_INVALID_VALUE"),
         ("cuMemAlloc_v2", "model.onnx.data or the kernel cannot be loaded into the GPU: CUDA_ERROR_OUT_OF_MEMORY"),
         ("cuLaunchKernel", "manifest.json kernel: the GPU cannot compute embeddings: CUDA_ERROR_INVALID_VALUE"),
     ],
