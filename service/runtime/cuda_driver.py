@@ -21,7 +21,7 @@ LIBRARY = "libcuda.so.1"
 HANDLE_BYTES = 64
 """Size of `CUipcMemHandle`."""
 NON_BLOCKING = 1
-"""`CU_STREAM_NON_BLOCKING`: a stream that does not wait for the default stream."""
+"""`CU_STREAM_NON_BLOCKING`: the stream does not wait for the default stream."""
 
 
 class IpcHandle(ctypes.Structure):
@@ -140,9 +140,9 @@ class Driver:
             self.call("cuMemFree_v2", address)
 
     def take_stream(self, device: int, owner: object) -> int:
-        """Return the handle of a stream, which belongs to `owner` until its end; raise DriverError if that fails.
+        """Return the handle of a stream for `owner`; raise DriverError on failure.
 
-        The next owner takes it over: nothing tells when onnxruntime has closed a session, so it is never destroyed.
+        After its end the stream is free for another owner. It is never destroyed: onnxruntime closes a session later.
         """
         free = self._free_streams[device]
         try:
