@@ -67,7 +67,10 @@ def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, wid
             raise ValueError(f"refused_ids: got {refused!r}, expected a list of token ids")
         values["refused_ids"] = tuple(refused)
         values["rotary"] = tuple(map(RotaryOutput.from_document, rotary))
-        return FrontEnd.from_tensors(FrontEndConfig(steps=sized, **values), tensors)
+        config = FrontEndConfig(steps=sized, **values)
+        if unknown := [token for token in refused if token not in range(config.tokens.rows)]:
+            raise ValueError(f"refused_ids: got {unknown[0]}, expected ids from 0 to {config.tokens.rows - 1}")
+        return FrontEnd.from_tensors(config, tensors)
     except CheckpointError:
         raise
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
@@ -91,7 +94,7 @@ def files_described(folder: Path) -> list[str]:
 
 def _read(file: Path) -> tuple[list[Step], dict[str, Any]]:
     """Return the steps, and the other fields."""
-    document = tomllib.loads(read_bytes(file).decode(), parse_float=finite_float)
+    document = tomllib.loads(read_bytes(file).decode("utf-8-sig"), parse_float=finite_float)
     return [from_document(_with_keys(step)) for step in _list("steps", document.pop("steps", None))], document
 
 

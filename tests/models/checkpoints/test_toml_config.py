@@ -77,6 +77,14 @@ def test_description_without_positions_has_no_max_len(tmp_path: Path) -> None:
     assert read_description(describe(tmp_path, "max_len = 7\n" + TOKENS)).config.max_len == 7
 
 
+def test_description_with_byte_order_mark_is_read(tmp_path: Path) -> None:
+    folder = describe(tmp_path, TOKENS)
+    file = folder / "frontend.toml"
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert read_description(folder).config.tokens.rows == 11
+
+
+SINUSOIDS = TOKENS + '[[steps]]\nkind = "positions"\ntable = "tensor2tensor"\nrows = 16\n'
 STEP = '\n[[steps]]\nkind = "{}"\n'
 LEVELS = (
     TOKENS
@@ -225,6 +233,10 @@ def test_grid_positions_match_cells(tmp_path: Path, fields: str, expected: torch
         ("family = [1]\n" + TOKENS, "family: got .1., expected a text"),
         ('consumer_scales = "no"\n' + TOKENS, "consumer_scales: got 'no', expected true or false"),
         ('refused_ids = "3"\n' + TOKENS, "refused_ids: got '3', expected a list of token ids"),
+        ("refused_ids = [5, -1]\n" + TOKENS, "refused_ids: got -1, expected ids from 0 to 10"),
+        (SINUSOIDS + "zero_row = 16\n", "zero_row: got 16, expected 0 to 15"),
+        (SINUSOIDS + "zero_row = 1.0\n", "zero_row: got 1.0, expected 0 to 15"),
+        (SINUSOIDS + "zero_row = true\n", "zero_row: got True, expected 0 to 15"),
         ("refused_ids = [1.0]\n" + TOKENS, "refused_ids: got .1.0., expected a list of token ids"),
         (TOKENS + '[[steps]]\nkind = "scale"\nby = 2.0\ncast = "false"\n', "scale.cast: got 'false', expected a bool"),
         (TOKENS + '[[steps]]\nkind = "segments"\nweight = "kinds"\nneeded = 1\n', "segments.needed: got 1, expected a"),
