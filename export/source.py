@@ -20,7 +20,7 @@ from preblock.models.checkpoints.toml_config import files_described, read_descri
 from preblock.models.checkpoints.weight_files import CheckpointError, read_bytes, read_config
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
-from preblock.models.frontend_file import DESCRIPTION, INDEX
+from preblock.models.frontend_file import DESCRIPTION, INDEX, WEIGHTS
 from preblock.models.modules.stems import Stem
 from preblock.models.presets import build_preset
 from preblock.service.artifacts.io import describe
@@ -149,22 +149,11 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
-        format_, side = detect_format(folder, choices), choices.get("side")
-        layout = find_static(folder) if format_ == "static" else None
-        if layout:
-            needed = static_files_needed(layout)
-        elif format_ == "description":
-            needed = files_described(folder)
-        elif format_ == "stem":
-            needed = stem_files_needed(folder, side)
-        elif format_ == "checkpoint":
-            needed = files_needed(folder, side, choices.get("segments", False))
-        else:
-            from preblock.export.discovery.discovery import files_discovered
-
-            document, tokens_only = read_config(folder), choices.get("tokens_only", False)
-            needed = files_discovered(folder, document, side, tokens_only)
+        needed = _weight_files(folder, choices)
         # The hub's cache names the folder of a snapshot by its commit.
+        if needed and os.path.lexists(folder / INDEX):  # a single file of weights wins over those of an index
+            snapshot_download(name, revision=folder.name, allow_patterns=[WEIGHTS])
+            needed = _weight_files(folder, choices)
         snapshot_download(name, revision=folder.name, allow_patterns=[glob.escape(file) for file in needed])
     except CheckpointError as error:
         raise ExportError(str(error)) from error
@@ -172,3 +161,20 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
         at = f"@{revision}" if revision else ""
         raise ExportError(f"hf:{name}{at}: {' '.join(str(error).split())}") from error
     return folder
+
+
+def _weight_files(folder: Path, choices: SourceOptions) -> list[str]:
+    """Return the names of the weight files that the front-end in `folder` needs; raise CheckpointError if unknown."""
+    format_, side = detect_format(folder, choices), choices.get("side")
+    layout = find_static(folder) if format_ == "static" else None
+    if layout:
+        return static_files_needed(layout)
+    if format_ == "description":
+        return files_described(folder)
+    if format_ == "stem":
+        return stem_files_needed(folder, side)
+    if format_ == "checkpoint":
+        return files_needed(folder, side, choices.get("segments", False))
+    from preblock.export.discovery.discovery import files_discovered
+
+    return files_discovered(folder, read_config(folder), side, choices.get("tokens_only", False))

@@ -152,6 +152,16 @@ def test_only_shards_of_front_end_are_downloaded(hub: Hub, tmp_path: Path) -> No
     )
 
 
+def test_single_file_of_hub_wins_over_its_index(hub: Hub, tmp_path: Path) -> None:
+    """transformers also reads it: the files of the index may hold other weights."""
+    weights = (hub.folder / "model.safetensors").read_bytes()
+    shard(hub)
+    (hub.folder / "model.safetensors").write_bytes(weights)
+    done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
+    assert done.stdout.splitlines() == [COMMIT], done.stderr
+    assert hub.downloads() == ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"]
+
+
 def test_only_files_named_in_frontend_toml_are_downloaded(hub: Hub, tmp_path: Path) -> None:
     files = shard(hub)
     weight = "encoder.layer.0.intermediate.dense.weight"
@@ -163,14 +173,17 @@ def test_only_files_named_in_frontend_toml_are_downloaded(hub: Hub, tmp_path: Pa
     )
 
 
-def test_unknown_model_type_downloads_no_weights(hub: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", [False, True])
+def test_unknown_model_type_downloads_no_weights(hub: Hub, index: bool, tmp_path: Path) -> None:
+    if index:
+        (hub.folder / "model.safetensors.index.json").write_text("{}")
     config = json.loads((hub.folder / "config.json").read_text())
     (hub.folder / "config.json").write_text(json.dumps(config | {"model_type": "other"}))
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert (
         "model_type is 'other', known neither to the family table nor to transformers" in done.stderr.splitlines()[-1]
     )
-    assert hub.downloads() == ["config.json", "tokenizer.json"]
+    assert hub.downloads() == ["config.json", *["model.safetensors.index.json"] * index, "tokenizer.json"]
 
 
 @pytest.mark.parametrize(
