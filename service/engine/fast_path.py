@@ -77,6 +77,8 @@ class FastPath:
     Attributes:
         width: values of a token in all outputs.
         forms: width and type of each output.
+        max_batched_values: most values of a request in a micro-batch; 0 if every request runs alone.
+        max_step_values: most values of a step of a stream.
 
     """
 
@@ -90,6 +92,7 @@ class FastPath:
         self.run = partial(run_batch, model, self.names)
         self.key = (id(model), self.names)
         self.max_batched_values = max_batched_values(model)
+        self.max_step_values = self.max_batched_values or INLINE_MAX_VALUES
         self.indices = tuple(manifest.indices)
         self._vocab_size, self._limit = manifest.vocab_size, manifest.limit
 

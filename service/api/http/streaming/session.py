@@ -129,7 +129,7 @@ class DecodeSession:
             or (step.offset and step.offset != stream.offset.tobytes())
             or step.ids.size > self.engine.max_tokens
             or step.shape.rows > self.engine.limits.max_rows
-            or step.ids.size * fast_path.width > fast_path.max_batched_values
+            or step.ids.size * fast_path.width > fast_path.max_step_values
             or (step.shape.version == 1 and (stream.histories is not None or len(fast_path.forms) > 1))
             or (step.number and step.shape.version == 2 and not stream.is_new(step.number))
             or not fast_path.accepts(step.ids, stream.offset)

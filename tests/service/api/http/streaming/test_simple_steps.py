@@ -147,6 +147,16 @@ def test_simple_steps_hold_rows_of_narrow_types(
         assert (found[20], len(found) > 2 * 4 * 64 * len(ids)) == (code, True)
 
 
+def test_simple_steps_without_micro_batches_have_the_same_frames(tmp_path: Path) -> None:
+    """A matrix product depends on the shape of its call, so each step runs alone."""
+    copy_artifact("projected", tmp_path)
+    with open_engine(tmp_path) as engine:
+        model = engine.repository.get("projected")
+        fast, general = (DecodeSession(engine, model, {"rows": 2}) for _ in range(2))
+        for ids in ([[1], [2]], [[3, 4], [5, 6]]):
+            assert answer_simple(fast, step(ids)) == answer(general, step(ids))
+
+
 def test_repeated_simple_step_sees_the_history_before_it(engine: Engine) -> None:
     session = open_session(engine, output=["ngram_embeddings"])
     answer_simple(session, step([[5, 6]]))
