@@ -27,7 +27,7 @@ REFERENCE_ROOTS = click.option(
 PROVIDER = click.option(
     "--provider",
     type=click.Choice(["auto", "cpu", "cuda"]),
-    help="Device to run models on; default auto: CUDA if it works, but the CPU for models without a matrix product.",
+    help="Device to run models on; default auto: CUDA, if it works, for models with a matrix product.",
 )
 
 

@@ -72,7 +72,7 @@ class Settings(BaseModel):
     grpc_port: int | None = Field(None, ge=1, le=65535, description="Port of gRPC; unset: no gRPC.")
     uds: Path | None = Field(None, description="Unix socket of HTTP and WebSocket, in place of host and port.")
     grpc_uds: Path | None = Field(None, description="Unix socket of gRPC, in place of its port; for one worker.")
-    provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA where it pays.")
+    provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA for matrix products.")
     aliases: str | None = Field(None, description="Comma-separated NAME=MODEL: further names of models.")
     model_control: Literal["none", "poll", "explicit"] = Field("none", description="Source of model changes.")
     model_poll_interval_seconds: Seconds = Field(

@@ -148,7 +148,7 @@ def _with_given(chunks: Iterator[Float32], name: str, item: BatchItem) -> Iterat
 def _vectors_in(memory: OutputMemory, model: TokenModel, name: str, item: BatchItem) -> Iterator[Float32]:
     """Yield the vectors of one output in chunks, from `memory` if it is set by then; empty ones from a GPU."""
     if memory.target is not None:
-        for _ in model.write_on_gpu(item.feeds, name, _max_gpu_tokens(model, name), memory.target):
+        for _ in model.write_on_gpu(item.feeds, name, max_gpu_tokens(model, name), memory.target):
             yield np.empty(0, np.float32)
         return
     if memory.vectors is None or memory.lost is None:
@@ -165,7 +165,7 @@ def _max_chunk_tokens(model: TokenModel, name: str) -> int:
     return max(1, CHUNK_VALUES // model.widths[name])
 
 
-def _max_gpu_tokens(model: TokenModel, name: str) -> int:
+def max_gpu_tokens(model: TokenModel, name: str) -> int:
     """Return the most tokens of a chunk that stays on a GPU; bits that depend on the shape need the same chunks."""
     return _max_chunk_tokens(model, name) * (GPU_CHUNKS if model.exact_rows else 1)
 

@@ -37,7 +37,7 @@ class ProviderChoice(NamedTuple):
     def for_model(self, manifest: Artifact) -> "ProviderChoice":
         """Return the provider of a model.
 
-        With `auto`, the CPU keeps a model without a matrix product: it gives a vector the same bits in any call, and
+        With `auto`, the CPU keeps a model whose rows are exact there: it gives a vector the same bits in any call, and
         answers small requests sooner than a GPU. The norms of a GPU depend on the shape of the call (docs/gpu.md).
         """
         exact = isinstance(manifest, Manifest) and manifest.exact_rows

@@ -17,8 +17,10 @@ from preblock.service.core.errors import PreblockError
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.shared_region import OpenRange, Region
 from preblock.service.core.types import TokenRequest, TokenRows
+from preblock.service.engine.chunking import GPU_CHUNKS, max_gpu_tokens
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import max_batched_values
+from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.cuda_memory import open_memory
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import ProviderChoice
@@ -57,9 +59,11 @@ async def write(
 
 
 def compare(model: TokenModel, on_gpu: TokenModel) -> None:
-    """Compare the models: lookups, all token outputs at once, and micro-batches, which a norm excludes on a GPU."""
+    """Compare the models: lookups, all token outputs at once, and batches and chunks, which a norm keeps small."""
     assert max_batched_values(model) > 0
-    assert (max_batched_values(on_gpu) > 0) == (model.name != "bert")
+    exact = model.name != "bert"
+    assert (max_batched_values(on_gpu) > 0) == exact
+    assert max_gpu_tokens(on_gpu, "embeddings") == CHUNK_VALUES // 64 * (GPU_CHUNKS if exact else 1)
     ids = np.arange(8, 24).reshape(2, 8)
     assert on_gpu.provider == STAND_IN
     assert on_gpu.look_up(ids[0]).tobytes() == model.look_up(ids[0]).tobytes()

@@ -55,7 +55,8 @@ streams = [driver.take_stream(0, owner) for owner in owners]
 del owners[0]
 successor = Owner()
 print(len(set(streams)), driver.take_stream(0, successor) == streams[0], driver.take_stream(0, successor) in streams)
-print(driver.take_stream(1, successor) in streams)
+del successor
+print(driver.take_stream(1, Owner()) in streams)
 """
 SESSION = """
 import sys

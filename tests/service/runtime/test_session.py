@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import DATA, GRAPH
-from preblock.service.core.errors import ArtifactError, ProviderError
-from preblock.service.runtime.cuda_driver import has_driver
+from preblock.service.core.errors import ArtifactError, Forbidden, ProviderError
+from preblock.service.runtime.cuda_driver import has_driver, load_driver
 from preblock.service.runtime.providers import CPU, CUDA, PROBE, VERSION, choose_provider, cuda_unavailable_reason
 from preblock.service.runtime.runner import Feeds, Float32
 from preblock.service.runtime.session import CudaSession, Session
@@ -102,11 +102,13 @@ def test_unavailable_cuda_is_rejected_without_fallback() -> None:
     assert str(refused.value) == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
 
 
-@pytest.mark.skipif(has_driver(), reason="there is a driver")
-def test_gpu_session_without_a_driver_is_rejected(tiny_repository: Path) -> None:
+@pytest.mark.skipif(has_driver(), reason="there is a GPU")
+def test_gpu_session_without_a_gpu_is_rejected(tiny_repository: Path) -> None:
+    with pytest.raises(Forbidden) as missing:
+        load_driver()
     with pytest.raises(ProviderError) as refused:
         Session(tiny_repository / "gpt" / "1", CUDA)
-    assert str(refused.value) == f"{CUDA} cannot be used: no NVIDIA driver: libcuda.so.1 was not found"
+    assert str(refused.value) == f"{CUDA} cannot be used: {missing.value.got}"
 
 
 def test_probe_model_is_valid_and_doubles_input() -> None:
