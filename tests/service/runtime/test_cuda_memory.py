@@ -92,12 +92,37 @@ with ThreadPoolExecutor(8) as pool:
     print(before, used_memory(os.getpid()))
 """
 
+REOPEN = """
+import gc, os, sys
+from pathlib import Path
+import numpy as np
+from benchmarks.cuda.load import used_memory
+from preblock.service.runtime.providers import CUDA, cuda_unavailable_reason
+from preblock.service.runtime.session import open_session
+assert cuda_unavailable_reason() is None
+feeds = {"input_ids": np.array([[1, 2, 3]]), "offset": np.zeros(1, np.int64)}
+found, used = set(), []
+for _ in range(20):
+    session = open_session(Path(sys.argv[1]), CUDA)
+    session.warm_up(feeds)
+    found.add(session.run(feeds)["embeddings"].tobytes())
+    del session
+    gc.collect()
+    used.append(used_memory(os.getpid()))
+print(len(found), used[1], used[-1])
+"""
+
 
 def run(code: str, folder: Path, *arguments: Path, failing: str = "") -> subprocess.CompletedProcess[str]:
     known = os.environ | build_driver(folder) | {FAILURE: failing}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], env=known, cwd=ROOT, capture_output=True, text=True, check=False
     )
+
+
+def run_on_gpu(code: str, repository: Path) -> str:
+    command = (sys.executable, "-c", code, repository / "gpt" / "1")
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def test_pinned_memory_is_used_again_and_bounded(tmp_path: Path) -> None:
@@ -140,13 +165,16 @@ def test_session_that_cannot_use_cuda_is_rejected(
 @pytest.mark.gpu
 @pytest.mark.skipif(cuda_unavailable_reason() is not None, reason="CUDA does not work here")
 def test_calls_of_many_threads_take_no_gpu_memory(tiny_repository: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", THREADS, tiny_repository / "gpt" / "1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    before, after = map(int, done.stdout.split())
+    before, after = map(int, run_on_gpu(THREADS, tiny_repository).split())
+    assert before > 0
+    assert after - before < 16
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cuda_unavailable_reason() is not None, reason="CUDA does not work here")
+def test_sessions_one_after_another_take_no_gpu_memory(tiny_repository: Path) -> None:
+    """Each takes over the stream of the one before."""
+    different, before, after = map(int, run_on_gpu(REOPEN, tiny_repository).split())
+    assert different == 1
     assert before > 0
     assert after - before < 16
