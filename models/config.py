@@ -16,6 +16,7 @@ from preblock.models.modules.ngram_config import CONTEXT, NGRAMS, NgramConfig
 from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS, PerLayerConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.signature import Signature
+from preblock.models.step_documents import from_document, to_document
 from preblock.models.steps import (
     Levels,
     Mask,
@@ -27,10 +28,8 @@ from preblock.models.steps import (
     Step,
     Tokens,
     Weights,
-    from_document,
     indexed,
     names_of,
-    to_document,
 )
 
 OWN_NAMES = (

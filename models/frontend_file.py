@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preblock.models.steps import Step, names_of, parameters, to_document
+from preblock.models.step_documents import to_document
+from preblock.models.steps import Step, names_of, parameters
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

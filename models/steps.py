@@ -7,8 +7,7 @@ Letters: B batch, L length, V vocabulary, M maximum length, H rows and W columns
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from preblock.models.serialization import Keys, check_epsilon
@@ -212,10 +211,6 @@ class Mask:
 
 
 Step = Tokens | Scale | Weights | Segments | Levels | Positions | Norm | RmsNorm | Project | Mask
-KINDS: dict[str, type[Step]] = {
-    step.kind: step for step in (Tokens, Scale, Weights, Segments, Levels, Positions, Norm, RmsNorm, Project, Mask)
-}
-TYPES = dict.fromkeys(("rows", "width", "first"), (int,)) | {"by": (float, int), "cast": (bool,), "needed": (bool,)}
 
 
 def parameters(step: Step) -> dict[str, Keys]:
@@ -255,50 +250,3 @@ def indexed(steps: tuple[Step, ...]) -> list[Segments]:
         if isinstance(step, Segments | Levels)
         for part in (step.levels if isinstance(step, Levels) else [step])
     ]
-
-
-def to_document(step: Step) -> dict[str, Any]:
-    """Return a step as plain values, without the names of tensors in a checkpoint."""
-    return {"kind": step.kind, **_without_names(asdict(step))}
-
-
-def _without_names(values: dict[str, Any]) -> dict[str, Any]:
-    plain = {name: value for name, value in values.items() if name not in ("weight", "columns") or value is None}
-    if isinstance(plain.get("bias"), tuple):
-        plain["bias"] = []
-    if plain.get("grid"):
-        plain["grid"] = list(plain["grid"])
-    if "levels" in plain:
-        plain["levels"] = [_without_names(level) for level in plain["levels"]]
-    return plain
-
-
-def from_document(document: Mapping[str, Any]) -> Step:
-    """Return the step of a document written by `to_document`.
-
-    Raises:
-        ValueError: the kind or a field is not known.
-
-    """
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in document.items()
-    }
-    kind = values.pop("kind", None)
-    if kind not in KINDS:
-        raise ValueError(f"kind: got {kind!r}, expected {', '.join(KINDS)}")
-    for name, types in TYPES.items():
-        if name in values and type(values[name]) not in types:
-            raise ValueError(f"{kind}.{name}: got {values[name]!r}, expected a {'bool' if bool in types else 'number'}")
-    try:
-        if "levels" in values:
-            values["levels"] = tuple(map(_level, values["levels"]))
-        return KINDS[kind](**values)
-    except TypeError as error:
-        raise ValueError(f"{kind}: {error}") from error
-
-
-def _level(document: Any) -> Segments:
-    level = from_document({"kind": "segments", **document}) if isinstance(document, Mapping) else None
-    if not isinstance(level, Segments):
-        raise ValueError(f"levels: got {document!r}, expected tables with the fields of segments")
-    return level

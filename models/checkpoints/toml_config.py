@@ -36,7 +36,8 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.steps import Positions, Step, from_document
+from preblock.models.step_documents import from_document
+from preblock.models.steps import Positions, Step
 
 FURTHER = ("steps", "rotary", "no_rotary", "bias", "per_layer", "streams")
 """Fields of `FrontEndConfig` read apart from the plain values."""

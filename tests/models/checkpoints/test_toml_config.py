@@ -13,7 +13,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.grid import SinusoidalGridEncoding
 from preblock.models.modules.sinusoids import sinusoid
-from preblock.models.steps import from_document, to_document
+from preblock.models.step_documents import from_document, to_document
 from tests.models.checkpoints.toml_files import IDS, TABLES, TOKENS, describe
 
 ALL = (
