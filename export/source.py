@@ -17,7 +17,7 @@ from preblock.models.checkpoints.static_reader import read_static, static_files_
 from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
 from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
-from preblock.models.checkpoints.weight_files import CheckpointError, read_bytes, read_config
+from preblock.models.checkpoints.weight_files import CheckpointError, is_sharded, read_bytes, read_config
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import DESCRIPTION, INDEX, WEIGHTS
@@ -151,9 +151,9 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
         needed = _weight_files(folder, choices)
         # The hub's cache names the folder of a snapshot by its commit.
-        if needed and os.path.lexists(folder / INDEX):  # a single file of weights wins over those of an index
+        if needed and is_sharded(folder):  # a single file of weights wins over those of the index
             snapshot_download(name, revision=folder.name, allow_patterns=[WEIGHTS])
-            needed = _weight_files(folder, choices)
+            needed = needed if is_sharded(folder) else _weight_files(folder, choices)
         snapshot_download(name, revision=folder.name, allow_patterns=[glob.escape(file) for file in needed])
     except CheckpointError as error:
         raise ExportError(str(error)) from error

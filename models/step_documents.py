@@ -2,26 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
-from preblock.models.steps import (
-    Levels,
-    Mask,
-    Norm,
-    Positions,
-    Project,
-    RmsNorm,
-    Scale,
-    Segments,
-    Step,
-    Tokens,
-    Weights,
-)
+from preblock.models.steps import Segments, Step
 
-KINDS: dict[str, type[Step]] = {
-    step.kind: step for step in (Tokens, Scale, Weights, Segments, Levels, Positions, Norm, RmsNorm, Project, Mask)
+KINDS: dict[str, type[Step]] = {step.kind: step for step in get_args(Step)}
+TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("rows", "width", "first"), ("a whole number", (int,))),
+    "zero_row": ("a whole number", (int, type(None))),
+    "by": ("a number", (float, int)),
+    **dict.fromkeys(("cast", "needed"), ("a bool", (bool,))),
 }
-TYPES = dict.fromkeys(("rows", "width", "first"), (int,)) | {"by": (float, int), "cast": (bool,), "needed": (bool,)}
+"""The name and the types of the values of a field."""
 
 
 def to_document(step: Step) -> dict[str, Any]:
@@ -53,9 +45,9 @@ def from_document(document: Mapping[str, Any]) -> Step:
     kind = values.pop("kind", None)
     if kind not in KINDS:
         raise ValueError(f"kind: got {kind!r}, expected {', '.join(KINDS)}")
-    for name, types in TYPES.items():
+    for name, (expected, types) in TYPES.items():
         if name in values and type(values[name]) not in types:
-            raise ValueError(f"{kind}.{name}: got {values[name]!r}, expected a {'bool' if bool in types else 'number'}")
+            raise ValueError(f"{kind}.{name}: got {values[name]!r}, expected {expected}")
     try:
         if "levels" in values:
             values["levels"] = tuple(map(_level, values["levels"]))

@@ -152,10 +152,6 @@ class Positions:
             )
         if self.table in ("learned", "hybrid") and self.rows < 1:
             raise ValueError(f"rows: got {self.rows}, expected 1 or more for a table {self.table!r}")
-        rows = range(self.rows)
-        zero_row: Any = self.zero_row
-        if self.table in RECIPES and rows and zero_row is not None and not (type(zero_row) is int and zero_row in rows):
-            raise ValueError(f"zero_row: got {zero_row!r}, expected 0 to {self.rows - 1}")
         if self.grid is None:
             if self.table == "factorised":
                 raise ValueError("grid: got none, expected rows and columns for a table 'factorised'")

@@ -185,51 +185,51 @@ def _polynomial(x: Tensor, coefficients: tuple[Tensor, ...]) -> Tensor:
 class SinusoidBuilder(Protocol):
     """Builds the table of a library, bit for bit."""
 
-    def __call__(self, rows: int, d_model: int, padding_idx: int | None = None) -> Tensor:
+    def __call__(self, rows: int, d_model: int, zero_row: int | None = None) -> Tensor:
         """Return the vectors of the positions 0 to `rows` - 1.
 
         Args:
             rows: number of positions.
             d_model: width D of a vector.
-            padding_idx: row to fill with zeros, as M2M100, Speech2Text and XGLM do; Marian, Pegasus, CTRL and
+            zero_row: row to fill with zeros, as M2M100, Speech2Text and XGLM do; Marian, Pegasus, CTRL and
                 Whisper do not. Default none.
 
         Returns:
             float32 (rows, D), on the CPU.
 
         Raises:
-            ValueError: `padding_idx` is outside 0 to rows - 1, or the recipe divides by zero at that width.
+            ValueError: `zero_row` is outside 0 to rows - 1, or the recipe divides by zero at that width.
 
         """
 
 
-def _pair_half(rows: int, d_model: int, padding_idx: int | None = None) -> Tensor:
+def _pair_half(rows: int, d_model: int, zero_row: int | None = None) -> Tensor:
     angle = _float64_angle(rows, d_model)
-    return _table(np.concatenate((np.sin(angle[:, 0::2]), np.cos(angle[:, 1::2])), axis=1), padding_idx)
+    return _table(np.concatenate((np.sin(angle[:, 0::2]), np.cos(angle[:, 1::2])), axis=1), zero_row)
 
 
-def _pair_interleaved(rows: int, d_model: int, padding_idx: int | None = None) -> Tensor:
+def _pair_interleaved(rows: int, d_model: int, zero_row: int | None = None) -> Tensor:
     angle = _float64_angle(rows, d_model)
     table = np.empty_like(angle)
     table[:, 0::2], table[:, 1::2] = np.sin(angle[:, 0::2]), np.cos(angle[:, 1::2])
-    return _table(table, padding_idx)
+    return _table(table, zero_row)
 
 
-def _pair_half_float32(rows: int, d_model: int, padding_idx: int | None = None) -> Tensor:
+def _pair_half_float32(rows: int, d_model: int, zero_row: int | None = None) -> Tensor:
     column = torch.arange(d_model, dtype=torch.float32, device="cpu")
     frequency = 1 / torch.pow(10000, (2 * (column // 2)) / d_model)
     angle = torch.arange(rows, dtype=torch.float32, device="cpu").unsqueeze(1) * frequency
-    return _table(torch.cat((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=1), padding_idx)
+    return _table(torch.cat((angle[:, 0::2].sin(), angle[:, 1::2].cos()), dim=1), zero_row)
 
 
-def _tensor2tensor(rows: int, d_model: int, padding_idx: int | None = None) -> Tensor:
+def _tensor2tensor(rows: int, d_model: int, zero_row: int | None = None) -> Tensor:
     if d_model < 4:
         raise ValueError(f"d_model: got {d_model}, expected 4 or more")
     half = d_model // 2
     step = math.log(10000) / (half - 1)
     frequency = torch.exp(torch.arange(half, dtype=torch.float32, device="cpu") * -step)
     angle = torch.arange(rows, dtype=torch.float32, device="cpu").unsqueeze(1) * frequency
-    return _table(F.pad(torch.cat((angle.sin(), angle.cos()), dim=1), (0, d_model % 2)), padding_idx)
+    return _table(F.pad(torch.cat((angle.sin(), angle.cos()), dim=1), (0, d_model % 2)), zero_row)
 
 
 RECIPES: Mapping[str, SinusoidBuilder] = {
@@ -260,11 +260,11 @@ def _float64_angle(rows: int, d_model: int) -> NDArray[np.float64]:
     return angle
 
 
-def _table(values: NDArray[np.float64] | Tensor, padding_idx: int | None) -> Tensor:
-    """Return `values` (rows, D) rounded to float32, with zeros in the row `padding_idx`."""
+def _table(values: NDArray[np.float64] | Tensor, zero_row: int | None) -> Tensor:
+    """Return `values` (rows, D) rounded to float32, with zeros in the row `zero_row`."""
     table = torch.as_tensor(values, device="cpu").to(torch.float32)
-    if padding_idx is not None:
-        if not 0 <= padding_idx < len(table):
-            raise ValueError(f"padding_idx: got {padding_idx}, expected 0 to {len(table) - 1}")
-        table[padding_idx] = 0
+    if zero_row is not None:
+        if not 0 <= zero_row < len(table):
+            raise ValueError(f"zero_row: got {zero_row}, expected 0 to {len(table) - 1}")
+        table[zero_row] = 0
     return table

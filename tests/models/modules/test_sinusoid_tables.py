@@ -71,7 +71,7 @@ def test_odd_width_table_equals_library_bit_for_bit(family: str, rows: int, d_mo
     assert np.array_equal(bits(RECIPES[recipe](rows, d_model)), bits(library(rows, d_model)))
 
 
-@pytest.mark.parametrize("padding_idx", [0, 1, 39])
+@pytest.mark.parametrize("zero_row", [0, 1, 39])
 @pytest.mark.parametrize(
     "library",
     [
@@ -80,10 +80,10 @@ def test_odd_width_table_equals_library_bit_for_bit(family: str, rows: int, d_mo
         Speech2TextSinusoidalPositionalEmbedding,
     ],
 )
-def test_padding_row_is_zero_as_in_library(library: Any, padding_idx: int) -> None:
-    found = RECIPES["tensor2tensor"](40, 24, padding_idx)
-    assert np.array_equal(bits(found), bits(library.get_embedding(40, 24, padding_idx)))
-    assert (found[padding_idx] == 0).all()
+def test_padding_row_is_zero_as_in_library(library: Any, zero_row: int) -> None:
+    found = RECIPES["tensor2tensor"](40, 24, zero_row)
+    assert np.array_equal(bits(found), bits(library.get_embedding(40, 24, zero_row)))
+    assert (found[zero_row] == 0).all()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -94,10 +94,10 @@ def test_only_padding_row_is_zeroed(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("padding_idx", [-1, 9])
-def test_padding_row_outside_table_is_rejected(recipe: str, padding_idx: int) -> None:
-    with pytest.raises(ValueError, match=f"padding_idx: got {padding_idx}, expected 0 to 8"):
-        RECIPES[recipe](9, 8, padding_idx)
+@pytest.mark.parametrize("zero_row", [-1, 9])
+def test_padding_row_outside_table_is_rejected(recipe: str, zero_row: int) -> None:
+    with pytest.raises(ValueError, match=f"zero_row: got {zero_row}, expected 0 to 8"):
+        RECIPES[recipe](9, 8, zero_row)
 
 
 @pytest.mark.parametrize("d_model", [2, 3])
