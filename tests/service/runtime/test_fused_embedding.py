@@ -257,7 +257,7 @@ import numpy as np
 from preblock.service.app import create_engine
 from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.core.settings import Settings
-model = create_engine(Settings(repository=Path(sys.argv[1]))).repository.get("gpt")
+model = create_engine(Settings(repository=Path(sys.argv[1]), provider="cpu")).repository.get("gpt")
 feeds = {"input_ids": np.arange(80).reshape(2, 40), "offset": np.array([7])}
 expected = model.sessions["model.onnx"].run(feeds)["embeddings"].tobytes()
 assert all(model.run(feeds, ("embeddings",))["embeddings"].tobytes() == expected for _ in range(20))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def test_model_shows_its_limits_and_provider(
 ) -> None:
     model = http.get(f"/models/{name}").json()
     assert (model["max_len"], model["max_tokens"]) == (max_len, 65536)
-    assert model["provider"] == "CPUExecutionProvider"
+    on_gpu = os.environ.get("PREBLOCK_PROVIDER") == "cuda"
+    assert model["provider"] == ("CUDAExecutionProvider" if on_gpu else "CPUExecutionProvider")
     manifest = model["manifest"]
     assert (manifest["indices"], manifest["vocab_size"], manifest["width"]) == (indices, vocab_size, width)
     assert model["parity"]["providers"]["CPUExecutionProvider"]["outputs"]["embeddings"]["cases"]
