@@ -121,6 +121,9 @@ class FrontEndConfig:
             raise ValueError(f"family: got {self.family!r}, expected a text")
         if self.consumer_scales is not None and type(self.consumer_scales) is not bool:
             raise ValueError(f"consumer_scales: got {self.consumer_scales!r}, expected true or false")
+        for token in self.refused_ids:
+            if type(token) is not int or token not in range(self.tokens.rows):
+                raise ValueError(f"refused_ids: got {token!r}, expected ids from 0 to {self.tokens.rows - 1}")
         if self.counts == "ids" and self.padding_idx is None:
             raise ValueError("padding_idx: got none, expected an id, since positions skip it")
         if self.rotary and self.counts != "slots":
@@ -197,12 +200,8 @@ class FrontEndConfig:
         steps = tuple(from_document(step) for step in document["steps"])
         rotary = tuple(RotaryOutput.from_document(output) for output in document["rotary"])
         bias = None if document["bias"] is None else biases.from_document(document["bias"])
-        further: dict[str, Any] = {
-            "steps": steps,
-            "rotary": rotary,
-            "bias": bias,
-            "refused_ids": tuple(document["refused_ids"]),
-        }
+        further: dict[str, Any] = {"steps": steps, "rotary": rotary, "bias": bias}
+        further["refused_ids"] = tuple(document["refused_ids"])
         if document.get("per_layer") is not None:
             further["per_layer"] = PerLayerConfig(**document["per_layer"])
         if document.get("ngrams") is not None:

@@ -8,7 +8,7 @@ import inspect
 import torch
 from torch import Tensor, nn
 
-from preblock.models.config import check_size
+from preblock.models.config import MAX_TABLE_ROWS, check_size
 from preblock.models.modules.signature import Signature
 
 SAMPLE_LENGTH = 64
@@ -26,7 +26,7 @@ class CustomFrontEnd(nn.Module):
             rows. Returns float32 (B, L, D). A vector must depend on its own id and position alone. Put checks on values
             under `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
         vocab_size: legal ids are 0 to V - 1.
-        max_len: M, the largest legal offset + L.
+        max_len: M, the largest legal offset + L; at most 2^24.
         exact: whether the graph must equal the module bit for bit; default False, for norms, projections, other sums.
 
     Raises:
@@ -38,6 +38,8 @@ class CustomFrontEnd(nn.Module):
     def __init__(self, module: nn.Module, vocab_size: int, max_len: int, exact: bool = False) -> None:
         super().__init__()
         vocab_size, self._max_len = check_size("vocab_size", vocab_size), check_size("max_len", max_len)
+        if self._max_len > MAX_TABLE_ROWS:  # the proof runs all positions
+            raise ValueError(f"max_len: got {max_len}, expected at most {MAX_TABLE_ROWS}, for a custom module")
         self.module = module
         self._takes_number = _takes_number(module)
         sample = self._call("module", [0], 0)

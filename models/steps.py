@@ -95,7 +95,7 @@ class Positions:
             "ids": only slots with ids other than padding do; "mask": only slots with `attention_mask` 1 do. For
             both, other slots take the row before `first`.
         first: row of the first real token.
-        zero_row: row of zeros in a sinusoid table; default none.
+        zero_row: row of zeros in the table of a recipe; default none.
         grid: (H, W): the positions are the cells of a grid, row by row. Exact sinusoids of row and column are then
             concatenated.
         columns: name of the factorised table of columns; `weight` names the table of rows.
@@ -150,6 +150,8 @@ class Positions:
                 f"counts and first: got {self.counts!r} and {self.first}, expected 'slots' and 0 for a grid and for a "
                 "hybrid table"
             )
+        if self.zero_row is not None and self.table not in RECIPES:
+            raise ValueError(f"zero_row: got {self.zero_row}, expected none for a table {self.table!r}")
         if self.table in ("learned", "hybrid") and self.rows < 1:
             raise ValueError(f"rows: got {self.rows}, expected 1 or more for a table {self.table!r}")
         if self.grid is None:

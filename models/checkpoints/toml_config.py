@@ -64,14 +64,11 @@ def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, wid
         positions = next((step for step in sized if isinstance(step, Positions)), None)
         values = {"family": "custom", "max_len": limit_of(positions), **document}
         refused = values.get("refused_ids", [])
-        if not isinstance(refused, list) or not all(type(token) is int for token in refused):
+        if not isinstance(refused, list):
             raise ValueError(f"refused_ids: got {refused!r}, expected a list of token ids")
         values["refused_ids"] = tuple(refused)
         values["rotary"] = tuple(map(RotaryOutput.from_document, rotary))
-        config = FrontEndConfig(steps=sized, **values)
-        if unknown := [token for token in refused if token not in range(config.tokens.rows)]:
-            raise ValueError(f"refused_ids: got {unknown[0]}, expected ids from 0 to {config.tokens.rows - 1}")
-        return FrontEnd.from_tensors(config, tensors)
+        return FrontEnd.from_tensors(FrontEndConfig(steps=sized, **values), tensors)
     except CheckpointError:
         raise
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:

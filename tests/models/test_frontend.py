@@ -232,9 +232,13 @@ def test_sizes_may_be_integers_of_numpy() -> None:
         (lambda: GPT2Embeddings(4, 0, 4), r"tokens\.width: got 0"),
         (lambda: GPT2Embeddings(4, 4.0, 4), r"tokens\.width: got 4\.0"),  # type: ignore[arg-type]
         (lambda: BertEmbeddings(4, 4, 4, segments=-1), r"token_type_ids\.rows: got -1"),
+        (
+            lambda: CustomFrontEnd(GPT2Embeddings(7, 4, 4), 7, 2**24 + 1),
+            "max_len: got 16777217, expected at most 16777216",
+        ),
         (lambda: TransformerEmbedding(4, 4, 4, "learnt"), "positions: got 'learnt', expected sinusoidal, learned"),  # type: ignore[arg-type]
     ],
 )
-def test_wrong_argument_of_front_end_is_rejected(build: Callable[[], FrontEnd], message: str) -> None:
+def test_wrong_argument_of_front_end_is_rejected(build: Callable[[], FrontEnd | CustomFrontEnd], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         build()

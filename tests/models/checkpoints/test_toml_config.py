@@ -237,7 +237,11 @@ def test_grid_positions_match_cells(tmp_path: Path, fields: str, expected: torch
         (SINUSOIDS + "zero_row = 16\n", "zero_row: got 16, expected 0 to 15"),
         (SINUSOIDS + "zero_row = 1.0\n", "positions.zero_row: got 1.0, expected a whole number"),
         (SINUSOIDS + "zero_row = true\n", "positions.zero_row: got True, expected a whole number"),
-        ("refused_ids = [1.0]\n" + TOKENS, "refused_ids: got .1.0., expected a list of token ids"),
+        ("refused_ids = [1.0]\n" + TOKENS, "refused_ids: got 1.0, expected ids from 0 to 10"),
+        (
+            TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\nzero_row = 1\n',
+            "zero_row: got 1, expected none for a table 'learned'",
+        ),
         (TOKENS + '[[steps]]\nkind = "scale"\nby = 2.0\ncast = "false"\n', "scale.cast: got 'false', expected a bool"),
         (TOKENS + '[[steps]]\nkind = "segments"\nweight = "kinds"\nneeded = 1\n', "segments.needed: got 1, expected a"),
         (
