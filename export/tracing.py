@@ -5,7 +5,8 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ from preblock.export.external_data import save_program
 from preblock.export.progress import Report
 
 OPSET = 20
+LOGGERS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes")
 
 
 def export_program(module: nn.Module, folder: Path, report: Report, **options: Any) -> onnx.ModelProto:
@@ -46,16 +48,17 @@ def export_program(module: nn.Module, folder: Path, report: Report, **options: A
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Silence the exporter's messages about unused libraries and its own deprecations."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence the exporter's messages about unused libraries, its own deprecations, and failed first attempts."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, LOGGERS)}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):  # torch prints the graph of a failed attempt
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 @contextmanager

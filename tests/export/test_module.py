@@ -141,10 +141,11 @@ class Counted(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["range", "shift", "slice"])
-def test_module_with_integer_offset_is_exported(kind: str, tmp_path: Path) -> None:
+def test_module_with_integer_offset_is_exported(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Oracle: the module, called once for each row."""
     module = Counted(kind)
     exported = export_module(module, "counted", str(tmp_path), vocab_size=V, max_len=M, exact=True)
+    assert capfd.readouterr() == ("", "")
     ids = np.array([[1, 2], [3, 12], [0, 5]])
     with open_engine(tmp_path) as engine:
         model = engine.repository.get("counted")
