@@ -138,7 +138,7 @@ def export_loaded(
                     source = stored  # releases the unrounded tables
                 else:
                     export_graph(source, folder, report)
-                write_positioned(folder)
+                write_positioned(folder, source.signature.max_len)
             label_graphs(folder, source.signature)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)

@@ -10,25 +10,25 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
-from onnx.helper import make_graph, make_model, make_tensor_value_info
-from onnx.reference import ReferenceEvaluator
+from onnx.helper import make_graph, make_model, make_node, make_tensor_value_info
 
 from preblock.export.external_data import place_of
 from preblock.export.graph import cut, load_plain, replace_fields, save_graph
 from preblock.service.artifacts.manifest import EMBEDDINGS, POSITION_EMBEDDINGS, POSITIONED_GRAPH
 from preblock.service.artifacts.records import Kernel, KernelTokens, PositionTable
+from preblock.service.runtime.session import Session
 
 
-def write_positioned(folder: Path) -> None:
+def write_positioned(folder: Path, max_len: int | None) -> None:
     """Write `positioned.onnx` into `folder`, over the data file of the graph of `embeddings`.
 
-    Its input `position_embeddings`, float32 (B or 1, L, P), replaces `offset`. No file is written unless positions are
-    consecutive rows of a float32 table, independent of ids and mask.
+    Its input `position_embeddings`, float32 (B or 1, L, P), replaces `offset`. No file is written unless all positions,
+    `max_len` of them, are consecutive rows of a float32 table, independent of ids and mask.
     """
     model = load_plain(folder)
-    graph, found = model.graph, _find_positions(model.graph)
+    graph, found = model.graph, _find_positions(model, folder, max_len)
     if found is None:
         return
     lookup, table, _ = found
@@ -41,14 +41,14 @@ def write_positioned(folder: Path) -> None:
     save_graph(model, folder / POSITIONED_GRAPH)
 
 
-def describe_positions(folder: Path) -> tuple[PositionTable | None, Kernel | None]:
+def describe_positions(folder: Path, max_len: int | None) -> tuple[PositionTable | None, Kernel | None]:
     """Return the position table of `positioned.onnx` in `folder`, and the tables for the service's fused kernel.
 
     Both are None without that graph. The kernel is None if it cannot compute `embeddings`.
     """
     if not (folder / POSITIONED_GRAPH).is_file():
         return None, None
-    found = _find_positions(load_plain(folder).graph)
+    found = _find_positions(load_plain(folder), folder, max_len)
     assert found is not None
     _, table, first = found
     begin, _ = place_of(table)
@@ -86,11 +86,12 @@ def tokens_of(graph: GraphProto) -> KernelTokens | None:
     return KernelTokens(begin=begin, rows=rows, width=width, scale=scale)
 
 
-def _find_positions(graph: GraphProto) -> tuple[NodeProto, TensorProto, int] | None:
+def _find_positions(model: ModelProto, folder: Path, max_len: int | None) -> tuple[NodeProto, TensorProto, int] | None:
     """Return the Gather node of positions, its table, and the row of position 0.
 
-    Return None unless the node reads consecutive rows, and only it depends on `offset`.
+    Return None unless the node reads consecutive rows for all positions, and only it depends on `offset`.
     """
+    graph = model.graph
     tables = {
         tensor.name: tensor
         for tensor in graph.initializer
@@ -108,17 +109,18 @@ def _find_positions(graph: GraphProto) -> tuple[NodeProto, TensorProto, int] | N
             placed.update(node.output)
         else:
             return None
-    first = -1 if lookup is None else _first(graph, lookup)
-    return None if lookup is None or first < 0 else (lookup, tables[lookup.input[0]], first)
+    first = None if lookup is None or max_len is None else _first(model, lookup, folder, max_len)
+    return None if lookup is None or first is None else (lookup, tables[lookup.input[0]], first)
 
 
-def _first(graph: GraphProto, lookup: NodeProto) -> int:
-    """Return the row of position 0; -1 if the rows of positions 0, 1 and 2 are not consecutive."""
-    nodes, initializers, _ = cut(graph, [lookup.input[1]])
-    rows = make_tensor_value_info(lookup.input[1], TensorProto.INT64, None)
-    index = ReferenceEvaluator(make_model(make_graph(nodes, "rows", list(graph.input), [rows], initializers)))
-    shapes = {value.name: (1,) if value.name == "offset" else (1, 3) for value in graph.input}
-    found = index.run(None, {name: np.zeros(shape, np.int64) for name, shape in shapes.items()})
-    assert isinstance(found, list)
-    first, *following = found[0].ravel().tolist()
-    return first if following == [first + 1, first + 2] else -1
+def _first(model: ModelProto, lookup: NodeProto, folder: Path, max_len: int) -> int | None:
+    """Return the row of position 0; None if the rows of all positions are not consecutive."""
+    nodes, initializers, inputs = cut(model.graph, [lookup.input[1]])
+    nodes.append(make_node("Cast", [lookup.input[1]], ["rows"], to=TensorProto.INT64))
+    rows = make_tensor_value_info("rows", TensorProto.INT64, None)
+    graph = make_graph(nodes, "rows", inputs, [rows], initializers)
+    content = make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version).SerializeToString()
+    shapes = {value.name: (1,) if value.name == "offset" else (1, max_len) for value in inputs}
+    feeds = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
+    found = Session(folder, content=content).run(feeds)["rows"].ravel()
+    return int(found[0]) if np.array_equal(found, found[0] + np.arange(max_len)) else None

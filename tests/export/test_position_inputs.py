@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from preblock.export import export_module
 from preblock.export.errors import ParityError
 from preblock.export.exporter import ExportResult, export
 from preblock.export.parity import prove_positioned
@@ -28,6 +31,8 @@ from tests.families.library_models import save
 
 FAMILIES = {"gpt2": 0, "bart/decoder": 2, "bert": 0, "ctrl": 0, "roberta": None, "llama": None}
 """The row of position 0; None where there is no such graph: padding counts for nothing, or nothing is looked up."""
+VOCAB, WIDTH, LONG = 13, 6, 512
+"""Sizes of a custom module; so many rows are in the data file."""
 SUMS = {"gpt2", "ctrl"}
 """Families with vectors computed by the fused kernel: sums of two rows."""
 
@@ -59,6 +64,40 @@ def test_positioned_graph_exists_only_for_consecutive_table_rows(
         assert "offset" not in {value.name for value in model.graph.input}
         assert [value.name for value in model.graph.output] == ["embeddings"]
     assert (manifest.kernel is not None) == (name in SUMS)
+
+
+class Places(nn.Module):
+    """The sum of tokens and positions, with a buffer of rows by position, as BERT of transformers has."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.tokens, self.places = nn.Embedding(VOCAB, WIDTH), nn.Embedding(LONG, WIDTH)
+        self.register_buffer("rows", torch.tensor(rows), persistent=False)
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
+        rows = self.get_buffer("rows")[torch.arange(input_ids.shape[1]) + offset.unsqueeze(1)]
+        vectors: Tensor = self.tokens(input_ids) + self.places(rows)
+        return vectors
+
+
+@pytest.mark.parametrize(
+    ("rows", "first"),
+    [
+        ([*range(LONG)], 0),
+        ([*range(2, 42)], 2),
+        ([*range(16), *range(8)], None),
+        ([0, 1, 2, *(3 + place // 4 for place in range(LONG))], None),
+        ([*range(LONG - 2), LONG - 1, LONG - 2], None),
+    ],
+    ids=["buffer", "shifted", "repeated", "buckets", "swapped end"],
+)
+def test_all_positions_decide_about_positioned_graph(tmp_path: Path, rows: list[int], first: int | None) -> None:
+    exported = export_module(Places(rows), "places", tmp_path, vocab_size=VOCAB, max_len=len(rows), exact=True)
+    assert isinstance(exported.manifest, Manifest)
+    positions = exported.manifest.positions
+    assert (positions and positions.first) == first
+    assert (exported.folder / "positioned.onnx").exists() == (first is not None)
 
 
 def test_quantized_export_has_no_positioned_graph(artifacts: dict[str, ExportResult], tmp_path: Path) -> None:
