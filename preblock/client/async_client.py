@@ -14,6 +14,7 @@ from preblock.client.errors import NoAnswer, ServiceError, invalid
 from preblock.client.keywords import checks_keywords
 from preblock.client.parts import Parts, Placeholder
 from preblock.client.results import Embeddings, Model, Vectors
+from preblock.client.retry import read_retries
 from preblock.client.token_ids import Row, Rows, list_rows, read_integers
 from preblock.client.transport import AsyncTransport, model_path
 
@@ -59,7 +60,7 @@ class AsyncClient:
             raise invalid("http_client", f"a {type(http_client).__name__}", "an httpx.AsyncClient")
         self._replicas = read_replicas(url, timeout, key, verify, cert)
         self._transport = AsyncTransport(self._replicas, http_client)
-        self._retries = retries
+        self._retries = read_retries(retries)
 
     @checks_keywords
     async def embed(

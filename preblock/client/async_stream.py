@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from preblock.client import frames, messages
@@ -15,7 +14,7 @@ from preblock.client.keywords import checks_keywords
 from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Vectors
 from preblock.client.retry import of_stream
-from preblock.client.token_ids import Row, Rows, as_json, list_rows, read_integers, read_positions, read_rows
+from preblock.client.token_ids import Row, Rows, list_rows, read_integers, read_positions, read_rows, to_json
 from preblock.client.transport import model_path
 
 if TYPE_CHECKING:
@@ -183,8 +182,14 @@ class AsyncDecodeStream:
         await self._socket.close(*error)
 
     async def _move(self, kind: int, name: str, integers: int | Row, context: Rows | None = None) -> None:
-        ids = None if context is None else read_rows("context", context)[0]
-        await self._ask(partial(write_move, kind, read_integers(name, integers), context=ids), frames.STATE)
+        moved, ids = read_integers(name, integers), None if context is None else read_rows("context", context)[0]
+
+        def write(number: int) -> bytes:
+            if ids is not None and self._context is None:
+                raise invalid("context", ids.tolist(), "none: no output of this stream depends on the ids before a row")
+            return write_move(kind, moved, number, ids)
+
+        await self._ask(write, frames.STATE)
 
     async def _ask(self, write: Callable[[int], str | bytes], kind: int) -> AnswerFrame:
         """Send the message `write(number)` until it is answered or the retries are used up."""
@@ -221,7 +226,7 @@ class AsyncDecodeStream:
             self._fields |= {"offset": self._offset or 0, "rows": len(self._offset)}
             if "context" in self._fields or self._context is not None:
                 self._fields["context"] = self._context or None
-        received = await self._socket.exchange(json.dumps({"open": self._fields}, default=as_json))
+        received = await self._socket.exchange(f'{{"open": {to_json(self._fields)}}}')
         try:
             document = json.loads(received)
             if "error" in document:

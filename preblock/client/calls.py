@@ -13,7 +13,7 @@ from preblock.client.errors import ServerError, invalid
 from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.safetensors import read_safetensors, write_safetensors
-from preblock.client.token_ids import Row, Rows, as_json, from_torch
+from preblock.client.token_ids import Row, Rows, from_torch, to_json
 from preblock.client.transport import model_path, quote_model
 
 T = TypeVar("T")
@@ -116,8 +116,7 @@ def control(name: str, action: Literal["load", "unload"]) -> Call[None]:
 
 
 def _post(path: str, document: Mapping[str, Any], accept: str, parse: Callable[[bytearray], T]) -> Call[T]:
-    body = json.dumps(document, default=as_json).encode()
-    return Call("POST", path, parse, body, {"Accept": accept, "Content-Type": JSON})
+    return Call("POST", path, parse, to_json(document).encode(), {"Accept": accept, "Content-Type": JSON})
 
 
 def _given(**options: Any) -> dict[str, Any]:

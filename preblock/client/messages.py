@@ -7,7 +7,7 @@ from typing import Any
 
 from preblock.client.frames import CLOSING, ERROR, VECTORS, AnswerFrame
 from preblock.client.results import array_of
-from preblock.client.token_ids import as_json
+from preblock.client.token_ids import to_json
 
 
 def write_step(fields: Mapping[str, Any], number: int, offset: Sequence[int]) -> str:
@@ -19,7 +19,7 @@ def write_step(fields: Mapping[str, Any], number: int, offset: Sequence[int]) ->
         offset: expected offset of each row, checked by the service.
 
     """
-    return json.dumps({**fields, "step": number, "offset": [*offset] or None}, default=as_json)
+    return to_json({**fields, "step": number, "offset": [*offset] or None})
 
 
 def read_message(message: bytes) -> AnswerFrame:

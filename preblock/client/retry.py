@@ -4,13 +4,22 @@ import random
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from numbers import Integral
+from typing import Any
 
-from preblock.client.errors import ClientError, ServiceError, of_problem
+from preblock.client.errors import ClientError, ServiceError, invalid, of_problem
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 30.0
 BUSY_STATUSES = (429, 503)
 PROXY_STATUSES = (500, 502)
 """A proxy answers so if its server dies during a request: HAProxy and nginx with 502, Ray Serve with 500."""
+
+
+def read_retries(retries: Any) -> int:
+    """Return the number of further attempts; raise RequestError unless it is a whole number from 0 on."""
+    if not isinstance(retries, Integral) or int(retries) < 0:
+        raise invalid("retries", repr(retries), "a whole number from 0 on")
+    return int(retries)
 
 
 def pause(error: ClientError, attempt: int) -> float | None:

@@ -1,6 +1,7 @@
 """Rows of integers for a decode stream: lists, arrays and tensors become int64, or an error if inexact."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,16 +92,25 @@ def from_torch(value: Any) -> Any:
     return value.numpy(force=True) if hasattr(value, "detach") else value
 
 
-def as_json(value: Any) -> Any:
-    """Return an array, a tensor, or one of their scalars as lists and numbers: the `default` of `json.dumps`.
+def to_json(fields: Mapping[str, Any]) -> str:
+    """Return an object as JSON, with sequences, arrays, tensors and their scalars as lists and numbers.
 
     Raises:
-        RequestError: any other value.
+        RequestError: a field has another value.
 
     """
-    if hasattr(value, "tolist") and not isinstance(value, type):
-        return value.tolist()
-    raise invalid("request", f"a {type(value).__name__}", "numbers, and lists, arrays or tensors of them")
+    return "{" + ", ".join(f"{json.dumps(name)}: {_value(name, value)}" for name, value in fields.items()) + "}"
+
+
+def _value(field: str, value: Any) -> str:
+    def convert(part: Any) -> Any:
+        if hasattr(part, "tolist") and not isinstance(part, type):
+            return part.tolist()
+        if isinstance(part, Sequence) and not isinstance(part, bytes | bytearray | memoryview):
+            return list(part)
+        raise invalid(field, f"a {type(part).__name__}", "texts, numbers, and lists, arrays or tensors of them")
+
+    return json.dumps(value, default=convert)
 
 
 def _integers(field: str, value: Any) -> Int64:

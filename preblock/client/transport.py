@@ -127,13 +127,13 @@ class SyncTransport(_Exchange):
 
 
 def quote_model(model: Any) -> str:
-    """Return the name of a model for a path; raise RequestError if it is no text."""
-    if not isinstance(model, str):
-        raise invalid("model", repr(model), "the name of a model")
+    """Return the name of a model for a path; raise RequestError if it cannot be one segment."""
+    if not isinstance(model, str) or model in ("", ".", "..") or "/" in model:
+        raise invalid("model", repr(model), "the name of a model, without '/'")
     return quote(model, safe="")
 
 
 def model_path(model: Any, version: int | None, *action: str) -> str:
-    """Return the path of a model, or of an action such as "decode"; raise RequestError if the name is no text."""
+    """Return the path of a model, or of an action such as "decode"; raise RequestError as `quote_model` does."""
     versions = () if version is None else ("versions", str(version))
     return "/".join(("", "models", quote_model(model), *versions, *action))

@@ -51,9 +51,13 @@ def test_problem_response_becomes_error_of_its_kind(kind: type[service.PreblockE
         ([1], {"offset": float("nan")}, "Malformed", "body"),
         ([[1, 2]] * 40000, {}, "TooLarge", None),
         ([1], {"model": "none"}, "NotFound", None),
-        ([1], {"model": "../gpt"}, "status 404", None),
+        ([1], {"model": "../gpt"}, "Invalid", "model"),
+        ([1], {"model": "openai-community/gpt2"}, "Invalid", "model"),
+        ([1], {"model": ""}, "Invalid", "model"),
+        ([1], {"model": ".."}, "Invalid", "model"),
         ([1], {"version": 7}, "NotFound", None),
-        ([print], {}, "Invalid", "request"),
+        ([print], {}, "Invalid", "input_ids"),
+        ([1], {"offset": {1}}, "Invalid", "offset"),
     ],
     ids=str,
 )
@@ -113,6 +117,12 @@ def test_timeout_that_is_no_time_is_rejected(connect: Connect, timeout: Any) -> 
         connect("http://a", timeout=timeout)
 
 
+@pytest.mark.parametrize("retries", ["3", 1.5, -1, None])
+def test_retries_that_are_no_number_are_rejected(connect: Connect, retries: Any) -> None:
+    with raises_kind("Invalid", match=r"^retries: got .+, expected a whole number from 0 on$"):
+        connect("http://a", retries=retries)
+
+
 @pytest.mark.parametrize("timeout", [np.int64(60), 9e9, None])
 def test_timeout_of_any_number_is_kept(connect: Connect, tiny_server: Server, timeout: Any) -> None:
     client = connect(tiny_server.address, timeout=timeout)
@@ -136,8 +146,12 @@ def test_names_of_a_stream_are_checked(tiny: Any, field: str, value: Any) -> Non
 
 
 def test_names_of_other_calls_are_checked(tiny: Any) -> None:
-    with raises_kind("Invalid", match=r"^model: got None, expected the name of a model$"):
+    with raises_kind("Invalid", match=r"^model: got None, expected the name of a model, without '/'$"):
         tiny.load(None)
+    with raises_kind("Invalid", match=r"^model: got 'a/b', expected the name of a model, without '/'$"):
+        tiny.ready("a/b")
+    with raises_kind("Invalid", match=r"^text: got a bytes, expected texts, numbers, and lists"):
+        tiny.text(b"abc", model="gpt")
     with raises_kind("Invalid", match=r"^dtype: got .+, expected a name such as 'float16'$"):
         tiny.bias(1, 1, model="gpt", dtype=np.float16)
 

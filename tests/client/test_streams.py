@@ -85,6 +85,22 @@ def test_stream_rows_stay_correct_after_rewind_reorder_resize(tiny: Any) -> None
         expect(stream.step([3]), [3], offset=7)
 
 
+def test_sequences_of_other_types_are_rows(tiny: Any) -> None:
+    expected = whole(tiny, [1, 2, 3], model="gpt")
+    assert np.array_equal(whole(tiny, range(1, 4), model="gpt"), expected)
+    assert np.array_equal(whole(tiny, [range(1, 4)], model="gpt"), expected)
+    with tiny.decode("gpt", offset=range(1)) as stream:
+        assert np.array_equal(stream.step(range(1, 4)), expected)
+
+
+def test_context_of_stream_without_history_is_rejected(tiny: Any) -> None:
+    with tiny.decode("gpt") as stream:
+        with raises_kind("Invalid", match=r"^context: got \[1\], expected none: no output of this stream depends on"):
+            stream.append([0], context=[[1]])
+        stream.append([2])
+        assert stream.offset == [0, 2]
+
+
 def test_stream_opens_with_given_number_of_rows_or_none(tiny: Any) -> None:
     with tiny.decode("gpt", offset=2, rows=3) as stream:
         assert stream.offset == [2, 2, 2]
