@@ -1,7 +1,7 @@
 """Let vLLM complete a prompt from its vectors instead of its ids, with `prompt_embeds` of a running Preblock.
 
     vllm serve openai-community/gpt2 --port 8001 --enable-prompt-embeds --dtype float32
-    preblock export openai-community/gpt2 --name gpt2
+    preblock export hf:openai-community/gpt2 --name gpt2
     preblock serve --port 8000
     python examples/vllm_prompt_embeds.py http://127.0.0.1:8000 gpt2 http://127.0.0.1:8001 464 2068 7586
 
