@@ -1,10 +1,11 @@
 """Checks of the fields of a request, the same for all protocols."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from preblock.service.core.errors import Invalid
+from preblock.service.core.errors import Invalid, PreblockError
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], field: str = "field") -> None:
@@ -46,3 +47,19 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def format_value(value: Any) -> Any:
     """Return a value for a message: a string in quotes, to tell "5" from 5, and any other value unchanged."""
     return repr(value) if isinstance(value, str) else value
+
+
+def rename_field(error: PreblockError, names: Iterable[tuple[str, str]], mention: tuple[str, str]) -> tuple[str, str]:
+    """Return the field of an error and its message with the names of another API. The value got stays as it is.
+
+    Args:
+        error: of the native API.
+        names: patterns of native fields, and their names there.
+        mention: pattern of a field in the rest of the message, and its name there.
+
+    """
+    field = error.field
+    for pattern, name in names:
+        field = re.sub(pattern, name, field)
+    before, got, after = str(error).partition(f"got {error.got}")
+    return field, got.join(re.sub(*mention, part) for part in (before.replace(error.field, field), after))

@@ -8,7 +8,7 @@ import numpy as np
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import Part
-from preblock.service.codecs.fields import format_value, read_choice, read_flag, refuse_unknown
+from preblock.service.codecs.fields import format_value, read_choice, read_flag, refuse_unknown, rename_field
 from preblock.service.codecs.native_json import EmbedMessage, read_text
 from preblock.service.codecs.native_json_response import (
     to_base64,
@@ -160,10 +160,7 @@ def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:
 
 def error_document(error: PreblockError, status: int) -> dict[str, Any]:
     """Return an error with the field names, the message, the type and the code of the OpenAI API."""
-    param = error.field
-    for pattern, name in FIELD_NAMES:
-        param = re.sub(pattern, name, param)
-    message = re.sub(r"\binput_ids\b", "input", str(error).replace(error.field, param))
+    param, message = rename_field(error, FIELD_NAMES, (r"\binput_ids\b", "input"))
     match error:
         case NotFound() | Forbidden() if error.field in ("model", "version"):
             return error_body(_missing_model(error), status, "model", "model_not_found")

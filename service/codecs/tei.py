@@ -3,13 +3,12 @@
 Source: its `docs/openapi.json`, version 1.8.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import Part
-from preblock.service.codecs.fields import drop_nulls, read_choice, read_flag, refuse_unknown
+from preblock.service.codecs.fields import drop_nulls, read_choice, read_flag, refuse_unknown, rename_field
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.native_json_response import to_floats, to_json_numbers, write_json_parts
 from preblock.service.codecs.openai import INPUT_FORMS, read_dimensions
@@ -71,10 +70,7 @@ def write_embed(answer: EmbedResult) -> list[Part]:
 
 def error_document(error: PreblockError) -> dict[str, str]:
     """Return the message, with the field names of this API, and the kind of error."""
-    field = error.field
-    for pattern, name in FIELD_NAMES:
-        field = re.sub(pattern, name, field)
-    message = re.sub(r"\b(input_ids|text)\b(?=\[|:)", "inputs", str(error).replace(error.field, field))
+    _, message = rename_field(error, FIELD_NAMES, (r"\b(input_ids|text)\b(?=\[|:)", "inputs"))
     match error:
         case RateLimited():
             kind = "Overloaded"
