@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +114,7 @@ def load_model(
         warm_up(f"model {name} version {version}", ngrams, manifest, memory)
     return TokenModel(
         manifest=manifest,
-        tokenizer=Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None,
         ngrams=ngrams,
-        soft_prompts=map_soft_prompts(folder, manifest),
-        open_rows=partial(open_position_rows, folder, manifest),
         **lookups,
         **served,
     )
@@ -177,7 +173,7 @@ def _check_sessions(
 def _open_lookups(
     folder: Path, manifest: Manifest, sessions: Mapping[str, Session], provider: str, gpu_mem_limit_bytes: int | None
 ) -> dict[str, Any]:
-    """Open and check the tables that serve in place of a graph; return them as arguments of `TokenModel`.
+    """Open and check the tables, and further files; return them as arguments of `TokenModel`.
 
     Raises:
         ArtifactError: the data file does not hold a table, or a table gives other vectors than the graph.
@@ -200,6 +196,9 @@ def _open_lookups(
         "tables": tables,
         "gpu_lookup": gpu_lookup,
         "lookup_table": map_lookup(folder, manifest) if provider == CPU else None,
+        "soft_prompts": map_soft_prompts(folder, manifest),
+        "position_rows": open_position_rows(folder, manifest),
+        "tokenizer": Tokenizer(folder / TOKENIZER, manifest.files[TOKENIZER]) if TOKENIZER in manifest.files else None,
     }
 
 

@@ -1,6 +1,6 @@
 """Loaded models: their manifests and their runners."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -83,16 +83,11 @@ class TokenModel(LoadedModel):
     """Computes the outputs of n-gram tables; None if graphs compute them."""
     soft_prompts: Mapping[str, Float32] = field(repr=False, compare=False)
     """Vectors (N, width of a token vector) of each soft prompt by name."""
-    open_rows: Callable[[], PositionRows | None] = field(repr=False, compare=False)
-    """Opens `position_rows`."""
+    position_rows: PositionRows | None = field(repr=False, compare=False)
+    """Computes the vectors of positions; None if the model adds none."""
     _runners: dict[tuple[str, ...], list[tuple[Runner, list[str]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-
-    @cached_property
-    def position_rows(self) -> PositionRows | None:
-        """The vectors of positions; None without any. Few clients read them, so the first use opens their session."""
-        return self.open_rows()
 
     @cached_property
     def widths(self) -> dict[str, int]:

@@ -1,6 +1,8 @@
 """Text to token ids, by the tokenizer of an artifact. Only this module imports `tokenizers`."""
 
 import hashlib
+import os
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
@@ -11,7 +13,7 @@ import numpy as np
 
 from preblock.service.artifacts.records import File
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
-from preblock.service.core.files import read_file
+from preblock.service.core.files import open_file
 from preblock.service.core.types import Encoding, Int64, TokenRows
 from preblock.service.runtime.ascii_tokenizer import AsciiTokenizer
 
@@ -23,20 +25,25 @@ MAX_CHARACTERS_PER_TOKEN = 16
 
 
 class Tokenizer:
-    """A tokenizer file, opened on first use so that start-up does not wait for it.
+    """A tokenizer file, read on first use so that start-up does not wait for it. It is open before, and may be deleted.
 
     Args:
         file: in the format of the package `tokenizers`.
         expected: its entry in the manifest; the content is compared with it again.
 
+    Raises:
+        ArtifactError: the file cannot be opened.
+
     """
 
     def __init__(self, file: Path, expected: File) -> None:
-        self._file, self._expected = file, expected
+        self._name, self._expected, stream = file.name, expected, open_file(file)
+        self._descriptor = stream.fileno()
+        weakref.finalize(self, stream.close)
 
     @property
     def opened(self) -> bool:
-        """Whether the file is open."""
+        """Whether the file has been read."""
         return "_tokenizer" in vars(self)
 
     def encode(
@@ -112,10 +119,10 @@ class Tokenizer:
 
     @cached_property
     def _tokenizer(self) -> "tokenizers.Tokenizer":
-        content = read_file(self._file, self._expected.bytes)
+        content = os.pread(self._descriptor, self._expected.bytes + 1, 0)
         if (found := hashlib.sha256(content).hexdigest()) != self._expected.sha256:
-            raise ArtifactError(self._file.name, f"sha256 {found}", f"sha256 {self._expected.sha256}")
-        return _parse(self._file.name, content)
+            raise ArtifactError(self._name, f"sha256 {found}", f"sha256 {self._expected.sha256}")
+        return _parse(self._name, content)
 
 
 def find_largest_id(name: str, content: bytes) -> int:

@@ -1,5 +1,6 @@
 """Killed processes, full disks, a lack of descriptors, broken folders, jumps of the clock."""
 
+import json
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.artifacts.manifest import DATA
+from preblock.service.artifacts.manifest import DATA, MANIFEST
 from tests.reliability.load import BYTES, answers, ended, load, ready, replaced, wait_for
 from tests.reliability.wires import still_right
 from tests.support.paths import PREBLOCK
@@ -127,6 +128,8 @@ def test_removed_or_replaced_folder_does_not_change_responses(weighty_repository
                 return client.post("/models/gpt/embed", json=ids, headers=BYTES).raise_for_status().content
 
             before = ask()
+            table = json.loads((root / "gpt/1" / MANIFEST).read_text())["positions"]
+            positions = data.read_bytes()[table["begin"] :][: 4 * 50 * 32]
             draft = data.with_name("draft")
             draft.write_bytes(bytes(data.stat().st_size))
             draft.replace(data)
@@ -135,6 +138,8 @@ def test_removed_or_replaced_folder_does_not_change_responses(weighty_repository
             shutil.rmtree(root)
             time.sleep(0.5)
             assert ask() == before
+            rows = client.get("/models/gpt/positions?count=50", headers=BYTES).raise_for_status().content
+            assert rows == positions  # only now read for the first time
 
 
 def test_model_file_changed_in_place_becomes_unavailable(weighty_repository: Path, tmp_path: Path) -> None:
