@@ -1,12 +1,15 @@
 """Reading the files of an artifact: regular files only, up to an expected size."""
 
+import errno
 import os
 import stat
 from io import BufferedReader
 from pathlib import Path
 
-from preblock.service.core.errors import ArtifactError
+from preblock.service.core.errors import ArtifactError, PreblockError, Unavailable
 
+SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+"""Numbers of errors for lack of descriptors or memory. The same call may succeed later."""
 FileSignature = tuple[int, int, int, int, int]
 """Identity and version of a file in its file system; it changes with the file."""
 
@@ -21,6 +24,7 @@ def open_file(file: Path) -> BufferedReader:
 
     Raises:
         ArtifactError: it is a symbolic link, is no regular file, or cannot be opened.
+        Unavailable: the process lacks descriptors or memory.
 
     """
     try:
@@ -42,6 +46,7 @@ def read_file(file: Path, max_bytes: int) -> bytes:
 
     Raises:
         ArtifactError: as `open_file`, or it is longer than `max_bytes`.
+        Unavailable: as `open_file`.
 
     """
     with open_file(file) as stream:
@@ -54,9 +59,12 @@ def read_file(file: Path, max_bytes: int) -> bytes:
     return content
 
 
-def _unreadable(file: Path, error: OSError) -> ArtifactError:
+def _unreadable(file: Path, error: OSError) -> PreblockError:
     reason = (error.strerror or "unknown reason").lower()
-    return ArtifactError(file.name, reason, "a readable file", message=f"{file.name} cannot be read: {reason}")
+    message = f"{file.name} cannot be read: {reason}"
+    if error.errno in SCARCE:
+        return Unavailable(file.name, reason, "free descriptors and memory", message=message)
+    return ArtifactError(file.name, reason, "a readable file", message=message)
 
 
 def _check(name: str, status: os.stat_result) -> None:

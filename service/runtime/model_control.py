@@ -8,7 +8,8 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -24,6 +25,8 @@ from preblock.service.runtime.version_state import UNLOADED
 LOG = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 0.05
 """Time between two checks for a change requested from another worker."""
+RETRY_INTERVAL_SECONDS = 1.0
+"""Further time until the next check after a lack of descriptors, memory or disk space."""
 FOLLOW_TIMEOUT_SECONDS = 60.0
 """Time until all workers must have applied a requested change."""
 
@@ -59,24 +62,31 @@ class ModelControl:
     ) -> None:
         self._repository, self._mode, self._shared = repository, mode, shared
         self._poll_interval_seconds = poll_interval_seconds
-        self._desired = DesiredState()
+        self._desired, self._incomplete = DesiredState(), False
         self._refresh_lock = asyncio.Lock()
 
     async def run(self) -> None:
         """Apply changes until cancelled. A failed check is logged and repeated later."""
+        if self._mode == "none":
+            return
+        check, seconds = self._reconcile, POLL_INTERVAL_SECONDS
         if self._mode == "poll":
             check, seconds = self._refresh, self._poll_interval_seconds
-        elif self._mode == "explicit" and self._shared is not None:
-            check, seconds = self._reconcile, POLL_INTERVAL_SECONDS
-        else:
-            return
+        elif self._shared is None:
+            check = self._repeat_failed
+        told = ""
         while True:
             try:
                 await check()
             except ArtifactError:
                 pass  # it is logged, and nothing has changed
-            except OSError as error:  # such as too many open files, or a full disk
-                LOG.warning("the repository cannot be checked for changes now, and is tried again: %s", error)
+            except Unavailable as error:  # such as too many open files, or a full disk
+                if str(error) != told:
+                    LOG.warning("the repository cannot be checked for changes now, and is tried again: %s", error)
+                told = str(error)
+                await asyncio.sleep(RETRY_INTERVAL_SECONDS)
+            else:
+                told = ""
             await asyncio.sleep(seconds)
 
     async def watch_references(self) -> None:
@@ -93,7 +103,7 @@ class ModelControl:
             Forbidden: the mode or the caller's key does not allow it.
             NotFound: the folder has no such model.
             ArtifactError: a version cannot be opened; other versions are unchanged.
-            Unavailable: a worker did not apply the change in time.
+            Unavailable: a worker did not apply the change in time, or lacks descriptors, memory or disk space.
 
         """
         name = self._check_allowed(name, caller)
@@ -116,7 +126,7 @@ class ModelControl:
         Raises:
             Forbidden: the mode or the caller's key does not allow it.
             NotFound: there is no such model.
-            Unavailable: a worker did not apply the change in time.
+            Unavailable: as `load`.
 
         """
         name = self._check_allowed(name, caller)
@@ -136,8 +146,9 @@ class ModelControl:
 
     async def _change(self, name: str, unloaded: bool) -> None:
         if self._shared is None:
-            self._desired = self._desired.change(name, unloaded)
-            await self._refresh()
+            async with self._refresh_lock:
+                self._desired = self._desired.change(name, unloaded)
+                await self._refresh_to(self._desired)
             return
         try:
             number = await asyncio.to_thread(_write_change, self._shared, name, unloaded)
@@ -146,37 +157,71 @@ class ModelControl:
             raise Unavailable("change", str(error.strerror), "a writable temporary folder", message=message) from error
         await self._reconcile()
         deadline = asyncio.get_running_loop().time() + FOLLOW_TIMEOUT_SECONDS
-        while behind := _behind(self._shared, number):
-            if asyncio.get_running_loop().time() > deadline:
-                message = f"{len(behind)} workers have not applied the change of {name!r} yet"
-                raise Unavailable("workers", f"{len(behind)} without the change", "all workers", message=message)
-            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+        with _named_errors():
+            while behind := _behind(self._shared, number):
+                if asyncio.get_running_loop().time() > deadline:
+                    message = f"{len(behind)} workers have not applied the change of {name!r} yet"
+                    raise Unavailable("workers", f"{len(behind)} without the change", "all workers", message=message)
+                await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     async def _reconcile(self) -> None:
-        """Apply a changed desired state, and record its number."""
+        """Apply a changed desired state, and record its number, unless it cannot be applied for now."""
         assert self._shared is not None
-        desired, own = _read(self._shared), self._shared / f"{os.getpid()}.followed"
-        if desired.number == self._desired.number and own.exists():
-            return
-        self._desired = desired
-        try:
-            await self._refresh()
-        finally:
-            own.write_text(str(desired.number))
+        async with self._refresh_lock:
+            with _named_errors():
+                desired, own = _read(self._shared), self._shared / f"{os.getpid()}.followed"
+                if desired.number == self._desired.number and own.exists():
+                    return
+            failed: ArtifactError | None = None
+            try:
+                await self._refresh_to(desired)
+            except ArtifactError as error:  # the other workers find the same folder
+                failed = error
+            with _named_errors():
+                own.write_text(str(desired.number))
+            self._desired = desired
+        if failed is not None:
+            raise failed
 
     async def _refresh(self) -> None:
         async with self._refresh_lock:
-            await _read_repository(partial(self._repository.refresh, self._desired.unloaded))
+            await self._refresh_to(self._desired)
+
+    async def _repeat_failed(self) -> None:
+        """Refresh again if a version could not be opened for now."""
+        if self._incomplete:
+            await self._refresh()
+
+    async def _refresh_to(self, desired: DesiredState) -> None:
+        try:
+            await _read_repository(partial(self._repository.refresh, desired.unloaded))
+        except Unavailable:
+            self._incomplete = True
+            raise
+        self._incomplete = False
 
 
 async def _read_repository(read: Callable[[], Result]) -> Result:
     """Call `read` in a thread. An error of the folder is logged, and raised without its path."""
     try:
-        return await asyncio.to_thread(read)
+        with _named_errors():
+            return await asyncio.to_thread(read)
     except ArtifactError as error:
         LOG.warning("the repository cannot be read; the loaded models keep serving: %s", error)
         message = "the repository cannot be read; see the log"
         raise ArtifactError("repository", "an unreadable folder", "a folder with models", message=message) from error
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    """Raise Unavailable in place of OSError."""
+    try:
+        yield
+    except OSError as error:
+        reason = str(error.strerror).lower()
+        message = f"the repository cannot be read now: {reason}; try again later"
+        allowed = "free descriptors, memory and disk space"
+        raise Unavailable("repository", reason, allowed, message=message) from error
 
 
 def _read(shared: Path) -> DesiredState:

@@ -99,6 +99,8 @@ class Repository:
 
         Raises:
             ArtifactError: the folder cannot be read or has no model; nothing changes.
+            OSError: as ArtifactError, for a lack of descriptors or memory.
+            Unavailable: a version cannot be opened for now, and the next refresh tries again; others were changed.
 
         """
         with self._refresh_lock:
@@ -117,6 +119,9 @@ class Repository:
             finally:
                 checksums.save()
             before = self._replace_entries(entries)
+            for entry in entries.values():
+                if isinstance(entry.error, Unavailable):
+                    raise entry.error
             gone = [VersionState(*key, "UNAVAILABLE", "gone") for key in before if key not in entries]
             known = {entry.state for entry in before.values()}
             return [*gone, *(entry.state for entry in entries.values() if entry.state not in known)]
@@ -134,18 +139,12 @@ class Repository:
         self._entries = self._entries | {(name, version): before._replace(state=loading, seen=None)}
         try:
             model = self._load(name, version, folder, checksums)
-        except OSError:  # such as too many open files: the next refresh tries again
-            raise
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
-            if not isinstance(error, ArtifactError):
-                LOG.exception("%s/%d cannot be opened: internal error", name, version)
-                message = f"{MANIFEST}: the artifact cannot be opened; see the log"
-                error = ArtifactError(MANIFEST, "an internal error", "an artifact to run", message=message)
-            place = f"{name}/{version}/"
-            error = ArtifactError(place + error.field, error.got, error.expected, message=f"{place}{error}")
+            failure = _name_failure(f"{name}/{version}", error)
             kept = None if changed_in_place(before.opened, seen) else before.model
-            state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(error))
-            return VersionEntry(state, kept, seen, before.opened, error, watched)
+            state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(failure))
+            tried = None if isinstance(failure, Unavailable) else seen
+            return VersionEntry(state, kept, tried, before.opened, failure, watched)
         return VersionEntry(VersionState(name, version, "READY"), model, opened, opened, references=references)
 
     @property
@@ -282,3 +281,17 @@ class Repository:
         """Return every version of every model in the scope of `caller`, by name and version."""
         models = [versions for name, versions in sorted(self._models.items()) if self.access.shows(name, caller)]
         return [model for versions in models for _, model in sorted(versions.items())]
+
+
+def _name_failure(place: str, error: Exception) -> ArtifactError | Unavailable:
+    """Return the error of the version in `place` for an exception of its opening; Unavailable if it may open later."""
+    if isinstance(error, OSError | MemoryError):
+        reason = (getattr(error, "strerror", None) or "too little memory").lower()
+        message = f"{place} cannot be opened now: {reason}"
+        return Unavailable(place, reason, "free descriptors and memory", message=message)
+    if not isinstance(error, ArtifactError | Unavailable):
+        LOG.error("%s cannot be opened: internal error", place, exc_info=error)
+        message = f"{MANIFEST}: the artifact cannot be opened; see the log"
+        error = ArtifactError(MANIFEST, "an internal error", "an artifact to run", message=message)
+    kind = ArtifactError if isinstance(error, ArtifactError) else Unavailable
+    return kind(f"{place}/{error.field}", error.got, error.expected, message=f"{place}/{error}")

@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import DATA, Manifest
 from preblock.service.artifacts.references import read_signatures
-from preblock.service.core.errors import ArtifactError
-from preblock.service.core.files import FileSignature, signature_of
+from preblock.service.core.errors import ArtifactError, Unavailable
+from preblock.service.core.files import SCARCE, FileSignature, signature_of
 from preblock.service.runtime.model import ServedModel, TokenModel
 
 LOG = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class VersionEntry(NamedTuple):
     model: ServedModel | None = None
     seen: Fingerprint | None = None
     opened: Fingerprint = ()
-    error: ArtifactError | None = None
+    error: ArtifactError | Unavailable | None = None
     references: tuple[str, ...] = ()
 
     @property
@@ -77,7 +77,7 @@ def log_changes(before: Mapping[tuple[str, int], VersionEntry], after: Mapping[t
         old, new = (entries.get((name, version)) for entries in (before, after))
         was, now = (None if entry is None else entry.model for entry in (old, new))
         model = f"model {name} version {version}"
-        if new is not None and new.error is not None and (old is None or new.error is not old.error):
+        if new is not None and new.error is not None and (old is None or str(new.error) != str(old.error)):
             state = "cannot be opened; the old one serves" if now else "cannot be opened; it is unavailable"
             LOG.warning("%s %s: %s", model, "is out of service" if new.lost else state, new.error)
         elif now is not was:
@@ -88,10 +88,17 @@ def log_changes(before: Mapping[tuple[str, int], VersionEntry], after: Mapping[t
 
 
 def fingerprint(folder: Path, references: Iterable[str] = ()) -> Fingerprint:
-    """Return the signatures of an artifact's files, and of `references`; they change when a file does."""
+    """Return the signatures of an artifact's files, and of `references`; they change when a file does.
+
+    Raises:
+        OSError: the process lacks descriptors or memory.
+
+    """
     try:
         files = sorted((file.name, signature_of(file.lstat())) for file in folder.iterdir())
-    except OSError:
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise
         return ()
     return (*files, *sorted(read_signatures(references).items()))
 
@@ -100,7 +107,7 @@ def read_references(folder: Path) -> tuple[str, ...]:
     """Return the paths of the files referenced by the artifact in `folder`; none for a damaged artifact."""
     try:
         manifest = read_manifest(folder)
-    except ArtifactError:
+    except (ArtifactError, Unavailable):  # the opening names the reason
         return ()
     return tuple(manifest.references) if isinstance(manifest, Manifest) else ()
 

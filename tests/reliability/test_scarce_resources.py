@@ -1,11 +1,11 @@
-"""Full disks, and a lack of descriptors."""
+"""Full disks, and a lack of descriptors or memory."""
 
 import resource
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from preblock.service.observability.metric_files import RESERVED_BYTES
 from tests.reliability.load import answers, descriptors, load, ready, wait_for
 from tests.reliability.wires import connection, still_right
+from tests.support.artifacts import copy_artifact
 from tests.support.processes import workers
 from tests.support.scrapes import samples_of
 from tests.support.servers import serve
@@ -100,6 +101,64 @@ def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_pat
         still_right(client, expected)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
         wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
+
+
+@contextmanager
+def limited(pid: int, kind: int, most: int) -> Iterator[None]:
+    """Set a limit of a process in the block."""
+    limits = resource.prlimit(pid, kind)
+    resource.prlimit(pid, kind, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, kind, limits)
+
+
+def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, expected: bytes) -> None:
+    with (
+        serve(tiny_repository, "--workers", "2", "--model-control", "explicit") as server,
+        httpx.Client(base_url=server.address, timeout=60) as client,
+    ):
+        wait_for(partial(ready, server))
+        assert client.post("/v2/repository/models/bert/unload").status_code == 200
+        with ExitStack() as stack:
+            for pid in workers(server.process.pid):
+                used = max(int(descriptor.name) for descriptor in descriptors(pid)) + 1
+                stack.enter_context(limited(pid, resource.RLIMIT_NOFILE, used))
+            refused = client.post("/v2/repository/models/bert/load")
+            assert refused.status_code == 503
+            assert "too many open files; try again later" in refused.json()["error"]
+            still_right(client, expected)
+
+        def served() -> bool:
+            path = f"{server.address}/models/bert/embed"
+            return all(httpx.post(path, json={"input_ids": [1]}).status_code == 200 for _ in range(16))
+
+        wait_for(served)  # by both workers, without another request to load it
+
+
+def test_version_without_memory_is_opened_later(tiny_repository: Path, repository: Path, tmp_path: Path) -> None:
+    root, path = shutil.copytree(tiny_repository, tmp_path / "repository"), "/models/gpt2-small/embed"
+    later = shutil.copytree(repository / "gpt2-small", tmp_path / "gpt2-small")
+    with (
+        serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
+        httpx.Client(base_url=server.address, timeout=60) as client,
+    ):
+        assert client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
+        pid = server.process.pid
+        used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        with limited(pid, resource.RLIMIT_AS, used + 2**26):  # less than its table
+            later.rename(root / "gpt2-small")
+            copy_artifact("gpt-again", root, "gpt")
+
+            def reason() -> str:
+                (found,) = (one for one in client.post("/v2/repository/index").json() if one["name"] == "gpt2-small")
+                return str(found.get("reason", ""))
+
+            wait_for(lambda: client.post("/models/gpt/embed", json={"input_ids": [1]}).json()["version"] == 2)
+            wait_for(lambda: "cannot be" in reason())
+            assert client.post(path, json={"input_ids": [1]}).status_code == 404
+        wait_for(lambda: client.post(path, json={"input_ids": [1]}).status_code == 200)
 
 
 def test_metrics_without_descriptors_are_correct_or_503(tiny_repository: Path, expected: bytes) -> None:

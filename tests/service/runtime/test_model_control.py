@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from preblock.service.artifacts.manifest import GRAPH
-from preblock.service.core.errors import ArtifactError, Forbidden, NotFound
+from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -101,21 +101,23 @@ def test_unreadable_repository_changes_nothing(root: Path, empty: bool) -> None:
 
 def test_refresh_after_a_system_error_opens_all_new_versions(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = Repository(root, CPU, 1)
-    for name in ("gpt/2", "gpt/3"):
+    for name in ("gpt/2", "gpt/3", "gpt/4"):
         shutil.copytree(root / "gpt/1", root / name)
     load = repository._load
 
-    def fail_for_the_last(name: str, version: int, *rest: Any) -> Any:
+    def fail_for_one(name: str, version: int, *rest: Any) -> Any:
         if version == 3:
-            raise OSError(errno.EMFILE, "too many open files")
+            raise OSError(errno.EMFILE, "Too many open files")
         return load(name, version, *rest)
 
-    monkeypatch.setattr(repository, "_load", fail_for_the_last)
-    with pytest.raises(OSError, match="too many"):
+    monkeypatch.setattr(repository, "_load", fail_for_one)
+    with pytest.raises(Unavailable, match=r"^gpt/3 cannot be opened now: too many open files$"):
         repository.refresh()
+    assert repository.versions("gpt") == [1, 2, 4]
     monkeypatch.undo()
-    repository.refresh()
-    assert repository.versions("gpt") == [1, 2, 3]
+    (change,) = repository.refresh()
+    assert (change.version, change.state) == (3, "READY")
+    assert repository.versions("gpt") == [1, 2, 3, 4]
     assert set(states(repository).values()) == {"READY"}
 
 
