@@ -25,6 +25,8 @@ FORKSERVER = multiprocessing.get_context("forkserver")
 CHECK_INTERVAL_SECONDS = 0.5
 HEALTH_TIMEOUT_SECONDS = 30
 """A worker is replaced if it does not answer a check in this time, which includes its start on a busy machine."""
+END_SECONDS = 10
+"""Time of a worker after its requests, to send the last spans and end."""
 MAX_SOCKET_FOLDER_BYTES = 75
 """The address of a Unix socket has at most 108 bytes (unix(7)), its file name included."""
 SHORT_FOLDER = "/tmp"
@@ -66,6 +68,8 @@ class Worker:
 
     def __init__(self, serve: Callable[[], None]) -> None:
         self._pipe, remote = FORKSERVER.Pipe()
+        self._asked: float | None = None
+        """Time of the check without an answer yet."""
         self.process = FORKSERVER.Process(target=run_worker, args=(serve, remote))
         with remote:  # closed at the end, or a check would wait for a worker after its end
             try:
@@ -75,14 +79,19 @@ class Worker:
                 raise
 
     def is_healthy(self) -> bool:
-        """Return whether the process is alive and answers in time."""
+        """Return whether the process is alive and has answered the last check in time, without waiting for it."""
         if not self.process.is_alive():
             return False
         try:
-            self._pipe.send(b"ping")
-            return self._pipe.poll(HEALTH_TIMEOUT_SECONDS) and bool(self._pipe.recv())
+            if self._asked is None:
+                self._pipe.send(b"ping")
+                self._asked = time.monotonic()
+            elif self._pipe.poll():
+                self._pipe.recv()
+                self._asked = None
         except (OSError, EOFError):
             return False
+        return self._asked is None or time.monotonic() - self._asked < HEALTH_TIMEOUT_SECONDS
 
     def stop(self) -> None:
         """Let the process finish its requests and end."""
@@ -145,7 +154,7 @@ class Supervisor:
         self._stopping = True
 
     def run(self) -> None:
-        """Start and replace workers until a signal; return when all have ended."""
+        """Start and replace workers until a signal; return when all have ended, or were killed for not ending."""
         while not self._stopping:
             self._settings.reload()
             self._replace_unhealthy()
@@ -154,8 +163,13 @@ class Supervisor:
         LOG.info("stopping: %d workers finish their requests", len(self._workers))
         for worker in self._workers:
             worker.stop()
+        # HTTP and gRPC requests have this time one after the other.
+        deadline = time.monotonic() + 2 * self._settings.current.shutdown_timeout_seconds + END_SECONDS
         for worker in self._workers:
-            worker.process.join()
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            if worker.process.is_alive():
+                LOG.error("worker %s does not end, and is killed", worker.process.pid)
+                worker.kill()
 
     def _replace_unhealthy(self) -> None:
         for worker in tuple(self._workers):

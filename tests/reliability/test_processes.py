@@ -42,6 +42,21 @@ def test_killed_worker_loses_only_its_requests_and_is_replaced(
         assert not seen.wrong
 
 
+def test_worker_that_does_not_run_delays_neither_replacement_nor_end(tiny_repository: Path) -> None:
+    with serve(tiny_repository, "--workers", "2", "--shutdown-timeout-seconds", "1") as server:
+        wait_for(partial(ready, server))
+        stopped, killed = workers(server.process.pid)
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(1)  # it has been checked, and does not answer
+        began = time.monotonic()
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: len(set(workers(server.process.pid)) - {stopped, killed}) == 1)
+        assert time.monotonic() - began < 10  # half the time of a check
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(30)
+        assert ended([stopped])
+
+
 def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Path, expected: bytes) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
