@@ -1,6 +1,7 @@
 """The command line: `preblock`, or `python -m preblock`."""
 
 import gc
+import os
 import sys
 from importlib.util import find_spec
 
@@ -12,6 +13,7 @@ CLIENT_ALONE = """preblock: only the Python client is installed. Install the com
 
 def main() -> None:
     """Run the command line. Without the packages of the extra `service`, name the extra to install."""
+    open_closed_streams()
     if find_spec("click") is None or find_spec("fastapi") is None:
         sys.exit(explain_install(*sys.argv[1:2]))
     if "serve" in sys.argv[1:3]:
@@ -19,6 +21,17 @@ def main() -> None:
     from preblock.cli import main as run
 
     run()
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for each closed standard stream: a socket would get its number, and receive the log."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest free number, this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def explain_install(command: str = "--help") -> str:

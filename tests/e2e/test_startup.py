@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ import pytest
 from preblock.service.artifacts.manifest import MANIFEST
 from tests.support.paths import PREBLOCK
 from tests.support.servers import free_port, serve
+from tests.support.waiting import wait_until
 
 MODELS = 150
 """Each takes some milliseconds to open."""
@@ -135,3 +137,30 @@ def test_setting_beyond_32_bits_starts_server(tiny_repository: Path, option: str
     """Sockets and gRPC take 32 bits: of milliseconds, or of bytes."""
     with serve(tiny_repository, option, str(value)) as server, httpx.Client(base_url=server.address) as client:
         assert client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_closed_standard_streams_are_replaced(tiny_repository: Path, workers: str) -> None:
+    """A socket with the number of one would receive log lines, and libuv aborts when it closes it."""
+    port = free_port()
+    closed = ("sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', PREBLOCK)
+    command = (*closed, "serve", "--repository", tiny_repository, "--port", str(port), "--workers", workers)
+    with subprocess.Popen(command) as process:
+
+        def ready() -> bool:
+            with suppress(httpx.TransportError):
+                return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+            return False
+
+        try:
+            wait_until(ready)
+            assert {str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)} == {os.devnull}
+        finally:
+            process.terminate()
+        assert process.wait(60) == 0
+
+
+def test_command_without_standard_error_is_run(tiny_repository: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(tiny_repository, tmp_path / "root")
+    command = ("sh", "-c", 'exec "$0" "$@" 2>&-', PREBLOCK, "verify", "gpt", "--repository", root)
+    assert subprocess.run(command, check=False).returncode == 0
