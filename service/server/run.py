@@ -59,9 +59,14 @@ def serve(settings: Settings, announce: Announce) -> None:
 
     """
     logging.config.dictConfig(configuration(settings.log_format, settings.log_level))
+    early: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: early.append(number))
     load_certificates(settings)
     _check_grpc_address(settings)
     with _bind(settings) as bound:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # until it serves; an exception removes a Unix socket
+        if early:
+            sys.exit()
         _serve_on(bound, settings, announce)
     LOG.info("stopped")
 
@@ -194,7 +199,9 @@ def _bind(settings: Settings) -> Iterator[_Bound]:
     if settings.uds is not None:
         path = settings.uds.absolute()
         with UnixListener("uds", path) as unix:
-            yield _Bound(unix.socket, partial(unix.listen, BACKLOG), f"{scheme}+unix://{quote(str(path), safe='')}")
+            yield _Bound(
+                unix.socket, partial(unix.listen, BACKLOG), f"{scheme}+unix://{quote(os.fsencode(path), safe='')}"
+            )
         return
     with bind("port", settings.host, settings.port) as listener:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
@@ -247,15 +254,17 @@ def bind(field: str, host: str, port: int) -> socket.socket:
             listener = stack.enter_context(socket.socket(family))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise _unusable(field, host, port, error) from error
         stack.pop_all()
         return listener
 
 
-def _unusable(field: str, host: str, port: int, error: OSError) -> Invalid:
+def _unusable(field: str, host: str, port: int, error: OSError | UnicodeError) -> Invalid:
     """Return the error for an address that cannot be bound."""
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, UnicodeError):
+        message = f"the host {host} is unknown: it is no name of a host"
+    elif isinstance(error, socket.gaierror):
         message = f"the host {host} is unknown: {str(error.strerror).lower()}"
     elif error.errno == errno.EADDRINUSE:
         message = f"port {port} on {host} is already in use"

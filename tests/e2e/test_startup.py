@@ -88,6 +88,15 @@ def test_sigterm_during_startup_stops_server(many: Path, workers: str) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_during_startup_removes_socket(many: Path, tmp_path: Path, workers: str) -> None:
+    with starting(many, "--workers", workers, "--uds", str(tmp_path / "socket")) as (_, process):
+        wait_until(lambda: list(tmp_path.iterdir()), pause=0.001)  # the models are being opened
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_startup_with_broken_model_fails_with_one_line(many: Path, tmp_path: Path, workers: str) -> None:
     for model in many.iterdir():
         (tmp_path / model.name).symlink_to(model)
