@@ -138,7 +138,8 @@ def resize_positions(frontend: FrontEnd, max_len: int, resizing: str | None = No
         if max_len > MAX_TABLE_ROWS:
             raise ValueError(f"max_len: got {max_len}, expected at most {MAX_TABLE_ROWS}, the rows of a table")
         if resizing not in RESIZINGS:
-            raise ValueError(f"resize: got {resizing!r}, expected {', '.join(RESIZINGS)}")
+            got = "nothing" if resizing is None else repr(resizing)
+            raise ValueError(f"resize: got {got}, expected {', '.join(RESIZINGS)}, for a learned table")
         name = f"{names_of(config.steps)[config.steps.index(positions)]}.weight"
         table = tensors[name]
         # The rows before the first position are padding; keep them.

@@ -50,6 +50,8 @@ def main() -> None:
 
 def _message(error: Exception) -> str:
     expected = isinstance(error, PreblockError | click.ClickException) or type(error).__module__.startswith("preblock")
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
     text = " ".join(str(error).split())
     return text if expected else f"{type(error).__name__}: {text} (preblock --debug … shows where)"
 

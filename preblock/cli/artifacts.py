@@ -166,11 +166,14 @@ def _summarize(folder: Path) -> tuple[str, str, str]:
     from preblock.service.artifacts.manifest import PARITY
     from preblock.service.artifacts.parity import ParityReport
 
-    size = format_bytes(_size(folder))
+    size = "-"
     try:
+        size = format_bytes(_size(folder))
         family, report = read_manifest(folder).family, read(ParityReport, folder / PARITY)
     except PreblockError as error:
         return "damaged", size, str(error)
+    except OSError as error:
+        return "unreadable", size, str(error.strerror).lower()
     outputs = [output for parity in report.providers.values() for output in parity.outputs.values()]
     if not outputs:
         return family, size, "not proven"

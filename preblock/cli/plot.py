@@ -14,7 +14,7 @@ from preblock.cli.options import (
     require,
     split_version,
 )
-from preblock.service.core.errors import ArtifactError, NotFound
+from preblock.service.core.errors import ArtifactError, Invalid, NotFound
 
 if TYPE_CHECKING:
     from preblock.plots import PlotSource
@@ -58,7 +58,10 @@ def plot(model: str, kind: str, output: Path, repository: Path | None, reference
     from preblock.plots.figures import KINDS as FIGURES
     from preblock.plots.files import check_suffix, save
 
-    check_suffix(output)
+    try:
+        check_suffix(output)
+    except Invalid as error:
+        raise click.UsageError(f"--output: got {error.got}, expected {error.expected}") from error
     figure = FIGURES[kind].draw(_read(repository, model, reference_roots))
     try:
         save(figure, output)

@@ -1,6 +1,8 @@
 """Writes figures to files: the same figure gives the same bytes."""
 
+from io import BytesIO
 from pathlib import Path
+from secrets import token_hex
 
 from matplotlib import style
 from matplotlib.figure import Figure
@@ -14,7 +16,7 @@ PNG_DOTS_PER_INCH = 150
 
 
 def save(figure: Figure, file: str | Path) -> None:
-    """Write `figure` into `file`, as SVG or PNG by its suffix, without a date.
+    """Write `figure` into `file`, as SVG or PNG by its suffix, without a date. An error leaves an earlier file.
 
     Raises:
         Invalid: the suffix is another.
@@ -24,10 +26,16 @@ def save(figure: Figure, file: str | Path) -> None:
     place = Path(file)
     check_suffix(place)
     svg = place.suffix == ".svg"
+    picture, metadata = BytesIO(), {"Date": None} if svg else {"Software": None}
     with style.context(["default", {"svg.hashsalt": SVG_SALT}]):
-        figure.savefig(
-            place, dpi="figure" if svg else PNG_DOTS_PER_INCH, metadata={"Date": None} if svg else {"Software": None}
-        )
+        figure.savefig(picture, format=place.suffix[1:], dpi="figure" if svg else PNG_DOTS_PER_INCH, metadata=metadata)
+    draft = place.with_name(f".{place.name}.{token_hex(3)}")
+    try:
+        draft.write_bytes(picture.getvalue())
+        draft.replace(place)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def check_suffix(file: Path) -> None:

@@ -61,6 +61,10 @@ class Session:
         gpu_mem_limit_bytes: int | None = None,
         content: bytes | None = None,
     ) -> None:
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError as error:  # onnxruntime takes no other path
+            raise ArtifactError(graph, f"the path {str(folder)!a}", "a path in UTF-8") from error
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from preblock.export.progress import format_bytes
 from preblock.models.checkpoints.family_lookup import known
 from preblock.service.artifacts.manifest import Manifest
-from tests.cli.command_line import failing, run
+from tests.cli.command_line import failing, run, run_installed
 from tests.support.artifacts import copy_artifact
 
 
@@ -45,6 +46,28 @@ def test_list_shows_error_of_damaged_artifact(copy: Path) -> None:
     rows = run("list", "--repository", copy).stdout.splitlines()
     assert re.match(r"bert +2 +damaged +[\d.]+ kB +manifest.json family: got nothing, expected a value", rows[2])
     assert rows[3].startswith("gpt")
+
+
+def test_list_shows_error_of_unreadable_artifact(copy: Path) -> None:
+    (copy / "gpt/1/model.onnx.data").unlink()
+    (copy / "gpt/1/model.onnx.data").symlink_to("model.onnx.data")
+    done = run("list", "--repository", copy)
+    assert done.returncode == 0
+    assert re.split(r"  +", done.stdout.splitlines()[3])[2:] == ["unreadable", "-", "too many levels of symbolic links"]
+
+
+def test_missing_data_file_is_named(copy: Path) -> None:
+    file = copy / "gpt/1/model.onnx.data"
+    file.unlink()
+    assert failing("inspect", "gpt", "--repository", copy, code=1) == f"{file}: no such file or directory"
+
+
+def test_path_outside_utf8_is_rejected(copy: Path) -> None:
+    other = copy.rename(os.fsdecode(os.fsencode(copy) + b"\xff"))
+    done = run_installed("check", "--repository", other)
+    assert (done.returncode, done.stdout) == (1, "")
+    expected = r"preblock: bert/1/model\.onnx: got the path '/.+, expected a path in UTF-8\n"
+    assert re.fullmatch(expected, done.stderr), done.stderr
 
 
 def test_inspect_shows_limits_outputs_weights_and_parity(tiny_repository: Path) -> None:

@@ -1,5 +1,6 @@
 """`preblock plot`: files with the same bytes on every run, and refusals."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from preblock import plots
 from preblock.plots.figures import KINDS
 from tests.cli.command_line import failing, run
 from tests.support.artifacts import make_repository
+from tests.support.paths import PREBLOCK
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +65,8 @@ def test_plot_rejects_unknown_model(plotted: Path, tmp_path: Path) -> None:
 
 def test_plot_rejects_unknown_kind_and_file_format(plotted: Path, tmp_path: Path) -> None:
     assert "'KIND': 'histogram' is not one of" in failing("plot", "gpt", "histogram", "-o", tmp_path / "a.svg", code=2)
-    assert failing("plot", "gpt", "pca", "-o", "a.pdf", "--repository", plotted, code=1) == (
-        "file: got a.pdf, expected a name that ends in .svg or .png"
+    assert failing("plot", "gpt", "pca", "-o", "a.pdf", "--repository", plotted, code=2) == (
+        "--output: got a.pdf, expected a name that ends in .svg or .png"
     )
     assert "Missing option '-o'" in failing("plot", "gpt", "pca", code=2)
 
@@ -73,3 +75,17 @@ def test_plot_into_missing_folder_is_rejected(plotted: Path, tmp_path: Path) -> 
     file = tmp_path / "none" / "a.svg"
     message = failing("plot", "gpt", "heatmap", "-o", file, "--repository", plotted, code=1)
     assert message == f"{file}: No such file or directory"
+
+
+def test_plot_on_full_disk_leaves_earlier_picture(plotted: Path, tmp_path: Path) -> None:
+    """A limit of one block for files has the effect of a full disk."""
+    picture = tmp_path / "positions.png"
+    picture.write_bytes(b"earlier")
+    plot = ("plot", "gpt", "heatmap", "--repository", plotted, "-o", picture)
+    done = subprocess.run(
+        ("sh", "-c", 'ulimit -f 1; exec "$0" "$@"', PREBLOCK, *plot), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("preblock: "), done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["positions.png"]
+    assert picture.read_bytes() == b"earlier"

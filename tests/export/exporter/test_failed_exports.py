@@ -87,7 +87,7 @@ def test_export_on_full_disk_fails_and_leaves_no_files(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_len": 40}, "resize: got None, expected truncate"),
+        ({"max_len": 40}, "resize: got nothing, expected truncate"),
         ({"max_len": 40, "resizing": "truncate"}, "length: got 40, expected 1 to 20"),
         ({"resizing": "truncate"}, "--resize needs --max-len, the new limit of the positions"),
     ],
