@@ -262,10 +262,8 @@ def bind(field: str, host: str, port: int) -> socket.socket:
 
 def _unusable(field: str, host: str, port: int, error: OSError | UnicodeError) -> Invalid:
     """Return the error for an address that cannot be bound."""
-    if isinstance(error, UnicodeError):
-        message = f"the host {host} is unknown: it is no name of a host"
-    elif isinstance(error, socket.gaierror):
-        message = f"the host {host} is unknown: {str(error.strerror).lower()}"
+    if isinstance(error, UnicodeError | socket.gaierror):
+        message = f"the host {host} is unknown: {str(getattr(error, 'strerror', 'no name of a host')).lower()}"
     elif error.errno == errno.EADDRINUSE:
         message = f"port {port} on {host} is already in use"
     elif error.errno == errno.EADDRNOTAVAIL:

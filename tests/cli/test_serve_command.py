@@ -41,6 +41,8 @@ def test_serve_on_unknown_host_fails(tiny_repository: Path) -> None:
     with pytest.raises(socket.gaierror) as unknown:  # without a network, the reason is another
         socket.getaddrinfo("256.0.0.1", 0)
     assert message == f"the host 256.0.0.1 is unknown: {str(unknown.value.strerror).lower()}"
+    message = failing("serve", "--repository", tiny_repository, "--host", "a..b", "--port", "0", code=1)
+    assert message == "the host a..b is unknown: no name of a host"
 
 
 @pytest.mark.skipif(cuda_unavailable_reason() is None, reason="CUDA works here")

@@ -1,7 +1,6 @@
 """A user's own module, exported by one call, proven and served like any other."""
 
 import asyncio
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,8 +145,7 @@ def test_module_with_integer_offset_is_exported(kind: str, tmp_path: Path, capfd
     """Oracle: the module, called once for each row."""
     module = Counted(kind)
     exported = export_module(module, "counted", str(tmp_path), vocab_size=V, max_len=M, exact=True)
-    said = "".join(capfd.readouterr())
-    assert not re.search("def forward|Unable to find user code", said), said  # of torch
+    assert {"def", "Unable"}.isdisjoint(capfd.readouterr().err.split())  # of the graph and the warning of torch
     ids = np.array([[1, 2], [3, 12], [0, 5]])
     with open_engine(tmp_path) as engine:
         model = engine.repository.get("counted")
