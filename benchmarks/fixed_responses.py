@@ -18,7 +18,8 @@ from benchmarks.streams import MODEL, WIDTH, echo
 from benchmarks.tensors import SHAPES, bare
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.core.settings import Settings
-from preblock.service.server.run import bind, configure
+from preblock.service.server.addresses import bind
+from preblock.service.server.run import configure
 
 SERVICE = "inference.GRPCInferenceService"
 

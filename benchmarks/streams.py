@@ -35,7 +35,8 @@ from preblock.service.app import create_app
 from preblock.service.codecs.decode_frames import HEADER, MAGIC, REWIND, STEP
 from preblock.service.core.settings import Settings
 from preblock.service.core.system import LIBC
-from preblock.service.server.run import bind, configure
+from preblock.service.server.addresses import bind
+from preblock.service.server.run import configure
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 """Cores of benchmarks with pinned processes."""

@@ -32,7 +32,8 @@ from benchmarks.guards import GUARDS, guarded
 from benchmarks.streams import CLIENT_CORE, MODEL, SERVER_CORE, WIDTH, running
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.server.run import bind, configure
+from preblock.service.server.addresses import bind
+from preblock.service.server.run import configure
 
 SHAPES = ((1, 1), (1, 128), (8, 128), (32, 512))
 CONNECTIONS = 4

@@ -1,6 +1,5 @@
 """Serve in one process, or in several that share a listening socket and, through the page cache, the tables."""
 
-import errno
 import gc
 import logging
 import logging.config
@@ -11,35 +10,31 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import FrameType
-from urllib.parse import quote
 
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import VERSION, create_app, create_engine, create_tracing
 from preblock.service.core.auth import SERVICE
-from preblock.service.core.errors import Invalid, PreblockError
+from preblock.service.core.errors import PreblockError
 from preblock.service.core.settings import Settings
 from preblock.service.core.tls import load_certificates, reloading_context
 from preblock.service.engine.engine import Engine
 from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import ServedModel
+from preblock.service.server.addresses import Bound, bind_http, check_grpc_address
 from preblock.service.server.front import Front
 from preblock.service.server.supervisor import Supervisor, start_forkserver
-from preblock.service.server.unix_socket import UnixListener, check_unix
 from preblock.service.server.uvicorn_adapter import Config, Server
 
 LOG = logging.getLogger(__name__)
 PRELOADED_MODULES, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]
 PRELOADED_TRACING = ["preblock.service.observability.tracing", "requests"]
 """Modules for workers with tracing; the exporter imports `requests` late."""
-BACKLOG = 2048
 POLL_INTERVAL_SECONDS = 0.01
 READY_FILE = "opened"
 """A worker creates this file in the folder `control` when its models are open."""
@@ -62,8 +57,8 @@ def serve(settings: Settings, announce: Announce) -> None:
     early: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: early.append(number))
     load_certificates(settings)
-    _check_grpc_address(settings)
-    with _bind(settings) as bound:
+    check_grpc_address(settings)
+    with bind_http(settings) as bound:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # until it serves; an exception removes a Unix socket
         if early:
             sys.exit()
@@ -71,7 +66,7 @@ def serve(settings: Settings, announce: Announce) -> None:
     LOG.info("stopped")
 
 
-def _serve_on(bound: "_Bound", settings: Settings, announce: Announce) -> None:
+def _serve_on(bound: Bound, settings: Settings, announce: Announce) -> None:
     url = bound.url
 
     def start(models: Models) -> None:
@@ -85,7 +80,7 @@ def _serve_on(bound: "_Bound", settings: Settings, announce: Announce) -> None:
     run(settings, bound, start)
 
 
-def _serve_in_process(settings: Settings, bound: "_Bound", announce: Callable[[Models], None]) -> None:
+def _serve_in_process(settings: Settings, bound: Bound, announce: Callable[[Models], None]) -> None:
     engine = create_engine(settings)
     app = create_app(settings, engine)
     models = _log_models(engine)
@@ -97,7 +92,7 @@ def _serve_in_process(settings: Settings, bound: "_Bound", announce: Callable[[M
     server.run(sockets=[bound.socket])
 
 
-def _serve_with_workers(settings: Settings, bound: "_Bound", announce: Callable[[Models], None]) -> None:
+def _serve_with_workers(settings: Settings, bound: Bound, announce: Callable[[Models], None]) -> None:
     # Open everything here first: a broken artifact is reported once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
@@ -181,98 +176,6 @@ class _Server(Server):
         """Finish requests in flight."""
         LOG.info("stopping: requests in flight finish")
         await super().shutdown(sockets)
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A bound socket, the function to listen, and the URL."""
-
-    socket: socket.socket
-    listen: Callable[[], None]
-    url: str
-
-
-@contextmanager
-def _bind(settings: Settings) -> Iterator[_Bound]:
-    """Bind the socket of HTTP, and release it when the block ends."""
-    scheme = "https" if settings.tls_cert_file else "http"
-    if settings.uds is not None:
-        path = settings.uds.absolute()
-        with UnixListener("uds", path) as unix:
-            yield _Bound(
-                unix.socket, partial(unix.listen, BACKLOG), f"{scheme}+unix://{quote(os.fsencode(path), safe='')}"
-            )
-        return
-    with bind("port", settings.host, settings.port) as listener:
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
-            # Drops a client that does not read, and its unsent bytes.
-            idle_ms = min(1000 * settings.stream_idle_timeout_seconds, 2**31 - 1)  # the largest option, 24 days
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, idle_ms)
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        port = listener.getsockname()[1]
-
-        def listen() -> None:
-            try:
-                listener.listen(BACKLOG)
-            except OSError as error:
-                raise _unusable("port", settings.host, port, error) from error
-
-        yield _Bound(listener, listen, f"{scheme}://{host}:{port}")
-
-
-def _check_grpc_address(settings: Settings) -> None:
-    """Raise Invalid if gRPC cannot have its address to itself: gRPC would share or replace it without an error."""
-    if settings.grpc_uds is not None:
-        if settings.workers > 1:
-            message = (
-                f"--grpc-uds works with one worker, and workers is {settings.workers}: gRPC cannot share a Unix socket "
-                "between processes; set --workers 1, or --grpc-port"
-            )
-            raise Invalid("grpc-uds", str(settings.grpc_uds), "one worker", message=message)
-        path = settings.grpc_uds.absolute()
-        if settings.uds is not None and path == settings.uds.absolute():
-            message = f"--uds and --grpc-uds are both {path}; each needs its own socket"
-            raise Invalid("grpc-uds", str(path), "another path than --uds", message=message)
-        check_unix("grpc-uds", path)
-    elif settings.grpc_port is not None:
-        if settings.uds is None and settings.grpc_port == settings.port:
-            message = f"--port and --grpc-port are both {settings.port}; each needs its own port"
-            raise Invalid("grpc-port", str(settings.grpc_port), "another port than --port", message=message)
-        bind("grpc-port", settings.host, settings.grpc_port).close()
-
-
-def bind(field: str, host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address. It refuses connections until a server listens.
-
-    Raises:
-        Invalid: the address cannot be used.
-
-    """
-    with ExitStack() as stack:
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            listener = stack.enter_context(socket.socket(family))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-        except (OSError, UnicodeError) as error:
-            raise _unusable(field, host, port, error) from error
-        stack.pop_all()
-        return listener
-
-
-def _unusable(field: str, host: str, port: int, error: OSError | UnicodeError) -> Invalid:
-    """Return the error for an address that cannot be bound."""
-    if isinstance(error, UnicodeError | socket.gaierror):
-        message = f"the host {host} is unknown: {str(getattr(error, 'strerror', 'no name of a host')).lower()}"
-    elif error.errno == errno.EADDRINUSE:
-        message = f"port {port} on {host} is already in use"
-    elif error.errno == errno.EADDRNOTAVAIL:
-        message = f"{host} is not an address of this machine"
-    elif error.errno == errno.EACCES:
-        message = f"port {port} on {host} needs more rights than this user has; choose a port of 1024 or more"
-    else:
-        message = f"port {port} on {host} cannot be used: {error.strerror}"
-    return Invalid(field, f"{host}:{port}", "a free address of this machine", message=message)
 
 
 def configure(settings: Settings, app: Callable[..., object], factory: bool = False) -> Config:

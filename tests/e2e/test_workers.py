@@ -20,7 +20,7 @@ from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.errors import Invalid
 from preblock.service.observability.metrics import FLUSH_INTERVAL_SECONDS
-from preblock.service.server.run import bind
+from preblock.service.server.addresses import bind
 from tests.support.open_inference import OWN_CONNECTION, open_stub
 from tests.support.paths import ROOT
 from tests.support.processes import fork_servers, status_bytes, workers

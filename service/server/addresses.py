@@ -1,0 +1,108 @@
+"""The addresses of HTTP and gRPC: TCP ports and Unix sockets, checked and bound before the models are opened."""
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import quote
+
+from preblock.service.core.errors import Invalid
+from preblock.service.core.settings import Settings
+from preblock.service.server.unix_socket import UnixListener, check_unix
+
+BACKLOG = 2048
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound socket, the function to listen, and the URL."""
+
+    socket: socket.socket
+    listen: Callable[[], None]
+    url: str
+
+
+@contextmanager
+def bind_http(settings: Settings) -> Iterator[Bound]:
+    """Bind the socket of HTTP, and release it when the block ends."""
+    scheme = "https" if settings.tls_cert_file else "http"
+    if settings.uds is not None:
+        path = settings.uds.absolute()
+        with UnixListener("uds", path) as unix:
+            yield Bound(
+                unix.socket, partial(unix.listen, BACKLOG), f"{scheme}+unix://{quote(os.fsencode(path), safe='')}"
+            )
+        return
+    with bind("port", settings.host, settings.port) as listener:
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
+            # Drops a client that does not read, and its unsent bytes.
+            idle_ms = min(1000 * settings.stream_idle_timeout_seconds, 2**31 - 1)  # the largest option, 24 days
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, idle_ms)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        port = listener.getsockname()[1]
+
+        def listen() -> None:
+            try:
+                listener.listen(BACKLOG)
+            except OSError as error:
+                raise _unusable("port", settings.host, port, error) from error
+
+        yield Bound(listener, listen, f"{scheme}://{host}:{port}")
+
+
+def check_grpc_address(settings: Settings) -> None:
+    """Raise Invalid if gRPC cannot have its address to itself: gRPC would share or replace it without an error."""
+    if settings.grpc_uds is not None:
+        if settings.workers > 1:
+            message = (
+                f"--grpc-uds works with one worker, and workers is {settings.workers}: gRPC cannot share a Unix socket "
+                "between processes; set --workers 1, or --grpc-port"
+            )
+            raise Invalid("grpc-uds", str(settings.grpc_uds), "one worker", message=message)
+        path = settings.grpc_uds.absolute()
+        if settings.uds is not None and path == settings.uds.absolute():
+            message = f"--uds and --grpc-uds are both {path}; each needs its own socket"
+            raise Invalid("grpc-uds", str(path), "another path than --uds", message=message)
+        check_unix("grpc-uds", path)
+    elif settings.grpc_port is not None:
+        if settings.uds is None and settings.grpc_port == settings.port:
+            message = f"--port and --grpc-port are both {settings.port}; each needs its own port"
+            raise Invalid("grpc-port", str(settings.grpc_port), "another port than --port", message=message)
+        bind("grpc-port", settings.host, settings.grpc_port).close()
+
+
+def bind(field: str, host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address. It refuses connections until a server listens.
+
+    Raises:
+        Invalid: the address cannot be used.
+
+    """
+    with ExitStack() as stack:
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = stack.enter_context(socket.socket(family))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+        except (OSError, UnicodeError) as error:
+            raise _unusable(field, host, port, error) from error
+        stack.pop_all()
+        return listener
+
+
+def _unusable(field: str, host: str, port: int, error: OSError | UnicodeError) -> Invalid:
+    """Return the error for an address that cannot be bound."""
+    if isinstance(error, UnicodeError | socket.gaierror):
+        message = f"the host {host} is unknown: {str(getattr(error, 'strerror', 'no name of a host')).lower()}"
+    elif error.errno == errno.EADDRINUSE:
+        message = f"port {port} on {host} is already in use"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        message = f"{host} is not an address of this machine"
+    elif error.errno == errno.EACCES:
+        message = f"port {port} on {host} needs more rights than this user has; choose a port of 1024 or more"
+    else:
+        message = f"port {port} on {host} cannot be used: {error.strerror}"
+    return Invalid(field, f"{host}:{port}", "a free address of this machine", message=message)
