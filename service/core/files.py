@@ -32,7 +32,7 @@ def open_file(file: Path) -> BufferedReader:
         # These flags detect a link or FIFO that has replaced the file since, without blocking.
         stream = os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except OSError as error:
-        raise _unreadable(file, error) from error
+        raise unreadable(file.name, error) from error
     try:
         _check(file.name, os.fstat(stream.fileno()))
     except ArtifactError:
@@ -53,18 +53,19 @@ def read_file(file: Path, max_bytes: int) -> bytes:
         try:
             content = stream.read(max_bytes + 1)
         except OSError as error:
-            raise _unreadable(file, error) from error
+            raise unreadable(file.name, error) from error
     if len(content) > max_bytes:
         raise ArtifactError(file.name, f"more than {max_bytes} bytes", f"at most {max_bytes} bytes")
     return content
 
 
-def _unreadable(file: Path, error: OSError) -> PreblockError:
+def unreadable(name: str, error: OSError) -> PreblockError:
+    """Return the error for a file that the system cannot read: Unavailable for lack of descriptors or memory."""
     reason = (error.strerror or "unknown reason").lower()
-    message = f"{file.name} cannot be read: {reason}"
+    message = f"{name} cannot be read: {reason}"
     if error.errno in SCARCE:
-        return Unavailable(file.name, reason, "free descriptors and memory", message=message)
-    return ArtifactError(file.name, reason, "a readable file", message=message)
+        return Unavailable(name, reason, "free descriptors and memory", message=message)
+    return ArtifactError(name, reason, "a readable file", message=message)
 
 
 def _check(name: str, status: os.stat_result) -> None:

@@ -1,13 +1,14 @@
 """Reloads models: new versions in the folder, and requests to load and unload models.
 
 Several workers agree through a folder. `desired.json` lists the unloaded models, with a number that grows with every
-change; `<pid>.followed` holds the number of the last change applied by a worker.
+change; `<pid>.followed` holds the last change applied by a worker: its number, and the models that it opens later.
 """
 
 import asyncio
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,10 +26,12 @@ from preblock.service.runtime.version_state import UNLOADED
 LOG = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 0.05
 """Time between two checks for a change requested from another worker."""
-RETRY_INTERVAL_SECONDS = 1.0
-"""Further time until the next check after a lack of descriptors, memory or disk space."""
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
+"""Time until a version that could not be opened for now is tried again: it doubles with every failure."""
 FOLLOW_TIMEOUT_SECONDS = 60.0
 """Time until all workers must have applied a requested change."""
+
+WORKER_FOLDER = "the folder of the workers"
 
 Mode = Literal["none", "poll", "explicit"]
 Result = TypeVar("Result")
@@ -44,6 +47,13 @@ class DesiredState(BaseModel):
         """Return the next state, in which the model `name` is loaded or unloaded."""
         others = self.unloaded - {name}
         return DesiredState(number=self.number + 1, unloaded=others | {name} if unloaded else others)
+
+
+class AppliedState(BaseModel):
+    """The number of the last change applied by a worker, and its models to be opened later: `Repository.lacking`."""
+
+    number: int = 0
+    lacking: frozenset[str] = frozenset()
 
 
 class ModelControl:
@@ -62,7 +72,8 @@ class ModelControl:
     ) -> None:
         self._repository, self._mode, self._shared = repository, mode, shared
         self._poll_interval_seconds = poll_interval_seconds
-        self._desired, self._incomplete = DesiredState(), False
+        self._desired = DesiredState()
+        self._pause = self._retry_at = 0.0
         self._refresh_lock = asyncio.Lock()
 
     async def run(self) -> None:
@@ -74,19 +85,14 @@ class ModelControl:
             check, seconds = self._refresh, self._poll_interval_seconds
         elif self._shared is None:
             check = self._repeat_failed
-        told = ""
         while True:
             try:
                 await check()
             except ArtifactError:
-                pass  # it is logged, and nothing has changed
+                await asyncio.sleep(MIN_PAUSE_SECONDS)  # it is logged, and nothing has changed
             except Unavailable as error:  # such as too many open files, or a full disk
-                if str(error) != told:
-                    LOG.warning("the repository cannot be checked for changes now, and is tried again: %s", error)
-                told = str(error)
-                await asyncio.sleep(RETRY_INTERVAL_SECONDS)
-            else:
-                told = ""
+                LOG.warning("%s; the next check follows", error)
+                await asyncio.sleep(MIN_PAUSE_SECONDS)
             await asyncio.sleep(seconds)
 
     async def watch_references(self) -> None:
@@ -117,8 +123,11 @@ class ModelControl:
             # Another request may have unloaded it again.
             if state.name == name and state.reason not in ("", UNLOADED):
                 place = f"{name}/{state.version}"
+                if name in self._repository.lacking:
+                    raise Unavailable(place, state.reason, "free descriptors and memory", message=state.reason)
                 message = f"{place} cannot be opened: {state.reason}"
                 raise ArtifactError(place, state.reason, "an artifact to run", message=message)
+        await self._check_workers(name)
 
     async def unload(self, name: str, caller: Principal = NOBODY) -> None:
         """Drop every version of a model in all workers, each after its last request.
@@ -134,6 +143,16 @@ class ModelControl:
         if name not in names:
             raise NotFound("model", name, ", ".join(sorted(names)) or "nothing, since the repository holds no model")
         await self._change(name, unloaded=True)
+
+    async def _check_workers(self, name: str) -> None:
+        """Raise Unavailable if a worker has not opened a version of the model `name` for now."""
+        if self._shared is None:
+            return
+        with _named_errors(WORKER_FOLDER):
+            states = await asyncio.to_thread(_applied, self._shared)
+        if count := sum(name in state.lacking for state in states.values()):
+            message = f"{count} workers cannot open {name!r} now, for lack of descriptors or memory; they try again"
+            raise Unavailable("workers", f"{count} without {name}", "all workers", message=message)
 
     def _check_allowed(self, requested: str, caller: Principal) -> str:
         """Return the name of the requested model."""
@@ -157,7 +176,7 @@ class ModelControl:
             raise Unavailable("change", str(error.strerror), "a writable temporary folder", message=message) from error
         await self._reconcile()
         deadline = asyncio.get_running_loop().time() + FOLLOW_TIMEOUT_SECONDS
-        with _named_errors():
+        with _named_errors(WORKER_FOLDER):
             while behind := _behind(self._shared, number):
                 if asyncio.get_running_loop().time() > deadline:
                     message = f"{len(behind)} workers have not applied the change of {name!r} yet"
@@ -165,20 +184,21 @@ class ModelControl:
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     async def _reconcile(self) -> None:
-        """Apply a changed desired state, and record its number, unless it cannot be applied for now."""
+        """Apply a changed desired state, and record its number, and the models that lack something for now."""
         assert self._shared is not None
         async with self._refresh_lock:
-            with _named_errors():
+            with _named_errors(WORKER_FOLDER):
                 desired, own = _read(self._shared), self._shared / f"{os.getpid()}.followed"
-                if desired.number == self._desired.number and own.exists():
+                if desired.number == self._desired.number and own.exists() and not self._retry_is_due():
                     return
             failed: ArtifactError | None = None
             try:
                 await self._refresh_to(desired)
             except ArtifactError as error:  # the other workers find the same folder
                 failed = error
-            with _named_errors():
-                own.write_text(str(desired.number))
+            with _named_errors(WORKER_FOLDER):
+                applied = AppliedState(number=desired.number, lacking=frozenset(self._repository.lacking))
+                own.write_text(applied.model_dump_json())
             self._desired = desired
         if failed is not None:
             raise failed
@@ -189,22 +209,23 @@ class ModelControl:
 
     async def _repeat_failed(self) -> None:
         """Refresh again if a version could not be opened for now."""
-        if self._incomplete:
+        if self._retry_is_due():
             await self._refresh()
 
     async def _refresh_to(self, desired: DesiredState) -> None:
-        try:
-            await _read_repository(partial(self._repository.refresh, desired.unloaded))
-        except Unavailable:
-            self._incomplete = True
-            raise
-        self._incomplete = False
+        await _read_repository(partial(self._repository.refresh, desired.unloaded))
+        lacking = bool(self._repository.lacking)
+        self._pause = min(max(2 * self._pause, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS) if lacking else 0.0
+        self._retry_at = time.monotonic() + self._pause
+
+    def _retry_is_due(self) -> bool:
+        return bool(self._repository.lacking) and time.monotonic() >= self._retry_at
 
 
 async def _read_repository(read: Callable[[], Result]) -> Result:
     """Call `read` in a thread. An error of the folder is logged, and raised without its path."""
     try:
-        with _named_errors():
+        with _named_errors("the repository"):
             return await asyncio.to_thread(read)
     except ArtifactError as error:
         LOG.warning("the repository cannot be read; the loaded models keep serving: %s", error)
@@ -213,15 +234,14 @@ async def _read_repository(read: Callable[[], Result]) -> Result:
 
 
 @contextmanager
-def _named_errors() -> Iterator[None]:
+def _named_errors(place: str) -> Iterator[None]:
     """Raise Unavailable in place of OSError."""
     try:
         yield
     except OSError as error:
         reason = str(error.strerror).lower()
-        message = f"the repository cannot be read now: {reason}; try again later"
-        allowed = "free descriptors, memory and disk space"
-        raise Unavailable("repository", reason, allowed, message=message) from error
+        message = f"{place} cannot be used now: {reason}; try again later"
+        raise Unavailable(place, reason, "free descriptors, memory and disk space", message=message) from error
 
 
 def _read(shared: Path) -> DesiredState:
@@ -244,7 +264,14 @@ def _write_change(shared: Path, name: str, unloaded: bool) -> int:
 
 def _behind(shared: Path, number: int) -> list[int]:
     """Return the ids of running workers without the change of a number."""
-    workers = {int(file.stem): file for file in shared.glob("*.followed")}
-    return [
-        pid for pid, file in workers.items() if Path(f"/proc/{pid}").exists() and int(file.read_text() or 0) < number
-    ]
+    return [pid for pid, state in _applied(shared).items() if state.number < number]
+
+
+def _applied(shared: Path) -> dict[int, AppliedState]:
+    """Return the state of each running worker by its id."""
+    files = {int(file.stem): file for file in shared.glob("*.followed")}
+    return {
+        pid: AppliedState.model_validate_json(file.read_bytes() or b"{}")
+        for pid, file in files.items()
+        if Path(f"/proc/{pid}").exists()
+    }

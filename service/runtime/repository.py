@@ -9,9 +9,8 @@ from threading import Lock
 
 from preblock.service.artifacts.catalog import VERSION, find_artifacts
 from preblock.service.artifacts.checksums import Checksums
-from preblock.service.artifacts.manifest import MANIFEST
 from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Principal
-from preblock.service.core.errors import ArtifactError, Invalid, NotFound, Unavailable
+from preblock.service.core.errors import Invalid, NotFound, Unavailable
 from preblock.service.runtime.loader import load_model
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
@@ -23,6 +22,7 @@ from preblock.service.runtime.version_state import (
     changed_in_place,
     fingerprint,
     log_changes,
+    name_failure,
     read_references,
 )
 
@@ -92,15 +92,14 @@ class Repository:
     def refresh(self, unloaded: Collection[str] = ()) -> list[VersionState]:
         """Open new and changed versions, drop removed and `unloaded` ones, and return the changed states.
 
-        A version with an error does not affect others. If it was ready before, the old model keeps serving, unless the
-        data file was changed in place: the mapped memory then differs from the checked file. Requests in flight keep
-        a dropped model; its memory is released after the last one. A refresh may take minutes, and may run beside
-        requests.
+        A version with an error does not affect others. The next refresh tries the models of `lacking` again. If a
+        version was ready before, the old model keeps serving, unless the data file was changed in place: the mapped
+        memory then differs from the checked file. Requests in flight keep a dropped model; its memory is released
+        after the last one. A refresh may take minutes, and may run beside requests.
 
         Raises:
             ArtifactError: the folder cannot be read or has no model; nothing changes.
             OSError: as ArtifactError, for a lack of descriptors or memory.
-            Unavailable: a version cannot be opened for now, and the next refresh tries again; others were changed.
 
         """
         with self._refresh_lock:
@@ -119,9 +118,6 @@ class Repository:
             finally:
                 checksums.save()
             before = self._replace_entries(entries)
-            for entry in entries.values():
-                if isinstance(entry.error, Unavailable):
-                    raise entry.error
             gone = [VersionState(*key, "UNAVAILABLE", "gone") for key in before if key not in entries]
             known = {entry.state for entry in before.values()}
             return [*gone, *(entry.state for entry in entries.values() if entry.state not in known)]
@@ -140,12 +136,17 @@ class Repository:
         try:
             model = self._load(name, version, folder, checksums)
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
-            failure = _name_failure(f"{name}/{version}", error)
+            failure = name_failure(f"{name}/{version}", error)
             kept = None if changed_in_place(before.opened, seen) else before.model
             state = VersionState(name, version, "UNAVAILABLE" if kept is None else "READY", str(failure))
             tried = None if isinstance(failure, Unavailable) else seen
             return VersionEntry(state, kept, tried, before.opened, failure, watched)
         return VersionEntry(VersionState(name, version, "READY"), model, opened, opened, references=references)
+
+    @property
+    def lacking(self) -> set[str]:
+        """Names of models with a version that could not be opened for lack of descriptors or memory."""
+        return {name for (name, _), entry in self._entries.items() if isinstance(entry.error, Unavailable)}
 
     @property
     def has_references(self) -> bool:
@@ -281,17 +282,3 @@ class Repository:
         """Return every version of every model in the scope of `caller`, by name and version."""
         models = [versions for name, versions in sorted(self._models.items()) if self.access.shows(name, caller)]
         return [model for versions in models for _, model in sorted(versions.items())]
-
-
-def _name_failure(place: str, error: Exception) -> ArtifactError | Unavailable:
-    """Return the error of the version in `place` for an exception of its opening; Unavailable if it may open later."""
-    if isinstance(error, OSError | MemoryError):
-        reason = (getattr(error, "strerror", None) or "too little memory").lower()
-        message = f"{place} cannot be opened now: {reason}"
-        return Unavailable(place, reason, "free descriptors and memory", message=message)
-    if not isinstance(error, ArtifactError | Unavailable):
-        LOG.error("%s cannot be opened: internal error", place, exc_info=error)
-        message = f"{MANIFEST}: the artifact cannot be opened; see the log"
-        error = ArtifactError(MANIFEST, "an internal error", "an artifact to run", message=message)
-    kind = ArtifactError if isinstance(error, ArtifactError) else Unavailable
-    return kind(f"{place}/{error.field}", error.got, error.expected, message=f"{place}/{error}")

@@ -1,7 +1,6 @@
 """onnxruntime sessions. Only this module and `providers` import onnxruntime."""
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.artifacts.records import Tensor
-from preblock.service.core.errors import ArtifactError, Forbidden, ProviderError, Unavailable
+from preblock.service.core.errors import ArtifactError, Forbidden, ProviderError
 from preblock.service.runtime.buffer_pool import MAX_BYTES
 from preblock.service.runtime.cuda_driver import DriverError, load_driver
 from preblock.service.runtime.cuda_memory import SESSION_GPU, check_memory_limit, pinned_pool
@@ -26,8 +25,6 @@ LOG = logging.getLogger(__name__)
 INLINE_MAX_VALUES = 3 * 2**17
 """Values of an array, or bytes of a copy: a few tenths of a millisecond of work."""
 
-LACK = re.compile("bad_alloc|Cannot allocate memory|Too many open files")
-"""Texts of onnxruntime's errors that may pass; it has no kind of exception for them."""
 # The kernel of this fusion sums in scalars, by E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
 # The defaults: float32 products in 10 bits, and memory in powers of two.
@@ -47,7 +44,6 @@ class Session:
 
     Raises:
         ArtifactError: onnxruntime cannot load the graph; the log says why.
-        Unavailable: the process lacks descriptors or memory.
         ProviderError: the graph would run on another provider than requested.
 
     """
@@ -93,9 +89,6 @@ class Session:
         except Exception as error:  # onnxruntime's exceptions share no narrower parent
             # The text names paths, and the error may reach a client.
             LOG.warning("%s cannot be loaded: %s", graph, error)
-            if isinstance(error, MemoryError) or LACK.search(str(error)):
-                got, allowed = "too little memory, or too many open files", "free descriptors and memory"
-                raise Unavailable(graph, got, allowed, message=f"{graph} cannot be loaded now: {got}") from error
             message = f"{graph} cannot be loaded; see the log"
             raise ArtifactError(graph, "an invalid graph", "a valid graph", message=message) from error
         self.provider: str = self._session.get_providers()[0]

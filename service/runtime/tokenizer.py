@@ -13,7 +13,7 @@ import numpy as np
 
 from preblock.service.artifacts.records import File
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
-from preblock.service.core.files import open_file
+from preblock.service.core.files import open_file, unreadable
 from preblock.service.core.types import Encoding, Int64, TokenRows
 from preblock.service.runtime.ascii_tokenizer import AsciiTokenizer
 
@@ -33,6 +33,7 @@ class Tokenizer:
 
     Raises:
         ArtifactError: the file cannot be opened.
+        Unavailable: the process lacks descriptors or memory.
 
     """
 
@@ -119,7 +120,10 @@ class Tokenizer:
 
     @cached_property
     def _tokenizer(self) -> "tokenizers.Tokenizer":
-        content = os.pread(self._descriptor, self._expected.bytes + 1, 0)
+        try:
+            content = os.pread(self._descriptor, self._expected.bytes + 1, 0)
+        except OSError as error:
+            raise unreadable(self._name, error) from error
         if (found := hashlib.sha256(content).hexdigest()) != self._expected.sha256:
             raise ArtifactError(self._name, f"sha256 {found}", f"sha256 {self._expected.sha256}")
         return _parse(self._name, content)

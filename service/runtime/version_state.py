@@ -1,22 +1,25 @@
 """The state of the versions of a repository, and of their files."""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from preblock.service.artifacts.io import read_manifest
-from preblock.service.artifacts.manifest import DATA, Manifest
+from preblock.service.artifacts.manifest import DATA, MANIFEST, Manifest
 from preblock.service.artifacts.references import read_signatures
 from preblock.service.core.errors import ArtifactError, Unavailable
-from preblock.service.core.files import SCARCE, FileSignature, signature_of
+from preblock.service.core.files import SCARCE, FileSignature, signature_of, unreadable
 from preblock.service.runtime.model import ServedModel, TokenModel
 
 LOG = logging.getLogger(__name__)
 Fingerprint = tuple[tuple[str, FileSignature], ...]
 UNLOADED = "unloaded"
 """The reason of an unloaded version."""
+LACK = re.compile("bad_alloc|Failed to allocate memory|Cannot allocate memory|Too many open files")
+"""Texts of onnxruntime's errors that may pass; it has no kind of exception for them."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,22 @@ def log_changes(before: Mapping[tuple[str, int], VersionEntry], after: Mapping[t
                 LOG.info("%s %s", model, "removed" if new is None else "unloaded")
             else:
                 LOG.info("%s %s", model, "loaded" if was is None else "replaced")
+
+
+def name_failure(place: str, error: Exception) -> ArtifactError | Unavailable:
+    """Return the error of the version in `place` for an exception of its opening; Unavailable if it may open later."""
+    scarce = isinstance(error, MemoryError | Unavailable) or getattr(error, "errno", None) in SCARCE
+    if scarce or any(LACK.search(str(cause)) for cause in (error, error.__cause__)):
+        reason = "too little memory, or too many open files"
+        message = f"{place} cannot be opened now: {reason}"
+        return Unavailable(place, reason, "free descriptors and memory", message=message)
+    if isinstance(error, OSError):
+        error = unreadable(str(error.filename or "a file"), error)
+    if not isinstance(error, ArtifactError):
+        LOG.error("%s cannot be opened: internal error", place, exc_info=error)
+        message = f"{MANIFEST}: the artifact cannot be opened; see the log"
+        error = ArtifactError(MANIFEST, "an internal error", "an artifact to run", message=message)
+    return ArtifactError(f"{place}/{error.field}", error.got, error.expected, message=f"{place}/{error}")
 
 
 def fingerprint(folder: Path, references: Iterable[str] = ()) -> Fingerprint:

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,8 +32,12 @@ def bind_http(settings: Settings) -> Iterator[Bound]:
     """Bind the socket of HTTP, and release it when the block ends."""
     scheme = "https" if settings.tls_cert_file else "http"
     if settings.uds is not None:
-        path = settings.uds.absolute()
+        path, early = settings.uds.absolute(), list[int]()
+        previous = signal.signal(signal.SIGTERM, lambda number, _: early.append(number))
         with UnixListener("uds", path) as unix:
+            signal.signal(signal.SIGTERM, previous)
+            if early:  # before the block could remove the file
+                sys.exit()
             yield Bound(
                 unix.socket, partial(unix.listen, BACKLOG), f"{scheme}+unix://{quote(os.fsencode(path), safe='')}"
             )

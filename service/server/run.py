@@ -54,14 +54,10 @@ def serve(settings: Settings, announce: Announce) -> None:
 
     """
     logging.config.dictConfig(configuration(settings.log_format, settings.log_level))
-    early: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: early.append(number))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # until it serves; an exception removes a Unix socket
     load_certificates(settings)
     check_grpc_address(settings)
     with bind_http(settings) as bound:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # until it serves; an exception removes a Unix socket
-        if early:
-            sys.exit()
         _serve_on(bound, settings, announce)
     LOG.info("stopped")
 

@@ -27,6 +27,8 @@ HEALTH_TIMEOUT_SECONDS = 30
 """A worker is replaced if it does not answer a check in this time, which includes its start on a busy machine."""
 END_SECONDS = 10
 """Time of a worker after its requests, to send the last spans and end."""
+MAX_WAIT_SECONDS = 2**31 // 1000 - 1
+"""Longest time that poll(2) can wait, 24 days."""
 MAX_SOCKET_FOLDER_BYTES = 75
 """The address of a Unix socket has at most 108 bytes (unix(7)), its file name included."""
 SHORT_FOLDER = "/tmp"
@@ -166,7 +168,7 @@ class Supervisor:
         # HTTP and gRPC requests have this time one after the other.
         deadline = time.monotonic() + 2 * self._settings.current.shutdown_timeout_seconds + END_SECONDS
         for worker in self._workers:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
+            worker.process.join(min(max(0.0, deadline - time.monotonic()), MAX_WAIT_SECONDS))
             if worker.process.is_alive():
                 LOG.error("worker %s does not end, and is killed", worker.process.pid)
                 worker.kill()

@@ -57,6 +57,13 @@ def test_worker_that_does_not_run_delays_neither_replacement_nor_end(tiny_reposi
         assert ended([stopped])
 
 
+def test_workers_end_with_the_longest_shutdown_timeout(tiny_repository: Path) -> None:
+    with serve(tiny_repository, "--workers", "2", "--shutdown-timeout-seconds", "1000000000") as server:
+        wait_for(partial(ready, server))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+
+
 def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Path, expected: bytes) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))

@@ -1,5 +1,6 @@
 """Full disks, and a lack of descriptors or memory."""
 
+import re
 import resource
 import shutil
 import subprocess
@@ -159,6 +160,31 @@ def test_version_without_memory_is_opened_later(tiny_repository: Path, repositor
             wait_for(lambda: "cannot be" in reason())
             assert client.post(path, json={"input_ids": [1]}).status_code == 404
         wait_for(lambda: client.post(path, json={"input_ids": [1]}).status_code == 200)
+
+
+def test_load_reports_a_worker_without_memory(tiny_repository: Path, repository: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(tiny_repository, tmp_path / "repository")
+    shutil.copytree(repository / "gpt2-small", root / "gpt2-small")
+    address = "/v2/repository/models/gpt2-small/"
+    with (
+        serve(root, "--workers", "2", "--model-control", "explicit") as server,
+        httpx.Client(base_url=server.address, timeout=60) as client,
+    ):
+        wait_for(partial(ready, server))
+        assert client.post(f"{address}unload").status_code == 200
+        pid = workers(server.process.pid)[0]
+        used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        with limited(pid, resource.RLIMIT_AS, used + 2**26):
+            refused = client.post(f"{address}load")
+            assert refused.status_code == 503
+            assert re.search("1 workers cannot open|gpt2-small/1 cannot be opened now", refused.json()["error"])
+            assert client.post("/v2/repository/models/bert/unload").status_code == 200
+
+        def served() -> bool:
+            path = f"{server.address}/models/gpt2-small/embed"
+            return all(httpx.post(path, json={"input_ids": [1]}).status_code == 200 for _ in range(16))
+
+        wait_for(served)
 
 
 def test_metrics_without_descriptors_are_correct_or_503(tiny_repository: Path, expected: bytes) -> None:

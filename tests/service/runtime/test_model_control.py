@@ -111,14 +111,58 @@ def test_refresh_after_a_system_error_opens_all_new_versions(root: Path, monkeyp
         return load(name, version, *rest)
 
     monkeypatch.setattr(repository, "_load", fail_for_one)
-    with pytest.raises(Unavailable, match=r"^gpt/3 cannot be opened now: too many open files$"):
-        repository.refresh()
+    assert [change.version for change in repository.refresh()] == [2, 3, 4]
     assert repository.versions("gpt") == [1, 2, 4]
+    assert repository.lacking == {"gpt"}
     monkeypatch.undo()
     (change,) = repository.refresh()
     assert (change.version, change.state) == (3, "READY")
+    assert not repository.lacking
     assert repository.versions("gpt") == [1, 2, 3, 4]
     assert set(states(repository).values()) == {"READY"}
+
+
+def test_other_models_change_while_one_lacks_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Repository(root, CPU, 1)
+    shutil.copytree(root / "gpt/1", root / "gpt/2")
+    load, dropped = repository._load, weakref.ref(repository.get("bert"))
+
+    def fail_for_one(name: str, version: int, *rest: Any) -> Any:
+        if (name, version) == ("gpt", 2):
+            raise RuntimeError("Failed to allocate memory for requested buffer of size 4096")  # as onnxruntime says
+        return load(name, version, *rest)
+
+    async def change() -> None:
+        control = ModelControl(repository, "explicit", 1)
+        with pytest.raises(Unavailable, match=r"^gpt/2 cannot be opened now: too little memory, or too many open "):
+            await control.load("gpt")
+        await control.unload("bert")
+        gc.collect()
+        assert dropped() is None  # an error may hold frames, and these the models
+        await control.load("bert")
+        following = asyncio.create_task(control.run())
+        monkeypatch.undo()
+        while repository.versions("gpt") != [1, 2]:
+            await asyncio.sleep(0.05)
+        following.cancel()
+
+    monkeypatch.setattr(repository, "_load", fail_for_one)
+    asyncio.run(asyncio.wait_for(change(), 60))
+
+
+def test_version_without_permission_is_not_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Repository(root, CPU, 1)
+    shutil.copytree(root / "gpt/1", root / "gpt/2")
+
+    def fail(*_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", "model.onnx.data")
+
+    monkeypatch.setattr(repository, "_load", fail)
+    (change,) = repository.refresh()
+    assert change.reason == "gpt/2/model.onnx.data cannot be read: permission denied"
+    assert not repository.lacking
+    monkeypatch.undo()
+    assert repository.refresh() == []
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
