@@ -66,7 +66,7 @@ def plot(model: str, kind: str, output: Path, repository: Path | None, reference
     try:
         save(figure, output)
     except OSError as error:
-        raise click.ClickException(f"{output}: {error.strerror}") from error
+        raise click.ClickException(f"{output}: {str(error.strerror).lower()}") from error
     click.echo(f"wrote {output}")
 
 

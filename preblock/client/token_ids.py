@@ -103,14 +103,21 @@ def to_json(fields: Mapping[str, Any]) -> str:
 
 
 def _value(field: str, value: Any) -> str:
-    def convert(part: Any) -> Any:
-        if hasattr(part, "tolist") and not isinstance(part, type):
-            return part.tolist()
-        if isinstance(part, Sequence) and not isinstance(part, bytes | bytearray | memoryview):
-            return list(part)
-        raise invalid(field, f"a {type(part).__name__}", "texts, numbers, and lists, arrays or tensors of them")
+    allowed = "texts, numbers, and lists, arrays or tensors of them"
 
-    return json.dumps(value, default=convert)
+    def convert(part: Any) -> Any:
+        if isinstance(part, bytes | bytearray | memoryview | type):
+            raise invalid(field, f"a {type(part).__name__}", allowed)
+        if hasattr(part, "tolist"):
+            return part.tolist()
+        if isinstance(part, Sequence):
+            return list(part)
+        raise invalid(field, f"a {type(part).__name__}", allowed)
+
+    try:
+        return json.dumps(value, default=convert)
+    except (TypeError, ValueError, RecursionError) as error:  # such as a list that holds itself
+        raise invalid(field, f"a {type(value).__name__} that JSON cannot hold", allowed) from error
 
 
 def _integers(field: str, value: Any) -> Int64:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections import UserString
 from typing import Any
 
 import httpx
@@ -58,6 +59,9 @@ def test_problem_response_becomes_error_of_its_kind(kind: type[service.PreblockE
         ([1], {"version": 7}, "NotFound", None),
         ([print], {}, "Invalid", "input_ids"),
         ([1], {"offset": {1}}, "Invalid", "offset"),
+        ([1], {"offset": bytearray(b"1")}, "Invalid", "offset"),
+        ([1], {"offset": {(1, 2): 3}}, "Invalid", "offset"),
+        ([1], {"offset": UserString("1")}, "Invalid", "offset"),
     ],
     ids=str,
 )
