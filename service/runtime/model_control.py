@@ -1,7 +1,7 @@
 """Reloads models: new versions in the folder, and requests to load and unload models.
 
 Several workers agree through a folder. `desired.json` lists the unloaded models, with a number that grows with every
-change; `<pid>.followed` holds the last change applied by a worker: its number, and the models that it opens later.
+change; `<pid>.followed` holds the last change applied by a worker: its number, and its models to be opened later.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 0.05
 """Time between two checks for a change requested from another worker."""
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
-"""Time until a version that could not be opened for now is tried again: it doubles with every failure."""
+"""Times until the next attempt at a version without enough memory or descriptors: each is twice the one before."""
 FOLLOW_TIMEOUT_SECONDS = 60.0
 """Time until all workers must have applied a requested change."""
 
@@ -184,7 +184,7 @@ class ModelControl:
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     async def _reconcile(self) -> None:
-        """Apply a changed desired state, and record its number, and the models that lack something for now."""
+        """Apply a changed desired state, and record its number and the names in `Repository.lacking`."""
         assert self._shared is not None
         async with self._refresh_lock:
             with _named_errors(WORKER_FOLDER):
