@@ -1,5 +1,6 @@
 """`preblock plot`: files with the same bytes on every run, and refusals."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -79,13 +80,14 @@ def test_plot_into_missing_folder_is_rejected(plotted: Path, tmp_path: Path) -> 
 
 def test_plot_on_full_disk_leaves_earlier_picture(plotted: Path, tmp_path: Path) -> None:
     """A limit of one block for files has the effect of a full disk."""
-    picture = tmp_path / "positions.png"
+    picture = tmp_path / "pictures" / "positions.png"
+    picture.parent.mkdir()
     picture.write_bytes(b"earlier")
-    plot = ("plot", "gpt", "heatmap", "--repository", plotted, "-o", picture)
-    done = subprocess.run(
-        ("sh", "-c", 'ulimit -f 1; exec "$0" "$@"', PREBLOCK, *plot), capture_output=True, text=True, check=False
-    )
+    limited = ("sh", "-c", 'ulimit -f 1; exec "$0" "$@"', PREBLOCK)
+    command = (*limited, "plot", "gpt", "heatmap", "--repository", plotted, "-o", picture)
+    environment = os.environ | {"MPLCONFIGDIR": str(tmp_path)}  # its cache of fonts does not fit
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("preblock: "), done.stderr
-    assert [file.name for file in tmp_path.iterdir()] == ["positions.png"]
+    assert done.stderr.splitlines()[-1] == f"preblock: {picture}: file too large"
+    assert [file.name for file in picture.parent.iterdir()] == ["positions.png"]
     assert picture.read_bytes() == b"earlier"
