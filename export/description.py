@@ -88,7 +88,7 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
             **common,
         )
     signature, format_ = frontend.signature, read_format(folder)
-    positions, kernel = describe_positions(folder, signature.max_len)
+    positions, kernel = describe_positions(folder)
     steps = _describe_steps(frontend, loaded.record.discovered_with) if isinstance(frontend, FrontEnd) else {}
     return Manifest(
         dtype=format_.dtype if format_ else "float32",

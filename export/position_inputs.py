@@ -41,14 +41,14 @@ def write_positioned(folder: Path, max_len: int | None) -> None:
     save_graph(model, folder / POSITIONED_GRAPH)
 
 
-def describe_positions(folder: Path, max_len: int | None) -> tuple[PositionTable | None, Kernel | None]:
+def describe_positions(folder: Path) -> tuple[PositionTable | None, Kernel | None]:
     """Return the position table of `positioned.onnx` in `folder`, and the tables for the service's fused kernel.
 
     Both are None without that graph. The kernel is None if it cannot compute `embeddings`.
     """
     if not (folder / POSITIONED_GRAPH).is_file():
         return None, None
-    found = _find_positions(load_plain(folder), folder, max_len)
+    found = _find_positions(load_plain(folder), folder, max_len=1)  # the others follow, or there would be no graph
     assert found is not None
     _, table, first = found
     begin, _ = place_of(table)
