@@ -1,7 +1,5 @@
 """`preblock plot`: files with the same bytes on every run, and refusals."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,8 +7,8 @@ import pytest
 from preblock import plots
 from preblock.plots.figures import KINDS
 from tests.cli.command_line import failing, run
+from tests.support import commands
 from tests.support.artifacts import make_repository
-from tests.support.paths import PREBLOCK
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +77,13 @@ def test_plot_into_missing_folder_is_rejected(plotted: Path, tmp_path: Path) -> 
 
 
 def test_plot_on_full_disk_leaves_earlier_picture(plotted: Path, tmp_path: Path) -> None:
-    """A limit of one block for files has the effect of a full disk."""
+    """A limit on the size of files has the effect of a full disk."""
     picture = tmp_path / "pictures" / "positions.png"
     picture.parent.mkdir()
     picture.write_bytes(b"earlier")
-    limited = ("sh", "-c", 'ulimit -f 1; exec "$0" "$@"', PREBLOCK)
-    command = (*limited, "plot", "gpt", "heatmap", "--repository", plotted, "-o", picture)
-    environment = os.environ | {"MPLCONFIGDIR": str(tmp_path)}  # its cache of fonts does not fit
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    arguments = ("plot", "gpt", "heatmap", "--repository", plotted, "-o", picture)
+    done = commands.run(commands.preblock, *arguments, room=512)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1] == f"preblock: {picture}: file too large"
+    assert done.stderr.splitlines() == [f"preblock: {picture}: file too large"]
     assert [file.name for file in picture.parent.iterdir()] == ["positions.png"]
     assert picture.read_bytes() == b"earlier"
