@@ -11,8 +11,16 @@ from torch import Tensor, nn
 from preblock.models.config import MAX_TABLE_ROWS, check_size
 from preblock.models.modules.signature import Signature
 
-SAMPLE_LENGTH = 64
-"""Most tokens of the rows to compare with their tokens alone."""
+ALONE_LENGTH = 64
+"""Most tokens of the rows to compare with calls of one token."""
+ROW_LENGTH = 512
+"""Most tokens of the rows to compare with calls of one token for each row."""
+COMPARED_IDS = 2**16
+"""Most ids in these rows. Of a larger vocabulary, they are the first and the last: special tokens are there."""
+CALL_VALUES = 2**24
+"""Most values returned by a call of several rows, unless two rows have more."""
+NUMBERS = (int, int | None, "int", "int | None", "Optional[int]")
+"""Annotations of an argument that takes one number for all rows."""
 ALLOWED_SHARE = 2.0**-10
 """Allowed difference between the two, as a share of the largest value: sums may have another order."""
 
@@ -30,8 +38,8 @@ class CustomFrontEnd(nn.Module):
         exact: whether the graph must equal the module bit for bit; default False, for norms, projections, other sums.
 
     Raises:
-        ValueError: the module does not return float32 vectors (B, L, D), takes other arguments, or mixes tokens; or it
-            fails for the last id or position.
+        ValueError: the module does not return float32 vectors (B, L, D), takes other arguments, mixes tokens, or
+            returns other vectors in a second call; or it fails for the last id or position.
 
     """
 
@@ -41,13 +49,16 @@ class CustomFrontEnd(nn.Module):
         if self._max_len > MAX_TABLE_ROWS:  # the proof runs all positions
             raise ValueError(f"max_len: got {max_len}, expected at most {MAX_TABLE_ROWS}, for a custom module")
         self.module = module
+        self.row_offsets = False
+        """Whether `forward` gives the module one offset for each row, also if it receives one for all."""
         self._takes_number = _takes_number(module)
-        sample = self._call("module", [0], 0)
-        self._call("vocab_size", [vocab_size - 1], 0)
-        self._call("max_len", [0], self._max_len - 1)
+        sample = self._call("module", [[0]])
+        self._call("vocab_size", [[vocab_size - 1]])
+        self._call("max_len", [[0]], self._max_len - 1)
         if sample.device.type != "cpu":
             raise ValueError(f"module: got vectors on the device {sample.device}, expected cpu; module.cpu() moves it")
-        self._check_alone([place % vocab_size for place in range(min(self._max_len, SAMPLE_LENGTH))])
+        self._check_alone(vocab_size)
+        self._check_rows(vocab_size, sample.shape[-1])
         self.signature = Signature(
             family="custom",
             vocab_size=vocab_size,
@@ -61,7 +72,7 @@ class CustomFrontEnd(nn.Module):
         """Return the vectors of the module: float32 (B, L, D)."""
         vectors: Tensor
         if not self._takes_number:
-            vectors = self.module(input_ids, offset)
+            vectors = self.module(input_ids, offset.expand(input_ids.shape[0]) if self.row_offsets else offset)
         elif torch.compiler.is_compiling():
             vectors = self._traced(input_ids, offset)
         elif len(offset) == 1:
@@ -71,34 +82,56 @@ class CustomFrontEnd(nn.Module):
             vectors = torch.cat([self.module(ids.unsqueeze(0), past_length) for ids, past_length in rows])
         return vectors
 
-    def _call(self, cause: str, ids: list[int], position: int, batch: int = 1) -> Tensor:
-        """Return the vectors (B, L, D) of B equal rows; raise ValueError, naming `cause`, if the module fails."""
+    def _call(self, cause: str, ids: list[list[int]] | Tensor, position: int = 0) -> Tensor:
+        """Return the vectors (B, L, D) of `ids` (B, L); raise ValueError, naming `cause`, if the module fails."""
+        ids = torch.as_tensor(ids)
         try:
             with torch.inference_mode():
-                vectors: Tensor = self(torch.tensor([ids] * batch), torch.tensor([position]))
+                vectors: Tensor = self(ids, torch.tensor([position]))
         except Exception as error:  # a module may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            row = f"id {ids[0]}" if len(ids) == 1 else f"{len(ids)} ids"
+            if isinstance(error, TypeError) and not self._takes_number:
+                reason += "; annotate the second argument as int if it takes one number for all rows"
+            row = f"id {int(ids[0, 0])}" if ids.shape[1] == 1 else f"{ids.shape[1]} ids"
             raise ValueError(f"{cause}: the module fails for {row} at position {position}: {reason}") from error
-        shape, is_tensor = (batch, len(ids)), isinstance(vectors, Tensor)
+        shape, is_tensor = tuple(ids.shape), isinstance(vectors, Tensor)
         if not is_tensor or vectors.dtype != torch.float32 or vectors.shape[:-1] != shape or not vectors.numel():
             got = f"{vectors.dtype} {tuple(vectors.shape)}" if is_tensor else type(vectors).__name__
-            raise ValueError(f"module: got {got} for ids {shape}, expected torch.float32 ({batch}, {len(ids)}, D)")
+            raise ValueError(f"module: got {got} for ids {shape}, expected torch.float32 ({shape[0]}, {shape[1]}, D)")
         return vectors
 
-    def _check_alone(self, ids: list[int]) -> None:
-        """Compare the vectors of two equal rows with those of their tokens alone.
+    def _check_alone(self, vocab_size: int) -> None:
+        """Compare the vectors of two rows with a second call, and with calls of one token.
 
         A stream and a ragged batch run tokens apart.
         """
-        rows = self._call("module", ids, 0, batch=2)
-        tokens = [self._call("module", [token], place) for place, token in enumerate(ids)]
-        error = float((rows - torch.cat(tokens, 1)).abs().max())
-        if error > ALLOWED_SHARE * float(rows.abs().max()):
+        length = min(self._max_len, ALONE_LENGTH)
+        ids = torch.stack((torch.arange(length), torch.arange(length) + 1)) % vocab_size
+        rows = self._call("module", ids)
+        if not torch.equal(rows.nan_to_num(), self._call("module", ids).nan_to_num()):
             raise ValueError(
-                f"module: got vectors in two rows of {len(ids)} tokens that differ by {error:.3g} from those of the "
-                "tokens alone, expected vectors that depend on their own id and position"
+                f"module: got other vectors in a second call with the same {length} ids, expected the same vectors; "
+                "is there dropout in forward?"
             )
+        columns = [
+            torch.cat([self._call("module", [[token]], place) for token in column])
+            for place, column in enumerate(ids.T.tolist())
+        ]
+        _compare(rows, torch.cat(columns, 1))
+
+    def _check_rows(self, vocab_size: int, width: int) -> None:
+        """Compare the vectors of all ids in long rows with those of rows of one token."""
+        length, count = min(self._max_len, ROW_LENGTH), min(vocab_size, COMPARED_IDS)
+        tokens = torch.cat((torch.arange(count - count // 2), torch.arange(vocab_size - count // 2, vocab_size)))
+        begins = torch.arange(0, count, max(1, length - 1))  # each row begins with the last token of the row before
+        for part in torch.split(begins, max(2, CALL_VALUES // (length * width))):
+            ids = tokens[(part.unsqueeze(1) + torch.arange(length)) % count]
+            columns = [
+                # in reverse order: a vector that depends on the rows before differs
+                self._call("module", ids[:, place : place + 1].flip(0), place).flip(0)
+                for place in range(length)
+            ]
+            _compare(self._call("module", ids), torch.cat(columns, 1))
 
     def _traced(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         """Call a module with one number for rows at several offsets, without a loop, which a graph cannot have.
@@ -119,6 +152,17 @@ class CustomFrontEnd(nn.Module):
         return vectors.gather(1, columns.unsqueeze(-1).expand(-1, -1, vectors.shape[-1]))
 
 
+def _compare(rows: Tensor, alone: Tensor) -> None:
+    """Raise ValueError if a vector of `rows` differs from that of its token alone."""
+    errors = (rows - alone).abs().amax(-1)
+    if (error := float(errors.max())) > ALLOWED_SHARE * float(rows.abs().max()):
+        place = int(errors.argmax()) % rows.shape[1]
+        raise ValueError(
+            f"module: got a vector at position {place} of a row of {rows.shape[1]} tokens that differs by {error:.3g} "
+            "from that of the token alone, expected vectors that depend on their own id and position"
+        )
+
+
 def _takes_number(module: nn.Module) -> bool:
     """Return whether the second argument of the module's `forward` is annotated as an int."""
     signature = inspect.signature(module.forward)
@@ -127,6 +171,4 @@ def _takes_number(module: nn.Module) -> bool:
     except TypeError as error:
         expected = "forward(input_ids, offset) or forward(input_ids, past_length: int)"
         raise ValueError(f"module: got forward{signature}, expected {expected}") from error
-    return any(
-        value == "offset" and signature.parameters[name].annotation in (int, "int") for name, value in given.items()
-    )
+    return any(value == "offset" and signature.parameters[name].annotation in NUMBERS for name, value in given.items())

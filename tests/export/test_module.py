@@ -213,7 +213,7 @@ class Doubled(BertEmbeddings):
         (
             Running(),
             {"vocab_size": V, "max_len": M},
-            r"module: got vectors in two rows of 9 tokens that differ by [\d.]+ from those of the tokens alone",
+            r"module: got a vector at position \d of a row of 9 tokens that differs by [\d.]+ from that of the token",
         ),
         (
             OneToken(),
