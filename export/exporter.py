@@ -12,6 +12,7 @@ from torch import nn
 
 from preblock.export.arguments import SourceOptions, check_arguments
 from preblock.export.bias import export_bias
+from preblock.export.custom_graph import export_custom
 from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.graph import export_graph
@@ -136,9 +137,12 @@ def export_loaded(
                     loaded = replace(loaded, frontend=stored)
                     source.train(training)
                     source = stored  # releases the unrounded tables
+                elif isinstance(source, CustomFrontEnd):
+                    export_custom(source, folder, report)
                 else:
                     export_graph(source, folder, report)
-                write_positioned(folder, source.signature.max_len)
+                if not (isinstance(source, CustomFrontEnd) and source.row_offsets):
+                    write_positioned(folder, source.signature.max_len)
             label_graphs(folder, source.signature)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)

@@ -13,6 +13,7 @@ import torch
 from google.protobuf.message import Message
 from torch import Tensor, nn
 
+from preblock.export.errors import ExportError
 from preblock.export.external_data import map_weights
 from preblock.export.progress import Report
 from preblock.export.tracing import export_program
@@ -266,9 +267,13 @@ def load_plain(folder: Path) -> onnx.ModelProto:
 
 
 def save_graph(model: onnx.ModelProto, file: Path) -> None:
-    """Write `model` over its existing data file, and check both with ONNX."""
+    """Write `model` over its existing data file, and check both with ONNX; raise ExportError if ONNX rejects it."""
     onnx.save(model, file)
-    onnx.checker.check_model(file, full_check=True)
+    try:
+        onnx.checker.check_model(file, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        reason = " ".join(str(error).split())
+        raise ExportError(f"{file.name}: ONNX rejects the graph that the exporter of torch wrote: {reason}") from error
 
 
 def read_initializers(folder: Path) -> dict[str, Tensor]:
