@@ -27,9 +27,9 @@ from preblock.export.stored_tables import build_quantized
 from preblock.export.table_formats import TableFormat, find_format
 from preblock.export.verification import find_providers, prove_artifact
 from preblock.models.checkpoints.position_resize import resize_positions
+from preblock.models.config_check import check_described
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
-from preblock.models.frontend_file import check_forward
 from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import MANIFEST, PARITY, TOKENIZER, Manifest, StemManifest
@@ -216,8 +216,6 @@ def export_module(
 
 def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exact: bool) -> AnyFrontEnd:
     """Return a module of `preblock.models` unchanged, and any other one as a custom front-end."""
-    if isinstance(module, FrontEnd):
-        check_forward(type(module), FrontEnd)
     given = {"vocab_size": vocab_size, "max_len": max_len, "exact": exact or None}
     if isinstance(module, FrontEnd | Stem):
         for argument, value in given.items():
@@ -228,6 +226,8 @@ def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exac
             if weight.dtype != torch.float32 or weight.device.type != "cpu":
                 got = f"{weight.dtype} on {weight.device}"
                 raise ExportError(f"{name}: got {got}, expected torch.float32 on cpu; module.float().cpu() converts it")
+        if isinstance(module, FrontEnd):
+            check_described(module)
         return module
     if vocab_size is None or max_len is None:
         missing = "vocab_size" if vocab_size is None else "max_len"

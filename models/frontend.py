@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from preblock.models.config import FrontEndConfig
-from preblock.models.frontend_file import check_forward, write_frontend
+from preblock.models.config_check import check_described
+from preblock.models.frontend_file import write_frontend
 from preblock.models.modules.bias_modules import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
@@ -133,8 +134,7 @@ class FrontEnd(nn.Module):
                 front-ends with a use for it.
             position_ids: int64 (1 or B, L), position index of each token; excludes `offset`.
             indices: further indices of each token, by the names in `config.indices`: int64 (1 or B, L). Missing
-                ones are all 0, except those in `config.needed`, which are required.
-                Segments may be among them, unless they are given as `token_type_ids`.
+                ones are all 0, except the required `config.needed`. Segments are here or in `token_type_ids`.
 
         Raises:
             ValueError: a position or an index is not allowed, or the front-end does not support an index or a mask.
@@ -164,12 +164,12 @@ class FrontEnd(nn.Module):
         An earlier save there is replaced. The artifact computes in float32, for weights of any type.
 
         Raises:
-            ValueError: a weight is not float32, float16 or bfloat16, attention has a bias, the class has its own
-                `forward`, or the folder holds another checkpoint.
+            ValueError: a weight is not float32, float16 or bfloat16, attention has a bias, the vectors are not those of
+                the config, or the folder holds another checkpoint.
             OSError: the disk refuses.
 
         """
-        check_forward(type(self), FrontEnd)
+        check_described(self)
         write_frontend(Path(path), self.config, self.state_dict())
 
     def look_up(self, input_ids: Tensor, scaled: bool = True) -> Tensor:

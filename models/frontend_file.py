@@ -9,7 +9,7 @@ from preblock.models.step_documents import to_document
 from preblock.models.steps import Step, names_of, parameters
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from preblock.models.config import FrontEndConfig
 
@@ -18,16 +18,6 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 STORED_TYPES = ("torch.float32", "torch.float16", "torch.bfloat16")
 """Allowed types of a checkpoint's tensors: float8 would need a scale, and float64 would be rounded."""
-
-
-def check_forward(kind: "type[nn.Module]", base: "type[nn.Module]") -> None:
-    """Raise ValueError if the class `kind` has another `forward` than `base`: its config does not describe that one."""
-    if kind.forward is not base.forward:
-        name = kind.__name__
-        raise ValueError(
-            f"forward: got the own method of {name}, expected that of {base.__name__}; call {name} in a module with "
-            "forward(input_ids, offset), and give that module to export_module"
-        )
 
 
 def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str, Tensor]") -> None:

@@ -1,0 +1,106 @@
+"""Front-ends changed after they were built: their config does not describe the vectors."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from preblock.export import export_module
+from preblock.export.errors import ExportError
+from preblock.models import BertEmbeddings, FrontEnd, GPT2Embeddings
+from preblock.models.config_check import check_described
+from tests.data.make_artifacts import RECIPES, build_frontend
+
+V, D, M = 20, 8, 16
+
+
+class Adapted(nn.Module):
+    """A low-rank change of a table, in place of the table."""
+
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table, self.down, self.up = table, nn.Embedding(V, 2), nn.Linear(2, D)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        vectors: Tensor = self.table(input_ids) + self.up(self.down(input_ids))
+        return vectors
+
+
+class Doubled(BertEmbeddings):
+    def run(self, *arguments: Any, **named: Any) -> Tensor:
+        return super().run(*arguments, **named) * 2
+
+
+class Looking(BertEmbeddings):
+    def look_up(self, input_ids: Tensor, scaled: bool = True) -> Tensor:
+        return super().look_up(input_ids, scaled) * 2
+
+
+def add_hook(module: FrontEnd) -> None:
+    module.tokens.register_forward_hook(lambda _, __, vectors: vectors * 2)
+
+
+def change_epsilon(module: FrontEnd) -> None:
+    module.norm.eps = 1e-3
+
+
+def replace_norm(module: FrontEnd) -> None:
+    module.norm = nn.LayerNorm(D, bias=False)
+
+
+def normalize_weight(module: FrontEnd) -> None:
+    nn.utils.parametrizations.weight_norm(module.tokens, "weight")
+
+
+def adapt(module: FrontEnd) -> None:
+    module.add_module("tokens", Adapted(module.tokens))
+
+
+def become(kind: type[FrontEnd]) -> Callable[[FrontEnd], None]:
+    def change(module: FrontEnd) -> None:
+        module.__class__ = kind
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (add_hook, "embeddings that differ from those of its config and weights; call BertEmbeddings in a module"),
+        (change_epsilon, "embeddings that differ"),
+        (become(Doubled), "embeddings that differ .*; call Doubled in"),
+        (become(Looking), "token_embeddings that differ .*; call Looking in"),
+        (replace_norm, r'weights that do not fit its config: Missing key\(s\) in state_dict: "norm.bias"'),
+        (normalize_weight, r'weights that do not fit its config: Missing key\(s\) in state_dict: "tokens.weight"'),
+        (adapt, "weights that do not fit its config: .*; call BertEmbeddings in"),
+    ],
+)
+def test_changed_module_is_neither_saved_nor_exported(
+    change: Callable[[FrontEnd], None], message: str, tmp_path: Path
+) -> None:
+    module = BertEmbeddings(V, D, M).train()
+    change(module)
+    with pytest.raises(ValueError, match=f"^module: got {message}"):
+        module.save_frontend(tmp_path / "saved")
+    assert module.training
+    with pytest.raises(ExportError, match=f"^module: got {message}"):
+        export_module(module, "changed", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_unchanged_module_is_described(name: str) -> None:
+    frontend = build_frontend(name)
+    if isinstance(frontend, FrontEnd):
+        check_described(frontend)
+
+
+def test_module_in_training_with_dropout_is_described() -> None:
+    module = GPT2Embeddings(V, D, M, dropout=0.5).train()
+    check_described(module)
+    assert module.training
+    check_described(module.half())
+    assert module.tokens.weight.dtype == torch.float16
