@@ -97,8 +97,8 @@ def single_values(query: bytes) -> Mapping[str, str]:
     return MappingProxyType(dict(parameters))
 
 
-def merge_fields(query: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the query and of the body together.
+def merge_fields(query: Mapping[str, Any], body: Mapping[str, Any], place: str = "body") -> dict[str, Any]:
+    """Return the fields of the query and of the body together; errors name the body as `place`.
 
     Raises:
         Invalid: a field is in both.
@@ -106,6 +106,6 @@ def merge_fields(query: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str,
     """
     for name in query:
         if name in body:
-            message = f"{name} is both in the query and in the body; send it in one of them"
+            message = f"{name} is both in the query and in the {place}; send it in one of them"
             raise Invalid(name, "two values", "one value", message=message)
     return {**query, **body}

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from preblock.service.api.http import errors
+from preblock.service.api.http.request import merge_fields
 from preblock.service.api.streams import StreamEnd
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.chunks import Buffer, raw_bytes
@@ -28,7 +29,7 @@ class DecodeSession:
     Args:
         engine: runs the steps.
         model: model of the whole stream.
-        fields: options of the stream, from the query or from a JSON message.
+        query: options of the stream in the query. An `open` message can add further ones.
 
     Attributes:
         sent: rows after the last answer sent. An answer without delivery has fed nothing.
@@ -39,11 +40,12 @@ class DecodeSession:
 
     """
 
-    def __init__(self, engine: Engine, model: TokenModel, fields: dict[str, Any]) -> None:
+    def __init__(self, engine: Engine, model: TokenModel, query: dict[str, Any]) -> None:
         self.engine = engine
         self.context = CURRENT_REQUEST.get()
         self.opened = False
-        self._open(model, fields)
+        self._query = query
+        self._open(model, query)
         self.sent = self.stream.running
         self.message_format: Literal["text", 1, 2] | None = None
         self._error: PreblockError | None = None  # of the started step
@@ -172,11 +174,11 @@ class DecodeSession:
         self.engine.metrics.count_bytes("decode", len(frame), size, 0, send)
 
     def _reopen(self, document: dict[str, Any]) -> bytes:
-        """Open the stream again with the options of its first message."""
+        """Open the stream again with the options of its query and of its first message."""
         if self.opened:
             message = "an open message must be the first message of its stream"
             raise Conflict(decode_json.OPEN, "a later message", "the first message", message=message)
-        fields = decode_json.read_open(document)
+        fields = merge_fields(self._query, decode_json.read_open(document), "open message")
         model = self.stream.model
         self._open(model, fields)
         self.opened = True

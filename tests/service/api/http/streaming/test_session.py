@@ -215,7 +215,7 @@ def test_version_1_frame_is_answered_in_version_1(tiny_clients: Clients) -> None
 
 
 def test_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
-    with stream_of(tiny_clients, "gpt", "?offset=5") as stream:
+    with stream_of(tiny_clients, "gpt") as stream:
         stream.send(json.dumps({"open": {"offset": [1, 2], "output": ["embeddings", "token_embeddings"]}}))
         assert json.loads(stream.recv()) == {
             "model": "gpt",
@@ -228,14 +228,33 @@ def test_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
         }
         answer = text(stream, input_ids=[[1], [2]])
         assert (answer.offset, len(answer.tensors)) == ([2, 3], 2)
-        stream.send('{"open": {}}')
-        assert json.loads(stream.recv())["error"]["status"] == 409
+
+
+@pytest.mark.parametrize("first", ['{"open": {}}', '{"ping": true}'])
+def test_later_open_message_is_refused(tiny_clients: Clients, first: str) -> None:
+    with stream_of(tiny_clients, "gpt", "?offset=5") as stream:
+        stream.send(first)
+        assert json.loads(stream.recv())["next_offset"] == [5]
+        refused = text(stream, open={"rows": 2})
+        assert (refused.status, refused.detail) == (409, "an open message must be the first message of its stream")
+        assert text(stream, ping=True).offset == [5]
+
+
+def test_open_message_adds_to_the_query(tiny_clients: Clients) -> None:
+    with stream_of(tiny_clients, "gpt", "?rows=3&output=token_embeddings&dtype=float16") as stream:
+        stream.send('{"open": {"offset": 2, "encoding": "float"}}')
+        assert json.loads(stream.recv())["next_offset"] == [2, 2, 2]
+        stream.send('{"input_ids": [[1], [2], [3]]}')
+        answer = json.loads(stream.recv())
+    fields = {"input_ids": [[1], [2], [3]], "offset": 2, "output": "token_embeddings", "dtype": "float16"}
+    assert answer == tiny_clients.http.post("/models/gpt/embed", json=fields | {"encoding": "float"}).json()
 
 
 @pytest.mark.parametrize(
     ("fields", "detail"),
     [
-        ({"open": {"offset": 7}}, "offset: got 7, expected 0 to 6"),
+        ({"open": {"rows": -1}}, "rows: got -1, expected a number of rows"),
+        ({"open": {"offset": 3}}, "offset is both in the query and in the open message; send it in one of them"),
         ({"open": {"nope": 1}}, "unknown field nope; expected offset, context, rows, output, dtype, encoding"),
         ({"open": []}, "open: got [], expected a JSON object"),
         ({"open": {}, "step": 1}, "unknown field step; expected open"),
@@ -244,8 +263,8 @@ def test_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
 def test_bad_open_message_leaves_stream_unchanged(tiny_clients: Clients, fields: dict[str, Any], detail: str) -> None:
     with stream_of(tiny_clients, "gpt", "?offset=5") as stream:
         assert text(stream, **fields).detail == detail
-        stream.send('{"open": {"offset": 3}}')
-        assert json.loads(stream.recv())["next_offset"] == [3]
+        stream.send('{"open": {"rows": 2}}')
+        assert json.loads(stream.recv())["next_offset"] == [5, 5]
 
 
 def test_pipelined_messages_are_answered_in_order(tiny_clients: Clients) -> None:
