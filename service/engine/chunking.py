@@ -108,9 +108,10 @@ class _RecordCloser:
         self._left -= 1
         self._error = self._error or error
         if not self._left:
-            if self._error is None:
+            failure, self._error = self._error, None  # its traceback holds this object, and the vectors of the request
+            if failure is None:
                 self._record.ran, self._record.batch = perf_counter(), self._record.rows
-            self._admission.end(self._record, self._error)
+            self._admission.end(self._record, failure)
 
 
 def _stream_output(chunks: Iterator[Float32], dtype: str, closer: _RecordCloser) -> Iterator[NDArray[np.generic]]:

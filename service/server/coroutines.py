@@ -48,6 +48,7 @@ def _resume(work: Work, awaited: Any) -> Generator[Any, Any, None]:
             try:
                 value = yield awaited
             except BaseException as error:  # a cancelled task throws
+                awaited = None  # the future of the error would keep this frame, and so everything in `work`, alive
                 awaited = work.throw(error)
             else:
                 awaited = work.send(value)

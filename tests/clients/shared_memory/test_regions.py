@@ -135,6 +135,15 @@ def test_idle_regions_are_released(tiny_repository: Path) -> None:
         assert [item["name"] for item in client.get_system_shared_memory_status()] == ["used"]
 
 
+def test_refused_range_does_not_keep_its_file_open(client: Client, shared_server: Server) -> None:
+    key = client.region("ids", IDS)._shm_key
+    client.refusal("gpt", [client.shared_input("ids", IDS.nbytes, offset=1)])
+    files = Path(f"/proc/{shared_server.process.pid}/fd")
+    assert any(file.resolve().name == key for file in files.iterdir())
+    client.unregister_system_shared_memory("ids")
+    assert not any(file.resolve().name == key for file in files.iterdir())
+
+
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
 def test_shared_memory_is_off_by_default(tiny_server: Server, module: Any) -> None:
     message = "shared memory is off; the setting max_shared_memory_bytes of the server allows it"

@@ -1,6 +1,8 @@
-"""Metrics, threads and early refusals of large answers."""
+"""Metrics, threads, memory and early refusals of large answers."""
 
+import gc
 import time
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -61,6 +63,20 @@ def test_disconnect_before_or_after_chunk_counts_as_failure(engine: Engine, take
     after, _ = counted(engine)
     assert after.get("fail", 0) == before.get("fail", 0) + 1
     assert after.get("success", 0) == before.get("success", 0)
+
+
+def test_disconnect_frees_request_without_collection(engine: Engine) -> None:
+    ids = rows_of([100] * 90)
+    alive = weakref.ref(ids.values)
+    answer = embed(engine, "gpt", TokenRequest(input_ids=ids, chunks="sent"))
+    del ids
+    assert alive() is not None
+    gc.disable()
+    try:
+        del answer
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_check_before_response_is_not_queue_time(engine: Engine) -> None:
