@@ -23,6 +23,8 @@ from preblock.service.observability.context import Begin
 
 MAX_OPTION = 2**31 - 1
 """Largest integer option of gRPC."""
+MIN_PING_INTERVAL_MS = 5000
+"""Clients ping every 10 seconds or more. With the default of 5 minutes the third ping on an idle stream ends it."""
 
 
 def _address(settings: Settings) -> str:
@@ -79,6 +81,9 @@ async def running(
             # With its probes the library receives whole messages before the service reads them.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.so_reuseport", int(settings.workers > 1)),
+            ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+            # Without it the interval of a connection without calls is two hours.
+            ("grpc.keepalive_permit_without_calls", 1),
             # No other limit ends a stream whose client does not read. Calls move to a new connection after this age,
             # and the grace period is enough for a stream of the full lifetime.
             ("grpc.max_connection_age_ms", min(lifetime_ms, MAX_OPTION)),
