@@ -86,7 +86,7 @@ def read_inputs(documents: list[dict[str, Any]]) -> tuple[list[InputTensor], lis
         given = [source for source, value in sources.items() if value is not None]
         if len(given) > 1:
             raise Invalid(where, " and ".join(given), "one of them")
-        data = [] if given and given != ["data"] else _flatten(f"{where}.data", document.get("data"))
+        data = [] if given and given != ["data"] else _flatten(f"{where}.data", document.get("data"), shape)
         inputs.append(InputTensor(name, datatype, tuple(shape), data, size, shared))
     return inputs, ignored
 
@@ -219,15 +219,24 @@ def _check_count(tensor: InputTensor, values: int) -> None:
         raise Invalid(f"{tensor.name}.data", f"{values} values", f"{count} for shape {list(tensor.shape)}")
 
 
-def _flatten(where: str, data: Any) -> list[Any]:
-    """Flatten nested lists in row-major order; the protocol allows nested and flat lists."""
+def _flatten(where: str, data: Any, shape: list[int]) -> list[Any]:
+    """Return the values of a flat list, or those of lists nested like `shape`, in row-major order.
+
+    Raises:
+        Invalid: another type, or lists of other sizes. The number of values in a flat list is not checked.
+
+    """
     if not isinstance(data, list):
         raise Invalid(where, data, "a list")
-    flat: list[Any] = data
-    while any(isinstance(item, list) for item in flat):
-        if not all(isinstance(item, list) for item in flat):
+    flat, sizes = data, [{len(data)}]
+    while list in (types := set(map(type, flat))):
+        if len(types) > 1:
             raise Invalid(where, "lists beside numbers", "nested lists of one depth, or a flat list")
+        sizes.append(set(map(len, flat)))
         flat = list(chain.from_iterable(flat))
+    if len(sizes) > 1 and sizes != [{size} for size in shape]:
+        got = ", ".join(" to ".join(map(str, sorted({min(size), max(size)}))) for size in sizes)
+        raise Invalid(where, f"nested lists of the sizes [{got}]", f"the sizes {shape}, or a flat list")
     return flat
 
 

@@ -16,6 +16,8 @@ OUTPUTS = (
     "embeddings, token_embeddings, lengths, next_offset, next_context, position_delta, truncated, input_ids, spans, "
     "each once"
 )
+FLAT = [1, 2, 3, 4, 5, 6]
+NESTED = "inputs[0].data: got nested lists of the sizes [{}], expected the sizes [{}], or a flat list"
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +99,7 @@ def test_wrong_method_is_405(tiny: httpx.Client) -> None:
     assert error_of(response) == "GET /v2/models/bert/infer: Method Not Allowed"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [IDS, [1, 2, 3, 4, 5, 6], [[1, 2, 3, 4, 5, 6]], [[[1], [2], [3]], [[4], [5], [6]]]],
-    ids=["2D", "flat", "1x6", "3D"],
-)
+@pytest.mark.parametrize("data", [IDS, FLAT], ids=["nested", "flat"])
 def test_json_data_may_be_nested_or_flat(tiny: httpx.Client, tiny_clients: Clients, data: Any) -> None:
     response = infer(tiny, tensor(data=data, shape=[2, 3]))
     assert vectors_of(response).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
@@ -160,14 +158,14 @@ def test_omitted_outputs_default_to_all_declared(tiny: httpx.Client, model: str,
         ([tensor(datatype="INT32", data=[2**31], shape=[1, 1])], f"input_ids.data[0]: got {2**31}, expected a 32-bit"),
         ([tensor(datatype=None)], "inputs[0]: got ['input_ids', None], expected two strings, name and datatype"),
         ([tensor(name=5)], "inputs[0]: got [5, 'INT64'], expected two strings, name and datatype"),
-        ([tensor(shape=[6])], "input_ids.shape: got [6], expected [batch, length]"),
-        ([tensor(shape=[2, 3, 1])], "input_ids.shape: got [2, 3, 1], expected [batch, length]"),
-        ([tensor(shape=[])], "input_ids.shape: got [], expected [batch, length]"),
+        ([tensor(data=FLAT, shape=[6])], "input_ids.shape: got [6], expected [batch, length]"),
+        ([tensor(data=FLAT, shape=[2, 3, 1])], "input_ids.shape: got [2, 3, 1], expected [batch, length]"),
+        ([tensor(data=FLAT, shape=[])], "input_ids.shape: got [], expected [batch, length]"),
         ([tensor(), tensor("offset", [[1]])], "offset.shape: got [1, 1], expected [1] or [batch]"),
         ([tensor(), tensor("offset", 1)], "inputs[1].data: got 1, expected a list"),
         ([tensor(), tensor("offset", [])], "offset.shape: got [0], expected sizes of 1 or more"),
-        ([tensor(shape=[2, 4])], "input_ids.data: got 6 values, expected 8 for shape [2, 4]"),
-        ([tensor(shape=[1, 1])], "input_ids.data: got 6 values, expected 1 for shape [1, 1]"),
+        ([tensor(data=FLAT, shape=[2, 4])], "input_ids.data: got 6 values, expected 8 for shape [2, 4]"),
+        ([tensor(data=FLAT, shape=[1, 1])], "input_ids.data: got 6 values, expected 1 for shape [1, 1]"),
         ([tensor(shape=[-2, -3])], "inputs[0].shape: got [-2, -3], expected a list of sizes"),
         ([tensor(shape=[-1, 3])], "inputs[0].shape: got [-1, 3], expected a list of sizes"),
         ([tensor(shape=[2.0, 3.0])], "inputs[0].shape: got [2.0, 3.0], expected a list of sizes"),
@@ -175,10 +173,13 @@ def test_omitted_outputs_default_to_all_declared(tiny: httpx.Client, model: str,
         ([tensor(shape="2,3")], "inputs[0].shape: got 2,3, expected a list of sizes"),
         ([tensor(shape=None)], "inputs[0].shape: got None, expected a list of sizes"),
         (
-            [tensor(shape=[2**32, 2**32])],
+            [tensor(data=FLAT, shape=[2**32, 2**32])],
             f"input_ids.data: got 6 values, expected {2**64} for shape [{2**32}, {2**32}]",
         ),
-        ([tensor(shape=[2**63, 2])], f"input_ids.data: got 6 values, expected {2**64} for shape [{2**63}, 2]"),
+        (
+            [tensor(data=FLAT, shape=[2**63, 2])],
+            f"input_ids.data: got 6 values, expected {2**64} for shape [{2**63}, 2]",
+        ),
         ([tensor(data=[], shape=[2**40, 0])], f"input_ids.shape: got [{2**40}, 0], expected sizes of 1 or more"),
         ([tensor(data=[], shape=[0, 2**63])], f"input_ids.shape: got [0, {2**63}], expected sizes of 1 or more"),
         ([tensor(data=[[1, 2], 3], shape=[1, 3])], "inputs[0].data: got lists beside numbers, expected nested lists"),
@@ -186,6 +187,11 @@ def test_omitted_outputs_default_to_all_declared(tiny: httpx.Client, model: str,
             [tensor(data=[[1, 2], [[3], [4]]], shape=[2, 2])],
             "inputs[0].data: got lists beside numbers, expected nested lists",
         ),
+        ([tensor(data=[[1, 2], [3, 4], [5, 6]], shape=[2, 3])], NESTED.format("3, 2", "2, 3")),
+        ([tensor(data=[FLAT], shape=[2, 3])], NESTED.format("1, 6", "2, 3")),
+        ([tensor(data=[[[1], [2]], [[3], [4]]], shape=[2, 2])], NESTED.format("2, 2, 1", "2, 2")),
+        ([tensor(data=[[1], [2, 3, 4]], shape=[2, 2])], NESTED.format("2, 1 to 3", "2, 2")),
+        ([tensor(data=[[1, 2], []], shape=[1, 2])], NESTED.format("2, 0 to 2", "1, 2")),
         ([tensor(data=None)], "inputs[0].data: got None, expected a list"),
         ([tensor(data="1", shape=[1, 1])], "inputs[0].data: got 1, expected a list"),
         ([tensor(parameters=5)], "inputs[0].parameters: got 5, expected an object"),
