@@ -27,28 +27,32 @@ def expand(body: bytes, encoding: str, limit: int) -> bytes:
 
     Raises:
         TooLarge: the decompressed body is larger.
-        Malformed: the body is not in this encoding, is incomplete, or has further bytes after its end.
+        Malformed: the body is not in this encoding, is incomplete, or has other bytes after its end.
 
     """
     inflate = zlib.decompressobj(WINDOW_BITS[encoding])
     chunks: list[bytes] = []
     size = read = 0
+    rest, pending = b"", False
     try:
-        while read < len(body) and not inflate.eof:
-            rest = body[read : read + MAX_INPUT_BYTES]
-            read += len(rest)
-            while not inflate.eof:
-                chunk = inflate.decompress(rest, MAX_OUTPUT_BYTES)
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    raise TooLarge("body", f"more than {limit} bytes after decompression", f"at most {limit} bytes")
-                rest = inflate.unconsumed_tail
-                if not rest and len(chunk) < MAX_OUTPUT_BYTES:
+        while rest or pending or read < len(body):
+            if inflate.eof:
+                if encoding != "gzip":
                     break
+                inflate = zlib.decompressobj(WINDOW_BITS[encoding])  # of the next member (RFC 1952, section 2.2)
+            if not rest and not pending:
+                rest = body[read : read + MAX_INPUT_BYTES]
+                read += len(rest)
+            chunk = inflate.decompress(rest, MAX_OUTPUT_BYTES)
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > limit:
+                raise TooLarge("body", f"more than {limit} bytes after decompression", f"at most {limit} bytes")
+            rest = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+            pending = len(chunk) == MAX_OUTPUT_BYTES and not inflate.eof
     except zlib.error as error:
         raise Malformed("body", f"invalid {encoding} data: {error}", f"valid {encoding} data") from error
-    after = len(body) - read + len(inflate.unused_data)
+    after = len(rest) + len(body) - read
     if not inflate.eof or after:
         got = f"{after} bytes after the end of the data" if inflate.eof else "incomplete data"
         raise Malformed("body", got, f"complete {encoding} data")
@@ -89,7 +93,7 @@ async def read_body(request: RawRequest, engine: Engine, limit: int, record: Req
         Unavailable: too many large bodies wait for memory, or for too long.
 
     """
-    encoding = (request.header(b"content-encoding") or "identity").lower()
+    encoding = request.list_header(b"content-encoding").lower() or "identity"
     encoding = "gzip" if encoding == "x-gzip" else encoding  # RFC 9110, section 8.4.1.3
     if encoding != "identity" and encoding not in WINDOW_BITS:
         raise UnsupportedFormat("Content-Encoding", encoding, ", ".join(("identity", *WINDOW_BITS)))
@@ -121,7 +125,7 @@ async def write_body(response: ChunkedResponse, request: RawRequest, engine: Eng
 
     """
     parts, size = response.parts, response.size
-    accept = request.header(b"accept-encoding")
+    accept = request.list_header(b"accept-encoding")
     encoding = choose_encoding(accept, text) if accept else None
     if encoding is not None and (size is None or size >= MIN_COMPRESSED_BYTES):
         compressor = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=WINDOW_BITS[encoding])

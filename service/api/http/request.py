@@ -29,7 +29,6 @@ class RawRequest:
         self.scope = scope
         self.receive = receive
         self.body = body
-        # The first of repeated headers counts.
         self._fields: dict[bytes, bytes] = dict(reversed(scope["headers"]))
 
     @classmethod
@@ -42,12 +41,11 @@ class RawRequest:
         """The query string."""
         return bytes(self.scope["query_string"])
 
-    @property
-    def accept(self) -> str:
-        """The values of all `Accept` headers, joined by commas."""
-        if b"accept" not in self._fields:
+    def list_header(self, name: bytes) -> str:
+        """Return all headers with a lower-case name, joined by commas (RFC 9110, section 5.3); "" without one."""
+        if name not in self._fields:
             return ""
-        return ", ".join(value.decode("latin-1") for name, value in self.scope["headers"] if name == b"accept")
+        return ", ".join(value.decode("latin-1") for other, value in self.scope["headers"] if other == name)
 
     def header(self, name: bytes) -> str | None:
         """Return the first header with a lower-case name; None without one."""

@@ -25,7 +25,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         with engine.admission.request("bias") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
-            accept = request.accept
+            accept = request.list_header(b"accept")
             answer_type(accept, TYPES)  # fail before the body is read
             body_type(request.header(b"content-type"), (JSON,))
             body = await read_body(request, engine, max_body_bytes, record)

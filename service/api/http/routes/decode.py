@@ -53,7 +53,7 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
         with engine.admission.request("decode-open") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
-            accept = request.accept
+            accept = request.list_header(b"accept")
             media = answer_type(accept, (NDJSON, EVENTS))
             fields = read_query(single_values(request.query))
             kind = body_type(request.header(b"content-type"), (JSON, NDJSON) if media == EVENTS else (NDJSON, JSON))
@@ -63,8 +63,8 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
             if answer_type(accept, (EVENTS if kind == JSON else NDJSON,)) == EVENTS:
                 body = await read_body(request, engine, max_body_bytes, record)
                 return await answer_events(streams, engine, model, body, fields)
-            encoding = request.header(b"content-encoding")
-            if encoding is not None and encoding.lower() != "identity":
+            encoding = request.list_header(b"content-encoding")
+            if encoding and encoding.lower() != "identity":
                 raise UnsupportedFormat("Content-Encoding", encoding, "identity, because lines are read as they arrive")
             return answer_lines(streams, DecodeSession(engine, model, fields), max_body_bytes)
 

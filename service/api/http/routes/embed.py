@@ -49,7 +49,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
         with engine.admission.request("native") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
-            accept = request.accept
+            accept = request.list_header(b"accept")
             answer_type(accept, TYPES)  # fail before the body is read
             kind = body_type(request.header(b"content-type"), TYPES)
             body = await read_body(request, engine, max_body_bytes, record)

@@ -29,7 +29,7 @@ def router(engine: Engine) -> APIRouter:
     @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}, **schemas.UNAVAILABLE})
     async def metrics(request: Request) -> Response:
         """Return the metrics in a Prometheus format."""
-        content, media_type = engine.metrics.expose(_prefers_openmetrics(RawRequest.of(request).accept))
+        content, media_type = engine.metrics.expose(_prefers_openmetrics(RawRequest.of(request).list_header(b"accept")))
         return Response(content, headers={"Content-Type": media_type})
 
     return routes

@@ -40,7 +40,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             answer = await engine.embed(model, inputs, record)
             text = message.encoding == "float"
             content = await engine.scheduler.run(answer.size, lambda: openai.write_embeddings(answer, message), text)
-            response, accept = ChunkedResponse(content, JSON), request.header(b"accept-encoding")
+            response, accept = ChunkedResponse(content, JSON), request.list_header(b"accept-encoding")
             inline = engine.scheduler.is_inline(len(body), text=True)
             if inline and isinstance(inputs, TextRequest) and not (accept and choose_encoding(accept, text)):
                 response.template = lambda _: _template(engine, model, inputs, message.encoding, body)

@@ -26,7 +26,7 @@ def router(engine: Engine) -> APIRouter:
         with engine.admission.request("positions") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
-            media = answer_type(request.accept, TYPES)
+            media = answer_type(request.list_header(b"accept"), TYPES)
             query = read_position_query(single_values(request.query))
             answer = await reader.positions(model, query.first, query.count, record)
             text = media == JSON and query.encoding == "float"
@@ -38,7 +38,7 @@ def router(engine: Engine) -> APIRouter:
         with engine.admission.request("neighbours") as record:
             model = engine.repository.get(name, version, caller=caller())
             record.model = model.name
-            answer_type(request.accept, (JSON,))
+            answer_type(request.list_header(b"accept"), (JSON,))
             query = read_neighbour_query(single_values(request.query))
             ids, cosines = await reader.neighbours(model, query.id, query.count, record)
             first, *tokens = await reader.spell(model, np.array([query.id, *ids]), record)

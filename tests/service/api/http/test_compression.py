@@ -88,9 +88,40 @@ def test_malformed_compressed_body_is_rejected(coding: str) -> None:
     whole = COMPRESS[coding](b"{}" * 100)
     other = COMPRESS["gzip" if coding == "deflate" else "deflate"](b"{}")
     changed = whole[:-1] + bytes([whole[-1] ^ 1])
-    for body in (b"", b"{}", whole[:-1], whole + b"x", whole + whole, other, changed):
+    for body in (b"", b"{}", whole[:-1], whole + b"x", whole + other, whole + whole[:-1], other, changed):
         with pytest.raises(Malformed, match=f"expected (valid|complete) {coding} data"):
             expand(body, coding, 10**6)
+
+
+def test_bytes_after_deflate_data_are_counted() -> None:
+    packed = zlib.compress(b"{}")
+    with pytest.raises(Malformed, match=f"got {len(packed)} bytes after the end of the data"):
+        expand(packed + packed, "deflate", 100)
+
+
+@pytest.mark.parametrize("size", [0, 1, MAX_INPUT_BYTES - 30, MAX_OUTPUT_BYTES, 5 * MAX_OUTPUT_BYTES])
+def test_gzip_members_are_joined(size: int) -> None:
+    parts = bytes(size), b"{}", b"", np.random.default_rng(size).bytes(size)
+    packed, content = b"".join(map(gzip.compress, parts)), b"".join(parts)
+    assert gzip.decompress(packed) == content
+    assert expand(packed, "gzip", len(content)) == content
+    with pytest.raises(TooLarge):
+        expand(packed, "gzip", len(content) - 1)
+
+
+@pytest.mark.parametrize("path", ["/models/gpt/embed", "/models/gpt/decode", "/v1/embeddings"])
+def test_repeated_content_encoding_is_a_list(tiny: httpx.Client, path: str) -> None:
+    headers = [("Accept", "*/*"), ("Content-Encoding", "gzip"), ("Content-Encoding", "gzip")]
+    answer = tiny.post(path, content=gzip.compress(gzip.compress(b"{}")), headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Encoding: got gzip, gzip, expected identity" in answer.text
+
+
+def test_repeated_accept_encoding_is_a_list(server: Server) -> None:
+    body = json.dumps({"input_ids": ROWS, "encoding": "float"}).encode()
+    headers = [("Accept-Encoding", "br"), ("Accept-Encoding", "gzip")]
+    with httpx.stream("POST", f"{server.address}/models/minilm/embed", content=body, headers=headers) as response:
+        assert response.headers["Content-Encoding"] == "gzip"
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "compress", "gzip, gzip", "x"])
@@ -124,6 +155,6 @@ def test_bodies_in_several_chunks_are_decompressed(coding: str, size: int) -> No
     for content in (bytes(size), np.random.default_rng(size).bytes(size)):  # expands most, and not at all
         packed = COMPRESS[coding](content)
         assert expand(packed, coding, size) == content
-        for wrong in (packed[:-1], packed + b"x", packed + packed):
+        for wrong in (packed[:-1], packed + b"x", packed + packed[:-1]):
             with pytest.raises(Malformed):
-                expand(wrong, coding, size)
+                expand(wrong, coding, 2 * size)
