@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
-from preblock.service.codecs.fields import format_value, refuse_unknown
+from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
 from preblock.service.codecs.native_json_response import build_document, write_json
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
@@ -62,7 +62,7 @@ def read_options(fields: Mapping[str, Any]) -> tuple[DecodeOptions, str]:
     rows = fields.get("rows", len(offset))
     if type(rows) is not int or rows < 0:
         raise Invalid("rows", format_value(rows), "a number of rows")
-    context = None if fields.get("context") is None else read_json_rows("context", fields["context"])
+    context = read_json_rows("context", fields["context"]) if "context" in fields else None
     outputs = read_outputs(fields.get("output", EMBEDDINGS))
     options = DecodeOptions(offset=offset, rows=rows, context=context, outputs=outputs, dtype=read_dtype(fields))
     return options, read_encoding(fields)
@@ -79,7 +79,7 @@ def read_open(document: Mapping[str, Any]) -> dict[str, Any]:
     fields = document[OPEN]
     if not isinstance(fields, dict):
         raise Invalid(OPEN, format_value(fields), "a JSON object")
-    return fields
+    return drop_nulls(fields)
 
 
 def read_number(document: Mapping[str, Any]) -> int:
@@ -126,17 +126,17 @@ def read_step(fields: Mapping[str, Any], indices: Collection[str], ignored: tupl
 
     """
     refuse_unknown(fields, (*row_fields(tuple(indices)), *STEP_PARTS, *ignored))
-    if fields.get("parts") is not None or fields.get("placeholder") is not None:
+    if "parts" in fields or "placeholder" in fields:
         return _read_parts_step(fields, ignored)
     rows: dict[str, TokenRows] = {}
     further: tuple[TokenRows, ...] = ()
     for name, value in {"input_ids": None, **fields}.items():
-        if name == POSITIONS and value is not None:
+        if name == POSITIONS:
             rows[name], *others = read_json_positions(value, empty=True)
             further = tuple(others)
-        elif name == "input_ids" or (name not in ("offset", *ignored) and value is not None):
+        elif name not in ("offset", *ignored):
             rows[name] = read_json_rows(name, value, empty=True)
-    offset = None if fields.get("offset") is None else read_offset(fields["offset"])
+    offset = read_offset(fields["offset"]) if "offset" in fields else None
     return StepOp(offset=offset, further_positions=further, **token_inputs(rows))
 
 
@@ -145,8 +145,8 @@ def _read_parts_step(fields: Mapping[str, Any], ignored: tuple[str, ...]) -> Par
     refuse_beside_parts(fields, (*STEP_PARTS, *ignored))
     return PartsOp(
         rows=rows,
-        placeholder=None if fields.get("placeholder") is None else read_placeholder(fields["placeholder"]),
-        offset=None if fields.get("offset") is None else read_offset(fields["offset"]),
+        placeholder=read_placeholder(fields["placeholder"]) if "placeholder" in fields else None,
+        offset=read_offset(fields["offset"]) if "offset" in fields else None,
     )
 
 

@@ -11,7 +11,7 @@ import orjson
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
-from preblock.service.codecs.fields import format_value, read_choice, refuse_unknown, unique_names
+from preblock.service.codecs.fields import drop_nulls, format_value, read_choice, refuse_unknown, unique_names
 from preblock.service.codecs.json_size import has_more_values
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
@@ -78,7 +78,7 @@ class EmbedMessage:
 
 
 def read_json(body: bytes, max_values: int | None = None) -> dict[str, Any]:
-    """Read a JSON object without repeated names.
+    """Read a JSON object without repeated names. Its null fields count as absent, and are left out.
 
     Args:
         body: the JSON text.
@@ -97,7 +97,8 @@ def read_json(body: bytes, max_values: int | None = None) -> dict[str, Any]:
         message = f"body: not valid JSON ({error}), expected a JSON object"
         raise Malformed("body", "invalid JSON", "a JSON object", message=message) from error
     if not isinstance(document, dict):
-        raise Malformed("body", f"a JSON {type(document).__name__}", "a JSON object")
+        got = "null" if document is None else f"a JSON {type(document).__name__}"
+        raise Malformed("body", got, "a JSON object")
     try:
         # orjson drops repeated names. Equal counts prove that none was dropped; else a text may look like a name.
         if len(NAME_PATTERN.findall(body)) != _count_names(document):
@@ -106,7 +107,7 @@ def read_json(body: bytes, max_values: int | None = None) -> dict[str, Any]:
         raise Malformed("body", "a JSON object of too many levels", "a JSON object") from error
     except ValueError as error:
         raise Malformed("body", str(error), "each name of an object once") from error
-    return document
+    return drop_nulls(document)
 
 
 def _count_names(document: dict[str, Any]) -> int:
@@ -121,7 +122,7 @@ def _count_names(document: dict[str, Any]) -> int:
 
 
 def read_query(query: Mapping[str, str]) -> dict[str, Any]:
-    """Read fields from query parameters: names as they are, all else as JSON.
+    """Read fields from query parameters: names as they are, all else as JSON. Null fields are left out.
 
     Raises:
         Malformed: a value is not JSON.
@@ -133,7 +134,7 @@ def read_query(query: Mapping[str, str]) -> dict[str, Any]:
             fields[name] = text if name in TEXT_PARAMETERS else orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise Malformed(name, text, "JSON, such as 5 or [[0,1]]") from error
-    return fields
+    return drop_nulls(fields)
 
 
 class RequestOptions(NamedTuple):
@@ -178,11 +179,11 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
     for name in arrays:
         if name not in in_rows and name not in ARRAY_FIELDS:
             raise Invalid(name, "a tensor", "a query parameter")
-    lengths = None if fields.get("lengths") is None else read_integer_list("lengths", fields["lengths"])
+    lengths = read_integer_list("lengths", fields["lengths"]) if "lengths" in fields else None
     rows: dict[str, TokenRows] = {}
     further: tuple[TokenRows, ...] = ()
     for name, value in fields.items():
-        if name not in in_rows or value is None:
+        if name not in in_rows:
             continue
         if name == POSITIONS:
             rows[name], *others = read_array_positions(value, lengths) if name in arrays else read_json_positions(value)
@@ -190,7 +191,7 @@ def read_embed(fields: Mapping[str, Any], indices: Collection[str] = ()) -> Embe
         else:
             rows[name] = read_array_rows(name, value, lengths) if name in arrays else read_json_rows(name, value)
     text, spans = fields.get("text"), fields.get("return_tokens", False)
-    if fields.get("parts") is not None or fields.get("placeholder") is not None:
+    if "parts" in fields or "placeholder" in fields:
         return _read_parts(fields)
     if text is None and "input_ids" not in rows:
         message = "input_ids, text or parts is required: rows of token ids, texts, or rows made of parts"
@@ -216,17 +217,17 @@ def _read_parts(fields: Mapping[str, Any]) -> EmbedMessage:
     rows = read_parts(fields.get("parts"))
     refuse_beside_parts(fields, ("parts", "placeholder", "offset", "context", "output", "dtype", "encoding"))
     wanted, encoding = _read_options(fields)
-    placeholder = None if fields.get("placeholder") is None else read_placeholder(fields["placeholder"])
+    placeholder = read_placeholder(fields["placeholder"]) if "placeholder" in fields else None
     return EmbedMessage(PartsRequest(rows=rows, placeholder=placeholder, **wanted), encoding)
 
 
 def _read_options(fields: Mapping[str, Any]) -> RequestOptions:
     encoding = read_encoding(fields, (*ENCODINGS, PROMPT_EMBEDS))
     wanted = {
-        "offset": None if fields.get("offset") is None else read_offset(fields["offset"]),
-        "context": None if fields.get("context") is None else read_rows("context", fields["context"]),
+        "offset": read_offset(fields["offset"]) if "offset" in fields else None,
+        "context": read_rows("context", fields["context"]) if "context" in fields else None,
         "truncate": fields.get("truncate"),
-        "pooling": "none" if fields.get("pooling") is None else fields["pooling"],
+        "pooling": fields.get("pooling", "none"),
         "outputs": read_outputs(fields.get("output", TOKEN_EMBEDDINGS if encoding == PROMPT_EMBEDS else EMBEDDINGS)),
         "dtype": read_dtype(fields),
     }
@@ -259,7 +260,7 @@ def read_bias(fields: Mapping[str, Any]) -> tuple[PairwiseBiasRequest, str]:
     """
     refuse_unknown(fields, ("query_length", "key_length", "query_offset", "dtype", "encoding"))
     lengths = {name: read_integer(name, fields.get(name)) for name in ("query_length", "key_length")}
-    if fields.get("query_offset") is not None:
+    if "query_offset" in fields:
         lengths["query_offset"] = read_integer("query_offset", fields["query_offset"])
     return PairwiseBiasRequest(**lengths, dtype=read_dtype(fields)), read_encoding(fields)
 

@@ -72,7 +72,7 @@ def split_identifier(identifier: str) -> tuple[str, str | None]:
 
 
 def read_embeddings(document: Mapping[str, Any], manifest: Manifest) -> EmbedMessage:
-    """Read a request for vectors of a model; a null field counts as missing.
+    """Read a request for vectors of a model.
 
     Source of `truncate_prompt_tokens`, `add_special_tokens` and `embed_dtype`: vLLM, "OpenAI-Compatible Server".
 
@@ -80,22 +80,21 @@ def read_embeddings(document: Mapping[str, Any], manifest: Manifest) -> EmbedMes
         Invalid: a field is missing, or its value is not allowed.
 
     """
-    given = {name: value for name, value in document.items() if value is not None}
-    encoding = read_choice("encoding_format", given.get("encoding_format", "float"), ENCODINGS)
-    pooling, user = given.get("pooling", "mean"), given.get("user")
+    encoding = read_choice("encoding_format", document.get("encoding_format", "float"), ENCODINGS)
+    pooling, user = document.get("pooling", "mean"), document.get("user")
     if not isinstance(user, str | None):
         raise Invalid("user", user, "a string")
-    embed_dtype = read_choice("embed_dtype", given.get("embed_dtype", "float32"), DTYPES)
-    special_tokens = given.get("add_special_tokens")
+    embed_dtype = read_choice("embed_dtype", document.get("embed_dtype", "float32"), DTYPES)
+    special_tokens = document.get("add_special_tokens")
     if special_tokens is not None:
         special_tokens = read_flag("add_special_tokens", special_tokens)
     wanted: dict[str, Any] = {
         "pooling": pooling,
-        "dimensions": read_dimensions(given.get("dimensions"), pooling, manifest),
+        "dimensions": read_dimensions(document.get("dimensions"), pooling, manifest),
         "dtype": embed_dtype if encoding == "base64" else "float32",
-        **_read_truncation(given, manifest.limit),
+        **_read_truncation(document, manifest.limit),
     }
-    value = given.get("input")
+    value = document.get("input")
     if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
         text = TextRequest(text=read_text("input", value), special_tokens=special_tokens, **wanted)
         return EmbedMessage(text, encoding)
@@ -123,10 +122,10 @@ def read_dimensions(dimensions: Any, pooling: Any, manifest: Manifest) -> int | 
     return dimensions
 
 
-def _read_truncation(given: Mapping[str, Any], limit: int) -> dict[str, Any]:
+def _read_truncation(document: Mapping[str, Any], limit: int) -> dict[str, Any]:
     """Return the arguments of `EmbedOptions`; `truncate_prompt_tokens` alone cuts on the right, as vLLM does."""
     field = "truncate_prompt_tokens"
-    most, side = given.get(field), given.get("truncate")
+    most, side = document.get(field), document.get("truncate")
     if most is None:
         return {"truncate": side}
     if type(most) is not int or not (most == -1 or 1 <= most <= limit):

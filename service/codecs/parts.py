@@ -8,7 +8,7 @@ import numpy as np
 import pybase64
 from numpy.typing import NDArray
 
-from preblock.service.codecs.fields import format_value, refuse_unknown
+from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.token_rows import read_integer, read_integer_list
 from preblock.service.core.errors import Invalid
 from preblock.service.core.row_parts import RowPart, VectorPlaceholder
@@ -46,7 +46,7 @@ def _read_part(field: str, part: Any) -> RowPart:
     if not isinstance(part, dict):
         raise Invalid(field, format_value(part), f"an object with one of {', '.join(PART_FIELDS)}")
     refuse_unknown(part, PART_FIELDS, field)
-    given = {name: value for name, value in part.items() if value is not None}
+    given = drop_nulls(part)
     if len(given) != 1:
         raise Invalid(field, " and ".join(given) or "nothing", f"one of {', '.join(PART_FIELDS)}")
     ((name, value),) = given.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import Part
-from preblock.service.codecs.fields import drop_nulls, read_choice, read_flag, refuse_unknown, rename_field
+from preblock.service.codecs.fields import read_choice, read_flag, refuse_unknown, rename_field
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.native_json_response import to_floats, to_json_numbers, write_json_parts
 from preblock.service.codecs.openai import INPUT_FORMS, read_dimensions
@@ -41,16 +41,15 @@ def read_embed(document: Mapping[str, Any], model: str, manifest: Manifest) -> T
     if manifest.sentence is None:
         message = f"model {model} has no sentence embeddings: /embed needs a static embedding model"
         raise Invalid("model", model, "a static embedding model", message=message)
-    given = drop_nulls(document)
-    refuse_unknown(given, FIELDS)
-    direction = read_choice("truncation_direction", given.get("truncation_direction", "right"), DIRECTIONS)
+    refuse_unknown(document, FIELDS)
+    direction = read_choice("truncation_direction", document.get("truncation_direction", "right"), DIRECTIONS)
     wanted: dict[str, Any] = {
         "pooling": "mean",
-        "truncate": direction if read_flag("truncate", given.get("truncate", False)) else None,
-        "normalize": read_flag("normalize", given.get("normalize", True)),
-        "dimensions": read_dimensions(given.get("dimensions"), "mean", manifest),
+        "truncate": direction if read_flag("truncate", document.get("truncate", False)) else None,
+        "normalize": read_flag("normalize", document.get("normalize", True)),
+        "dimensions": read_dimensions(document.get("dimensions"), "mean", manifest),
     }
-    value = given.get("inputs")
+    value = document.get("inputs")
     if value is None:
         raise Invalid("inputs", "nothing", INPUT_FORMS, message=f"inputs is required: {INPUT_FORMS}")
     if value in ("", []):

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import BIAS_GRAPH, CONTEXT, NGRAMS, STORED, Manifest, StemManifest
-from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
+from preblock.service.codecs.fields import format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import POSITIONS, row_fields, token_inputs
 from preblock.service.codecs.v2.infer_parts import to_parts_request
@@ -129,7 +129,7 @@ def find_tensor_offsets(body: bytes, header_length: str, manifest: Manifest) -> 
 
 
 def _read_header(text: bytes, manifest: Manifests, max_values: int | None = None) -> InferHeader:
-    document = drop_nulls(read_json(text, max_values))
+    document = read_json(text, max_values)
     refuse_unknown(document, FIELDS)
     inputs, ignored = read_inputs(read_objects("inputs", document.get("inputs"), INPUT_FIELDS))
     id_ = document.get("id")

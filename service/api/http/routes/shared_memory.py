@@ -9,7 +9,7 @@ from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.schemas import shared_memory as schemas
 from preblock.service.api.http.schemas.common import OpenAPI
 from preblock.service.api.shared_regions import register_device, register_file
-from preblock.service.codecs.fields import drop_nulls, refuse_unknown
+from preblock.service.codecs.fields import refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2.shared_memory import read_handle, region_document
@@ -29,7 +29,7 @@ def router(engine: Engine) -> APIRouter:
     routes = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
     async def read_fields(request: Request, fields: tuple[str, ...]) -> dict[str, Any]:
-        document = drop_nulls(read_json(await read_body(RawRequest.of(request), engine, MAX_BODY_BYTES, None)))
+        document = read_json(await read_body(RawRequest.of(request), engine, MAX_BODY_BYTES, None))
         refuse_unknown(document, fields)
         return document
 

@@ -163,7 +163,7 @@ def _add_repository_routes(routes: APIRouter, engine: Engine, max_body_bytes: in
     async def read_option(request: fastapi.Request, name: str, default: Any, allowed: str) -> Any:
         """Return the only allowed field of the JSON body; its type must match the default."""
         body = await read_body(RawRequest.of(request), engine, min(max_body_bytes, MAX_OPTIONS_BYTES), None)
-        options = drop_nulls(read_json(body)) if body else {}
+        options = read_json(body) if body else {}
         refuse_unknown(options, (name,))
         value = options.get(name, default)
         if not isinstance(value, type(default)):

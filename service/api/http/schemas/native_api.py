@@ -38,7 +38,7 @@ Values = str | list[Any] | None
 class TokenFields(Documented):
     """Inputs of each token, and options of the answer."""
 
-    offset: Natural | Row = Field(0, description="Real tokens already fed: one number, or one for each row.")
+    offset: Natural | Row | None = Field(0, description="Real tokens already fed: one number, or one for each row.")
     context: Rows | None = Field(
         None, description="The last ids before each row, for ngram_embeddings; required at an offset above 0."
     )
@@ -46,8 +46,10 @@ class TokenFields(Documented):
         None, description="Segment of each token; default 0. Further inputs of a model are fields beside it."
     )
     attention_mask: Masks | None = Field(None, description="1 for a real token, 0 for padding; default 1.")
-    output: str | list[str] = Field("embeddings", description="One output, or several, as JSON or safetensors only.")
-    dtype: TableDtype = "float32"
+    output: str | list[str] | None = Field(
+        "embeddings", description="One output, or several, as JSON or safetensors only."
+    )
+    dtype: TableDtype | None = "float32"
 
 
 class PartObject(RequestBody):
@@ -85,11 +87,13 @@ class EmbedRequest(TokenFields):
     )
     placeholder: PlaceholderObject | None = Field(None, description="With parts: a token that stands for vectors.")
     truncate: Truncate | None = Field(None, description="Side on which a too long row is cut; default is an error.")
-    pooling: Pooling = Field("none", description="One vector for each row, of its real tokens; none: for each token.")
-    encoding: Literal["base64", "float", "prompt_embeds"] = Field(
+    pooling: Pooling | None = Field(
+        "none", description="One vector for each row, of its real tokens; none: for each token."
+    )
+    encoding: Literal["base64", "float", "prompt_embeds"] | None = Field(
         "base64", description="Encoding in JSON; prompt_embeds (vLLM) needs the output token_embeddings."
     )
-    return_tokens: bool = Field(False, description="Whether the response contains the token ids of a text.")
+    return_tokens: bool | None = Field(False, description="Whether the response contains the token ids of a text.")
     special_tokens: bool | None = Field(
         None,
         description="With text: whether the tokenizer adds its special tokens; default true, false in static models.",
@@ -146,9 +150,9 @@ class BiasRequest(RequestBody):
 
     query_length: int = Field(ge=1, description="Number of queries.")
     key_length: int = Field(ge=1, description="Number of keys.")
-    query_offset: Natural = Field(0, description="Keys that were fed before the first query.")
-    dtype: Dtype = "float32"
-    encoding: Encoding = Field("base64", description="How JSON holds the values.")
+    query_offset: Natural | None = Field(0, description="Keys that were fed before the first query.")
+    dtype: Dtype | None = "float32"
+    encoding: Encoding | None = Field("base64", description="How JSON holds the values.")
 
 
 class BiasAnswer(Answer):
@@ -275,9 +279,9 @@ class DecodeRequest(TokenFields):
     parts: list[list[PartObject]] | list[PartObject] | None = Field(None, description="As in the body of embed.")
     placeholder: PlaceholderObject | None = Field(None, description="With parts: a token that stands for vectors.")
     position_ids: Rows | None = Field(None, description="Position index of each token.")
-    chunk: int = Field(1, ge=1, lt=2**31, description="Tokens of each row in one event.")
+    chunk: int | None = Field(1, ge=1, lt=2**31, description="Tokens of each row in one event.")
     rows: int | None = Field(None, ge=0, description="Number of rows; default those of the tokens.")
-    encoding: Encoding = Field("base64", description="How JSON holds the vectors.")
+    encoding: Encoding | None = Field("base64", description="How JSON holds the vectors.")
 
 
 TEXT: OpenAPI = {"schema": {"type": "string"}}

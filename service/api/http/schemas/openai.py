@@ -24,12 +24,12 @@ class EmbeddingsRequest(RequestBody):
 
     model: str = Field(min_length=1, description="`name`, or `name:version`.")
     input: Texts | Rows
-    encoding_format: Literal["float", "base64"] = Field("float", description="How JSON holds the vectors.")
+    encoding_format: Literal["float", "base64"] | None = Field("float", description="How JSON holds the vectors.")
     dimensions: int | None = Field(
         None, ge=1, description="Columns of a sentence embedding to keep; other models accept their width only."
     )
     user: str | None = Field(None, description="Not used.")
-    pooling: Pooling = Field(
+    pooling: Pooling | None = Field(
         "mean", description="Reduction of the token vectors to one vector; none returns a vector for each token."
     )
     truncate: Truncate | None = Field(None, description="Side on which a too long input is cut; default is an error.")
@@ -40,7 +40,7 @@ class EmbeddingsRequest(RequestBody):
         None,
         description="Whether the tokenizer adds its special tokens to a text; default true, false for a static model.",
     )
-    embed_dtype: Dtype = Field("float32", description="Type of the values in base64.")
+    embed_dtype: Dtype | None = Field("float32", description="Type of the values in base64.")
 
 
 class Embedding(Documented):

@@ -20,7 +20,7 @@ class RegisterRequest(RequestBody):
     """The shared memory of a new region."""
 
     key: str = Field(description="Name of the POSIX shared memory.")
-    offset: int = Field(0, description="First byte of the region.")
+    offset: int | None = Field(0, description="First byte of the region.")
     byte_size: int
 
 
@@ -42,7 +42,7 @@ class RegisterCudaRequest(RequestBody):
     """The memory of a new region on a GPU."""
 
     raw_handle: CudaHandle
-    device_id: int = Field(0, description="Number of the GPU.")
+    device_id: int | None = Field(0, description="Number of the GPU.")
     byte_size: int
 
 

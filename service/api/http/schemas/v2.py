@@ -156,7 +156,7 @@ def open_inference_errors(*statuses: int) -> dict[int | str, OpenAPI]:
 
 def _optional_body(**kinds: str) -> OpenAPI:
     """Return the OpenAPI entry of an optional body with fields of these types."""
-    properties = {name: {"type": kind} for name, kind in kinds.items()}
+    properties = {name: {"type": [kind, "null"]} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {"requestBody": {"content": {JSON: {"schema": schema, "example": {}}}}}
 

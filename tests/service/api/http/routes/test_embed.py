@@ -218,11 +218,6 @@ def test_token_type_ids_default_to_zero(tiny: httpx.Client) -> None:
     assert embed(tiny, "bert", input_ids=[[1, 2]], token_type_ids=[[0, 1]])["embeddings"] != plain["embeddings"]
 
 
-def test_null_field_counts_as_absent(tiny: httpx.Client) -> None:
-    names = ("offset", "position_ids", "token_type_ids", "attention_mask")
-    assert embed(tiny, "bert", input_ids=[1], **dict.fromkeys(names)) == embed(tiny, "bert", input_ids=[1])
-
-
 def test_minilm_equals_transformers_on_real_checkpoint(clients: Clients, bert: Any) -> None:
     random = np.random.default_rng(2)
     ids, segments = random.integers(0, 30522, (4, 128)), random.integers(0, 2, (4, 128))

@@ -135,11 +135,6 @@ def test_text_in_float16_has_one_vector_per_token(clients: Clients, oracle: Any)
         ),
         ("bert", {"text": "a", "token_type_ids": [[1]]}, "token_type_ids cannot be used with text, because"),
         ("bert", {"text": "a", "return_tokens": 1}, "return_tokens: got 1, expected true or false, and true only"),
-        (
-            "bert",
-            {"text": "a", "return_tokens": None},
-            "return_tokens: got None, expected true or false, and true only",
-        ),
         ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True, expected true or false, and"),
         (
             "bert",
