@@ -21,6 +21,9 @@ from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, connections_of
 from preblock.service.server.websocket import WebSocket
 
+ANSWERED_BODY_SECONDS = 5.0
+"""Longest pause of a client that still sends the body of an answered request."""
+
 
 class Front(asyncio.Protocol):
     """One HTTP/1.1 connection. Its responses have the order of the requests, for any segments of the input.
@@ -135,7 +138,7 @@ class Front(asyncio.Protocol):
         """Forward a chunk of a request body, or keep it until the request starts."""
         if incoming is self.active and incoming.route is None:
             if incoming.answered:  # the client still sends the body, and would miss the response
-                self.deadline.set(self.config.timeout_keep_alive, self.close)
+                self.deadline.set(ANSWERED_BODY_SECONDS, self.close)
             self._handover.send_body(incoming, body)
         else:
             incoming.chunks.append(body)
@@ -194,7 +197,7 @@ class Front(asyncio.Protocol):
             return
         if active is not None and not active.complete:  # the rest of its body is still unread
             active.answered = True
-            self.deadline.set(self.config.timeout_keep_alive, self.close)
+            self.deadline.set(ANSWERED_BODY_SECONDS, self.close)
             return
         if self.write_paused:  # hold back a client that does not read
             run_eagerly(self._finish_when_read(), self._context.copy(), self.tasks)

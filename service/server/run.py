@@ -36,6 +36,9 @@ PRELOADED_MODULES, PRELOADED_GRPC = ["preblock.service.server.preload"], ["prebl
 PRELOADED_TRACING = ["preblock.service.observability.tracing", "requests"]
 """Modules for workers with tracing; the exporter imports `requests` late."""
 POLL_INTERVAL_SECONDS = 0.01
+KEEP_ALIVE_SECONDS = 75
+"""Time until an idle connection is closed. Proxies such as nginx and AWS use one again after up to 60 seconds, and a
+POST into a closing connection would fail."""
 READY_FILE = "opened"
 """A worker creates this file in the folder `control` when its models are open."""
 
@@ -185,6 +188,7 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         access_log=False,
         server_header=False,
         http=Front,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ws="none",  # `Front` handles WebSockets
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,

@@ -24,8 +24,6 @@ from tests.support.waiting import wait_until
 BYTES = "application/octet-stream"
 EMBED = "/models/gpt/embed"
 VOCABULARY = 50
-KEPT_SECONDS = 5
-"""So long an idle connection is kept."""
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +56,6 @@ def test_body_in_parts_gets_its_own_response(address: str, length: int, apart: i
             client.send(sent[:begin], *([sent[begin:]] if apart == 1 else [sent[begin:-3], sent[-3:]]))
             found.append(client.answer())
     assert [(status, body) for status, _, body in found] == expected
-
-
-def test_repeated_head_waits_for_its_body(address: str) -> None:
-    sent, other = request(1, 2), request(3)
-    begin = sent.index(b"\r\n\r\n") + 4
-    expected, of_other = alone(address, sent)[1], alone(address, other)[1]
-    with RawConnection(address) as client:
-        for _ in range(3):
-            assert client.ask(sent)[2] == expected
-        client.send(sent[:begin])
-        time.sleep(KEPT_SECONDS + 1)
-        client.send(sent[begin:] + other + sent[:begin])
-        assert [client.answer()[2] for _ in range(2)] == [expected, of_other]
-        assert client.ask(sent[begin:])[2] == expected
-        client.send(sent[:begin])
-    assert alone(address, sent)[1] == expected
 
 
 def test_empty_lines_are_not_a_head(address: str) -> None:
