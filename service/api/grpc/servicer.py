@@ -152,7 +152,7 @@ class InferenceService:
         """Return the requested outputs, by default all outputs of tokens."""
         if (answer := await self._templates.answer(GRPC, message)) is not None:
             return answer
-        request = await self._read(message)
+        request = await self._read(GRPC, message)
         return await self._infer(GRPC, message, request, self._sequences.shared_store, protobuf.write_infer)
 
     async def ModelStreamInfer(self, receive: Receive, send: Send, lifetime: StreamLifetime) -> None:
@@ -180,7 +180,7 @@ class InferenceService:
             if (answer := await self._templates.answer(GRPC_STREAM, message)) is not None:
                 return answer
             async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * len(message)):
-                request = await self._read(message)
+                request = await self._read(GRPC_STREAM, message)
                 id_ = request.fields.id
                 return await self._infer(GRPC_STREAM, message, request, store, protobuf.write_stream)
         except PreblockError as error:
@@ -190,8 +190,13 @@ class InferenceService:
             failure = INTERNAL_ERROR_MESSAGE
         return protobuf.write_stream_error(failure, id_).SerializeToString()
 
-    async def _read(self, message: bytes) -> RequestMessage:
-        return await self._engine.scheduler.run(len(message), partial(read_request, message))
+    async def _read(self, protocol: str, message: bytes) -> RequestMessage:
+        """Return the fields of a message. A malformed one counts as a request, too."""
+        try:
+            return await self._engine.scheduler.run(len(message), partial(read_request, message))
+        except PreblockError:
+            with self._engine.admission.request(protocol):
+                raise
 
     async def _infer(
         self,

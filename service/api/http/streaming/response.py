@@ -151,7 +151,7 @@ class LineReader:
 async def answer_events(
     streams: StreamRegistry, engine: Engine, model: TokenModel, body: bytes, query: dict[str, Any]
 ) -> StreamResponse:
-    """Return the response with an event for each chunk of the ids in the request body.
+    """Return the response with an event for each chunk of the ids in the request; a query needs no body.
 
     The first event is computed at once, so that its error still has a status of its own.
 
@@ -162,7 +162,7 @@ async def answer_events(
     indices = model.manifest.indices
 
     def read() -> decode_json.Feed:
-        document = read_json(body, engine.limits.max_parsed_values(len(indices)))
+        document = read_json(body, engine.limits.max_parsed_values(len(indices))) if body or not query else {}
         return decode_json.read_feed(merge_fields(query, document), indices)
 
     feed = await engine.scheduler.run(len(body), read, text=True)

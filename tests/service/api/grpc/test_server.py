@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import service_pb2
 
 from tests.support.protocols import Clients, RequestRefused, call_grpc
+from tests.support.scrapes import read_metrics
 from tests.support.servers import Server
 
 IDS = np.array([[1, 2]])
@@ -235,8 +236,21 @@ def test_compressed_message_is_limited_by_expanded_size(tiny_clients: Clients, c
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+def malformed(server: Server, protocol: str) -> float:
+    """Return the number of malformed requests."""
+    return read_metrics(server.address).get(("preblock_requests_total", "", "Malformed", protocol), 0)
+
+
+def test_malformed_call_is_counted(tiny_server: Server) -> None:
+    before = malformed(tiny_server, "grpc")
+    with grpc.insecure_channel(tiny_server.grpc) as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff\xff\xff")
+    assert malformed(tiny_server, "grpc") == before + 1
+
+
 def test_malformed_message_does_not_end_grpc_stream(tiny_server: Server) -> None:
     good = request(id="2").SerializeToString()
+    before = malformed(tiny_server, "grpc-stream")
     with grpc.insecure_channel(tiny_server.grpc) as channel:
         stream = channel.stream_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
@@ -249,3 +263,4 @@ def test_malformed_message_does_not_end_grpc_stream(tiny_server: Server) -> None
     assert refused.error_message.startswith("offset[0] + tokens: got 5 + 2 = 7")
     assert (refused.infer_response.id, right.infer_response.id, right.error_message) == ("1", "2", "")
     assert right.infer_response.outputs[0].shape == [1, 2, 4]
+    assert malformed(tiny_server, "grpc-stream") == before + 1

@@ -248,5 +248,6 @@ def test_error_after_the_first_event_is_an_event(tiny_clients: Clients) -> None:
 def test_event_fields_come_from_query_or_body(tiny_clients: Clients) -> None:
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1, 2]}, headers=EVENTS)
     assert answer.text.count("\ndata: ") == 2
+    assert tiny_clients.http.post("/models/gpt/decode?chunk=2&input_ids=[1,2]", headers=EVENTS).text == answer.text
     answer = tiny_clients.http.post("/models/gpt/decode?chunk=2", json={"input_ids": [1], "chunk": 1}, headers=EVENTS)
     assert answer.json()["detail"] == "chunk is both in the query and in the body; send it in one of them"
