@@ -98,7 +98,7 @@ def read_lookup(folder: Path, engine: str) -> TokenLookup:
     For an engine outside the manifest's `consumers` it is the lookup of the model in transformers.
 
     Raises:
-        ExportError: the artifact has no token lookup.
+        ExportError: the artifact has no token lookup, or its vectors depend on more than token ids.
         ArtifactError: the artifact is damaged.
 
     """
@@ -110,7 +110,9 @@ def read_lookup(folder: Path, engine: str) -> TokenLookup:
     name = next(iter(embeddings.outputs_for(engine)), TOKEN_EMBEDDINGS)
     output = embeddings.output if name == TOKEN_EMBEDDINGS else name
     (graph,) = manifest.graphs_for((output,))
-    return TokenLookup(folder, manifest, (embeddings.width,), output, graph)
+    lookup = TokenLookup(folder, manifest, (embeddings.width,), output, graph)
+    _check_inputs(lookup)
+    return lookup
 
 
 def write_lookup(
@@ -142,12 +144,19 @@ def write_lookup(
     save_graph(model, file)
 
 
+def _check_inputs(lookup: TokenLookup) -> None:
+    """Raise ExportError unless the vectors depend on token ids alone: no table holds those of mask and positions."""
+    graph = onnx.load(lookup.folder / lookup.graph, load_external_data=False).graph
+    inputs = [value.name for value in cut(graph, [lookup.output])[2]]
+    if inputs != [INPUT_IDS]:
+        family, got = lookup.manifest.family, ", ".join(inputs)
+        raise ExportError(f"{family}: {INPUTS_EMBEDS} depends on {got}; expected {INPUT_IDS} alone")
+
+
 def _load_cut(lookup: TokenLookup, name: str, prefix: str = "") -> onnx.ModelProto:
     """Return the graph of a lookup alone, with its output as `name` and `prefix` before other names."""
     model = onnx.load(lookup.folder / lookup.graph, load_external_data=False)
     nodes, initializers, inputs = cut(model.graph, [lookup.output])
-    if [value.name for value in inputs] != [INPUT_IDS]:
-        raise ExportError(f"{lookup.graph}: {lookup.output} depends on more than {INPUT_IDS}")
     names = {lookup.output: name, "": ""}  # an empty name stands for an absent input
     if not prefix:
         names[INPUT_IDS] = INPUT_IDS
