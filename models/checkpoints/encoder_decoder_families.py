@@ -21,6 +21,7 @@ def _scaled(c: Config, default: bool = False) -> list[Step]:
     return scale_steps(c("scale_embedding", default), math.sqrt(c("d_model")))
 
 
+SIDES = ("encoder", "decoder")
 TIED = ("tie_word_embeddings",)
 
 
@@ -62,15 +63,21 @@ def _m2m_100(side: str) -> Callable[[Config], list[Step]]:
     return lambda c: [_shared(c, side), *_scaled(c, True), _counted_sinusoids(c, "max_position_embeddings")]
 
 
+def _t5(side: str) -> Callable[[Config], list[Step]]:
+    """The library shares one table, whatever the config says; a side's own table in the file wins."""
+    names = ("shared", *(f"{other}.embed_tokens" for other in SIDES), "lm_head")
+    return lambda _: [token_step(f"{side}.embed_tokens", *names)]
+
+
 ENCODER_DECODERS: dict[str, Family] = {
     **{
         f"{name}/{side}": Family(steps=_bart(side), prefix="model.", lookup=count_lookup_steps(False))
         for name in ("bart", "mbart")
-        for side in ("encoder", "decoder")
+        for side in SIDES
     },
     **{
         f"blenderbot/{side}": Family(steps=_blenderbot(side), prefix="model.", lookup=count_lookup_steps(False))
-        for side in ("encoder", "decoder")
+        for side in SIDES
     },
     "blenderbot-small/encoder": Family(
         steps=lambda c: [
@@ -99,11 +106,11 @@ ENCODER_DECODERS: dict[str, Family] = {
             consumer_scales=side == "decoder",
         )
         for name, ties in (("marian", (*TIED, "share_encoder_decoder_embeddings")), ("pegasus", TIED))
-        for side in ("encoder", "decoder")
+        for side in SIDES
     },
     **{
         f"m2m_100/{side}": Family(steps=_m2m_100(side), prefix="model.", padding=1, lookup=count_lookup_steps(True))
-        for side in ("encoder", "decoder")
+        for side in SIDES
     },
     "speech_to_text/decoder": Family(
         steps=lambda c: [
@@ -120,5 +127,5 @@ ENCODER_DECODERS: dict[str, Family] = {
         steps=lambda _: [token_step("decoder.embed_tokens"), learned_position_step("decoder.embed_positions")],
         prefix="model.",
     ),
-    **{f"t5/{side}": Family(steps=lambda _: [token_step("shared")]) for side in ("encoder", "decoder")},
+    **{f"t5/{side}": Family(steps=_t5(side)) for side in SIDES},
 }
