@@ -72,28 +72,19 @@ def discover(
         name = f"{document['model_type']}/{side}" if side else str(document["model_type"])
         name += "/tokens" if tokens_only else ""
         frontend = _read(folder, name, found, count_bytes)
-        for step_name, step in zip(names_of(found.steps), found.steps, strict=True):
-            for parameter, keys in parameters(step).items():
-                if keys:
-                    own, tensor = found.tensors[keys[0]], frontend.get_parameter(f"{step_name}.{parameter}")
-                    if own in model.altered:
-                        tensor.data = tensor.data.clone()
-                    model.load(own, tensor.data)
         for own in found.others:
             model.load(own, _read_tensor(folder, model.keys[own]))
-        if model.altered:
-            model.alter()
+        _load(model, found, frontend)
         refused = [] if tokens_only else Proof(model, frontend).refused_ids()
         frontend = refuse(frontend, refused) if refused else frontend
         proof = Proof(model, frontend)
         parity = proof.run_tokens() if tokens_only else proof.run()
-        copies = model.copies
-        del proof
-    if not widen:
-        del frontend, model  # the proof needed the widened table, the export does not
-        frontend = _read(folder, name, found, count_bytes, widen=False)
-        frontend = refuse(frontend, refused) if refused else frontend
-    return Discovery(frontend, parity, library_version(), copies)
+        if not widen:
+            del frontend, proof  # the proof needed the widened table, the export does not
+            frontend = _read(folder, name, found, count_bytes, widen=False)
+            _load(model, found, frontend)
+            frontend = refuse(frontend, refused) if refused else frontend
+    return Discovery(frontend, parity, library_version(), model.copies)
 
 
 def files_discovered(
@@ -161,6 +152,19 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
         return FrontEnd.from_tensors(config, tensors).eval()
     except (RuntimeError, TypeError, ValueError) as error:
         raise DiscoveryError(f"{folder}: the steps found do not fit the tensors: {one_line(error)}") from error
+
+
+def _load(model: BlocklessModel, found: FoundSteps, frontend: FrontEnd) -> None:
+    """Let `model` hold the tensors of `frontend`, both with the changes of the library's loader."""
+    for step_name, step in zip(names_of(found.steps), found.steps, strict=True):
+        for parameter, keys in parameters(step).items():
+            if keys:
+                own, tensor = found.tensors[keys[0]], frontend.get_parameter(f"{step_name}.{parameter}")
+                if own in model.altered:
+                    tensor.data = tensor.data.clone()
+                model.load(own, tensor.data)
+    if model.altered:
+        model.alter()
 
 
 def _read_tensor(folder: Path, key: str) -> Tensor:

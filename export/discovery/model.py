@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.library import build_model, library_version
+from preblock.export.discovery.trace import WriteWatch
 from preblock.models.checkpoints.weight_files import one_line
 
 SIDES = ("encoder", "decoder")
@@ -192,12 +193,13 @@ class BlocklessModel:
         """Let the library fill in derived tensors, and note changed tensors of the checkpoint."""
         model: Any = self.model
         loaded = (name for name in self.tensors.keys() & self.keys.keys() if self.tensors[name].is_floating_point())
-        before = {name: self.tensors[name]._version for name in loaded}
+        watch = WriteWatch({name: self.tensors[name] for name in loaded})
         try:
-            model.initialize_weights()
+            with watch:
+                model.initialize_weights()
         except Exception as error:  # whatever a model's initialiser raises
             raise DiscoveryError(f"{library_version()} cannot initialise the model: {one_line(error)}") from error
-        self.altered = sorted(name for name, count in before.items() if self.tensors[name]._version != count)
+        self.altered = sorted(watch.written)
 
     def _use_whole(self) -> None:
         """Run the whole model, if it runs on token ids alone: it may replace some ids before its text part."""

@@ -86,3 +86,30 @@ class Recorder(TorchDispatchMode):
                 )
             )
         return self.value_of(argument) if isinstance(argument, Tensor) else argument
+
+
+class WriteWatch(TorchDispatchMode):
+    """Notes each given tensor written by an operation inside its context, also through a view or `.data`.
+
+    Args:
+        tensors: the tensors, by name.
+
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names: dict[int, set[str]] = {}
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                self._names.setdefault(tensor.untyped_storage().data_ptr(), set()).add(name)
+        self.written: set[str] = set()
+        """Names of the written tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Run an operation, and note its written tensors."""
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | (kwargs or {})
+        for argument in func._schema.arguments:
+            target = given.get(argument.name)
+            if isinstance(target, Tensor) and argument.alias_info is not None and argument.alias_info.is_write:
+                self.written |= self._names.get(target.untyped_storage().data_ptr(), set())
+        return func(*args, **(kwargs or {}))

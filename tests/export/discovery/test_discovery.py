@@ -79,13 +79,25 @@ def test_discovered_ids_replaced_by_library_are_unsupported(tmp_path: Path) -> N
     assert set(config.refused_ids) == {number for number in replaced if number is not None}
 
 
-def test_padding_row_overwritten_at_load_is_stored_as_loaded(tmp_path: Path) -> None:
-    frontend = found("chinese_clip/text", tmp_path).frontend
+@pytest.mark.parametrize("widen", [True, False])
+@pytest.mark.parametrize(
+    ("name", "table", "values"),
+    [
+        ("chinese_clip/text", "text_model.embeddings.word_embeddings.weight", {}),
+        ("youtu", "model.embed_tokens.weight", {"pad_token_id": 7}),  # the library writes through `.data`
+    ],
+)
+def test_padding_row_overwritten_at_load_is_stored_as_loaded(
+    name: str, table: str, values: dict[str, object], widen: bool, tmp_path: Path
+) -> None:
+    model_type, _, side = name.partition("/")
+    document = save(model_type, tmp_path, **values)
+    frontend = discover(tmp_path, document, side or None, widen=widen).frontend
     padding = frontend.config.padding_idx
     assert padding is not None
-    stored = load_file(tmp_path / "model.safetensors")["text_model.embeddings.word_embeddings.weight"]
-    assert stored[padding].any()
-    assert not frontend.tokens.weight[padding].any()
+    assert load_file(tmp_path / "model.safetensors")[table][padding].any()
+    loaded = head_class(model_type).from_pretrained(tmp_path).get_parameter(table)
+    assert torch.equal(frontend.tokens.weight, loaded)
 
 
 def test_discovery_uses_weights_of_edited_checkpoint(tmp_path: Path) -> None:
