@@ -149,7 +149,11 @@ class Search:
     def _record(self, inputs: dict[str, Tensor]) -> Value:
         recorder = Recorder(inputs, self._model.tensors)
         missing = ", ".join(self._model.missing()[:3])
-        lacks = DiscoveryError(f"the checkpoint lacks tensors that the front-end needs, such as {missing}")
+        lacks = DiscoveryError(
+            f"the checkpoint lacks tensors that the front-end needs, such as {missing}"
+            if missing
+            else "a table before block 0 is neither a parameter nor a buffer of the library's model"
+        )
         try:
             self._block, vectors = self._model.block_input(inputs, recorder)
         except DiscoveryError as error:

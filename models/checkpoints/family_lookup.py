@@ -62,10 +62,15 @@ def family_of(config: Mapping[str, Any], side: str | None = None, segments: bool
 
     """
     model_type = config.get("model_type")
-    sides = sides_of(str(model_type))
-    name = f"{model_type}/{side}" if sides else str(model_type)
+    if not isinstance(model_type, str):
+        got = "is missing" if model_type is None else f"is {model_type!r}"
+        raise CheckpointError(
+            f"config.json: model_type {got}, expected a name such as 'bert'; `preblock families` lists the known ones"
+        )
+    sides = sides_of(model_type)
+    name = f"{model_type}/{side}" if sides else model_type
     if not sides and (name not in FAMILIES or "/" in name):  # names with a slash are rows, not model types
-        close = get_close_matches(model_type, known(), 1) if isinstance(model_type, str) else []
+        close = get_close_matches(model_type, known(), 1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise CheckpointError(
             f"config.json: the model_type {model_type!r} is unknown; {hint}`preblock families` lists the known ones, "

@@ -81,7 +81,9 @@ def test_folder_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "choices", "message"),
     [
-        ({}, {}, "the model_type None is unknown; `preblock families` lists the known ones"),
+        ({}, {}, "model_type is missing, expected a name such as 'bert'; `preblock families` lists the known ones"),
+        ({"model_type": None}, {}, "model_type is missing, expected a name such as 'bert'"),
+        ({"model_type": ["bert"]}, {}, "model_type is ['bert'], expected a name such as 'bert'"),
         ({"model_type": "bart"}, {}, "--side is missing, but a model of type 'bart' needs one of encoder, decoder"),
         ({"model_type": "bart"}, {"side": "vision"}, "--side is 'vision', but a model of type 'bart' needs one of"),
         ({"model_type": "gpt2"}, {"side": "text"}, "--side is only for models with two sides; 'gpt2' has one"),

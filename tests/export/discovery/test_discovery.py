@@ -172,6 +172,11 @@ def test_canine_hash_embedding_is_rejected(tmp_path: Path) -> None:
         found("canine", tmp_path)
 
 
+def test_table_outside_parameters_and_buffers_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(DiscoveryError, match=r"a table before block 0 is neither a parameter nor a buffer"):
+        found("trocr", tmp_path, use_learned_position_embeddings=False)
+
+
 def test_image_model_is_refused_by_its_input(tmp_path: Path) -> None:
     with pytest.raises(DiscoveryError, match=r"takes no input_ids: .* images or sound needs a row of the stem table"):
         found("siglip_vision_model", tmp_path)

@@ -164,11 +164,9 @@ def test_broken_config_is_rejected(bert: Path, text: str, message: str) -> None:
         read_frontend(bert)
 
 
-@pytest.mark.parametrize("model_type", ["unknown", None, ..., ["bert"]])
-def test_unknown_model_type_is_rejected(bert: Path, model_type: Any) -> None:
-    change(bert, model_type=model_type)
-    named = None if model_type is ... else model_type
-    with pytest.raises(CheckpointError, match=f"the model_type {re.escape(repr(named))} is unknown; "):
+def test_unknown_model_type_is_rejected(bert: Path) -> None:
+    change(bert, model_type="unknown")
+    with pytest.raises(CheckpointError, match="the model_type 'unknown' is unknown; "):
         read_frontend(bert)
 
 
