@@ -249,10 +249,21 @@ def match_keys(model: Any, keys: Iterable[str]) -> dict[str, str]:
             name, pattern = rename_source_key(key, [], [], prefix, state)
         if name in state and pattern is None:
             found.setdefault(name, key)
-    for name, source in model.all_tied_weights_keys.items():
-        for one, other in ((name, source), (source, name)):
-            if one not in found and other in found:
-                found[one] = found[other]
+    return _share_tied(found, model.all_tied_weights_keys)
+
+
+def _share_tied(found: dict[str, str], tied: Mapping[str, str]) -> dict[str, str]:
+    """Return `found` with the tensors that the library fills in from others, in its order.
+
+    A source without a tensor takes the one of its first target that has one; then every target takes its source's.
+    """
+    found = dict(found)
+    for target, source in tied.items():
+        if target in found:
+            found.setdefault(source, found[target])
+    for target, source in tied.items():
+        if source in found:
+            found.setdefault(target, found[source])
     return found
 
 
