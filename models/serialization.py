@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Keys = tuple[str, ...]
-"""Possible names of one tensor in a checkpoint, the current spelling first."""
+"""Possible names of one tensor in a checkpoint; the first one found counts."""
 
 
 def config_of(document: Mapping[str, Any], kinds: Mapping[str, type[T]]) -> T:

@@ -16,14 +16,14 @@ def weight_keys(*names: str, suffix: str = ".weight") -> tuple[str, ...]:
 
 
 def norm_step(name: str, eps: float, *, bias: bool = True, spellings: tuple[str, ...] = ()) -> Norm:
-    """Return a LayerNorm; old files call its weight gamma and its bias beta."""
-    names = (name, *spellings)
-    weight = (*weight_keys(*names), *weight_keys(*names, suffix=".gamma"))
-    return Norm(
-        eps=eps,
-        weight=weight,
-        bias=(*weight_keys(*names, suffix=".bias"), *weight_keys(*names, suffix=".beta")) if bias else None,
-    )
+    """Return a LayerNorm; old files call the weight of a module `LayerNorm` gamma, and its bias beta."""
+
+    def keys(old: str, current: str) -> tuple[str, ...]:
+        # With both names in a file, the old one counts in transformers.
+        endings = {name: (old, current) if name.endswith("LayerNorm") else (current,) for name in (name, *spellings)}
+        return tuple(name + ending for name, own in endings.items() for ending in own)
+
+    return Norm(eps=eps, weight=keys(".gamma", ".weight"), bias=keys(".beta", ".bias") if bias else None)
 
 
 def project_step(name: str, *, bias: bool = True) -> Project:

@@ -64,7 +64,7 @@ def locate_ngram_tables(
             raise CheckpointError(f"{folder}: no tensor {parts[0][0]}")
         table = []
         for key in keys:
-            scale = find_key(files, "", tuple(key + ending for ending in SCALES))
+            scale = next((key + ending for ending in SCALES if key + ending in files), None)
             table.append(TableTensor(files[key], key, (files[scale], scale) if scale else None))
         tables.append(tuple(table))
     for file in {file for table in tables for part in table for file in (part.file, *(part.scales or ())[:1])}:

@@ -14,7 +14,7 @@ from preblock.models.checkpoints.family_lookup import family_of, section_of
 from preblock.models.checkpoints.ngram_tensors import TableTensor, locate_ngram_tables
 from preblock.models.checkpoints.rotary_families import find_rotary
 from preblock.models.checkpoints.rotary_reader import MissingLengthError, as_stored, read_rotary
-from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, find_prefix, read_tensors
+from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     files_of_keys,
@@ -106,10 +106,8 @@ def find_ngram_tables(folder: Path, side: str | None = None) -> tuple[tuple[Tabl
         CheckpointError: as `read_frontend`.
 
     """
-    _, family, _, template, _, _, ngrams = _read_config(folder, side, segments=False)
-    files = files_of_keys(folder)
-    prefix = find_prefix(folder, files, template, family.prefix)
-    return locate_ngram_tables(folder, files, prefix, ngrams) if ngrams else ()
+    _, family, *_, ngrams = _read_config(folder, side, segments=False)
+    return locate_ngram_tables(folder, files_of_keys(folder), family.prefix, ngrams) if ngrams else ()
 
 
 def files_needed(folder: Path, side: str | None = None, segments: bool = False) -> list[str]:
@@ -183,7 +181,7 @@ def _with_rotary(
 def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | None:
     """Return a tensor as float32; None if the files lack it."""
     files = files_of_keys(folder)
-    key = find_key(files, "", keys) or find_key(files, prefix, keys)
+    key = find_key(files, prefix, keys)
     if key is None:
         return None
     with open_weights(files[key]) as file:

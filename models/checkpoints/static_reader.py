@@ -14,7 +14,6 @@ from torch import Tensor
 from preblock.models.checkpoints.static_families import STATICS, TOKENIZER, StaticFamily, StaticLayout
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
-    find_key,
     get_tensor,
     one_line,
     open_weights,
@@ -95,7 +94,7 @@ def _read_tensors(file: Path, family: StaticFamily) -> dict[str, Tensor]:
         raise CheckpointError(f"{file.parent}: no {file.name}")
     with open_weights(file) as weights:
         files = dict.fromkeys(weights.keys(), file)
-        key = find_key(files, "", family.tables)
+        key = next((key for key in family.tables if key in files), None)
         if key is None:
             raise CheckpointError(f"{file}: no tensor {' or '.join(family.tables)}")
         table = get_tensor(weights, key, file, TABLE_TYPES)

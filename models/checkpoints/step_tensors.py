@@ -54,7 +54,7 @@ def read_tensors(
 
     """
     files = files_of_keys(folder)
-    prefix = find_prefix(folder, files, steps, prefix)
+    _check_table(folder, files, steps, prefix)
     tensors: dict[str, Tensor] = {}
     sized: list[Step] = []
     with _TensorReader(folder, files, prefix, count_bytes, widen) as reader:
@@ -112,14 +112,14 @@ class _TensorReader:
             if tensor is not None:
                 own[parameter] = tensor
             elif not derived:
-                raise self._missing(keys[0] if keys else f"is named by {name}.{parameter}")
+                raise self._missing(keys, f"{name}.{parameter}")
         return own
 
     def require(self, keys: Keys, table: bool = False) -> Tensor:
         """Return a tensor as `read` does; raise CheckpointError without one."""
         tensor = self.read(keys, table)
         if tensor is None:
-            raise self._missing(keys[0])
+            raise self._missing(keys)
         return tensor
 
     def read(self, keys: Keys, table: bool = False) -> Tensor | None:
@@ -148,8 +148,9 @@ class _TensorReader:
             return tensor if self._widen else tensor.clone()
         return _convert(file, key, tensor, self._count_bytes)
 
-    def _missing(self, key: str) -> CheckpointError:
-        return CheckpointError(f"{self._folder}: no tensor {self._prefix}{key}")
+    def _missing(self, keys: Keys, parameter: str = "") -> CheckpointError:
+        missing = _in_words(self._prefix, keys) or f"is named by {parameter}"
+        return CheckpointError(f"{self._folder}: no tensor {missing}")
 
 
 def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", companions: Sequence[Keys] = ()) -> list[str]:
@@ -157,23 +158,23 @@ def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", compan
     if not is_sharded(folder):
         return [WEIGHTS]
     files = files_of_keys(folder)
-    prefix = find_prefix(folder, files, steps, prefix)
+    _check_table(folder, files, steps, prefix)
     wanted = [keys for step in steps for keys in parameters(step).values()]
     found = [find_key(files, prefix, keys) for keys in (*wanted, *companions)]
     return sorted({files[key].name for key in found if key})
 
 
-def find_prefix(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str) -> str:
-    """Return `prefix` if the names of tensors in the files begin with it, else an empty string.
-
-    Of names with and without it, those first in the alphabet count, as in transformers.
-    """
-    first, prefixes = getattr(steps[0], "weight", ()), tuple(dict.fromkeys(("", prefix)))
-    found = {key: p for p in prefixes if (key := find_key(files, p, first)) is not None}
-    if not found:
-        missing = " or ".join(p + key for p in prefixes for key in first) or "is named by the first step"
+def _check_table(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str) -> None:
+    """Raise CheckpointError if the files have no token table."""
+    keys = getattr(steps[0], "weight", ())
+    if find_key(files, prefix, keys) is None:
+        missing = _in_words(prefix, keys) or "is named by the first step"
         raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
-    return found[min(found)]
+
+
+def _in_words(prefix: str, keys: Keys) -> str:
+    """Return all names of a tensor in words."""
+    return " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in keys)
 
 
 def _convert(file: Path, key: str, tensor: Tensor, count_bytes: ByteCount) -> Tensor:

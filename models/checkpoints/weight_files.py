@@ -83,8 +83,12 @@ def get_tensor(weights: Any, key: str, file: Path, types: Sequence[str] = STORED
 
 
 def find_key(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> str | None:
-    """Return the first of `keys` found in the files, with `prefix` before it; None without one."""
-    return next((prefix + key for key in keys if prefix + key in files), None)
+    """Return the first of `keys` found in the files, with `prefix` before it or without; None without one.
+
+    Of a key with and without the prefix, the one first in the alphabet counts, as in transformers.
+    """
+    names = (name for key in keys for name in sorted((prefix + key, key)))
+    return next((name for name in names if name in files), None)
 
 
 def read_document(file: Path) -> Any:

@@ -223,7 +223,7 @@ def test_missing_tensor_is_rejected(bert: Path, key: str) -> None:
     tensors = load_file(bert / "model.safetensors")
     del tensors[f"embeddings.{key}"]
     save_file(tensors, bert / "model.safetensors")
-    with pytest.raises(CheckpointError, match=f"no tensor embeddings.{key}"):
+    with pytest.raises(CheckpointError, match=f"no tensor .*embeddings.{key}"):
         read_frontend(bert)
 
 

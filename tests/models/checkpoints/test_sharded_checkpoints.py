@@ -80,6 +80,37 @@ def test_names_with_and_without_prefix_are_read_as_in_transformers(
     assert torch.equal(read_frontend(tmp_path, name.partition("/")[2] or None).tokens.weight, expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "copy", "own"),
+    [
+        ("bert", "embeddings.LayerNorm.weight", "embeddings.LayerNorm.gamma", "norm.weight"),
+        ("bert", "embeddings.LayerNorm.bias", "embeddings.LayerNorm.beta", "norm.bias"),
+        (
+            "bert",
+            "embeddings.position_embeddings.weight",
+            "bert.embeddings.position_embeddings.weight",
+            "positions.weight",
+        ),
+        ("gpt2", "wpe.weight", "transformer.wpe.weight", "positions.weight"),
+        (
+            "roberta",
+            "embeddings.position_embeddings.weight",
+            "roberta.embeddings.position_embeddings.weight",
+            "positions.weight",
+        ),
+        ("mamba", "embeddings.weight", "backbone.embedding.weight", "tokens.weight"),
+    ],
+)
+def test_tensor_under_two_names_is_read_as_in_transformers(
+    name: str, key: str, copy: str, own: str, tmp_path: Path
+) -> None:
+    save(name, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {copy: tensors[key] + 1}, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = model_class(name).from_pretrained(tmp_path).get_parameter(key)
+    assert torch.equal(read_frontend(tmp_path).get_parameter(own), expected)
+
+
 def test_names_of_images_with_and_without_prefix_are_read_as_in_transformers(tmp_path: Path) -> None:
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
     made: Any = ViTConfig
