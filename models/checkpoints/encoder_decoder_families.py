@@ -65,8 +65,7 @@ def _m2m_100(side: str) -> Callable[[Config], list[Step]]:
 
 def _t5(side: str) -> Callable[[Config], list[Step]]:
     """The library shares one table, whatever the config says; a side's own table in the file wins."""
-    names = ("shared", *(f"{other}.embed_tokens" for other in SIDES), "lm_head")
-    return lambda _: [token_step(f"{side}.embed_tokens", *names)]
+    return lambda _: [token_step(f"{side}.embed_tokens", "shared")]
 
 
 ENCODER_DECODERS: dict[str, Family] = {

@@ -15,6 +15,7 @@ from preblock.models.checkpoints.ngram_tensors import TableTensor, locate_ngram_
 from preblock.models.checkpoints.rotary_families import find_rotary
 from preblock.models.checkpoints.rotary_reader import MissingLengthError, as_stored, read_rotary
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
+from preblock.models.checkpoints.tied_tables import with_tied
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     files_of_keys,
@@ -136,7 +137,7 @@ def _read_config(
     config = Config(values, segments)
     try:
         further = bias_of(name, values), family.per_layer(config), family.ngrams(config)
-        return name, family, document, family.steps(config), *further
+        return name, family, document, with_tied(family.steps(config), name, Config(document)), *further
     except TypeError as error:
         if config.missing:
             raise CheckpointError(f"config.json: {config.missing[-1]} is missing; {name!r} needs it") from error

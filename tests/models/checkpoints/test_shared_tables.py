@@ -1,4 +1,4 @@
-"""Token tables that a library shares among several names, against the models of transformers."""
+"""Token tables with several names, shared by a library, against the models of transformers."""
 
 import itertools
 import json
@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration
 
-from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.checkpoints.reader import files_needed, read_frontend
+from preblock.models.checkpoints.weight_files import CheckpointError
+from tests.families.library_models import config_class
+from tests.families.published_models import PUBLISHED
+from tests.families.tiny_models import head_class
 
 SIDES = ("encoder", "decoder")
 T5_TABLES = (*(f"{side}.embed_tokens.weight" for side in SIDES), "lm_head.weight", "shared.weight")
@@ -47,3 +51,56 @@ def test_t5_encoder_alone_is_read_from_either_table(table: str, tmp_path: Path) 
     save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
     expected = T5EncoderModel.from_pretrained(tmp_path).get_parameter("encoder.embed_tokens.weight")
     assert torch.equal(read_frontend(tmp_path, "encoder").tokens.weight, expected)
+
+
+def save_with_head(name: str, folder: Path, **values: Any) -> Any:
+    """Save a tiny model with one name of its shared table, chosen by `safetensors.torch.save_model`, and return it.
+
+    `values` change `config.json`.
+    """
+    torch.manual_seed(0)
+    model = head_class(name.partition("/")[0])(config_class(name)(**PUBLISHED[name].config | values))
+    model.config.save_pretrained(folder)
+    save_model(model, str(folder / "model.safetensors"), {"format": "pt"})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("gpt2", "lm_head.weight"),
+        ("qwen2", "lm_head.weight"),
+        ("bert", "cls.predictions.decoder.weight"),
+        ("bart/encoder", "lm_head.weight"),
+        ("bart/decoder", "lm_head.weight"),
+        ("whisper/decoder", "proj_out.weight"),
+    ],
+)
+def test_table_under_name_of_tied_head_is_read(name: str, head: str, tmp_path: Path) -> None:
+    expected = save_with_head(name, tmp_path, tie_word_embeddings=True).get_input_embeddings().weight
+    tensors = load_file(tmp_path / "model.safetensors")
+    kept = {key: tensor for key, tensor in tensors.items() if not torch.equal(tensor, expected)} | {head: expected.data}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    loaded = head_class(name.partition("/")[0]).from_pretrained(tmp_path)
+    assert torch.equal(loaded.get_input_embeddings().weight, expected)
+    assert torch.equal(read_frontend(tmp_path, name.partition("/")[2] or None).tokens.weight, expected)
+
+
+def test_sharded_table_under_name_of_head_is_needed(tmp_path: Path) -> None:
+    save_with_head("gpt2", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    keys = ("lm_head.weight", "transformer.wpe.weight", "transformer.h.0.ln_1.weight")
+    index = {"weight_map": {key: f"{number}.safetensors" for number, key in enumerate(keys)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert files_needed(tmp_path) == ["0.safetensors", "1.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"), [("llama", None), ("llama", False), ("gpt2", False), ("bart/encoder", False)]
+)
+def test_head_alone_of_untied_model_is_rejected(name: str, tied: bool | None, tmp_path: Path) -> None:
+    model = save_with_head(name, tmp_path, **{} if tied is None else {"tie_word_embeddings": tied})
+    tensors = {"lm_head.weight": model.lm_head.weight.data}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="do the files belong together"):
+        read_frontend(tmp_path, name.partition("/")[2] or None)
