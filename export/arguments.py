@@ -24,6 +24,9 @@ REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(?:@[\w./-]+)?")
 MIN_SIMILARITY = 0.5
 """Least similarity of a suggestion, from 0 to 1: `gpt2` suggests `gpt2-small`."""
 
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.*"
+"""Files of an adapter of PEFT; the second is a pattern."""
+
 Format = Literal["description", "static", "stem", "checkpoint", "discovery"]
 
 
@@ -116,7 +119,8 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
     """Return the format of the front-end in `folder`, from `frontend.toml`, `config.json` or `modules.json` alone.
 
     Raises:
-        ExportError: `folder` has none of these files, its model type is unknown, or it allows none of `choices`.
+        ExportError: `folder` has none of these files, or an adapter beside them; its model type is unknown, or it
+            allows none of `choices`.
 
     """
     if os.path.lexists(folder / DESCRIPTION):
@@ -128,6 +132,7 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
             return "static"
     except CheckpointError as error:
         raise ExportError(str(error)) from error
+    _check_adapter(folder)
     if not os.path.lexists(folder / CONFIG):
         hint = "; it is an exported artifact already, ready for `preblock serve`" if _is_artifact(folder) else ""
         raise ExportError(f"{folder}: the folder holds neither {CONFIG} nor {DESCRIPTION}{hint}")
@@ -145,6 +150,15 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     return "checkpoint"
+
+
+def _check_adapter(folder: Path) -> None:
+    """Raise ExportError for an adapter of PEFT: transformers would load it into the model."""
+    if os.path.lexists(folder / ADAPTER_CONFIG) and (weights := sorted(folder.glob(ADAPTER_WEIGHTS))):
+        raise ExportError(
+            f"{folder}: {ADAPTER_CONFIG} and {weights[0].name} are an adapter of PEFT, expected a whole model; "
+            "merge it into its model with merge_and_unload(), save the result into another folder, and export this one"
+        )
 
 
 def _needs_discovery(document: Mapping[str, Any]) -> bool:

@@ -72,6 +72,19 @@ def test_folder_without_front_end_is_rejected(tmp_path: Path) -> None:
         detect_format(tmp_path, {})
 
 
+@pytest.mark.parametrize("beside_model", [True, False])
+@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_folder_with_adapter_is_rejected(weights: str, beside_model: bool, tmp_path: Path) -> None:
+    folder = Path(folder_of(tmp_path, model_type="bert")) if beside_model else tmp_path
+    (folder / "adapter_config.json").write_text("{}")
+    assert not beside_model or detect_format(folder, {}) == "checkpoint"
+    (folder / weights).touch()
+    with pytest.raises(
+        ExportError, match=rf"adapter_config\.json and {weights} are an adapter .* merge_and_unload\(\)"
+    ):
+        detect_format(folder, {})
+
+
 def test_folder_of_exported_artifact_is_rejected(tiny_repository: Path) -> None:
     for folder in (tiny_repository / "bert", tiny_repository / "bert" / "1"):
         with pytest.raises(ExportError, match="it is an exported artifact already, ready for `preblock serve`"):
