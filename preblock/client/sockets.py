@@ -1,8 +1,9 @@
 """WebSockets of decode streams: one for asyncio, and a synchronous one. Imported with the first stream."""
 
 import asyncio
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
@@ -14,11 +15,16 @@ from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from preblock.client.access import Replicas
 from preblock.client.errors import ConnectionFailed, NoAnswer, ServiceError, TimedOut
+from preblock.client.owner import async_owner
 from preblock.client.retry import of_response
 
 
 class _Socket:
     """The options of a connection to a server. After a failure the next connection goes to another one."""
+
+    owner: Callable[[], object]
+    _owner: object = None
+    """The owner of the connection; None before the first one."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas, self._server = replicas, replicas.current
@@ -37,6 +43,11 @@ class _Socket:
         self._server = self._replicas.current
         return {"uri": self._server.url.replace("http", "ws", 1) + path, "ssl": self._server.tls, **self._options}
 
+    def _check_owner(self) -> None:
+        """Raise ConnectionFailed if the connection has another owner: its answers would mix with those of the owner."""
+        if self._owner != self.owner():
+            raise ConnectionFailed(f"the connection to {self._server.name} belongs to another process or event loop")
+
     @contextmanager
     def _failures(self) -> Iterator[None]:
         """Raise every failure as an error of the client, and leave the server after one that a retry may mend."""
@@ -52,7 +63,7 @@ class _Socket:
 class AsyncSocket(_Socket):
     """A connection to a server, replaced by each `connect`."""
 
-    sleep = staticmethod(asyncio.sleep)
+    sleep, owner = staticmethod(asyncio.sleep), staticmethod(async_owner)
     _connection: AsyncConnection
 
     def __init__(self, replicas: Replicas) -> None:
@@ -69,7 +80,8 @@ class AsyncSocket(_Socket):
         """
         address = self._address(path)
         with self._failures():
-            await self._stack.aclose()
+            await self.close()
+            self._stack, self._owner = AsyncExitStack(), self.owner()
             uds = self._server.uds
             connection = connect_async(**address) if uds is None else unix_connect_async(uds, **address)
             self._connection = await self._stack.enter_async_context(connection)
@@ -81,20 +93,22 @@ class AsyncSocket(_Socket):
             NoAnswer: the connection broke, or no answer came in time.
 
         """
+        self._check_owner()
         with self._failures():
             async with asyncio.timeout(self._timeout):
                 await self._connection.send(message)
                 return await self._connection.recv(decode=False)
 
     async def close(self, *error: Any) -> None:
-        """Close the connection. `error` holds the arguments of `__exit__`."""
-        await self._stack.__aexit__(*(error or (None, None, None)))
+        """Close the connection, unless another owner has it. `error` holds the arguments of `__exit__`."""
+        if self._owner == self.owner():
+            await self._stack.__aexit__(*(error or (None, None, None)))
 
 
 class SyncSocket(_Socket):
     """A connection to a server, as `AsyncSocket`, with blocking methods."""
 
-    sleep = staticmethod(time.sleep)
+    sleep, owner = staticmethod(time.sleep), staticmethod(os.getpid)
     _connection: ClientConnection
 
     def __init__(self, replicas: Replicas) -> None:
@@ -105,20 +119,23 @@ class SyncSocket(_Socket):
         """Connect to `path`, as `AsyncSocket.connect` does."""
         address = self._address(path)
         with self._failures():
-            self._stack.close()
+            self.close()
+            self._stack, self._owner = ExitStack(), self.owner()
             uds = self._server.uds
             connection = connect(**address) if uds is None else unix_connect(uds, **address)
             self._connection = self._stack.enter_context(connection)
 
     def exchange(self, message: str | bytes) -> bytes:
         """Send a message, and return the answer, as `AsyncSocket.exchange` does."""
+        self._check_owner()
         with self._failures():
             self._connection.send(message)
             return self._connection.recv(self._timeout, decode=False)
 
     def close(self, *error: Any) -> None:
-        """Close the connection. `error` holds the arguments of `__exit__`."""
-        self._stack.__exit__(*(error or (None, None, None)))
+        """Close the connection, unless another owner has it. `error` holds the arguments of `__exit__`."""
+        if self._owner == self.owner():
+            self._stack.__exit__(*(error or (None, None, None)))
 
 
 @contextmanager

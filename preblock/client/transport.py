@@ -1,6 +1,7 @@
 """HTTP of the clients: a transport for asyncio, and a synchronous one."""
 
 import asyncio
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 
 from preblock.client.access import Replicas, ServerAccess
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut, invalid
+from preblock.client.owner import AsyncOwner, async_owner
 from preblock.client.retry import of_response
 
 
@@ -24,6 +26,14 @@ class _Exchange:
         # On http:// nothing is verified, and to read the certificates of the system takes 20 ms.
         self._verify = server.tls or False
         self._uds = server.uds
+        self._process, self._closed = os.getpid(), False
+
+    def _check_usable(self, lent: httpx.AsyncClient | httpx.Client | None) -> None:
+        """Raise RequestError if the client was closed, or the caller's httpx client belongs to another process."""
+        if self._closed or (lent is not None and lent.is_closed):
+            raise invalid("client", "a closed client", "an open one")
+        if lent is not None and os.getpid() != self._process:
+            raise invalid("http_client", "the httpx client of another process", "a new client after a fork")
 
     def _request(
         self, server: ServerAccess, method: str, path: str, body: bytes, headers: Mapping[str, str]
@@ -71,14 +81,28 @@ class AsyncTransport(_Exchange):
 
     def __init__(self, replicas: Replicas, http_client: httpx.AsyncClient | None = None) -> None:
         super().__init__(replicas)
-        self._lent = http_client is not None
-        unix = self._uds and httpx.AsyncHTTPTransport(uds=self._uds, verify=self._verify)
-        self._http = http_client or httpx.AsyncClient(verify=self._verify, transport=unix or None)
+        self._lent = http_client
+        self._pools: dict[AsyncOwner, httpx.AsyncClient] = {}
+
+    def _pool(self) -> httpx.AsyncClient:
+        """Return the httpx client of the caller, or of the running process and event loop."""
+        self._check_usable(self._lent)
+        if self._lent is not None:
+            return self._lent
+        owner = async_owner()
+        if owner not in self._pools:
+            for other in list(self._pools):
+                if other[1].is_closed():
+                    self._pools.pop(other, None)
+            unix = self._uds and httpx.AsyncHTTPTransport(uds=self._uds, verify=self._verify)
+            self._pools[owner] = httpx.AsyncClient(verify=self._verify, transport=unix or None)
+        return self._pools[owner]
 
     async def aclose(self) -> None:
-        """Close the connections, except those of the caller's own httpx client."""
-        if not self._lent:
-            await self._http.aclose()
+        """Close the connections, except those of the caller's own httpx client and of other owners."""
+        self._closed = True
+        if pool := self._pools.get(async_owner()):
+            await pool.aclose()
 
     async def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytearray:
         """Return the body of a response with status 200.
@@ -88,9 +112,10 @@ class AsyncTransport(_Exchange):
             NoAnswer: no answer came.
 
         """
-        content, server = bytearray(), self._replicas.current  # writable, and so are the arrays sharing its memory
+        pool, server = self._pool(), self._replicas.current
+        content = bytearray()  # writable, and so are the arrays sharing its memory
         try:
-            async with self._http.stream(**self._request(server, method, path, body, headers)) as response:
+            async with pool.stream(**self._request(server, method, path, body, headers)) as response:
                 async for chunk in response.aiter_bytes():
                     content += chunk
         except httpx.HTTPError as error:
@@ -105,20 +130,32 @@ class SyncTransport(_Exchange):
 
     def __init__(self, replicas: Replicas, http_client: httpx.Client | None = None) -> None:
         super().__init__(replicas)
-        self._lent = http_client is not None
-        unix = self._uds and httpx.HTTPTransport(uds=self._uds, verify=self._verify)
-        self._http = http_client or httpx.Client(verify=self._verify, transport=unix or None)
+        self._lent = http_client
+        self._pools: dict[int, httpx.Client] = {}
+
+    def _pool(self) -> httpx.Client:
+        """Return the httpx client of the caller, or of the running process."""
+        self._check_usable(self._lent)
+        if self._lent is not None:
+            return self._lent
+        owner = os.getpid()
+        if owner not in self._pools:
+            unix = self._uds and httpx.HTTPTransport(uds=self._uds, verify=self._verify)
+            # Two threads may begin at once, and share one pool then.
+            self._pools.setdefault(owner, httpx.Client(verify=self._verify, transport=unix or None))
+        return self._pools[owner]
 
     def close(self) -> None:
-        """Close the connections, except those of the caller's own httpx client."""
-        if not self._lent:
-            self._http.close()
+        """Close the connections, except those of the caller's own httpx client and of other owners."""
+        self._closed = True
+        if pool := self._pools.get(os.getpid()):
+            pool.close()
 
     def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytearray:
         """Return the body of a response, as `AsyncTransport.request` does."""
-        content, server = bytearray(), self._replicas.current
+        pool, server, content = self._pool(), self._replicas.current, bytearray()
         try:
-            with self._http.stream(**self._request(server, method, path, body, headers)) as response:
+            with pool.stream(**self._request(server, method, path, body, headers)) as response:
                 for chunk in response.iter_bytes():
                     content += chunk
         except httpx.HTTPError as error:

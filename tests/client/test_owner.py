@@ -1,0 +1,147 @@
+"""Clients shared over a fork, or used in a second event loop: each owner has its own connections."""
+
+import asyncio
+import gc
+import multiprocessing
+import warnings
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+import pytest
+
+import preblock
+from preblock.client import errors
+from preblock.client.errors import ClientError
+from tests.client.conftest import raises_kind
+from tests.client.flaky_proxy import FlakyProxy
+
+T = TypeVar("T")
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # threads of tests are idle
+
+
+def in_child(call: Callable[[], T]) -> T:
+    """Return the result of `call` in a fork of this process, or raise its error of the client here."""
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.SimpleQueue[tuple[bool, Any]] = context.SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put((True, call()))
+        except ClientError as error:
+            results.put((False, error))
+        except BaseException as error:
+            results.put((False, RuntimeError(repr(error))))
+
+    child = context.Process(target=run)
+    child.start()
+    succeeded, result = results.get()
+    child.join(30)
+    if not succeeded:
+        raise result
+    answer: T = result
+    return answer
+
+
+def in_new_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` in an event loop of its own. It leaves connections open, and Python warns of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        result = asyncio.run(work)
+        gc.collect()
+    return result
+
+
+def test_call_after_fork_uses_its_own_connection(flaky: FlakyProxy) -> None:
+    with preblock.connect(flaky.address) as client:
+
+        def embed() -> Any:
+            return client.embed([1, 2], model="gpt").vectors
+
+        def close() -> None:
+            embed()
+            client.close()
+
+        expected = embed()
+        assert np.array_equal(in_child(embed), expected)
+        in_child(close)
+        assert np.array_equal(embed(), expected)
+    assert flaky.connections == 3
+
+
+def test_call_after_fork_rejects_own_httpx_client(flaky: FlakyProxy) -> None:
+    with httpx.Client() as http_client:
+        client = preblock.connect(flaky.address, http_client=http_client)
+        expected = client.embed([1], model="gpt").vectors
+        with raises_kind("Invalid", match="^http_client: got the httpx client of another process, expected a new "):
+            in_child(lambda: client.embed([1], model="gpt"))
+        assert np.array_equal(client.embed([1], model="gpt").vectors, expected)
+
+
+def test_stream_after_fork_is_closed(flaky: FlakyProxy) -> None:
+    with preblock.connect(flaky.address) as client, client.decode("gpt") as stream:
+        expected = client.embed([1, 2], model="gpt").vectors
+        stream.step([1])
+        with pytest.raises(errors.StreamClosed, match=r"belongs to another process .* resumes at offset \[1\]$"):
+            in_child(lambda: stream.step([2]))
+        in_child(stream.close)
+        assert np.array_equal(stream.step([2]), expected[:, 1:])
+
+
+def test_stream_after_fork_resumes_on_own_connection(flaky: FlakyProxy) -> None:
+    with preblock.connect(flaky.address) as client, client.decode("gpt", resume=True) as stream:
+        expected = client.embed([1, 2, 3], model="gpt").vectors
+        stream.step([1])
+        assert np.array_equal(in_child(lambda: [stream.step([2]), stream.step([3])][1]), expected[:, 2:])
+        assert np.array_equal(stream.step([2]), expected[:, 1:2])
+
+
+def test_async_client_works_in_a_second_event_loop(flaky: FlakyProxy) -> None:
+    client = preblock.connect_async(flaky.address, retries=0)
+
+    async def embed() -> Any:
+        return (await client.embed([1, 2], model="gpt")).vectors
+
+    async def embed_and_close() -> Any:
+        async with client:
+            return await embed()
+
+    expected = in_new_loop(embed())
+    assert np.array_equal(in_new_loop(embed()), expected)
+    assert np.array_equal(in_new_loop(embed_and_close()), expected)
+    assert flaky.connections == 3
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_async_stream_in_a_second_event_loop(flaky: FlakyProxy, resume: bool) -> None:
+    stream = preblock.connect_async(flaky.address).decode("gpt", resume=resume)
+
+    async def step_and_close() -> Any:
+        async with stream:
+            return await stream.step([2])
+
+    in_new_loop(stream.step([1]))
+    if resume:
+        assert in_new_loop(step_and_close()).shape == (1, 1, 4)
+        assert stream.offset == [2]
+    else:
+        with pytest.raises(errors.StreamClosed, match=r"another process or event loop; .* resumes at offset \[1\]$"):
+            in_new_loop(step_and_close())
+
+
+def test_call_of_a_closed_client_is_rejected(flaky: FlakyProxy) -> None:
+    client, other = preblock.connect(flaky.address), preblock.connect_async(flaky.address)
+    client.models()
+    client.close()
+    for call in (client.models, client.ready):
+        with raises_kind("Invalid", match="^client: got a closed client, expected an open one$"):
+            call()
+    asyncio.run(other.aclose())
+    with raises_kind("Invalid", match="^client: got a closed client"):
+        asyncio.run(other.models())
+    http_client = httpx.Client()
+    http_client.close()
+    with raises_kind("Invalid", match="^client: got a closed client"):
+        preblock.connect(flaky.address, http_client=http_client).models()
