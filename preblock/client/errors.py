@@ -92,15 +92,18 @@ class StreamClosed(NoAnswer):
 
 
 def of_problem(status: int, body: bytes | bytearray) -> ServiceError:
-    """Return the error of a problem document. A status stated in the document replaces `status`."""
+    """Return the error of a response, or with `status` 0 of a message that states its status."""
     try:
-        problem = json.loads(body)
-    except ValueError:  # the answer of a proxy, not of the service
-        problem = None
-    if not isinstance(problem, dict):
-        problem = {"detail": f"status {status}: {body[:200].decode(errors='replace')}"}
-    error = {"status": status} | problem
-    return RequestError(error) if 400 <= error["status"] < 500 else ServerError(error)
+        read = json.loads(body)
+    except (ValueError, RecursionError):
+        read = None
+    problem = dict(read) if isinstance(read, dict) else {}
+    if not status and isinstance(problem.get("status"), int):
+        status = problem["status"]
+    problem["status"] = status  # in the JSON of a gateway it may be a text
+    if not isinstance(problem.get("detail") or problem.get("error"), str):  # the answer of a proxy, not of the service
+        problem["detail"] = f"status {status}: {body[:200].decode(errors='replace')}"
+    return RequestError(problem) if 400 <= status < 500 else ServerError(problem)
 
 
 def invalid(field: str, got: object, allowed: str, message: str | None = None) -> RequestError:

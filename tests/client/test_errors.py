@@ -15,6 +15,7 @@ from preblock.client import errors
 from preblock.service.api.http.errors import STATUS, problem
 from preblock.service.core import errors as service
 from tests.client.conftest import Connect, raises_kind
+from tests.client.flaky_proxy import FlakyProxy, canned
 from tests.support.servers import Server
 
 
@@ -29,6 +30,48 @@ def test_problem_response_becomes_error_of_its_kind(kind: type[service.PreblockE
     assert str(error) == "input_ids[0]: got 9, expected 0 to 8"
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "text"),
+    [
+        (
+            502,
+            b'{"status": "error", "message": "bad"}',
+            "status 502",
+            'status 502: {"status": "error", "message": "bad"}',
+        ),
+        (
+            403,
+            b'{"kind": "Status", "status": "Failure"}',
+            "status 403",
+            'status 403: {"kind": "Status", "status": "Failure',
+        ),
+        (503, b'{"status": null}', "Unavailable", 'status 503: {"status": null}'),
+        (403, b'{"message": "Forbidden"}', "status 403", 'status 403: {"message": "Forbidden"}'),
+        (401, b'{"error": {"code": 401}}', "Unauthenticated", 'status 401: {"error": {"code": 401}}'),
+        (500, b'{"detail": {"a": 1}}', "status 500", 'status 500: {"detail": {"a": 1}}'),
+        (201, b'{"status": 404, "detail": "x"}', "status 201", "x"),
+        (404, b'{"status": 404, "error": "Not Found"}', "NotFound", "Not Found"),
+        (502, b'{"message": "' + b"x" * 1000, "status 502", 'status 502: {"message": "xxx'),
+        (502, b"[" * 100_000, "status 502", "status 502: [[["),
+    ],
+    ids=range(10),
+)
+def test_response_of_gateway_becomes_error(status: int, body: bytes, kind: str, text: str) -> None:
+    error = errors.of_problem(status, body)
+    assert (error.status, error.kind, isinstance(error, errors.RequestError)) == (status, kind, 400 <= status < 500)
+    assert str(error).startswith(text)
+    assert len(str(error)) < 250
+
+
+def test_ready_with_json_of_gateway_is_false(connect: Connect, flaky: FlakyProxy) -> None:
+    body = b'{"status": "error", "message": "no server"}'
+    flaky.script = [canned("503 Service Unavailable", body), canned("502 Bad Gateway", body)]
+    client = connect(flaky.address, retries=1)
+    assert client.ready() is False
+    assert len(client.models()) == 2
+    assert flaky.connections == 3
 
 
 @pytest.mark.parametrize(
@@ -63,7 +106,7 @@ def test_problem_response_becomes_error_of_its_kind(kind: type[service.PreblockE
         ([1], {"offset": {(1, 2): 3}}, "Invalid", "offset"),
         ([1], {"offset": UserString("1")}, "Invalid", "offset"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_invalid_request_raises_request_error(
     tiny: Any, ids: Any, options: dict[str, Any], kind: str, field: str
