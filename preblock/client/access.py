@@ -115,7 +115,8 @@ def read_access(
     url, uds = split_uds(url)
     try:
         address = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        address.raw_host.decode().encode("idna")  # as sockets do: a label has 1 to 63 characters
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise invalid("url", url, f"http://… or https://… ({error})") from error
     if address.scheme not in ("http", "https") or not address.host:
         raise invalid("url", url or "nothing", "http://… or https://…")

@@ -34,7 +34,8 @@ def read_safetensors(body: bytearray) -> tuple[dict[str, NDArray[Any]], dict[str
     """Return the tensors, in the memory of `body`, and the metadata.
 
     Raises:
-        KeyError, TypeError, ValueError: `body` is not in the format, or holds a dtype missing from `DTYPES`.
+        AttributeError, KeyError, TypeError, ValueError: `body` is not in the format, or holds a dtype missing from
+            `DTYPES`.
 
     """
     start = 8 + int.from_bytes(body[:8], "little")

@@ -34,7 +34,7 @@ def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
         RequestError: the values are not 64-bit integers, or not rows.
 
     """
-    rows = from_torch(rows)
+    rows = read_tensor(field, rows)
     if isinstance(rows, Sequence) and any(hasattr(row, "__len__") and not isinstance(row, str) for row in rows):
         parts = [read_integers(f"{field}[{index}]", row) for index, row in enumerate(rows)]
         return np.concatenate(parts), np.array([len(part) for part in parts])
@@ -52,7 +52,7 @@ def read_positions(rows: Rows | Sequence[Rows]) -> tuple[Int64, Int64]:
         RequestError: as `read_rows`; or the axes are not three, or differ in their rows.
 
     """
-    given: Any = from_torch(rows)
+    given: Any = read_tensor("position_ids", rows)
     first = given[0] if isinstance(given, Sequence | np.ndarray) and len(given) else ()
     in_rows = (
         isinstance(first, Sequence) and not isinstance(first, str) and any(hasattr(row, "__len__") for row in first)
@@ -81,15 +81,28 @@ def read_integers(field: str, values: int | Row) -> Int64:
         RequestError: the values are not 64-bit integers, or have several axes.
 
     """
-    array = _integers(field, from_torch(values))
+    array = _integers(field, read_tensor(field, values))
     if array.ndim > 1:
         raise invalid(field, f"{array.dtype} of shape {array.shape}", "64-bit integers of shape (length,)")
     return np.atleast_1d(array)
 
 
-def from_torch(value: Any) -> Any:
-    """Return a tensor as an array, and any other value unchanged."""
-    return value.numpy(force=True) if hasattr(value, "detach") else value
+def read_tensor(field: str, value: Any) -> Any:
+    """Return a tensor as an array, and any other value unchanged.
+
+    Raises:
+        RequestError: NumPy cannot hold the tensor, or an array of NumPy masks some of its values.
+
+    """
+    if np.ma.is_masked(value):  # a copy as a plain array would hold the masked values
+        raise invalid(field, "a masked array", "an array without masked values")
+    if not hasattr(value, "detach"):
+        return value
+    try:
+        return value.numpy(force=True)
+    except (TypeError, RuntimeError) as error:
+        expected = "a dense tensor of a type of NumPy"
+        raise invalid(field, f"a {value.layout} tensor of {value.dtype} ({error})", expected) from error
 
 
 def to_json(fields: Mapping[str, Any]) -> str:

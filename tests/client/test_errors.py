@@ -65,6 +65,12 @@ def test_response_of_gateway_becomes_error(status: int, body: bytes, kind: str, 
     assert len(str(error)) < 250
 
 
+def test_answer_without_a_header_of_tensors_is_rejected(connect: Connect, flaky: FlakyProxy) -> None:
+    flaky.script = [canned("200 OK", (4).to_bytes(8, "little") + b'"ab"')]
+    with pytest.raises(errors.ServerError, match=r"^/models/gpt/embed: the answer is not from Preblock \("):
+        connect(flaky.address).embed([1], model="gpt")
+
+
 def test_ready_with_json_of_gateway_is_false(connect: Connect, flaky: FlakyProxy) -> None:
     body = b'{"status": "error", "message": "no server"}'
     flaky.script = [canned("503 Service Unavailable", body), canned("502 Bad Gateway", body)]
@@ -119,6 +125,36 @@ def test_invalid_request_raises_request_error(
 
 
 @pytest.mark.parametrize(
+    ("rows", "got"),
+    [
+        (np.ma.array([[1, 2]], mask=[[False, True]]), "a masked array"),
+        (torch.tensor([[1, 2]]).bfloat16(), r"a torch.strided tensor of torch.bfloat16 \(.*\)"),
+        (torch.tensor([[1, 2]]).to_sparse(), r"a torch.sparse_coo tensor of torch.int64 \(.*\)"),
+    ],
+    ids=["masked", "bfloat16", "sparse"],
+)
+def test_rows_without_plain_integers_are_rejected(tiny: Any, rows: Any, got: str) -> None:
+    for field in ("input_ids", "attention_mask", "position_ids"):
+        given: dict[str, Any] = {"ids": [[1, 2]]} | {"ids" if field == "input_ids" else field: rows}
+        with raises_kind("Invalid", match=f"^{field}: got {got}, expected a") as raised:
+            tiny.embed(model="gpt", **given)
+        assert raised.value.field == field
+        with tiny.decode("gpt") as stream, raises_kind("Invalid", match=f"^{field}: got {got}, expected a"):
+            stream.step(**given)
+
+
+def test_masked_vectors_of_a_part_are_rejected(tiny: Any) -> None:
+    vectors = np.ma.array(np.ones((1, 4), np.float32), mask=[[False, False, False, True]])
+    with raises_kind("Invalid", match=r"^parts\[0\].vectors: got a masked array, expected an array without "):
+        tiny.embed(parts=[{"vectors": vectors}], model="gpt")
+
+
+def test_array_with_unused_mask_is_accepted(tiny: Any) -> None:
+    unmasked = np.ma.array([[1, 2]])
+    assert np.array_equal(tiny.embed(unmasked, model="gpt").vectors, tiny.embed([[1, 2]], model="gpt").vectors)
+
+
+@pytest.mark.parametrize(
     ("header", "media_type", "kind"),
     [("Content-Type", "text/plain", "UnsupportedFormat"), ("Accept", "text/html", "NotAcceptable")],
 )
@@ -144,6 +180,8 @@ def test_unsupported_media_type_is_rejected(tiny_server: Server, header: str, me
         "http://a/?b",
         "http://a#b",
         "http://a?",
+        f"http://{'a' * 64}.example",
+        "http://a..b",
     ],
 )
 def test_malformed_address_is_rejected(connect: Connect, url: str) -> None:
