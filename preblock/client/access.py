@@ -10,7 +10,8 @@ from numbers import Real
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -33,6 +34,7 @@ class ServerAccess:
         timeout: seconds for connecting, and for each read and write.
         headers: sent with each request and handshake.
         tls: certificates of https://…; None for http://….
+        proxy: URL of the proxy for calls and streams; None to connect without one.
 
     """
 
@@ -41,13 +43,19 @@ class ServerAccess:
     timeout: float
     headers: dict[str, str]
     tls: ssl.SSLContext | None
+    proxy: str | None
 
     @property
     def name(self) -> str:
         """The address for messages, without a password."""
         if self.uds is not None:
             return self.uds
-        return str(httpx.URL(self.url).copy_with(userinfo=b""))
+        return _without_password(self.url)
+
+    @property
+    def route(self) -> str:
+        """The address for messages, and the proxy before it, if any."""
+        return self.name if self.proxy is None else f"{self.name} through the proxy {_without_password(self.proxy)}"
 
 
 class Replicas:
@@ -61,6 +69,11 @@ class Replicas:
     def __init__(self, servers: Sequence[ServerAccess]) -> None:
         self._servers = tuple(servers)
         self._place = random.randrange(len(self._servers))
+
+    @property
+    def all(self) -> tuple[ServerAccess, ...]:
+        """Every server."""
+        return self._servers
 
     @property
     def current(self) -> ServerAccess:
@@ -106,8 +119,8 @@ def read_access(
     """Return the access to the server at `url`; the arguments are those of `Client`.
 
     Raises:
-        RequestError: `url` is not an HTTP URL, `timeout` is no positive number, `key` cannot be sent, or a certificate
-            cannot be read.
+        RequestError: `url` is not an HTTP URL, `timeout` is no positive number, `key` cannot be sent, a certificate
+            cannot be read, or the environment names a proxy that cannot be used.
 
     """
     if not isinstance(url, str):
@@ -139,7 +152,37 @@ def read_access(
         raise invalid("key", "other characters", "printable characters of ASCII", message)
     headers = {"User-Agent": f"preblock/{__version__}", **authorization(key)}
     tls = read_certificates(verify, cert) if address.scheme == "https" else None
-    return ServerAccess(str(address).rstrip("/"), uds, timeout, headers, tls)
+    proxy = read_proxy(address) if uds is None else None
+    return ServerAccess(str(address).rstrip("/"), uds, timeout, headers, tls, proxy)
+
+
+def read_proxy(address: httpx.URL) -> str | None:
+    """Return the proxy of the environment for `address`, as of HTTP_PROXY for http://…; None without one.
+
+    Raises:
+        RequestError: it is no URL of a proxy, or needs a package.
+
+    """
+    if proxy_bypass(address.host) or proxy_bypass(address.netloc.decode()):
+        return None
+    proxies = getproxies()
+    name = next((name for name in (address.scheme, "all") if proxies.get(name)), None)
+    if name is None:
+        return None
+    proxy = proxies[name] if "://" in proxies[name] else f"http://{proxies[name]}"
+    reason: object = "no host"
+    try:
+        parts = urlsplit(proxy)
+        httpx.HTTPTransport(verify=False, proxy=proxy)
+        if parts.hostname and parts.port != 0:  # to read a malformed port raises ValueError
+            return proxy
+    except (httpx.InvalidURL, ImportError, ValueError) as error:
+        reason = error
+    raise invalid("proxy", f"the value of {name.upper()}_PROXY ({reason})", "http://HOST:PORT or https://HOST:PORT")
+
+
+def _without_password(url: str) -> str:
+    return str(httpx.URL(url).copy_with(userinfo=b""))
 
 
 def split_uds(url: str) -> tuple[str, str | None]:

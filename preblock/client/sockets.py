@@ -39,9 +39,10 @@ class _Socket:
         }
 
     def _address(self, path: str) -> dict[str, Any]:
-        """Choose the server in use; return its address and certificates."""
+        """Choose the server in use; return its address, certificates and proxy."""
         self._server = self._replicas.current
-        return {"uri": self._server.url.replace("http", "ws", 1) + path, "ssl": self._server.tls, **self._options}
+        uri, options = self._server.url.replace("http", "ws", 1) + path, self._options
+        return {"uri": uri, "ssl": self._server.tls, "proxy": self._server.proxy, **options}
 
     def _check_owner(self) -> None:
         """Raise ConnectionFailed if the connection has another owner: its answers would mix with those of the owner."""
@@ -52,7 +53,7 @@ class _Socket:
     def _failures(self) -> Iterator[None]:
         """Raise every failure as an error of the client, and leave the server after one that a retry may mend."""
         try:
-            with failures(self._server.name):
+            with failures(self._server.route):
                 yield
         except (NoAnswer, ServiceError) as error:
             if isinstance(error, NoAnswer) or error.retry_after is not None:
@@ -150,5 +151,5 @@ def failures(server: str) -> Iterator[None]:
         raise TimedOut(f"no answer in time from {server}") from error
     except ConnectionClosed as error:
         raise ConnectionFailed(f"the connection to {server} was closed ({error})") from error
-    except (OSError, WebSocketException) as error:
+    except (OSError, WebSocketException, ImportError) as error:  # a proxy may need a package
         raise ConnectionFailed(f"no connection to {server} ({type(error).__name__}: {error})") from error

@@ -18,6 +18,9 @@ from preblock.client.retry import of_response
 class _Exchange:
     """The options of a request, and its outcome. After a failure, the next request goes to another server."""
 
+    _lent: httpx.AsyncClient | httpx.Client | None
+    """The httpx client of the caller."""
+
     def __init__(self, replicas: Replicas) -> None:
         self._replicas, server = replicas, replicas.current
         # No limit on the wait for a free connection of the pool: the requests before it have their own.
@@ -26,13 +29,14 @@ class _Exchange:
         # On http:// nothing is verified, and to read the certificates of the system takes 20 ms.
         self._verify = server.tls or False
         self._uds = server.uds
+        self._proxies = {server.url: server.proxy for server in replicas.all if server.proxy is not None}
         self._process, self._closed = os.getpid(), False
 
-    def _check_usable(self, lent: httpx.AsyncClient | httpx.Client | None) -> None:
+    def _check_usable(self) -> None:
         """Raise RequestError if the client was closed, or the caller's httpx client belongs to another process."""
-        if self._closed or (lent is not None and lent.is_closed):
+        if self._closed or (self._lent is not None and self._lent.is_closed):
             raise invalid("client", "a closed client", "an open one")
-        if lent is not None and os.getpid() != self._process:
+        if self._lent is not None and os.getpid() != self._process:
             raise invalid("http_client", "the httpx client of another process", "a new client after a fork")
 
     def _request(
@@ -51,13 +55,14 @@ class _Exchange:
         """Return the client's error for an exchange without an answer, and leave the server."""
         self._replicas.leave(server)
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        route = server.route if self._lent is None else server.name
         failure: NoAnswer
         if isinstance(error, httpx.TimeoutException):
-            failure = TimedOut(f"no answer from {server.name} within {server.timeout:g} s ({cause})")
+            failure = TimedOut(f"no answer from {route} within {server.timeout:g} s ({cause})")
         elif isinstance(error, httpx.ConnectError):
-            failure = ConnectionFailed(f"cannot connect to {server.name} ({cause})")
+            failure = ConnectionFailed(f"cannot connect to {route} ({cause})")
         else:
-            failure = ConnectionFailed(f"no complete answer from {server.name} ({cause})")
+            failure = ConnectionFailed(f"no complete answer from {route} ({cause})")
         # A retry helps only if the connection failed, or ended before the answer did. Another server may be reachable.
         helped = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError)
         if not helped and not (self._replicas.has_others and isinstance(error, httpx.ConnectTimeout)):
@@ -81,12 +86,12 @@ class AsyncTransport(_Exchange):
 
     def __init__(self, replicas: Replicas, http_client: httpx.AsyncClient | None = None) -> None:
         super().__init__(replicas)
-        self._lent = http_client
+        self._lent: httpx.AsyncClient | None = http_client
         self._pools: dict[AsyncOwner, httpx.AsyncClient] = {}
 
     def _pool(self) -> httpx.AsyncClient:
         """Return the httpx client of the caller, or of the running process and event loop."""
-        self._check_usable(self._lent)
+        self._check_usable()
         if self._lent is not None:
             return self._lent
         owner = async_owner()
@@ -94,8 +99,10 @@ class AsyncTransport(_Exchange):
             for other in list(self._pools):
                 if other[1].is_closed():
                     self._pools.pop(other, None)
-            unix = self._uds and httpx.AsyncHTTPTransport(uds=self._uds, verify=self._verify)
-            self._pools[owner] = httpx.AsyncClient(verify=self._verify, transport=unix or None)
+            # With these transports, httpx does not choose proxies itself.
+            mounts = {url: httpx.AsyncHTTPTransport(self._verify, proxy=proxy) for url, proxy in self._proxies.items()}
+            direct = httpx.AsyncHTTPTransport(self._verify, uds=self._uds)
+            self._pools[owner] = httpx.AsyncClient(transport=direct, mounts=mounts)
         return self._pools[owner]
 
     async def aclose(self) -> None:
@@ -130,19 +137,20 @@ class SyncTransport(_Exchange):
 
     def __init__(self, replicas: Replicas, http_client: httpx.Client | None = None) -> None:
         super().__init__(replicas)
-        self._lent = http_client
+        self._lent: httpx.Client | None = http_client
         self._pools: dict[int, httpx.Client] = {}
 
     def _pool(self) -> httpx.Client:
         """Return the httpx client of the caller, or of the running process."""
-        self._check_usable(self._lent)
+        self._check_usable()
         if self._lent is not None:
             return self._lent
         owner = os.getpid()
         if owner not in self._pools:
-            unix = self._uds and httpx.HTTPTransport(uds=self._uds, verify=self._verify)
+            mounts = {url: httpx.HTTPTransport(self._verify, proxy=proxy) for url, proxy in self._proxies.items()}
+            direct = httpx.HTTPTransport(self._verify, uds=self._uds)
             # Two threads may begin at once, and share one pool then.
-            self._pools.setdefault(owner, httpx.Client(verify=self._verify, transport=unix or None))
+            self._pools.setdefault(owner, httpx.Client(transport=direct, mounts=mounts))
         return self._pools[owner]
 
     def close(self) -> None:
