@@ -62,6 +62,7 @@ def browsing(address: str, profile: Path) -> Iterator[Page]:
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--disable-background-networking",
+        "--host-resolver-rules=MAP service.test 127.0.0.1",  # an address without the rights of localhost
         "--remote-debugging-port=0",
         f"--user-data-dir={profile}",
         "about:blank",

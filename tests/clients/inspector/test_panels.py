@@ -1,13 +1,16 @@
 """The inspector in a real browser: every panel is used, with the values of NumPy and the words of the API."""
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
+import preblock
 from preblock.service.core.auth import new_key
 from tests.clients.browser import CHROMIUM, Page
 from tests.clients.inspector.controls import (
@@ -256,13 +259,41 @@ def test_key_stays_in_memory_and_streams_use_requests(browser: Page, tiny_reposi
         use_stream(browser)
         submit(browser, "embed")
         browser.wait_for("!document.getElementById('embed-result').hidden")
-        assert "$PREBLOCK_KEY" in text(browser, "snippet")
+        assert "$API_KEY" in text(browser, "snippet")
         assert secret not in browser.evaluate("document.documentElement.outerHTML")
         stored = "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
         assert secret not in browser.evaluate(stored)
         assert browser.evaluate("document.getElementById('key').value") == ""
         assert not [event for event in browser.events if event["method"] == "Network.webSocketCreated"]
         check_events(browser, server, (401, 422))
+
+
+def test_page_without_models_shows_no_panel(browser: Page, tmp_path: Path) -> None:
+    copy_artifact("gpt", tmp_path)
+    with serve(tmp_path, "--model-control", "explicit") as server:
+        with preblock.connect(server.address) as client:
+            client.unload("gpt")
+        browser.events.clear()
+        load(browser, server)
+        browser.wait_for("document.getElementById('status').innerText === 'No model is ready.'")
+        assert browser.evaluate(f"{json.dumps(PANELS)}.every((name) => document.getElementById(name).hidden)")
+        check_events(browser, server)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "service.test"])
+def test_copy_button_copies_snippet_at_any_address(host: str, browser: Page, inspected: Server) -> None:
+    load(browser, replace(inspected, address=inspected.address.replace("127.0.0.1", host)))
+    browser.wait_for("document.getElementById('version').value")
+    assert browser.evaluate("isSecureContext") == (host == "127.0.0.1")
+    submit(browser, "embed")
+    browser.wait_for("!document.getElementById('embed-result').hidden")
+    click = "document.getElementById('copy').click()"
+    browser.call("Runtime.evaluate", expression=click, userGesture=True)
+    browser.wait_for("document.getElementById('status').innerText === 'The request was copied.'")
+    code = browser.evaluate("document.getElementById('snippet').textContent")
+    browser.evaluate("document.getElementById('content').select() ?? document.getElementById('content').focus()")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", commands=["paste"])
+    browser.wait_for(f"document.getElementById('content').value === {json.dumps(code)}")
 
 
 @pytest.mark.parametrize("language", ["curl", "python"])

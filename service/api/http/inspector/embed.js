@@ -82,6 +82,16 @@ function showChoice() {
   find("indices").hidden = chosenInput() === "text";
 }
 
+// Copy the text of an element. Without TLS, browsers have a clipboard on localhost alone; elsewhere they copy a selection.
+async function copyText(place) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(place.textContent);
+    return;
+  }
+  getSelection().selectAllChildren(place);
+  if (!document.execCommand("copy")) throw new Error("The browser refused to copy. The request is selected: copy it.");
+}
+
 // Prepare the panel for a model of tokens.
 export function openEmbed(description) {
   model = description;
@@ -115,6 +125,6 @@ for (const button of document.querySelectorAll("[data-language]")) {
   });
 }
 find("copy").addEventListener("click", () => attempt(find("embed-error"), async () => {
-  await navigator.clipboard.writeText(find("snippet").textContent);
+  await copyText(find("snippet"));
   find("status").textContent = "The request was copied.";
 }));

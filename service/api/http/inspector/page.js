@@ -8,10 +8,11 @@ import { openNeighbours } from "./neighbours.js";
 import { openPositions } from "./positions.js";
 
 const PANELS = ["embed", "positions", "decode", "neighbours"];
+const ALL = ["identity", ...PANELS];
 const [models, versions, status, keyForm] = ["model", "version", "status", "key-form"].map(find);
 
 function hidePanels(names) {
-  for (const name of ["identity", ...PANELS]) find(name).hidden = names.includes(name);
+  for (const name of ALL) find(name).hidden = names.includes(name);
 }
 
 let requested = 0;
@@ -33,6 +34,7 @@ async function openModel(name, version) {
 }
 
 async function openService() {
+  hidePanels(ALL);
   status.textContent = "Loading the models.";
   const found = (await getJson("/models")).filter(({ ready }) => ready);
   keyForm.hidden = true;
@@ -46,7 +48,7 @@ async function attemptOpening(open) {
   try {
     await open();
   } catch (error) {
-    hidePanels(["identity", ...PANELS]);
+    hidePanels(ALL);
     status.textContent = error.message;
     if (error instanceof ApiError && error.status === 401) {
       status.textContent = hasKey() ? error.message : "This service needs an API key.";

@@ -6,11 +6,11 @@ export function writeSnippet(language, origin, path, { fields, dtype }, withKey)
   const url = origin + path;
   const body = JSON.stringify(fields);
   if (language === "curl") {
-    const key = withKey ? ` \\\n  -H "Authorization: Bearer $PREBLOCK_KEY"` : "";
+    const key = withKey ? ` \\\n  -H "Authorization: Bearer $API_KEY"` : "";
     return `curl ${quote(url)} -H 'Content-Type: application/json'${key} \\\n  -d ${quote(body)}`;
   }
   if (language === "python") return writePython(origin, path, fields, withKey);
-  const key = withKey ? `, Authorization: \`Bearer \${process.env.PREBLOCK_KEY}\`` : "";
+  const key = withKey ? `, Authorization: \`Bearer \${process.env.API_KEY}\`` : "";
   return `const response = await fetch(${JSON.stringify(url)}, {
   method: "POST",
   headers: { "Content-Type": "application/json"${key} },
@@ -29,7 +29,7 @@ function writePython(origin, path, fields, withKey) {
   for (const [option, value] of Object.entries(others)) {
     if (option !== "encoding") options.push(`${option}=${value === true ? "True" : JSON.stringify(value)}`);
   }
-  const key = withKey ? `, key=os.environ["PREBLOCK_KEY"]` : "";
+  const key = withKey ? `, key=os.environ["API_KEY"]` : "";
   return `${withKey ? "import os\n\n" : ""}import preblock
 
 with preblock.connect(${JSON.stringify(origin)}${key}) as client:
