@@ -74,7 +74,7 @@ def bench(
     """Measure throughput and latency of the server at URL.
 
     Each connection sends a request, waits for its answer, and sends the next. The exit code is 1 if all requests of
-    a protocol and shape failed.
+    a protocol and shape failed, or a first connection: the results before it are printed.
 
     \b
     Examples:
@@ -91,21 +91,30 @@ def bench(
     from preblock.bench.workload import LoadTarget
     from preblock.client.errors import ClientError
 
-    results = []
     try:
         target = LoadTarget(url, name, key, grpc_port, version)
         with connect(url, timeout=timeout, key=key, retries=0) as client:
             description = client.model(name, version)
         system = describe_system(target, description, timeout)
-        options |= {"timeout": timeout}
+    except (ClientError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    options |= {"timeout": timeout}
+    results, failure = [], None
+    try:
         for protocol, sizes in product(protocols, shapes):
             with ProgressLine("bench", quiet=True) as progress:
                 results.append(measure(target, description, protocol, sizes, report=progress, **options))
-    except (ClientError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+    except ClientError as error:
+        failure = str(error)
+    except OSError as error:
+        failure = f"no connection to {target.host}:{target.port} ({error})"
+    if failure is not None and not results:
+        raise click.ClickException(failure)
     if as_json:
         documents = [result.document() for result in results]
         click.echo(json.dumps({"system": asdict(system), "results": documents}))
     else:
         click.echo(f"{system.summary()}\n\n{table(results)}")
+    if failure is not None:
+        raise click.ClickException(failure)
     sys.exit(not all(result.requests for result in results))

@@ -154,6 +154,21 @@ def test_bench_counts_connection_errors_when_server_stops(tiny_repository: Path)
     assert set(found["errors"]) & {"ConnectionResetError", "ConnectionRefusedError"}
 
 
+def test_bench_prints_finished_results_before_an_error(tiny_repository: Path) -> None:
+    with serve(tiny_repository) as server:
+        command = [PREBLOCK, "bench", server.address, "--model", "gpt", "--seconds", "2", "--json"]
+        command += ["--shape", "1,1", "--shape", "1,2"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            wait_until(lambda: answered(server) > 4, 60)  # more than the first request of each connection
+            server.process.terminate()
+            said, errors = process.communicate(timeout=60)
+    (found,) = json.loads(said)["results"]
+    assert (found["shape"], process.returncode) == ([1, 1], 1)
+    assert found["requests"] > 0
+    address = re.escape(server.address.removeprefix("http://"))
+    assert re.fullmatch(rf"\S+: no connection to {address} \(.*\)\n", errors)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
