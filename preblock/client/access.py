@@ -170,11 +170,11 @@ def read_proxy(address: httpx.URL) -> str | None:
     if name is None:
         return None
     proxy = proxies[name] if "://" in proxies[name] else f"http://{proxies[name]}"
-    reason: object = "no host"
+    reason: object = "no host, or a path"
     try:
         parts = urlsplit(proxy)
         httpx.HTTPTransport(verify=False, proxy=proxy)
-        if parts.hostname and parts.port != 0:  # to read a malformed port raises ValueError
+        if parts.hostname and parts.path in ("", "/") and parts.port != 0:  # to read a malformed port raises ValueError
             return proxy
     except (httpx.InvalidURL, ImportError, ValueError) as error:
         reason = error

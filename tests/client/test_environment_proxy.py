@@ -86,7 +86,9 @@ def test_message_names_the_proxy_without_password(connect: Connect, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "proxy", ["foo://me:secret@x", "http://[bad", "http://x:port", "http://x:65536", "http://"], ids=range(5)
+    "proxy",
+    ["foo://me:secret@x", "http://[bad", "http://x:port", "http://x:65536", "http://", "http://me:secret@x/path"],
+    ids=range(6),
 )
 def test_malformed_proxy_is_rejected(connect: Connect, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("HTTP_PROXY", proxy)
