@@ -74,7 +74,7 @@ def bench(
     """Measure throughput and latency of the server at URL.
 
     Each connection sends a request, waits for its answer, and sends the next. The exit code is 1 if all requests of
-    a protocol and shape failed, or a first connection: the results before it are printed.
+    a protocol and shape failed, or if a first connection failed. The results before it are printed.
 
     \b
     Examples:

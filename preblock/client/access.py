@@ -157,7 +157,7 @@ def read_access(
 
 
 def read_proxy(address: httpx.URL) -> str | None:
-    """Return the proxy of the environment for `address`, as of HTTP_PROXY for http://…; None without one.
+    """Return the proxy that the environment names for `address`, such as in HTTP_PROXY for http://…, or None.
 
     Raises:
         RequestError: it is no URL of a proxy, or needs a package.

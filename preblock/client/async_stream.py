@@ -55,7 +55,7 @@ class AsyncDecodeStream:
     ) -> None:
         self._socket, self._model, self._version, self._fields = socket, model, version, fields
         self._resume, self._retries = resume, retries
-        self._turn = asyncio.Lock()  # answers arrive in order
+        self._turns: dict[object, asyncio.Lock] = {}
         self._number = 0
         self._indices: list[str] = []
         self._identity: str | None = None
@@ -173,13 +173,17 @@ class AsyncDecodeStream:
         await self.__aexit__()
 
     async def __aenter__(self) -> Self:
-        async with self._turn:
+        async with self._turn():
             await self._open()
         return self
 
     async def __aexit__(self, *error: Any) -> None:
         self._closed = True
         await self._socket.close(*error)
+
+    def _turn(self) -> asyncio.Lock:
+        """Return the lock of the running owner: answers arrive in order. After a fork, the parent's may never open."""
+        return self._turns.setdefault(self._socket.owner(), asyncio.Lock())
 
     async def _move(self, kind: int, name: str, integers: int | Row, context: Rows | None = None) -> None:
         moved, ids = read_integers(name, integers), None if context is None else read_rows("context", context)[0]
@@ -193,7 +197,7 @@ class AsyncDecodeStream:
 
     async def _ask(self, write: Callable[[int], str | bytes], kind: int) -> AnswerFrame:
         """Send the message `write(number)` until it is answered or the retries are used up."""
-        async with self._turn:
+        async with self._turn():
             await self._open()
             if self._unusable is not None and not self._resume:
                 raise StreamClosed(self._unusable, self.offset)

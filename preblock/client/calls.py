@@ -13,7 +13,7 @@ from preblock.client.errors import ServerError, invalid
 from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.safetensors import read_safetensors, write_safetensors
-from preblock.client.token_ids import Row, Rows, read_tensor, to_json
+from preblock.client.token_ids import Row, Rows, to_json, to_plain
 from preblock.client.transport import model_path, quote_model
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ def _post(path: str, document: Mapping[str, Any], accept: str, parse: Callable[[
 
 def _given(**options: Any) -> dict[str, Any]:
     """Return the options other than None, tensors as arrays."""
-    return {name: read_tensor(name, value) for name, value in options.items() if value is not None}
+    return {name: to_plain(name, value) for name, value in options.items() if value is not None}
 
 
 def check_names(output: Any, dtype: Any, companions: Any = ()) -> None:

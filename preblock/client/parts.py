@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.client.errors import invalid
-from preblock.client.token_ids import Row, TensorLike, read_integers, read_tensor
+from preblock.client.token_ids import Row, TensorLike, read_integers, to_plain
 
 Given = NDArray[np.floating[Any]] | TensorLike
 """Vectors in place of token vectors: finite floats (N, D), sent as float32."""
@@ -85,7 +85,7 @@ def _write_vectors(field: str, vectors: Any) -> str:
     """Return floats (N, D) as base64 of little-endian float32."""
     if str(getattr(vectors, "dtype", "")) == "torch.bfloat16":
         vectors = vectors.float()  # NumPy has no such type
-    array = np.asarray(read_tensor(field, vectors))
+    array = np.asarray(to_plain(field, vectors))
     floats = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
     if not floats or array.ndim != 2 or not (array.size or field == "placeholder.vectors"):  # no token may need one
         raise invalid(field, f"{array.dtype} of shape {array.shape}", "floats of shape (vectors, width)")

@@ -55,7 +55,7 @@ def _read_retry_after(text: str) -> float:
         return float(text)
     try:
         date = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     # A date without a zone is one of UTC. In UTC, a date of another zone may lie beyond the year 9999.
     return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds())

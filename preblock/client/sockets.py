@@ -14,7 +14,7 @@ from websockets.asyncio.client import unix_connect as unix_connect_async
 from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from preblock.client.access import Replicas
-from preblock.client.errors import ConnectionFailed, NoAnswer, ServiceError, TimedOut
+from preblock.client.errors import ConnectionFailed, NoAnswer, ServiceError, TimedOut, invalid
 from preblock.client.owner import async_owner
 from preblock.client.retry import of_response
 
@@ -149,7 +149,9 @@ def failures(server: str) -> Iterator[None]:
         raise of_response(response.status_code, response.headers, response.body or b"") from error
     except TimeoutError as error:
         raise TimedOut(f"no answer in time from {server}") from error
+    except ImportError as error:
+        raise invalid("proxy", f"a proxy that needs a package ({error})", "one of HTTP") from error
     except ConnectionClosed as error:
         raise ConnectionFailed(f"the connection to {server} was closed ({error})") from error
-    except (OSError, WebSocketException, ImportError) as error:  # a proxy may need a package
+    except (OSError, WebSocketException) as error:
         raise ConnectionFailed(f"no connection to {server} ({type(error).__name__}: {error})") from error

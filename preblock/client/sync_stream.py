@@ -55,7 +55,7 @@ class DecodeStream:
     ) -> None:
         self._socket, self._model, self._version, self._fields = socket, model, version, fields
         self._resume, self._retries = resume, retries
-        self._turn = threading.Lock()  # answers arrive in order
+        self._turns: dict[object, threading.Lock] = {}
         self._number = 0
         self._indices: list[str] = []
         self._identity: str | None = None
@@ -173,13 +173,17 @@ class DecodeStream:
         self.__exit__()
 
     def __enter__(self) -> Self:
-        with self._turn:
+        with self._turn():
             self._open()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._closed = True
         self._socket.close(*error)
+
+    def _turn(self) -> threading.Lock:
+        """Return the lock of the running owner: answers arrive in order. After a fork, the parent's may never open."""
+        return self._turns.setdefault(self._socket.owner(), threading.Lock())
 
     def _move(self, kind: int, name: str, integers: int | Row, context: Rows | None = None) -> None:
         moved, ids = read_integers(name, integers), None if context is None else read_rows("context", context)[0]
@@ -193,7 +197,7 @@ class DecodeStream:
 
     def _ask(self, write: Callable[[int], str | bytes], kind: int) -> AnswerFrame:
         """Send the message `write(number)` until it is answered or the retries are used up."""
-        with self._turn:
+        with self._turn():
             self._open()
             if self._unusable is not None and not self._resume:
                 raise StreamClosed(self._unusable, self.offset)

@@ -34,7 +34,7 @@ def read_rows(field: str, rows: Rows) -> tuple[Int64, Int64]:
         RequestError: the values are not 64-bit integers, or not rows.
 
     """
-    rows = read_tensor(field, rows)
+    rows = to_plain(field, rows)
     if isinstance(rows, Sequence) and any(hasattr(row, "__len__") and not isinstance(row, str) for row in rows):
         parts = [read_integers(f"{field}[{index}]", row) for index, row in enumerate(rows)]
         return np.concatenate(parts), np.array([len(part) for part in parts])
@@ -52,7 +52,7 @@ def read_positions(rows: Rows | Sequence[Rows]) -> tuple[Int64, Int64]:
         RequestError: as `read_rows`; or the axes are not three, or differ in their rows.
 
     """
-    given: Any = read_tensor("position_ids", rows)
+    given: Any = to_plain("position_ids", rows)
     first = given[0] if isinstance(given, Sequence | np.ndarray) and len(given) else ()
     in_rows = (
         isinstance(first, Sequence) and not isinstance(first, str) and any(hasattr(row, "__len__") for row in first)
@@ -81,13 +81,13 @@ def read_integers(field: str, values: int | Row) -> Int64:
         RequestError: the values are not 64-bit integers, or have several axes.
 
     """
-    array = _integers(field, read_tensor(field, values))
+    array = _integers(field, to_plain(field, values))
     if array.ndim > 1:
         raise invalid(field, f"{array.dtype} of shape {array.shape}", "64-bit integers of shape (length,)")
     return np.atleast_1d(array)
 
 
-def read_tensor(field: str, value: Any) -> Any:
+def to_plain(field: str, value: Any) -> Any:
     """Return a tensor as an array, and any other value unchanged.
 
     Raises:

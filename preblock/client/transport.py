@@ -29,7 +29,8 @@ class _Exchange:
         # On http:// nothing is verified, and to read the certificates of the system takes 20 ms.
         self._verify = server.tls or False
         self._uds = server.uds
-        self._proxies = {server.url: server.proxy for server in replicas.all if server.proxy is not None}
+        # Also the servers without a proxy: in httpx an address without a port matches all ports.
+        self._proxies = {server.url: server.proxy for server in replicas.all if server.uds is None}
         self._process, self._closed = os.getpid(), False
 
     def _check_usable(self) -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import gc
 import multiprocessing
+import threading
 import warnings
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import httpx
@@ -98,6 +100,26 @@ def test_stream_after_fork_resumes_on_own_connection(flaky: FlakyProxy) -> None:
         assert np.array_equal(stream.step([2]), expected[:, 1:2])
 
 
+def test_stream_after_fork_needs_no_lock_of_a_thread(flaky: FlakyProxy) -> None:
+    with preblock.connect(flaky.address) as client, client.decode("gpt", resume=True) as stream:
+        busy, ended = threading.Event(), threading.Event()
+
+        def ping() -> None:
+            while not ended.is_set():
+                stream.ping()
+                busy.set()
+
+        with ThreadPoolExecutor() as pool:
+            pinging = pool.submit(ping)
+            busy.wait(60)
+            try:
+                for _ in range(5):  # a fork between two pings proves nothing
+                    assert in_child(lambda: stream.step([1])).shape == (1, 1, 4)
+            finally:
+                ended.set()
+            pinging.result()
+
+
 def test_async_client_works_in_a_second_event_loop(flaky: FlakyProxy) -> None:
     client = preblock.connect_async(flaky.address, retries=0)
 
@@ -129,6 +151,20 @@ def test_async_stream_in_a_second_event_loop(flaky: FlakyProxy, resume: bool) ->
     else:
         with pytest.raises(errors.StreamClosed, match=r"another process or event loop; .* resumes at offset \[1\]$"):
             in_new_loop(step_and_close())
+
+
+def test_tasks_share_async_stream_in_each_event_loop(flaky: FlakyProxy) -> None:
+    stream = preblock.connect_async(flaky.address).decode("gpt", resume=True)
+
+    async def ping_twice() -> None:
+        await asyncio.gather(stream.ping(), stream.ping())
+
+    async def ping_and_close() -> None:
+        async with stream:
+            await ping_twice()
+
+    in_new_loop(ping_twice())
+    in_new_loop(ping_and_close())
 
 
 def test_call_of_a_closed_client_is_rejected(flaky: FlakyProxy) -> None:

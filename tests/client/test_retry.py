@@ -132,6 +132,7 @@ def test_cancelled_call_leaves_client_usable(flaky: FlakyProxy) -> None:
         (busy("Thu, 31 Dec 9999 23:59:59 -2359"), None, None),
         (busy("Mon, 01 Jan 0001 00:00:00 +2359"), 0, 0.25),
         (busy("Thu, 31 Dec 9999 23:59:59 -0000"), None, None),
+        (busy("Mon, 01 Jan 99999999999999999999 00:00:00 GMT"), 0, 0.25),
         (errors.ConnectionFailed("x"), 0, 0.25),
         (errors.TimedOut("x"), None, None),
         (errors.StreamClosed("x", []), None, None),

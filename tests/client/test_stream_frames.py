@@ -26,6 +26,9 @@ class ScriptedSocket:
         self.sent: list[str | bytes] = []
         self.pauses: list[float] = []
 
+    def owner(self) -> int:
+        return 1
+
     def connect(self, path: str) -> None:
         self.sent.append(path)
 
