@@ -1,5 +1,7 @@
 """Checks that the config of a front-end describes its vectors."""
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,54 +11,72 @@ if TYPE_CHECKING:
 
     from preblock.models.frontend import FrontEnd
 
-SAMPLE_LENGTH = 8
-"""Most tokens of the rows to compare."""
+ROW_LENGTH = 64
+"""Most tokens of a row to compare."""
+CALL_VALUES = 2**22
+"""Most values of the vectors compared at once, unless two rows have more."""
 UNLIMITED_LENGTH = 2**10
 """End of the last positions to compare, without a limit."""
 
 
 def check_described(frontend: "FrontEnd") -> None:
-    """Compare the vectors of `frontend` with those of a front-end with its config and weights.
+    """Compare the vectors of `frontend` with those of a front-end with its config and weights, for all ids.
 
-    The config knows nothing of hooks, replaced parts and methods of a subclass.
+    The config knows nothing of hooks, replaced parts and methods of a subclass. Nothing is compared if the weights are
+    on the device meta, or of types that cannot be added.
 
     Raises:
         ValueError: the weights or the vectors differ.
 
     """
-    name, training = type(frontend).__name__, frontend.training
-    remedy = f"call {name} in a module with forward(input_ids, offset), and give that module to export_module"
+    remedy = f"call {type(frontend).__name__} in a module with forward(input_ids, offset), and export that one"
     try:
-        plain = frontend.from_tensors(frontend.config, frontend.state_dict())
+        plain = frontend.from_tensors(frontend.config, frontend.state_dict()).eval()
     except RuntimeError as error:
         reason = " ".join(str(error).split()).partition(": ")[2]
         raise ValueError(f"module: got weights that do not fit its config: {reason}; {remedy}") from error
     if any(weight.is_meta for weight in frontend.parameters()):
         return
+    modes = [(module, module.training) for module in frontend.modules()]
     frontend.eval()
     try:
         with torch.inference_mode():
-            found, expected = _sample(frontend), _sample(plain.eval())
+            for ids, offset in _calls(plain):
+                try:
+                    expected = _outputs(plain, ids, offset)
+                except RuntimeError:
+                    return
+                found = _outputs(frontend, ids, offset)
+                for output, vectors in expected.items():
+                    if not torch.equal(found[output].nan_to_num(), vectors.nan_to_num()):
+                        message = f"module: got {output} that differ from those of its config and weights; {remedy}"
+                        raise ValueError(message)
     finally:
-        frontend.train(training)
-    for output, vectors in expected.items():
-        if not torch.equal(found[output].nan_to_num(), vectors.nan_to_num()):
-            raise ValueError(f"module: got {output} that differ from those of its config and weights; {remedy}")
+        for module, training in modes:
+            module.training = training
 
 
-def _sample(frontend: "FrontEnd") -> "dict[str, Tensor]":
-    """Return all outputs for rows at the first and the last positions."""
+def _calls(frontend: "FrontEnd") -> "Iterator[tuple[Tensor, Tensor]]":
+    """Yield rows of all ids, at offsets from the first position to the last."""
     config, device = frontend.config, frontend.tokens.weight.device
     limit = min(config.max_len or UNLIMITED_LENGTH, frontend.signature.rotary_len or UNLIMITED_LENGTH)
-    length = min(limit, SAMPLE_LENGTH)
-    ids = torch.arange(2 * length, device=device).reshape(2, length) % config.tokens.rows
-    offset = torch.tensor([0, limit - length], device=device)
+    length = min(limit, ROW_LENGTH)
+    batch = max(2, math.ceil(config.tokens.rows / length))
+    ids = torch.arange(batch * length, device=device).reshape(batch, length) % config.tokens.rows
+    offset = torch.linspace(0, limit - length, batch, device=device).long()
+    rows = max(2, CALL_VALUES // (length * max(config.widths)))
+    yield from zip(torch.split(ids, rows), torch.split(offset, rows), strict=True)
+
+
+def _outputs(frontend: "FrontEnd", ids: "Tensor", offset: "Tensor") -> "dict[str, Tensor]":
+    config = frontend.config
     needed = {name: torch.zeros_like(ids) for name in config.needed}
     mask = ids.ne(ids[-1, -1]).long() if config.needs_mask else None
-    return {
+    outputs = {
         "embeddings": frontend(ids, offset, attention_mask=mask, indices=needed),
         "token_embeddings": frontend.look_up(ids),
-        **frontend.per_layer_outputs(ids),
-        **frontend.ngram_outputs(ids),
         **frontend.rotary_outputs(ids, offset),
     }
+    if not ids[0, 0]:  # the first rows alone: these outputs are wide
+        outputs |= frontend.per_layer_outputs(ids) | frontend.ngram_outputs(ids)
+    return outputs

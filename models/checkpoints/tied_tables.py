@@ -1,4 +1,4 @@
-"""Further names of the token table in a file: of other tables, tied to it by the library."""
+"""Names of other tables that the library ties to the token table; a file may hold it under one of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

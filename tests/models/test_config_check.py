@@ -14,7 +14,7 @@ from preblock.models import BertEmbeddings, FrontEnd, GPT2Embeddings
 from preblock.models.config_check import check_described
 from tests.data.make_artifacts import RECIPES, build_frontend
 
-V, D, M = 20, 8, 16
+V, D, M = 200, 8, 16
 
 
 class Adapted(nn.Module):
@@ -43,6 +43,13 @@ def add_hook(module: FrontEnd) -> None:
     module.tokens.register_forward_hook(lambda _, __, vectors: vectors * 2)
 
 
+def add_hook_for_one_id(module: FrontEnd) -> None:
+    def hook(_: nn.Module, given: tuple[Tensor], vectors: Tensor) -> Tensor:
+        return vectors + given[0].eq(V - 1).unsqueeze(-1)
+
+    module.tokens.register_forward_hook(hook)
+
+
 def change_epsilon(module: FrontEnd) -> None:
     module.norm.eps = 1e-3
 
@@ -69,6 +76,7 @@ def become(kind: type[FrontEnd]) -> Callable[[FrontEnd], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (add_hook_for_one_id, "embeddings that differ"),
         (add_hook, "embeddings that differ from those of its config and weights; call BertEmbeddings in a module"),
         (change_epsilon, "embeddings that differ"),
         (become(Doubled), "embeddings that differ .*; call Doubled in"),
@@ -104,3 +112,20 @@ def test_module_in_training_with_dropout_is_described() -> None:
     assert module.training
     check_described(module.half())
     assert module.tokens.weight.dtype == torch.float16
+
+
+def test_check_keeps_mode_of_each_part() -> None:
+    module = BertEmbeddings(V, D, M, dropout=0.5).train()
+    module.dropout.eval()
+    check_described(module)
+    assert module.training
+    assert not module.dropout.training
+
+
+def test_module_of_mixed_types_is_saved_as_before(tmp_path: Path) -> None:
+    module = BertEmbeddings(V, D, M)
+    module.norm.half()
+    module.save_frontend(tmp_path / "mixed")
+    module.norm.to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"^norm\.weight: got torch\.float8_e4m3fn, expected torch\.float32"):
+        module.save_frontend(tmp_path / "narrow")
