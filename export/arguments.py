@@ -24,8 +24,8 @@ REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(?:@[\w./-]+)?")
 MIN_SIMILARITY = 0.5
 """Least similarity of a suggestion, from 0 to 1: `gpt2` suggests `gpt2-small`."""
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.*"
-"""Files of an adapter of PEFT; the second is a pattern."""
+ADAPTER = "adapter_config.json"
+"""File of an adapter of PEFT."""
 
 Format = Literal["description", "static", "stem", "checkpoint", "discovery"]
 
@@ -154,9 +154,9 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
 
 def _check_adapter(folder: Path) -> None:
     """Raise ExportError for an adapter of PEFT: transformers would load it into the model."""
-    if os.path.lexists(folder / ADAPTER_CONFIG) and (weights := sorted(folder.glob(ADAPTER_WEIGHTS))):
+    if os.path.lexists(folder / ADAPTER):
         raise ExportError(
-            f"{folder}: {ADAPTER_CONFIG} and {weights[0].name} are an adapter of PEFT, expected a whole model; "
+            f"{folder}: {ADAPTER} belongs to an adapter of PEFT, expected a whole model; "
             "merge it into its model with merge_and_unload(), save the result into another folder, and export this one"
         )
 

@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
-from preblock.export.arguments import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    SourceOptions,
-    detect_format,
-    parse_source,
-    refuse_choices,
-)
+from preblock.export.arguments import ADAPTER, SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
 from preblock.export.referenced_tables import ReferencedTables, reference_tables
@@ -37,7 +30,7 @@ from preblock.service.artifacts.records import Resized, SentencePooling, SoftPro
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime.tokenizer import find_largest_id
 
-SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER_CONFIG, ADAPTER_WEIGHTS]
+SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER]
 """Files to download first. They name the weight files, except for the tokenizer, to be copied, and an adapter."""
 
 AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem

@@ -79,12 +79,15 @@ def discover(
         frontend = refuse(frontend, refused) if refused else frontend
         proof = Proof(model, frontend)
         parity = proof.run_tokens() if tokens_only else proof.run()
+        copies = model.copies
         if not widen:
-            del frontend, proof  # the proof needed the widened table, the export does not
+            altering = model if model.altered else None
+            del frontend, proof, model  # the proof needed the widened table, the export does not
             frontend = _read(folder, name, found, count_bytes, widen=False)
-            _load(model, found, frontend)
+            if altering is not None:
+                _load(altering, found, frontend)
             frontend = refuse(frontend, refused) if refused else frontend
-    return Discovery(frontend, parity, library_version(), model.copies)
+    return Discovery(frontend, parity, library_version(), copies)
 
 
 def files_discovered(
