@@ -122,7 +122,7 @@ def _count_names(document: dict[str, Any]) -> int:
 
 
 def read_query(query: Mapping[str, str]) -> dict[str, Any]:
-    """Read fields from query parameters: names as they are, all else as JSON. Null fields are left out.
+    """Read fields from query parameters: names as they are, all else as JSON. Null, as JSON, is left out.
 
     Raises:
         Malformed: a value is not JSON.

@@ -45,8 +45,8 @@ def read_parts(value: Any, empty: bool = False) -> tuple[tuple[RowPart, ...], ..
 def _read_part(field: str, part: Any) -> RowPart:
     if not isinstance(part, dict):
         raise Invalid(field, format_value(part), f"an object with one of {', '.join(PART_FIELDS)}")
-    refuse_unknown(part, PART_FIELDS, field)
     given = drop_nulls(part)
+    refuse_unknown(given, PART_FIELDS, field)
     if len(given) != 1:
         raise Invalid(field, " and ".join(given) or "nothing", f"one of {', '.join(PART_FIELDS)}")
     ((name, value),) = given.items()
@@ -81,10 +81,11 @@ def read_placeholder(value: Any) -> VectorPlaceholder:
     """
     if not isinstance(value, dict):
         raise Invalid("placeholder", format_value(value), "an object with token_id and vectors")
-    refuse_unknown(value, ("token_id", "vectors"), "placeholder")
-    token = read_integer("placeholder.token_id", value.get("token_id"))
+    given = drop_nulls(value)
+    refuse_unknown(given, ("token_id", "vectors"), "placeholder")
+    token = read_integer("placeholder.token_id", given.get("token_id"))
     field = "placeholder.vectors"
-    return VectorPlaceholder(token, RowPart(field, vectors=_read_vectors(field, value.get("vectors"), needed=False)))
+    return VectorPlaceholder(token, RowPart(field, vectors=_read_vectors(field, given.get("vectors"), needed=False)))
 
 
 def _read_vectors(field: str, value: Any, needed: bool = True) -> NDArray[np.float32]:

@@ -43,6 +43,12 @@ def test_embed_ignores_null_fields(tiny: httpx.Client) -> None:
     assert tiny.post("/models/gpt/embed?offset=2", json=plain | {"offset": None}).json()["next_offset"] == [3]
 
 
+def test_parts_ignore_null_fields(tiny: httpx.Client) -> None:
+    plain = tiny.post("/models/gpt/embed", json={"parts": [{"input_ids": [1]}]})
+    nulls = {"parts": [{"input_ids": [1], "text": None, "other": None}]}
+    assert tiny.post("/models/gpt/embed", json=nulls).json() == plain.json()
+
+
 def test_embeddings_ignore_null_fields(tiny: httpx.Client) -> None:
     plain = {"model": "gpt", "input": [1]}
     nulls = dict.fromkeys(("encoding_format", "dimensions", "user", "pooling", "truncate", "embed_dtype"))
