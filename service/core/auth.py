@@ -6,6 +6,7 @@ import json
 import logging
 import secrets
 import tomllib
+from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -155,7 +156,8 @@ class Authenticator:
             self._callers = read_keys(self._file)
             self.changes += 1
         except Invalid as error:
-            LOG.warning("API key file rejected, keeping the previous keys: %s", error)
+            if self._watcher.reject(error):
+                LOG.warning("API key file rejected, keeping the previous keys: %s", error)
 
     def _find(self, key: bytes) -> Principal:
         self.reload()
@@ -204,10 +206,10 @@ def read_keys(file: Path) -> list[Principal]:
         message = f"api_keys_file: {file} is no TOML file: {error}"
         raise Invalid("api_keys_file", str(file), "a TOML file", message=message) from error
     for field in ("name", "sha256"):
-        values = [getattr(entry, field) for entry in document.keys]
-        if twice := next((value for value in values if values.count(value) > 1), None):
-            message = f"api_keys_file: two entries have the {field} {twice}"
-            raise Invalid("api_keys_file", f"{field} {twice} twice", "each once", message=message)
+        [(value, count)] = Counter(getattr(entry, field) for entry in document.keys).most_common(1)
+        if count > 1:
+            message = f"api_keys_file: two entries have the {field} {value}"
+            raise Invalid("api_keys_file", f"{field} {value} twice", "each once", message=message)
     return [
         Principal(entry.name, tuple(entry.models), entry.admin, bytes.fromhex(entry.sha256)) for entry in document.keys
     ]

@@ -26,7 +26,8 @@ class LiveSettings:
         self.current = settings
         self._log_changes = settings.workers == 1 if log_changes is None else log_changes
         self._watcher = None if settings.config_file is None else FileWatcher(settings.config_file)
-        self._first = True
+        # A pipe, such as <(…) of a shell, can be read only once.
+        self._first = settings.config_file is not None and settings.config_file.is_file()
 
     async def watch(self) -> None:
         """Poll the file and reload it after each change, until cancelled."""
@@ -47,7 +48,8 @@ class LiveSettings:
         try:
             after = before.reload()
         except Invalid as error:
-            self._log(logging.WARNING, "settings file rejected, keeping the previous settings: %s", error)
+            if self._watcher.reject(error):
+                self._log(logging.WARNING, "settings file rejected, keeping the previous settings: %s", error)
             return False
         changed = {name: value for name, value in after if value != getattr(before, name)}
         reloaded = {name: value for name, value in changed.items() if name in RELOADABLE}

@@ -5,12 +5,14 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.file_watch import FileWatcher
 from preblock.service.core.settings import Settings
 
 LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 class CertificateFiles:
@@ -31,16 +33,20 @@ class CertificateFiles:
         self._watcher = FileWatcher(*(file for file in (certificate, key, client_ca) if file is not None))
         self._check()
 
-    def changed(self) -> bool:
-        """Return whether a file has changed since the last call, and all are valid. Call it before every handshake."""
+    def reload(self, read: Callable[[], Result]) -> Result | None:
+        """Return the result of `read` if a file has changed and all are valid, else None; for every handshake.
+
+        `read` reads the files, and may raise OSError.
+        """
         if not self._watcher.changed():
-            return False
+            return None
         try:
             self._check()
-        except Invalid as error:  # for example, the certificate is new and its key still old
-            LOG.warning("TLS files rejected, keeping the previous certificate: %s", error)
-            return False
-        return True
+            return read()
+        except (Invalid, OSError) as error:  # for example, the certificate is new and its key still old
+            if self._watcher.reject(error):
+                LOG.warning("TLS files rejected, keeping the previous certificate: %s", error)
+            return None
 
     def _check(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -87,8 +93,8 @@ def reloading_context(files: CertificateFiles, _: object, make: Callable[[], ssl
 
     def choose(connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> int | None:
         nonlocal newest, changed
-        if files.changed():
-            newest, changed = make(), time.time()
+        if (context := files.reload(make)) is not None:
+            newest, changed = context, time.time()
         connection.context = newest
         # A resumed session shows no certificate. The certificate was checked when the session began.
         if files.client_ca is not None and connection.session_reused:

@@ -48,7 +48,7 @@ def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
         return grpc.ssl_server_certificate_configuration([pair], client_ca)
 
     credentials = grpc.dynamic_ssl_server_credentials(
-        read_files(), lambda: read_files() if files.changed() else None, files.client_ca is not None
+        read_files(), lambda: files.reload(read_files), files.client_ca is not None
     )
     server.add_secure_port(address, credentials)
 
