@@ -110,7 +110,9 @@ class Settings(BaseModel):
         64 * 2**20, ge=8 * 2**20, description="Maximum bytes of vectors, as float32, in a response without streaming."
     )
     max_concurrent_requests: int = Field(1024, ge=1, description="Maximum concurrent requests of a process.")
-    rate_limit_per_second: float | None = Field(None, gt=0, description="Maximum requests per second of a caller.")
+    rate_limit_per_second: float | None = Field(
+        None, ge=0.001, le=10**6, description="Maximum requests per second of a caller."
+    )
     max_concurrent_streams: int = Field(1024, ge=1, description="Maximum open streams of a process.")
     stream_idle_timeout_seconds: WholeSeconds = Field(600, description="Maximum time a stream waits for its client.")
     stream_max_lifetime_seconds: WholeSeconds = Field(86400, description="Maximum time a stream stays open.")

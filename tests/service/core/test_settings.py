@@ -141,6 +141,8 @@ def test_environment_test_covers_every_setting() -> None:
         ("max_concurrent_requests", "0"),
         ("rate_limit_per_second", "0"),
         ("rate_limit_per_second", "-1"),
+        ("rate_limit_per_second", "1e-310"),
+        ("rate_limit_per_second", "inf"),
         ("max_concurrent_streams", "0"),
         ("stream_idle_timeout_seconds", "0"),
         ("stream_max_lifetime_seconds", "0"),
