@@ -1,11 +1,6 @@
-"""Reloads models: new versions in the folder, and requests to load and unload models.
-
-Several workers agree through a folder. `desired.json` lists the unloaded models, with a number that grows with every
-change; `<pid>.followed` holds the last change applied by a worker: its number, and its models to be opened later.
-"""
+"""Reloads models: new versions in the folder, and requests to load and unload models."""
 
 import asyncio
-import fcntl
 import logging
 import os
 import time
@@ -15,13 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel
-
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.version_state import UNLOADED
+from preblock.service.runtime.worker_states import (
+    AppliedState,
+    DesiredState,
+    applied,
+    behind,
+    read_desired,
+    write_change,
+)
 
 LOG = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 0.05
@@ -35,25 +36,6 @@ WORKER_FOLDER = "the folder of the workers"
 
 Mode = Literal["none", "poll", "explicit"]
 Result = TypeVar("Result")
-
-
-class DesiredState(BaseModel):
-    """The desired state of all workers: every model of the folder, except `unloaded`."""
-
-    number: int = 0
-    unloaded: frozenset[str] = frozenset()
-
-    def change(self, name: str, unloaded: bool) -> "DesiredState":
-        """Return the next state, in which the model `name` is loaded or unloaded."""
-        others = self.unloaded - {name}
-        return DesiredState(number=self.number + 1, unloaded=others | {name} if unloaded else others)
-
-
-class AppliedState(BaseModel):
-    """The number of the last change applied by a worker, and its models to be opened later: `Repository.lacking`."""
-
-    number: int = 0
-    lacking: frozenset[str] = frozenset()
 
 
 class ModelControl:
@@ -149,7 +131,7 @@ class ModelControl:
         if self._shared is None:
             return
         with _named_errors(WORKER_FOLDER):
-            states = await asyncio.to_thread(_applied, self._shared)
+            states = await asyncio.to_thread(applied, self._shared)
         if count := sum(name in state.lacking for state in states.values()):
             message = f"{count} workers cannot open {name!r} now, for lack of descriptors or memory; they try again"
             raise Unavailable("workers", f"{count} without {name}", "all workers", message=message)
@@ -170,17 +152,17 @@ class ModelControl:
                 await self._refresh_to(self._desired)
             return
         try:
-            number = await asyncio.to_thread(_write_change, self._shared, name, unloaded)
+            number = await asyncio.to_thread(write_change, self._shared, name, unloaded)
         except OSError as error:
             message = f"the change of {name!r} could not be written for the workers: {error.strerror}; try again later"
             raise Unavailable("change", str(error.strerror), "a writable temporary folder", message=message) from error
         await self._reconcile()
         deadline = asyncio.get_running_loop().time() + FOLLOW_TIMEOUT_SECONDS
         with _named_errors(WORKER_FOLDER):
-            while behind := _behind(self._shared, number):
+            while late := behind(self._shared, number):
                 if asyncio.get_running_loop().time() > deadline:
-                    message = f"{len(behind)} workers have not applied the change of {name!r} yet"
-                    raise Unavailable("workers", f"{len(behind)} without the change", "all workers", message=message)
+                    message = f"{len(late)} workers have not applied the change of {name!r} yet"
+                    raise Unavailable("workers", f"{len(late)} without the change", "all workers", message=message)
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     async def _reconcile(self) -> None:
@@ -188,7 +170,7 @@ class ModelControl:
         assert self._shared is not None
         async with self._refresh_lock:
             with _named_errors(WORKER_FOLDER):
-                desired, own = _read(self._shared), self._shared / f"{os.getpid()}.followed"
+                desired, own = read_desired(self._shared), self._shared / f"{os.getpid()}.followed"
                 if desired.number == self._desired.number and own.exists() and not self._retry_is_due():
                     return
             failed: ArtifactError | None = None
@@ -197,8 +179,8 @@ class ModelControl:
             except ArtifactError as error:  # the other workers find the same folder
                 failed = error
             with _named_errors(WORKER_FOLDER):
-                applied = AppliedState(number=desired.number, lacking=frozenset(self._repository.lacking))
-                own.write_text(applied.model_dump_json())
+                state = AppliedState(number=desired.number, lacking=frozenset(self._repository.lacking))
+                own.write_text(state.model_dump_json())
             self._desired = desired
         if failed is not None:
             raise failed
@@ -242,36 +224,3 @@ def _named_errors(place: str) -> Iterator[None]:
         reason = str(error.strerror).lower()
         message = f"{place} cannot be used now: {reason}; try again later"
         raise Unavailable(place, reason, "free descriptors, memory and disk space", message=message) from error
-
-
-def _read(shared: Path) -> DesiredState:
-    try:
-        return DesiredState.model_validate_json((shared / "desired.json").read_bytes())
-    except FileNotFoundError:
-        return DesiredState()
-
-
-def _write_change(shared: Path, name: str, unloaded: bool) -> int:
-    """Record that a model shall be loaded or unloaded, and return the number of the change."""
-    with (shared / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        desired = _read(shared).change(name, unloaded)
-        draft = shared / "desired.json.tmp"
-        draft.write_text(desired.model_dump_json())
-        draft.replace(shared / "desired.json")
-        return desired.number
-
-
-def _behind(shared: Path, number: int) -> list[int]:
-    """Return the ids of running workers without the change of a number."""
-    return [pid for pid, state in _applied(shared).items() if state.number < number]
-
-
-def _applied(shared: Path) -> dict[int, AppliedState]:
-    """Return the state of each running worker by its id."""
-    files = {int(file.stem): file for file in shared.glob("*.followed")}
-    return {
-        pid: AppliedState.model_validate_json(file.read_bytes() or b"{}")
-        for pid, file in files.items()
-        if Path(f"/proc/{pid}").exists()
-    }
