@@ -49,6 +49,7 @@ from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.table_memory import TableMemory
 from preblock.service.runtime.table_warm_up import read_token_ids
+from preblock.service.runtime.worker_states import FIRST_STATE, read_desired
 
 if TYPE_CHECKING:
     from preblock.service.observability.tracing import Tracing
@@ -70,6 +71,7 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
         LOG.warning("installed without a C compiler; positions are added by onnxruntime, which is slower")
     choice = choose_provider(settings.provider)
     access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
+    desired = FIRST_STATE if shared is None else read_desired(shared)
     memory = TableMemory(settings.table_memory_budget_bytes, read_token_ids(settings.table_warm_up_file))
     repository = Repository(
         settings.repository,
@@ -81,10 +83,12 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
         aliases=read_aliases(settings.aliases),
         table_memory=memory,
         reference_roots=settings.reference_folders,
+        unloaded=desired.unloaded,
+        versions=desired.versions,
     )
     if shared is None:  # a worker also starts after a folder has come or gone
         repository.check_aliases()
-    control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared)
+    control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared, desired)
     metrics = Metrics(ModelCollector(repository), ProcessCollector())
     metrics.take_table_use = memory.take_use
     metrics.provider(choice.requested, choice.active, choice.probed)
@@ -179,6 +183,7 @@ async def _run(
         streams.watch_keys(engine.repository.access),
         engine.settings.watch(),
     )
+    await engine.control.join()
     tasks = [asyncio.create_task(work) for work in background]
     state = {"streams": streams, "settings": engine.settings, "bodies": engine.limits.bodies}
     if not settings.has_grpc:

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -16,9 +16,11 @@ from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Una
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.version_state import UNLOADED
 from preblock.service.runtime.worker_states import (
+    FIRST_STATE,
     AppliedState,
     DesiredState,
     applied,
+    applied_file,
     behind,
     read_desired,
     write_change,
@@ -46,17 +48,36 @@ class ModelControl:
         mode: "none" for no changes, "poll" to reload on changes of the folder, "explicit" to reload on request.
         poll_interval_seconds: time between two checks of the folder, and of files outside the artifacts.
         shared: folder through which several workers agree; default None: one worker.
+        desired: state of `repository`.
 
     """
 
     def __init__(
-        self, repository: Repository, mode: Mode, poll_interval_seconds: float, shared: Path | None = None
+        self,
+        repository: Repository,
+        mode: Mode,
+        poll_interval_seconds: float,
+        shared: Path | None = None,
+        desired: DesiredState = FIRST_STATE,
     ) -> None:
         self._repository, self._mode, self._shared = repository, mode, shared
         self._poll_interval_seconds = poll_interval_seconds
-        self._desired = DesiredState()
+        self._desired = desired
         self._pause = self._retry_at = 0.0
         self._refresh_lock = asyncio.Lock()
+
+    def first_state(self) -> DesiredState:
+        """Return the state to be desired of workers: the opened versions, or the whole folder in mode poll."""
+        states = self._repository.states()
+        versions = None if self._mode == "poll" else frozenset((state.name, state.version) for state in states)
+        return DesiredState(versions=versions)
+
+    async def join(self) -> None:
+        """Apply the latest change before the first request. From here on the other workers wait for this one."""
+        if self._mode == "explicit" and self._shared is not None:
+            with suppress(ArtifactError, Unavailable):  # `run` tries it again
+                self._record(self._shared, self._desired)
+                await self._reconcile()
 
     async def run(self) -> None:
         """Apply changes until cancelled. A failed check is logged and repeated later."""
@@ -151,11 +172,7 @@ class ModelControl:
                 self._desired = self._desired.change(name, unloaded)
                 await self._refresh_to(self._desired)
             return
-        try:
-            number = await asyncio.to_thread(write_change, self._shared, name, unloaded)
-        except OSError as error:
-            message = f"the change of {name!r} could not be written for the workers: {error.strerror}; try again later"
-            raise Unavailable("change", str(error.strerror), "a writable temporary folder", message=message) from error
+        number = await _read_repository(partial(write_change, self._shared, self._repository.root, name, unloaded))
         await self._reconcile()
         deadline = asyncio.get_running_loop().time() + FOLLOW_TIMEOUT_SECONDS
         with _named_errors(WORKER_FOLDER):
@@ -170,7 +187,7 @@ class ModelControl:
         assert self._shared is not None
         async with self._refresh_lock:
             with _named_errors(WORKER_FOLDER):
-                desired, own = read_desired(self._shared), self._shared / f"{os.getpid()}.followed"
+                desired, own = read_desired(self._shared), applied_file(self._shared, os.getpid())
                 if desired.number == self._desired.number and own.exists() and not self._retry_is_due():
                     return
             failed: ArtifactError | None = None
@@ -178,12 +195,16 @@ class ModelControl:
                 await self._refresh_to(desired)
             except ArtifactError as error:  # the other workers find the same folder
                 failed = error
-            with _named_errors(WORKER_FOLDER):
-                state = AppliedState(number=desired.number, lacking=frozenset(self._repository.lacking))
-                own.write_text(state.model_dump_json())
+            self._record(self._shared, desired)
             self._desired = desired
         if failed is not None:
             raise failed
+
+    def _record(self, shared: Path, desired: DesiredState) -> None:
+        """Tell the other workers that this one has applied a state."""
+        state = AppliedState(number=desired.number, lacking=frozenset(self._repository.lacking))
+        with _named_errors(WORKER_FOLDER):
+            applied_file(shared, os.getpid()).write_text(state.model_dump_json())
 
     async def _refresh(self) -> None:
         async with self._refresh_lock:
@@ -195,7 +216,7 @@ class ModelControl:
             await self._refresh()
 
     async def _refresh_to(self, desired: DesiredState) -> None:
-        await _read_repository(partial(self._repository.refresh, desired.unloaded))
+        await _read_repository(partial(self._repository.refresh, desired.unloaded, desired.versions))
         lacking = bool(self._repository.lacking)
         self._pause = min(max(2 * self._pause, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS) if lacking else 0.0
         self._retry_at = time.monotonic() + self._pause

@@ -42,6 +42,7 @@ class Repository:
         aliases: model by further name. A folder with such a name is not opened.
         table_memory: of the n-gram tables of all models; default None: without a budget.
         reference_roots: folders of files outside the artifacts; default: none allowed.
+        unloaded, versions: opened at first, as in `refresh`.
 
     Attributes:
         listeners: functions without arguments. They are called after a model is replaced or removed, in that thread.
@@ -62,6 +63,8 @@ class Repository:
         aliases: Mapping[str, str] | None = None,
         table_memory: TableMemory | None = None,
         reference_roots: Sequence[Path] = (),
+        unloaded: Collection[str] = (),
+        versions: Collection[tuple[str, int]] | None = None,
     ) -> None:
         self.root = root
         if isinstance(provider, str):
@@ -84,13 +87,17 @@ class Repository:
         self._refresh_lock = Lock()
         self._opened = False
         self.listeners: list[Callable[[], None]] = []
-        self.refresh()
+        self.refresh(unloaded, versions)
         for entry in self._entries.values():
             if entry.error is not None:
                 raise entry.error
 
-    def refresh(self, unloaded: Collection[str] = ()) -> list[VersionState]:
+    def refresh(
+        self, unloaded: Collection[str] = (), versions: Collection[tuple[str, int]] | None = None
+    ) -> list[VersionState]:
         """Open new and changed versions, drop removed and `unloaded` ones, and return the changed states.
+
+        Of the folder only `versions` count: names and numbers; default: all.
 
         A version with an error does not affect others. The next refresh tries the models of `lacking` again. If a
         version was ready before, the old model keeps serving, unless the data file was changed in place: the mapped
@@ -107,6 +114,8 @@ class Repository:
             checksums = Checksums(self._cache)
             try:
                 for name, version, folder in find_artifacts(self.root):
+                    if versions is not None and (name, version) not in versions:
+                        continue
                     if name in self._aliases:
                         reason = f"its name is an alias of {self._aliases[name]}"
                         entry = VersionEntry(VersionState(name, version, "UNAVAILABLE", reason))

@@ -1,7 +1,8 @@
-"""The states of several workers, in the files of a folder through which they agree on changes of the models.
+"""The states of several workers, in a folder: they agree on changes of the models by its files.
 
-`desired.json` lists the unloaded models, with a number that grows with every change; `<pid>.followed` holds the last
-change applied by a worker: its number, and its models to be opened later.
+`desired.json` has the versions of all workers, the unloaded models, and a number. The number grows with every change.
+A later worker opens the same versions. `<pid>.followed` has the last change applied by a worker: its number, and the
+names of models to be opened later.
 """
 
 import fcntl
@@ -9,17 +10,36 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from preblock.service.artifacts.catalog import find_artifacts
+from preblock.service.core.errors import Unavailable
+
+Versions = frozenset[tuple[str, int]]
+"""Names of models, and numbers of their versions."""
+
 
 class DesiredState(BaseModel):
-    """The desired state of all workers: every model of the folder, except `unloaded`."""
+    """The desired state of all workers.
+
+    Args:
+        number: of changes.
+        unloaded: names of models.
+        versions: of models, `unloaded` included; None: all in the folder.
+
+    """
 
     number: int = 0
     unloaded: frozenset[str] = frozenset()
+    versions: Versions | None = None
 
-    def change(self, name: str, unloaded: bool) -> "DesiredState":
-        """Return the next state, in which the model `name` is loaded or unloaded."""
+    def change(self, name: str, unloaded: bool, versions: Versions | None = None) -> "DesiredState":
+        """Return the next state, with other versions, and with the model `name` loaded or unloaded."""
         others = self.unloaded - {name}
-        return DesiredState(number=self.number + 1, unloaded=others | {name} if unloaded else others)
+        names = others | {name} if unloaded else others
+        return DesiredState(number=self.number + 1, unloaded=names, versions=versions)
+
+
+FIRST_STATE = DesiredState()
+"""State without a change, of every version in the folder."""
 
 
 class AppliedState(BaseModel):
@@ -34,18 +54,39 @@ def read_desired(shared: Path) -> DesiredState:
     try:
         return DesiredState.model_validate_json((shared / "desired.json").read_bytes())
     except FileNotFoundError:
-        return DesiredState()
+        return FIRST_STATE
 
 
-def write_change(shared: Path, name: str, unloaded: bool) -> int:
-    """Record that a model shall be loaded or unloaded, and return the number of the change."""
-    with (shared / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        desired = read_desired(shared).change(name, unloaded)
-        draft = shared / "desired.json.tmp"
-        draft.write_text(desired.model_dump_json())
-        draft.replace(shared / "desired.json")
-        return desired.number
+def write_desired(shared: Path, desired: DesiredState) -> None:
+    """Write the desired state of all workers."""
+    draft = shared / "desired.json.tmp"
+    draft.write_text(desired.model_dump_json())
+    draft.replace(shared / "desired.json")
+
+
+def write_change(shared: Path, root: Path, name: str, unloaded: bool) -> int:
+    """Record the versions in `root`, and a model to be loaded or unloaded; return the number of the change.
+
+    Raises:
+        ArtifactError: `root` cannot be read, or has no artifact.
+        Unavailable: the change cannot be written.
+
+    """
+    try:
+        with (shared / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            versions = frozenset((found, version) for found, version, _ in find_artifacts(root))
+            desired = read_desired(shared).change(name, unloaded, versions)
+            write_desired(shared, desired)
+            return desired.number
+    except OSError as error:
+        message = f"the change of {name!r} could not be written for the workers: {error.strerror}; try again later"
+        raise Unavailable("change", str(error.strerror), "a writable temporary folder", message=message) from error
+
+
+def applied_file(shared: Path, pid: int) -> Path:
+    """Return the file of the change applied by a worker."""
+    return shared / f"{pid}.followed"
 
 
 def behind(shared: Path, number: int) -> list[int]:

@@ -26,6 +26,7 @@ from preblock.service.engine.engine import Engine
 from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import ServedModel
+from preblock.service.runtime.worker_states import write_desired
 from preblock.service.server.addresses import Bound, bind_http, check_grpc_address
 from preblock.service.server.front import Front
 from preblock.service.server.supervisor import Supervisor, start_forkserver
@@ -95,18 +96,21 @@ def _serve_with_workers(settings: Settings, bound: Bound, announce: Callable[[Mo
     # Open everything here first: a broken artifact is reported once, before any worker starts.
     if (tracing := create_tracing(settings)) is not None:
         tracing.close()
-    models = _log_models(create_engine(settings))
+    engine = create_engine(settings)
+    models, desired = _log_models(engine), engine.control.first_state()
+    del engine  # each worker opens its own models; this process would keep replaced versions open
     with tempfile.TemporaryDirectory(prefix="preblock-") as folder:
         counters, control = Path(folder) / "metrics", Path(folder) / "control"
         counters.mkdir()
         control.mkdir()
+        write_desired(control, desired)
         os.environ[metric_files.FOLDER] = str(counters)  # prometheus_client reads it when imported
         supervisor = Supervisor(settings, partial(serve_as_worker, bound.socket, counters, control))
         grpc = PRELOADED_GRPC if settings.has_grpc else []
         tracing_modules = PRELOADED_TRACING if settings.tracing != "none" else []
         start_forkserver([*grpc, *tracing_modules, *PRELOADED_MODULES])
         Thread(target=_listen, args=(bound.listen, control / READY_FILE, announce, models), daemon=True).start()
-        del models  # each worker opens its own; this process would keep replaced versions open
+        del models
         _enable_garbage_collection()
         supervisor.run()
     if supervisor.killed_by:

@@ -211,6 +211,29 @@ def test_failed_worker_start_is_retried(tiny_repository: Path, tmp_path: Path, e
         assert seen.broken <= 2
 
 
+@pytest.mark.parametrize("mode", ["none", "explicit"])
+def test_replaced_workers_serve_the_same_versions(tiny_repository: Path, tmp_path: Path, mode: str) -> None:
+    root, later = shutil.copytree(tiny_repository, tmp_path / "root"), tmp_path / "2"
+    (root / "bert/2").rename(later)
+    with serve(root, "--workers", "2", "--model-control", mode) as server:
+        wait_for(partial(ready, server))
+        unloaded = httpx.post(f"{server.address}/v2/repository/models/gpt/unload", timeout=60).status_code == 200
+        later.rename(root / "bert/2")
+        before, answered = workers(server.process.pid), set()
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: len(set(workers(server.process.pid)) - set(before)) == 2)
+        for _ in range(40):
+            asked = [httpx.get(f"{server.address}/models/{name}", timeout=60) for name in ("bert", "gpt")]
+            answered.add((asked[0].json()["version"], asked[1].status_code))
+        assert answered == {(1, 404 if unloaded else 200)}
+        assert unloaded == (mode == "explicit")
+        if unloaded:
+            httpx.post(f"{server.address}/v2/repository/models/bert/load", timeout=60).raise_for_status()
+            found = {httpx.get(f"{server.address}/models/bert", timeout=60).json()["version"] for _ in range(16)}
+            assert found == {2}
+
+
 FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
 
 
