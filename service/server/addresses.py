@@ -1,6 +1,7 @@
 """The addresses of HTTP and gRPC: TCP ports and Unix sockets, checked and bound before the models are opened."""
 
 import errno
+import hashlib
 import os
 import signal
 import socket
@@ -9,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from urllib.parse import quote
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import Settings
-from preblock.service.server.unix_socket import UnixListener, check_unix
+from preblock.service.server.unix_socket import UnixListener, check_unix, unusable_path
 
 BACKLOG = 2048
 
@@ -59,25 +61,55 @@ def bind_http(settings: Settings) -> Iterator[Bound]:
         yield Bound(listener, listen, f"{scheme}://{host}:{port}")
 
 
-def check_grpc_address(settings: Settings) -> None:
-    """Raise Invalid if gRPC cannot have its address to itself: gRPC would share or replace it without an error."""
-    if settings.grpc_uds is not None:
-        if settings.workers > 1:
-            message = (
-                f"--grpc-uds works with one worker, and workers is {settings.workers}: gRPC cannot share a Unix socket "
-                "between processes; set --workers 1, or --grpc-port"
-            )
-            raise Invalid("grpc-uds", str(settings.grpc_uds), "one worker", message=message)
-        path = settings.grpc_uds.absolute()
-        if settings.uds is not None and path == settings.uds.absolute():
-            message = f"--uds and --grpc-uds are both {path}; each needs its own socket"
-            raise Invalid("grpc-uds", str(path), "another path than --uds", message=message)
-        check_unix("grpc-uds", path)
-    elif settings.grpc_port is not None:
-        if settings.uds is None and settings.grpc_port == settings.port:
-            message = f"--port and --grpc-port are both {settings.port}; each needs its own port"
-            raise Invalid("grpc-port", str(settings.grpc_port), "another port than --port", message=message)
-        bind("grpc-port", settings.host, settings.grpc_port).close()
+@contextmanager
+def hold_grpc_address(settings: Settings) -> Iterator[None]:
+    """Keep the address of gRPC from other servers in the block: gRPC would share or replace it without an error.
+
+    Raises:
+        Invalid: the address cannot be used.
+
+    """
+    with ExitStack() as stack:
+        if settings.grpc_uds is not None:
+            path = _check_grpc_path(settings, settings.grpc_uds.absolute())
+            folder = path.parent.stat()  # containers may have equal paths
+            place = f"{folder.st_dev}:{folder.st_ino}/{path.name}"
+            stack.enter_context(_hold(place, partial(unusable_path, "grpc-uds", path)))
+        elif settings.grpc_port is not None:
+            if settings.uds is None and settings.grpc_port == settings.port:
+                message = f"--port and --grpc-port are both {settings.port}; each needs its own port"
+                raise Invalid("grpc-port", str(settings.grpc_port), "another port than --port", message=message)
+            with bind("grpc-port", settings.host, settings.grpc_port) as probe:
+                place = "{}:{}".format(*probe.getsockname())
+            stack.enter_context(_hold(place, partial(_unusable, "grpc-port", settings.host, settings.grpc_port)))
+        yield
+
+
+@contextmanager
+def _hold(place: str, unusable: Callable[[OSError], Invalid]) -> Iterator[None]:
+    """Hold a lock of this name in the block, also while the server starts; `unusable` makes the error."""
+    with socket.socket(socket.AF_UNIX) as lock:
+        if sys.platform == "linux":  # the kernel frees an abstract name at the end of the process (unix(7))
+            try:
+                lock.bind(b"\0preblock-" + hashlib.sha256(os.fsencode(place)).digest())
+            except OSError as error:
+                raise unusable(error) from error
+        yield
+
+
+def _check_grpc_path(settings: Settings, path: Path) -> Path:
+    """Return the path of gRPC's socket, if a server may listen there."""
+    if settings.workers > 1:
+        message = (
+            f"--grpc-uds works with one worker, and workers is {settings.workers}: gRPC cannot share a Unix socket "
+            "between processes; set --workers 1, or --grpc-port"
+        )
+        raise Invalid("grpc-uds", str(settings.grpc_uds), "one worker", message=message)
+    if settings.uds is not None and path == settings.uds.absolute():
+        message = f"--uds and --grpc-uds are both {path}; each needs its own socket"
+        raise Invalid("grpc-uds", str(path), "another path than --uds", message=message)
+    check_unix("grpc-uds", path)
+    return path
 
 
 def bind(field: str, host: str, port: int) -> socket.socket:

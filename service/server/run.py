@@ -27,7 +27,7 @@ from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import ServedModel
 from preblock.service.runtime.worker_states import write_desired
-from preblock.service.server.addresses import Bound, bind_http, check_grpc_address
+from preblock.service.server.addresses import Bound, bind_http, hold_grpc_address
 from preblock.service.server.front import Front
 from preblock.service.server.supervisor import Supervisor, start_forkserver
 from preblock.service.server.uvicorn_adapter import Config, Server
@@ -60,8 +60,7 @@ def serve(settings: Settings, announce: Announce) -> None:
     logging.config.dictConfig(configuration(settings.log_format, settings.log_level))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # until it serves; an exception removes a Unix socket
     load_certificates(settings)
-    check_grpc_address(settings)
-    with bind_http(settings) as bound:
+    with hold_grpc_address(settings), bind_http(settings) as bound:
         _serve_on(bound, settings, announce)
     LOG.info("stopped")
 
@@ -109,7 +108,8 @@ def _serve_with_workers(settings: Settings, bound: Bound, announce: Callable[[Mo
         grpc = PRELOADED_GRPC if settings.has_grpc else []
         tracing_modules = PRELOADED_TRACING if settings.tracing != "none" else []
         start_forkserver([*grpc, *tracing_modules, *PRELOADED_MODULES])
-        Thread(target=_listen, args=(bound.listen, control / READY_FILE, announce, models), daemon=True).start()
+        opened = control / READY_FILE
+        Thread(target=_listen, args=(bound.listen, opened, announce, models, supervisor.fail), daemon=True).start()
         del models
         _enable_garbage_collection()
         supervisor.run()
@@ -148,12 +148,22 @@ def _create_worker_app(counters: Path, control: Path, settings: Settings) -> Dis
     return app
 
 
-def _listen(listen: Callable[[], None], opened: Path, announce: Callable[[Models], None], models: Models) -> None:
-    """Accept connections when the first worker has opened its models."""
+def _listen(
+    listen: Callable[[], None],
+    opened: Path,
+    announce: Callable[[Models], None],
+    models: Models,
+    fail: Callable[[PreblockError], None],
+) -> None:
+    """Accept connections when the first worker has opened its models; another server may have the address by then."""
     while not opened.exists():
         time.sleep(POLL_INTERVAL_SECONDS)
-    listen()
-    announce(models)
+    try:
+        listen()
+    except PreblockError as error:
+        fail(error)
+    else:
+        announce(models)
 
 
 class _Server(Server):

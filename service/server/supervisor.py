@@ -15,7 +15,7 @@ from multiprocessing.forkserver import ensure_running
 from threading import Thread
 from types import FrameType
 
-from preblock.service.core.errors import Invalid
+from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.server.uvicorn_adapter import STARTUP_FAILURE
@@ -47,6 +47,8 @@ def start_forkserver(preloaded: Sequence[str]) -> None:
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder)) > MAX_SOCKET_FOLDER_BYTES:
         tempfile.tempdir = SHORT_FOLDER
+    # The parent handles Ctrl-C, and stops the workers. This process inherits it for its imports.
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         ensure_running()
     except OSError as error:
@@ -54,6 +56,7 @@ def start_forkserver(preloaded: Sequence[str]) -> None:
         text = f"TMPDIR: no socket for the workers can be made in {found}: {error}"
         raise Invalid("TMPDIR", found, "a writable folder for sockets", message=text) from error
     finally:
+        signal.signal(signal.SIGINT, interrupt)
         tempfile.tempdir = folder
 
 
@@ -141,10 +144,15 @@ class Supervisor:
         self._serve = serve
         self._workers: list[Worker] = []
         self._stopping = False
+        self._error: PreblockError | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         for number in IGNORED:
             signal.signal(number, lambda *_: None)  # SIG_IGN would be inherited by the workers
+
+    def fail(self, error: PreblockError) -> None:
+        """Stop from another thread; `run` raises the error when all workers have ended."""
+        self._error, self._stopping = error, True
 
     def _stop(self, number: int, _: FrameType | None) -> None:
         if not self._workers:  # the forkserver is still starting
@@ -156,7 +164,12 @@ class Supervisor:
         self._stopping = True
 
     def run(self) -> None:
-        """Start and replace workers until a signal; return when all have ended, or were killed for not ending."""
+        """Start and replace workers until a signal; return when all have ended, or were killed for not ending.
+
+        Raises:
+            PreblockError: of `fail`.
+
+        """
         while not self._stopping:
             self._settings.reload()
             self._replace_unhealthy()
@@ -172,6 +185,8 @@ class Supervisor:
             if worker.process.is_alive():
                 LOG.error("worker %s does not end, and is killed", worker.process.pid)
                 worker.kill()
+        if self._error is not None:
+            raise self._error
 
     def _replace_unhealthy(self) -> None:
         for worker in tuple(self._workers):

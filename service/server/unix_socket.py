@@ -42,8 +42,8 @@ def check_unix(field: str, path: Path) -> None:
     except BlockingIOError:  # its queue is full
         pass
     except OSError as error:
-        raise _unusable(field, path, error) from error
-    raise _unusable(field, path, OSError(errno.EADDRINUSE, ""))
+        raise unusable_path(field, path, error) from error
+    raise unusable_path(field, path, OSError(errno.EADDRINUSE, ""))
 
 
 class UnixListener:
@@ -71,7 +71,7 @@ class UnixListener:
             self._inode = self._first_path.lstat().st_ino
         except OSError as error:
             self.socket.close()
-            raise _unusable(field, path, error) from error
+            raise unusable_path(field, path, error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -98,10 +98,10 @@ class UnixListener:
         try:
             self._first_path.replace(self._path)
         except OSError as error:
-            raise _unusable(self._field, self._path, error) from error
+            raise unusable_path(self._field, self._path, error) from error
 
 
-def _unusable(field: str, path: Path, error: OSError) -> Invalid:
+def unusable_path(field: str, path: Path, error: OSError) -> Invalid:
     """Return the error for a path where no socket can listen."""
     if error.errno == errno.EADDRINUSE:
         message = f"the socket {path} is already in use"

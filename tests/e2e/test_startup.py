@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 
 from preblock.service.artifacts.manifest import MANIFEST
 from tests.support.paths import PREBLOCK
+from tests.support.processes import fork_servers
 from tests.support.servers import free_port, serve
 from tests.support.waiting import wait_until
 
@@ -67,15 +69,22 @@ def test_server_refuses_connections_until_models_are_loaded(many: Path, workers:
         assert output.startswith("Preblock serves on ")
 
 
-def test_concurrent_start_on_same_port_reports_port_in_use(tiny_repository: Path) -> None:
-    ports = "--port", str(free_port())
-    with starting(tiny_repository, *ports) as (_, first), starting(tiny_repository, *ports) as (_, second):
+@pytest.mark.parametrize(
+    ("option", "workers"),
+    [*product(["--port", "--uds", "--grpc-port"], ["1", "2"]), ("--grpc-uds", "1")],
+)
+def test_concurrent_start_on_same_address_fails(
+    tiny_repository: Path, tmp_path: Path, option: str, workers: str
+) -> None:
+    port, path = str(free_port()), tmp_path / "socket"
+    given = option, str(path) if "uds" in option else port, "--workers", workers
+    with starting(tiny_repository, *given) as (_, first), starting(tiny_repository, *given) as (_, second):
         while first.poll() is None and second.poll() is None:
             time.sleep(0.01)
         loser, winner = (first, second) if first.poll() is not None else (second, first)
         errors = loser.communicate(timeout=60)[1]
-        expected = f"preblock: port {ports[1]} on 127.0.0.1 is already in use"
-        assert (loser.returncode, errors.splitlines()[-1]) == (1, expected)
+        taken = f"the socket {path}" if "uds" in option else f"port {port} on 127.0.0.1"
+        assert (loser.returncode, errors) == (1, f"preblock: {taken} is already in use\n")
         assert winner.poll() is None
 
 
@@ -85,6 +94,16 @@ def test_sigterm_during_startup_stops_server(many: Path, workers: str) -> None:
         time.sleep(1)  # modules are being imported, models opened, or workers started
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) in (-signal.SIGTERM, 0)
+
+
+def test_interrupt_during_startup_of_workers_prints_no_traceback(tiny_repository: Path) -> None:
+    command = [PREBLOCK, "serve", "--repository", str(tiny_repository), "--port", "0", "--workers", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_until(lambda: fork_servers(process.pid), pause=0.001)
+        time.sleep(0.2)  # the fork server imports modules
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does for Ctrl-C
+        errors = process.communicate(timeout=60)[1]
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
