@@ -116,7 +116,8 @@ class ModelControl:
 
         """
         name = self._check_allowed(name, caller)
-        found_artifacts = await _read_repository(partial(find_artifacts, self._repository.root))
+        known = [(state.name, state.version) for state in self._repository.states()]
+        found_artifacts = await _read_repository(partial(find_artifacts, self._repository.root, known))
         names = {found for found, _, _ in found_artifacts}
         if name not in names:
             shown = sorted(found for found in names if self._repository.access.shows(found, caller))

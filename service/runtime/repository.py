@@ -113,7 +113,7 @@ class Repository:
             entries: dict[tuple[str, int], VersionEntry] = {}
             checksums = Checksums(self._cache)
             try:
-                for name, version, folder in find_artifacts(self.root):
+                for name, version, folder in find_artifacts(self.root, versions or self._entries):
                     if versions is not None and (name, version) not in versions:
                         continue
                     if name in self._aliases:

@@ -75,8 +75,10 @@ def write_change(shared: Path, root: Path, name: str, unloaded: bool) -> int:
     try:
         with (shared / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            versions = frozenset((found, version) for found, version, _ in find_artifacts(root))
-            desired = read_desired(shared).change(name, unloaded, versions)
+            before = read_desired(shared)
+            found = find_artifacts(root, before.versions or ())
+            versions = frozenset((model, version) for model, version, _ in found)
+            desired = before.change(name, unloaded, versions)
             write_desired(shared, desired)
             return desired.number
     except OSError as error:

@@ -148,10 +148,13 @@ def test_history_inconsistent_with_graph_is_rejected(
     assert refusal(tmp_path).startswith(f"ngrams/1/{MANIFEST} {message}")
 
 
-def test_model_name_invalid_in_url_is_rejected(tiny_repository: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_repository / "gpt", tmp_path / "gpt\u00e9")
-    with pytest.raises(ArtifactError, match="model: got gpt\u00e9"):
-        find_artifacts(tmp_path)
+@pytest.mark.parametrize("name", ["gpt\u00e9", "my copy"])
+def test_model_folder_with_wrong_name_is_skipped(root: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(root / "gpt", root / name)
+    for _ in range(2):
+        assert {model for model, _, _ in find_artifacts(root)} == {"bert", "gpt"}
+    (message,) = caplog.messages
+    assert message.startswith(f"the model folder {str(root / name)!r} is skipped: its name may have only letters")
 
 
 def test_earlier_artifact_with_tiles_is_served_without_them(root: Path) -> None:
