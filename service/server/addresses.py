@@ -40,9 +40,12 @@ def bind_http(settings: Settings) -> Iterator[Bound]:
             signal.signal(signal.SIGTERM, previous)
             if early:  # before the block could remove the file
                 sys.exit()
-            yield Bound(
-                unix.socket, partial(unix.listen, BACKLOG), f"{scheme}+unix://{quote(os.fsencode(path), safe='')}"
-            )
+
+            def listen_at_path() -> None:
+                with _hold_path("uds", path):  # between its check and its file another server could begin
+                    unix.listen(BACKLOG)
+
+            yield Bound(unix.socket, listen_at_path, f"{scheme}+unix://{quote(os.fsencode(path), safe='')}")
         return
     with bind("port", settings.host, settings.port) as listener:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
@@ -71,10 +74,7 @@ def hold_grpc_address(settings: Settings) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if settings.grpc_uds is not None:
-            path = _check_grpc_path(settings, settings.grpc_uds.absolute())
-            folder = path.parent.stat()  # containers may have equal paths
-            place = f"{folder.st_dev}:{folder.st_ino}/{path.name}"
-            stack.enter_context(_hold(place, partial(unusable_path, "grpc-uds", path)))
+            stack.enter_context(_hold_path("grpc-uds", _check_grpc_path(settings, settings.grpc_uds.absolute())))
         elif settings.grpc_port is not None:
             if settings.uds is None and settings.grpc_port == settings.port:
                 message = f"--port and --grpc-port are both {settings.port}; each needs its own port"
@@ -82,6 +82,14 @@ def hold_grpc_address(settings: Settings) -> Iterator[None]:
             with bind("grpc-port", settings.host, settings.grpc_port) as probe:
                 place = "{}:{}".format(*probe.getsockname())
             stack.enter_context(_hold(place, partial(_unusable, "grpc-port", settings.host, settings.grpc_port)))
+        yield
+
+
+@contextmanager
+def _hold_path(field: str, path: Path) -> Iterator[None]:
+    """Keep the path of a socket from other servers in the block."""
+    folder = path.parent.stat()  # not its name, because containers may have equal names
+    with _hold(f"{folder.st_dev}:{folder.st_ino}/{path.name}", partial(unusable_path, field, path)):
         yield
 
 
