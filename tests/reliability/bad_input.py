@@ -120,7 +120,7 @@ BAD: dict[str, list[Row]] = {
         ({"input_ids": [[1]], "offset": []}, NATIVE, "offset: got [], expected a"),
         ({"input_ids": [[1], [1]], "offset": [0, 0, 0]}, TENSOR, "offset: got 3 values, expected one value, or one "),
         ({"input_ids": [[1]], "dtype": "float64"}, (native_json,), "dtype: got float64, expected float32, "),
-        ({"input_ids": [[1]], "dtype": None}, (native_json,), "dtype: got None, expected a name"),
+        ({"input_ids": [[1]], "dtype": 5}, (native_json,), "dtype: got 5, expected a name"),
         ({"input_ids": [[1]], "encoding": "hex"}, (native_json,), "encoding: got hex, expected base64, "),
     ],
 }
