@@ -23,7 +23,7 @@ def check_described(frontend: "FrontEnd") -> None:
     """Compare the vectors of `frontend` with those of a front-end with its config and weights, for all ids.
 
     The config knows nothing of hooks, replaced parts and methods of a subclass. Nothing is compared if the weights are
-    on the device meta, or of types that cannot be added.
+    on the device meta, or of types without addition.
 
     Raises:
         ValueError: the weights or the vectors differ.
@@ -34,7 +34,7 @@ def check_described(frontend: "FrontEnd") -> None:
         plain = frontend.from_tensors(frontend.config, frontend.state_dict()).eval()
     except RuntimeError as error:
         reason = " ".join(str(error).split()).partition(": ")[2]
-        raise ValueError(f"module: got weights that do not fit its config: {reason}; {remedy}") from error
+        raise ValueError(f"module: got weights unlike those of its config: {reason}; {remedy}") from error
     if any(weight.is_meta for weight in frontend.parameters()):
         return
     modes = [(module, module.training) for module in frontend.modules()]
@@ -49,8 +49,7 @@ def check_described(frontend: "FrontEnd") -> None:
                 found = _outputs(frontend, ids, offset)
                 for output, vectors in expected.items():
                     if not torch.equal(found[output].nan_to_num(), vectors.nan_to_num()):
-                        message = f"module: got {output} that differ from those of its config and weights; {remedy}"
-                        raise ValueError(message)
+                        raise ValueError(f"module: got {output} unlike those of its config and weights; {remedy}")
     finally:
         for module, training in modes:
             module.training = training

@@ -233,7 +233,7 @@ class Doubled(BertEmbeddings):
             r"tokens\.weight: got torch\.float16 on cpu, expected torch\.float32 on cpu; module\.float\(\)\.cpu\(\)",
         ),
         (BertEmbeddings(V, D, M).to("meta"), {}, r"tokens\.weight: got torch\.float32 on meta, expected"),
-        (Doubled(V, D, M), {}, "module: got embeddings that differ from those of its config"),
+        (Doubled(V, D, M), {}, "module: got embeddings unlike those of its config"),
     ],
 )
 def test_wrong_arguments_for_module_are_rejected(

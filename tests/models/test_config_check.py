@@ -76,14 +76,14 @@ def become(kind: type[FrontEnd]) -> Callable[[FrontEnd], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (add_hook_for_one_id, "embeddings that differ"),
-        (add_hook, "embeddings that differ from those of its config and weights; call BertEmbeddings in a module"),
-        (change_epsilon, "embeddings that differ"),
-        (become(Doubled), "embeddings that differ .*; call Doubled in"),
-        (become(Looking), "token_embeddings that differ .*; call Looking in"),
-        (replace_norm, r'weights that do not fit its config: Missing key\(s\) in state_dict: "norm.bias"'),
-        (normalize_weight, r'weights that do not fit its config: Missing key\(s\) in state_dict: "tokens.weight"'),
-        (adapt, "weights that do not fit its config: .*; call BertEmbeddings in"),
+        (add_hook_for_one_id, "embeddings unlike those"),
+        (add_hook, "embeddings unlike those of its config and weights; call BertEmbeddings in a module"),
+        (change_epsilon, "embeddings unlike those"),
+        (become(Doubled), "embeddings unlike those .*; call Doubled in"),
+        (become(Looking), "token_embeddings unlike those .*; call Looking in"),
+        (replace_norm, r'weights unlike those of its config: Missing key\(s\) in state_dict: "norm.bias"'),
+        (normalize_weight, r'weights unlike those of its config: Missing key\(s\) in state_dict: "tokens.weight"'),
+        (adapt, "weights unlike those of its config: .*; call BertEmbeddings in"),
     ],
 )
 def test_changed_module_is_neither_saved_nor_exported(
