@@ -1,9 +1,6 @@
 """The inspector in a real browser: every panel is used, with the values of NumPy and the words of the API."""
 
 import json
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -25,7 +22,6 @@ from tests.clients.inspector.controls import (
     use_stream,
 )
 from tests.support.artifacts import copy_artifact, read_tables
-from tests.support.paths import ROOT
 from tests.support.servers import Server, serve
 
 MAX_LOADED_BYTES = 150_000
@@ -278,31 +274,3 @@ def test_page_without_models_shows_no_panel(browser: Page, tmp_path: Path) -> No
         browser.wait_for("document.getElementById('status').innerText === 'No model is ready.'")
         assert browser.evaluate(f"{json.dumps(PANELS)}.every((name) => document.getElementById(name).hidden)")
         check_events(browser, server)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "service.test"])
-def test_copy_button_copies_snippet_at_any_address(host: str, browser: Page, inspected: Server) -> None:
-    load(browser, replace(inspected, address=inspected.address.replace("127.0.0.1", host)))
-    browser.wait_for("document.getElementById('version').value")
-    assert browser.evaluate("isSecureContext") == (host == "127.0.0.1")
-    submit(browser, "embed")
-    browser.wait_for("!document.getElementById('embed-result').hidden")
-    click = "document.getElementById('copy').click()"
-    browser.call("Runtime.evaluate", expression=click, userGesture=True)
-    browser.wait_for("document.getElementById('status').innerText === 'The request was copied.'")
-    code = browser.evaluate("document.getElementById('snippet').textContent")
-    browser.evaluate("document.getElementById('content').select() ?? document.getElementById('content').focus()")
-    browser.call("Input.dispatchKeyEvent", type="keyDown", commands=["paste"])
-    browser.wait_for(f"document.getElementById('content').value === {json.dumps(code)}")
-
-
-@pytest.mark.parametrize("language", ["curl", "python"])
-def test_snippet_of_embed_panel_runs(language: str, page: Page) -> None:
-    choose(page, "gpt")
-    submit(page, "embed")
-    page.wait_for("!document.getElementById('embed-result').hidden")
-    page.evaluate(f"document.querySelector('[data-language={language}]').click()")
-    code = text(page, "snippet")
-    command = ["bash", "-c", code] if language == "curl" else [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
-    assert '"shape":[1,4,4]' in done.stdout if language == "curl" else done.stdout.startswith("(1, 4, 4) [")
