@@ -8,7 +8,8 @@ import pytest
 
 import preblock
 from preblock.client import errors
-from preblock.client.access import read_access
+from preblock.client.access import Replicas, read_access
+from preblock.client.transport import SyncTransport
 from tests.client.conftest import Connect, raises_kind
 from tests.client.flaky_proxy import Act, FlakyProxy
 from tests.support.servers import Server, free_port
@@ -61,6 +62,20 @@ def test_calls_and_streams_use_the_same_proxy(
         with client.decode("gpt") as stream:
             assert np.array_equal(stream.step([1, 2]), vectors)
         assert proxy.connections == 2 * used
+
+
+def test_server_without_proxy_ignores_that_of_another_port(
+    tiny_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ForwardProxy(tiny_server.address) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.address)
+        monkeypatch.setenv("NO_PROXY", tiny_server.address.removeprefix("http://"))
+        servers = [read_access(url, 60, None) for url in (tiny_server.address, "http://127.0.0.1")]
+        drawn = (Replicas(servers) for _ in range(64))  # each begins with a random server
+        transport = SyncTransport(next(replicas for replicas in drawn if replicas.current is servers[0]))
+        transport.request("GET", "/v2", b"", {})
+        transport.close()
+        assert proxy.connections == 0
 
 
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "ALL_PROXY"])
