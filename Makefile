@@ -70,12 +70,11 @@ reliability: $(VENV)/fuzz $(MODELS) ## Run the reliability tests for hours: host
 	for parser in $(PARSERS); do $(BIN)/python -m tests.reliability.guided_fuzzing $$parser --seconds 600 || exit; done
 	$(BIN)/python -m benchmarks.soak --minutes 120
 
-check: $(VENV)/dev ## Lint; check types, import directions, English, workflows and the metadata of the package.
+check: $(VENV)/dev ## Lint; check types, import directions, workflows and the metadata of the package.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p preblock -p tests -p benchmarks
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m tests.prose
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/family.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
