@@ -28,7 +28,7 @@ from preblock.service.artifacts.manifest import TOKENIZER
 from preblock.service.artifacts.parity import OutputParity
 from preblock.service.artifacts.records import Resized, SentencePooling, SoftPrompt, Source
 from preblock.service.core.errors import PreblockError
-from preblock.service.runtime.tokenizer import find_largest_id
+from preblock.service.runtime.tokenizer import check_tokenizer
 
 SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER]
 """Files to download first. They name the weight files, except for the tokenizer, to be copied, and an adapter."""
@@ -121,7 +121,7 @@ def _load_folder(
 def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:
     """Open the tokenizer in `file`; raise ExportError unless all its ids are rows of the token table."""
     try:
-        largest = find_largest_id(str(file), read_bytes(file))
+        largest = check_tokenizer(str(file), read_bytes(file))
     except (CheckpointError, PreblockError) as error:
         raise ExportError(str(error)) from error
     if isinstance(frontend, FrontEnd) and largest >= (rows := frontend.signature.vocab_size):

@@ -83,6 +83,7 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
         aliases=read_aliases(settings.aliases),
         table_memory=memory,
         reference_roots=settings.reference_folders,
+        open_timeout_seconds=settings.model_open_timeout_seconds,
         unloaded=desired.unloaded,
         versions=desired.versions,
     )

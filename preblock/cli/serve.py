@@ -16,7 +16,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Address": ("host", "port", "grpc_port", "uds", "grpc_uds", "workers"),
     "Models": (
         *("repository", "reference_roots", "cache_dir", "aliases"),
-        *("model_control", "model_poll_interval_seconds"),
+        *("model_control", "model_poll_interval_seconds", "model_open_timeout_seconds"),
     ),
     "Execution": (
         *("provider", "intra_op_threads", "gpu_mem_limit_bytes"),

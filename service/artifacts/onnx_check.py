@@ -37,6 +37,18 @@ TYPES = {
 }
 """Supported ONNX data types: name, bytes of an element, and the field with single elements."""
 
+OPERATORS = frozenset(
+    (
+        *("Abs", "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil"),
+        *("Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "Cos", "CumSum", "DequantizeLinear", "Div"),
+        *("Equal", "Exp", "Expand", "Floor", "Gather", "Gelu", "Greater", "GreaterOrEqual", "Identity"),
+        *("LayerNormalization", "Less", "LessOrEqual", "Log", "MatMul", "Max", "Min", "Mod", "Mul", "Neg", "Not"),
+        *("Or", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceSum", "Reshape", "Round", "Shape"),
+        *("Sin", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
+    )
+)
+"""Operators of the graphs that an export writes. The graph of somebody's own module may hold any without a subgraph."""
+
 Extent = tuple[int, int]
 """Offset and end of a tensor in the data file."""
 
@@ -45,8 +57,9 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
     """Check every graph of the artifact in `folder`.
 
     Raises:
-        ArtifactError: a file is not an ONNX model; a tensor lies outside the data file and its graph, overlaps another
-            tensor, or has a wrong length for its dtype and shape; or the manifest disagrees with a table.
+        ArtifactError: a file is not an ONNX model, or holds control flow or an unknown operator; a tensor lies outside
+            the data file and its graph, overlaps another tensor, or has a wrong length for its dtype and
+            shape; or the manifest disagrees with a table.
 
     """
     lengths = {name: file.bytes for name, file in manifest.files.items()}
@@ -57,6 +70,7 @@ def check_graphs(folder: Path, manifest: Artifact) -> None:
     everywhere: dict[Extent, str] = {}
     for graph in manifest.graphs:
         model = parse(graph, read_file(folder / graph, MAX_GRAPH_BYTES))
+        _check_operators(graph, model, own_module=manifest.front_end is None)
         here: dict[Extent, str] = {}
         for tensor in _tensors(graph, model):
             field = f"{graph} {_printable(tensor.name)}"
@@ -86,6 +100,18 @@ def parse(graph: str, content: bytes) -> ModelProto:
     if not model.HasField("graph"):
         raise ArtifactError(graph, "no graph", "an ONNX model", message=f"{graph} is no ONNX model: it has no graph")
     return model
+
+
+def _check_operators(graph: str, model: ModelProto, own_module: bool) -> None:
+    """Refuse control flow: onnxruntime runs a constant loop while it opens the graph, and cannot be stopped."""
+    if model.functions or model.training_info:
+        raise ArtifactError(graph, "functions, or graphs for training", "one graph of operators")
+    for node in model.graph.node:
+        field = f"{graph} node {_printable(node.op_type)}"
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            raise ArtifactError(field, "a subgraph", "an operator without control flow")
+        if not own_module and (node.domain or node.op_type not in OPERATORS):
+            raise ArtifactError(field, "an operator that no export writes", ", ".join(sorted(OPERATORS)))
 
 
 def _tensors(graph: str, message: Message) -> Iterator[TensorProto]:

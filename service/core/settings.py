@@ -78,6 +78,7 @@ class Settings(BaseModel):
     model_poll_interval_seconds: Seconds = Field(
         5.0, description="Poll interval for model_control poll, and for tables outside artifacts."
     )
+    model_open_timeout_seconds: Seconds = Field(60.0, description="Time to open the graphs of a version.")
     workers: int = Field(1, ge=1, le=MAX_THREADS, description="Number of serving processes.")
     intra_op_threads: int = Field(1, ge=1, le=MAX_THREADS, description="Threads of one session call.")
     log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")

@@ -23,6 +23,19 @@ TOKEN_COST = 32
 """Cost of one token validated and its position counted, in values."""
 
 
+def contain(work: Callable[[], ResultT]) -> ResultT:
+    """Return the result of `work`. A panic of a library in Rust, which is no `Exception`, becomes a RuntimeError.
+
+    Handlers of requests take an `Exception` for an error, and anything else for the end of the process.
+    """
+    try:
+        return work()
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"a library failed with {type(error).__name__}: {error}") from error
+
+
 class MicroBatch(Generic[ItemT, ResultT]):
     """Items of one event-loop iteration; they run together when the first result is requested.
 
@@ -115,7 +128,7 @@ class Scheduler:
 
         """
         if self.is_inline(size, text):
-            return work()
+            return contain(work)
         settings = self._settings.current
         if self._pending >= self._threads + settings.max_queue_size:
             most = settings.max_queue_size
@@ -126,7 +139,7 @@ class Scheduler:
             # The thread runs in the context of the request, so that it knows the caller.
             # No frame above `_result` may hold the future; see there.
             result = self._result(
-                self._pool.submit(contextvars.copy_context().run, work), settings.queue_timeout_seconds
+                self._pool.submit(contextvars.copy_context().run, contain, work), settings.queue_timeout_seconds
             )
             return await result
         finally:

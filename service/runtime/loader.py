@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from preblock.service.artifacts.records import Tensor
 from preblock.service.artifacts.references import check_references, read_signatures
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, signature_of
+from preblock.service.core.threads import start_thread
 from preblock.service.runtime.cuda_embedding import CudaLookup
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup, map_tables
 from preblock.service.runtime.graph_check import (
@@ -55,6 +57,9 @@ from preblock.service.runtime.table_memory import TableMemory
 from preblock.service.runtime.table_warm_up import warm_up
 from preblock.service.runtime.tokenizer import Tokenizer
 
+OPEN_TIMEOUT_SECONDS = 60.0
+"""The largest published tables open in a few seconds: onnxruntime maps them."""
+
 
 def load_model(
     name: str,
@@ -66,6 +71,7 @@ def load_model(
     gpu_mem_limit_bytes: int | None,
     memory: TableMemory,
     reference_roots: Sequence[Path] = (),
+    open_timeout_seconds: float = OPEN_TIMEOUT_SECONDS,
 ) -> ServedModel:
     """Check the artifact in `folder`, open its graphs, and run each once.
 
@@ -79,22 +85,25 @@ def load_model(
         gpu_mem_limit_bytes: GPU memory limit of one graph; None: no limit.
         memory: of the n-gram tables of all models.
         reference_roots: folders of files outside the artifact; default: none allowed.
+        open_timeout_seconds: time to open the graphs and to run each once, without the time to hash the files.
 
     Raises:
-        ArtifactError: the artifact is broken, or its files contradict each other.
+        ArtifactError: the artifact is broken, its files contradict each other, or its graphs do not open in time.
 
     """
     manifest, identity = read_with_identity(folder)
     parity = read(ParityReport, folder / PARITY)
     signatures, references = _check_files(folder, manifest, checksums, reference_roots)
     provider = choice.for_model(manifest).active
-    sessions = _open_sessions(folder, manifest, provider, threads, gpu_mem_limit_bytes)
-    _check_sessions(folder, manifest, sessions, provider)
-    lookups: dict[str, Any] = {}
-    if isinstance(manifest, Manifest):
-        lookups = _open_lookups(folder, manifest, sessions, provider, gpu_mem_limit_bytes)
-    for session in sessions.values():
-        session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
+    work = partial(_open, folder, manifest, provider, threads, gpu_mem_limit_bytes)
+    # Nothing can stop onnxruntime: after the timeout, the thread works on, and its result is dropped.
+    try:
+        sessions, lookups = start_thread(work, f"open {name}/{version}").result(open_timeout_seconds)
+    except TimeoutError:
+        got, allowed = f"more than {open_timeout_seconds:g} s", f"at most {open_timeout_seconds:g} s"
+        raise ArtifactError(
+            "graphs", got, allowed, message=f"the graphs did not open and run within {open_timeout_seconds:g} s"
+        ) from None
     _check_unchanged(folder, signatures, references)
     served: dict[str, Any] = {
         "name": name,
@@ -118,6 +127,22 @@ def load_model(
         **lookups,
         **served,
     )
+
+
+def _open(
+    folder: Path, manifest: Manifest | StemManifest, provider: str, threads: int, gpu_mem_limit_bytes: int | None
+) -> tuple[dict[str, Session], dict[str, Any]]:
+    """Open, check and run the graphs, the tables and the tokenizer; return graphs, and arguments of `TokenModel`."""
+    sessions = _open_sessions(folder, manifest, provider, threads, gpu_mem_limit_bytes)
+    _check_sessions(folder, manifest, sessions, provider)
+    lookups: dict[str, Any] = {}
+    if isinstance(manifest, Manifest):
+        lookups = _open_lookups(folder, manifest, sessions, provider, gpu_mem_limit_bytes)
+        if lookups["tokenizer"] is not None:
+            lookups["tokenizer"].check()
+    for session in sessions.values():
+        session.warm_up({tensor.name: _smallest_input(tensor, manifest) for tensor in session.inputs})
+    return sessions, lookups
 
 
 def _check_files(

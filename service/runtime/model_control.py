@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 from preblock.service.artifacts.catalog import find_artifacts
 from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
+from preblock.service.core.threads import start_thread
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.version_state import UNLOADED
 from preblock.service.runtime.worker_states import (
@@ -102,7 +103,7 @@ class ModelControl:
         """Drop versions that refer to changed files, in every mode, until cancelled."""
         while True:
             if self._repository.has_references:
-                await asyncio.to_thread(self._repository.drop_changed)
+                await asyncio.wrap_future(start_thread(self._repository.drop_changed, "watch references"))
             await asyncio.sleep(self._poll_interval_seconds)
 
     async def load(self, name: str, caller: Principal = NOBODY) -> None:
@@ -230,7 +231,7 @@ async def _read_repository(read: Callable[[], Result]) -> Result:
     """Call `read` in a thread. An error of the folder is logged, and raised without its path."""
     try:
         with _named_errors("the repository"):
-            return await asyncio.to_thread(read)
+            return await asyncio.wrap_future(start_thread(read, "read the repository"))
     except ArtifactError as error:
         LOG.warning("the repository cannot be read; the loaded models keep serving: %s", error)
         message = "the repository cannot be read; see the log"

@@ -11,7 +11,7 @@ from preblock.service.artifacts.catalog import VERSION, find_artifacts
 from preblock.service.artifacts.checksums import Checksums
 from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Principal
 from preblock.service.core.errors import Invalid, NotFound, Unavailable
-from preblock.service.runtime.loader import load_model
+from preblock.service.runtime.loader import OPEN_TIMEOUT_SECONDS, load_model
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
 from preblock.service.runtime.table_memory import TableMemory
@@ -42,6 +42,7 @@ class Repository:
         aliases: model by further name. A folder with such a name is not opened.
         table_memory: of the n-gram tables of all models; default None: without a budget.
         reference_roots: folders of files outside the artifacts; default: none allowed.
+        open_timeout_seconds: time to open the graphs of a version.
         unloaded, versions: opened at first, as in `refresh`.
 
     Attributes:
@@ -63,6 +64,7 @@ class Repository:
         aliases: Mapping[str, str] | None = None,
         table_memory: TableMemory | None = None,
         reference_roots: Sequence[Path] = (),
+        open_timeout_seconds: float = OPEN_TIMEOUT_SECONDS,
         unloaded: Collection[str] = (),
         versions: Collection[tuple[str, int]] | None = None,
     ) -> None:
@@ -78,6 +80,7 @@ class Repository:
             gpu_mem_limit_bytes=gpu_mem_limit_bytes,
             memory=table_memory or TableMemory(),
             reference_roots=reference_roots,
+            open_timeout_seconds=open_timeout_seconds,
         )
         self._cache, self._aliases = cache, aliases or {}
         # All three are replaced as a whole, never changed: a request keeps the model that it found.

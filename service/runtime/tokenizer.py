@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -12,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preblock.service.artifacts.records import File
-from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
+from preblock.service.core.errors import ArtifactError, Invalid, TooLarge, shorten
 from preblock.service.core.files import open_file, unreadable
+from preblock.service.core.system import return_free_memory
 from preblock.service.core.types import Encoding, Int64, TokenRows
 from preblock.service.runtime.ascii_tokenizer import AsciiTokenizer
 
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS_PER_TOKEN = 16
 """Bounds the work for long text: a tokenizer needs hundreds of bytes of memory per token."""
+SAMPLES = (
+    *("", "a", "Hello, world! It's 2024.", "  \t\r\n ", "naïve ÉCOLE ß ŉ", "e\u0301 \u1100\u1161\u11a8"),
+    *("東京 日本語テキスト", "العربية עברית", "👩\u200d👧 \U0001f1e9\U0001f1ea", "\x00\x07\u200b\u2028\ufeff\ufffd"),
+    *("[CLS] [SEP] <s> </s> <unk> <|endoftext|>", "abcdefghij" * 30, "1234567890" * 10, " " * 300, "a" * 24 + "!"),
+)
+"""Texts that make a malformed tokenizer fail: scripts, marks, controls, special tokens, long words."""
 
 
 class Tokenizer:
@@ -83,9 +92,12 @@ class Tokenizer:
         try:
             found = [] if only_ids else tokenize(list(text), add_special_tokens=special_tokens)
             ids = self._fast.ids(text) if only_ids else [encoding.ids for encoding in found]
-        except Exception as error:  # such as an unknown word, and a vocabulary without an unknown token
-            message = f"text: got one without tokens, expected text in the vocabulary of the tokenizer: {error}"
-            raise Invalid("text", "text without tokens", "text in the vocabulary", message=message) from error
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            # An unknown word and no unknown token, for example, or a regular expression that takes too long.
+            message = f"text: the tokenizer of the model fails on this text: {reason_of(error)}"
+            raise Invalid("text", "text that the tokenizer fails on", "other text", message=message) from error
         counts = list(map(len, ids))
         if sum(counts) > max_tokens:
             raise TooLarge("text", f"{sum(counts)} tokens", f"at most {max_tokens} tokens in a request")
@@ -114,33 +126,78 @@ class Tokenizer:
         """
         return [self._tokenizer.id_to_token(token) for token in ids]
 
+    def check(self) -> None:
+        """Tokenize a few texts without keeping the tokenizer in memory. Without its package, check nothing.
+
+        Raises:
+            ArtifactError: the file is no tokenizer, differs from the manifest, or fails on ordinary text.
+
+        """
+        with suppress(Invalid):
+            check_tokenizer(self._name, self._read())
+        return_free_memory()
+
     @cached_property
     def _fast(self) -> AsciiTokenizer:
         return AsciiTokenizer(self._tokenizer)
 
     @cached_property
     def _tokenizer(self) -> "tokenizers.Tokenizer":
+        return _parse(self._name, self._read())
+
+    def _read(self) -> bytes:
         try:
             content = os.pread(self._descriptor, self._expected.bytes + 1, 0)
         except OSError as error:
             raise unreadable(self._name, error) from error
         if (found := hashlib.sha256(content).hexdigest()) != self._expected.sha256:
             raise ArtifactError(self._name, f"sha256 {found}", f"sha256 {self._expected.sha256}")
-        return _parse(self._name, content)
+        return content
 
 
-def find_largest_id(name: str, content: bytes) -> int:
-    """Return the largest id that the tokenizer in `content`, the file `name`, can give; -1 without any token.
+def is_failure(error: BaseException) -> bool:
+    """Return whether `tokenizers` raised `error`: `Exception` itself, or a panic of Rust, which is no `Exception`."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an error of `tokenizers` in one line."""
+    return shorten(" ".join(str(error).split()))
+
+
+def check_tokenizer(name: str, content: bytes) -> int:
+    """Run the tokenizer in `content`, the file `name`, on `SAMPLES`, and return its largest id; -1 without any token.
 
     Raises:
         Invalid: `tokenizers` is not installed.
-        ArtifactError: the file is no tokenizer.
+        ArtifactError: the file is no tokenizer, or it fails on a text. An unknown word may have no token.
 
     """
     tokenizer = _parse(name, content)
-    # The ids of the special tokens around a text need not be in the vocabulary.
-    ids = chain(tokenizer.get_vocab(with_added_tokens=True).values(), tokenizer.encode("").ids)
-    return max(ids, default=-1)
+    with _naming_failures(name, ""):
+        fast = AsciiTokenizer(tokenizer)
+        # The ids of the special tokens around a text need not be in the vocabulary.
+        ids = chain(tokenizer.get_vocab(with_added_tokens=True).values(), tokenizer.encode("").ids)
+        largest = max(ids, default=-1)
+    for text in SAMPLES:
+        for tokenize in (tokenizer.encode_batch, fast.encode):
+            with _naming_failures(name, text):
+                tokenize([text], add_special_tokens=True)
+    return largest
+
+
+@contextmanager
+def _naming_failures(name: str, text: str) -> Iterator[None]:
+    """Raise ArtifactError if the tokenizer in the file `name` fails on `text`, except for an unknown word."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        reason = reason_of(error)
+        if not re.search(r"\bunk", reason, re.IGNORECASE):
+            message = f"{name}: the tokenizer fails on the text {shorten(ascii(text))}: {reason}"
+            raise ArtifactError(name, reason, "a tokenizer for any text", message=message) from error
 
 
 def _parse(name: str, content: bytes) -> "tokenizers.Tokenizer":
@@ -150,9 +207,11 @@ def _parse(name: str, content: bytes) -> "tokenizers.Tokenizer":
         raise Invalid("text", "text", "token ids, since the package tokenizers is not installed") from error
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # the package has no exception of its own
-        message = f"{name} is no tokenizer of the package tokenizers: {error}"
-        raise ArtifactError(name, str(error), "a file of the package tokenizers", message=message) from error
+    except BaseException as error:  # the package has no exception of its own
+        if not (is_failure(error) or isinstance(error, ValueError)):
+            raise
+        message = f"{name} is no tokenizer of the package tokenizers: {reason_of(error)}"
+        raise ArtifactError(name, reason_of(error), "a file of the package tokenizers", message=message) from error
     # The file may configure both; the service truncates on request only.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -212,9 +212,9 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
     },
     "Invalid": everywhere("gpt", {"input_ids": [[7]]}),
     "ArtifactError": {
-        "native": post("/models/broken/embed", {"text": "a"}),
+        "native": post("/models/changed/embed", {"text": "a"}),
         "/v2": post(LOAD),
-        "/v1": post(EMBEDDINGS, {"model": "broken", "input": "a"}),
+        "/v1": post(EMBEDDINGS, {"model": "changed", "input": "a"}),
         "gRPC": lambda place: grpc_refusal(
             place.clients.stub.RepositoryModelLoad, service_pb2.RepositoryModelLoadRequest(model_name="gpt")
         ),

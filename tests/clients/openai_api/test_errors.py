@@ -184,14 +184,15 @@ def test_unknown_route_returns_openai_error(tiny: httpx.Client, method: str, pat
     assert response.json()["error"]["message"].startswith(f"{method} {path}: ")
 
 
-def test_broken_tokenizer_raises_internal_server_error(tmp_path: Path) -> None:
-    copy_artifact("bert-broken-tokenizer", tmp_path / "repository", "broken")
+def test_changed_tokenizer_raises_internal_server_error(tmp_path: Path) -> None:
+    folder = copy_artifact("bert", tmp_path / "repository", "changed")
     with serve(tmp_path / "repository") as running, connected(running) as client:
+        (folder / "tokenizer.json").write_text("{}")
         with pytest.raises(openai.InternalServerError) as raised:
-            client.embeddings.create(model="broken", input="a")
+            client.embeddings.create(model="changed", input="a")
         assert (raised.value.type, raised.value.code, raised.value.param) == (
             "server_error",
             None,
             None,
         )
-        assert len(client.embeddings.create(model="broken", input=[1]).data) == 1
+        assert len(client.embeddings.create(model="changed", input=[1]).data) == 1

@@ -58,27 +58,10 @@ def node_with(field: str, value: Any) -> onnx.NodeProto:
     return node
 
 
-def graph_with(tensor: TensorProto) -> onnx.GraphProto:
-    return onnx.GraphProto(name="inner", node=[node_with("g", onnx.GraphProto(initializer=[tensor]))])
-
-
-def in_training(field: str) -> Callable[[onnx.ModelProto], object]:
-    return lambda model: getattr(model.training_info.add(), field).CopyFrom(graph_with(external()))
-
-
 HIDING_PLACES: dict[str, Callable[[onnx.ModelProto], object]] = {
     "initializer": lambda model: model.graph.initializer.append(external()),
     "attribute": lambda model: model.graph.node.append(node_with("t", external())),
     "attributes": lambda model: model.graph.node.append(node_with("tensors", external())),
-    "subgraph": lambda model: model.graph.node.append(node_with("g", graph_with(external()))),
-    "subgraphs": lambda model: model.graph.node.append(node_with("graphs", graph_with(external()))),
-    "function": lambda model: model.functions.add(name="f").node.append(node_with("t", external())),
-    "function's subgraph": lambda model: model.functions.add().node.append(node_with("g", graph_with(external()))),
-    "function's default": lambda model: model.functions.add().attribute_proto.append(
-        AttributeProto(name="a", t=external())
-    ),
-    "training's initialization": in_training("initialization"),
-    "training's algorithm": in_training("algorithm"),
 }
 
 
@@ -86,6 +69,25 @@ HIDING_PLACES: dict[str, Callable[[onnx.ModelProto], object]] = {
 def test_hidden_external_location_is_rejected(folder: Path, hide: Callable[[onnx.ModelProto], object]) -> None:
     edit(folder, hide)
     assert refusal(folder) == f"{GRAPH} hidden location: got /etc/passwd, expected {DATA}, in the same folder"
+
+
+INNER = onnx.GraphProto(name="inner", initializer=[external()])
+CONTROL_FLOW: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
+    "subgraph": (lambda model: model.graph.node.append(node_with("g", INNER)), " node Constant"),
+    "subgraphs": (lambda model: model.graph.node.append(node_with("graphs", INNER)), " node Constant"),
+    "function": (lambda model: model.functions.add(name="f"), ""),
+    "training": (lambda model: model.training_info.add().initialization.CopyFrom(INNER), ""),
+    "operator": (lambda model: model.graph.node.append(helper.make_node("Det", ["a"], ["b"])), " node Det"),
+    "domain": (lambda model: model.graph.node.append(helper.make_node("Add", ["a"], ["b"], domain="x")), " node Add"),
+}
+
+
+@pytest.mark.parametrize(("change", "place"), CONTROL_FLOW.values(), ids=CONTROL_FLOW)
+def test_graph_with_other_operators_is_rejected(
+    folder: Path, change: Callable[[onnx.ModelProto], object], place: str
+) -> None:
+    edit(folder, change)
+    assert refusal(folder).startswith(f"{GRAPH}{place}: got ")
 
 
 def sparse() -> onnx.SparseTensorProto:

@@ -47,6 +47,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("aliases", "a=gpt, b.1=bert-2", "a=gpt, b.1=bert-2"),
     ("model_control", "poll", "poll"),
     ("model_poll_interval_seconds", "0.5", 0.5),
+    ("model_open_timeout_seconds", "0.5", 0.5),
     ("log_format", "json", "json"),
     ("log_level", "info", "info"),
     ("access_log_sample_rate", "0.5", 0.5),

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_word_without_token_is_rejected(tmp_path: Path, spans: bool) -> None:
     model.save(str(tmp_path / "tokenizer.json"))
     known = tokenizer_of(tmp_path / "tokenizer.json")
     assert known.encode(["a"], 8, spans).input_ids.values.tolist() == [0]
-    with pytest.raises(Invalid, match=r"^text: got one without tokens, .* of the tokenizer: WordLevel error: Missing"):
+    with pytest.raises(Invalid, match="fails on this text: WordLevel error: Missing"):
         known.encode(["b"], 8, spans)
 
 
@@ -100,13 +100,53 @@ def test_text_without_tokenizers_package_is_rejected(tiny: Tokenizer, monkeypatc
         tiny.encode(["a"], 100, spans=False)
 
 
-def test_start_up_does_not_import_tokenizers(tiny_repository: Path) -> None:
-    script = (
-        "import sys; from preblock.service.app import create_app; from preblock.service.core.settings import Settings; "
-        f"create_app(Settings(repository={str(tiny_repository)!r})); print('tokenizers' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "False"
+def changed(**parts: Any) -> bytes:
+    """Return the tokenizer of the tiny models with other parts."""
+    with tempfile.NamedTemporaryFile() as file:
+        write_tokenizer(Path(file.name))
+        return json.dumps(json.loads(Path(file.name).read_text()) | parts).encode()
+
+
+def split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+SEQUENCE = {"Sequence": {"id": "A", "type_id": 0}}
+UNKNOWN = {"SpecialToken": {"id": "[NOPE]", "type_id": 0}}
+BROKEN = {
+    "not JSON": b"{",
+    "length 0": changed(pre_tokenizer={"type": "FixedLength", "length": 0}),
+    "empty map": changed(normalizer={"type": "Precompiled", "precompiled_charsmap": ""}),
+    "broken map": changed(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAAAAA="}),
+    "unknown special token": changed(
+        post_processor={"type": "TemplateProcessing", "single": [UNKNOWN, SEQUENCE], "pair": [], "special_tokens": {}}
+    ),
+    "slow pattern": changed(pre_tokenizer=split("(a+)+$")),
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_check_names_failing_tokenizer(tmp_path: Path, content: bytes) -> None:
+    """The package panics for most of them, with an exception that is no `Exception`."""
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ArtifactError) as raised:
+        tokenizer_of(tmp_path / "tokenizer.json").check()
+    assert raised.value.field == "tokenizer.json"
+
+
+def test_check_accepts_working_tokenizers(checkpoint: Path, tiny: Tokenizer) -> None:
+    for tokenizer in (tiny, tokenizer_of(checkpoint / "tokenizer.json")):
+        tokenizer.check()
+        assert not tokenizer.opened
+
+
+@pytest.mark.parametrize("spans", [False, True])
+def test_text_with_panicking_tokenizer_is_rejected(tmp_path: Path, spans: bool) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(changed(pre_tokenizer=split("(b+)+$")))
+    tokenizer = tokenizer_of(tmp_path / "tokenizer.json")
+    tokenizer.check()
+    with pytest.raises(Invalid, match="fails on this text: Onig: Regex search error"):
+        tokenizer.encode(["b" * 24 + "!"], 100, spans)
 
 
 @pytest.fixture
