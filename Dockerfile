@@ -32,8 +32,9 @@ RUN python -c "import tomllib; \
     project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     extras = project['optional-dependencies']; \
     serve = project['dependencies'] + extras['service'] + extras['$PROVIDER'] + extras['tracing']; \
-    print(*(name for name in serve if name != 'preblock[service]'), sep='\n', file=open('serve.txt', 'w')); \
-    print(*extras['export'], sep='\n', file=open('export.txt', 'w'))"
+    lists = {'serve.txt': serve, 'export.txt': extras['export']}; \
+    [print(*(name for name in names if name != 'preblock[service]'), sep='\n', file=open(file, 'w')) \
+     for file, names in lists.items()]"
 
 
 FROM base AS dependencies

@@ -5,18 +5,22 @@ import os
 import sys
 from importlib.util import find_spec
 
+from preblock.extras import EXTRAS, find_missing, write_hint
+
 CLIENT_ALONE = """preblock: only the Python client is installed. Install the commands:
-  pip install 'preblock[cpu]'         serve on the CPU, and all commands but these two
-  pip install 'preblock[cpu,export]'  export and verify, too
+  pip install 'preblock[cpu]'         serve on the CPU, and all commands but these
+  pip install 'preblock[cpu,export]'  export, verify, convert, families
+  pip install 'preblock[cpu,plot]'    plot
   With an NVIDIA GPU, write gpu instead of cpu."""
 
 
 def main() -> None:
     """Run the command line. Without the packages of the extra `service`, name the extra to install."""
     open_closed_streams()
-    if find_spec("click") is None or find_spec("fastapi") is None:
-        sys.exit(explain_install(*sys.argv[1:2]))
-    if "serve" in sys.argv[1:3]:
+    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
+    if find_spec("click") is None or find_missing(["service"]):
+        sys.exit(explain_install(command))
+    if command == "serve":
         gc.disable()  # until the service runs: collections during the imports take a seventh of the start
     from preblock.cli import main as run
 
@@ -34,15 +38,12 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
-def explain_install(command: str = "--help") -> str:
-    """Return the message of an install without the service: the extra that `command` needs, or all extras."""
-    if command.startswith("-"):
+def explain_install(command: str | None) -> str:
+    """Return the message of an install without the service: the extras that `command` needs, or those of all."""
+    if command not in EXTRAS:
         return CLIENT_ALONE
-    extra = {"export": "cpu,export", "verify": "cpu,export", "plot": "cpu,plot"}.get(command, "cpu")
-    return (
-        f"preblock: only the Python client is installed. `preblock {command}` needs more: "
-        f"pip install 'preblock[{extra}]' (gpu instead of cpu for an NVIDIA GPU)"
-    )
+    hint = write_hint(EXTRAS[command])
+    return f"preblock: only the Python client is installed. `preblock {command}` needs more: {hint}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
 """Importers of third-party packages, and completeness of the documents. Directions: import-linter."""
 
 import ast
+import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.support.paths import ROOT
 
@@ -40,6 +45,17 @@ WHEN_NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "bench": {"grpc": (), "preblock.service": ()},
     "client": {"torch": (), "ml_dtypes": (), "websockets": ("client.sockets",), "preblock.client.sockets": ()},
 }
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Extras whose packages a package may import, besides the packages of the base install; of others `service`.
+EXTRAS_OF = {
+    "client": (),
+    "models": ("export",),
+    "export": ("service", "export", "discover"),
+    "service": ("service", "cpu", "tracing"),
+    "plots": ("service", "plot", "export"),
+}
+# Imports that the client makes only for a caller who has the package.
+OPTIONAL = {("client.results", "torch"), ("client.results", "ml_dtypes")}
 FILES = sorted(
     file
     for folder in ("models", "export", "service", "preblock")
@@ -99,15 +115,32 @@ def test_documents_list_every_setting_and_error_kind() -> None:
     assert [kind for kind in kinds if f"| `{kind}` |" not in document] == []
 
 
-def test_document_lists_every_dependency() -> None:
-    import tomllib
+def test_imported_packages_are_declared_in_extras() -> None:
+    """A package that only another one requires may go away with its next version."""
+    declared = {
+        extra: {
+            canonicalize_name(requirement.name)
+            for requirement in map(Requirement, PROJECT["optional-dependencies"].get(extra, PROJECT["dependencies"]))
+        }
+        for extra in ("client", "service", "cpu", "export", "discover", "plot", "tracing")
+    }
+    distributions = packages_distributions()
+    missing = set()
+    for file in FILES:
+        extras = EXTRAS_OF.get(module_of(file).partition(".")[0], ("service",))
+        known = set.union(declared["client"], *(declared[extra] for extra in extras))
+        for name in {name.partition(".")[0] for name, _ in imports_of(file)} - {"preblock", *sys.stdlib_module_names}:
+            if known.isdisjoint(map(canonicalize_name, distributions[name])):
+                missing.add((module_of(file), name))
+    assert missing == OPTIONAL
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+def test_document_lists_every_dependency() -> None:
     document = (ROOT / "docs/dependencies.md").read_text(encoding="utf-8").lower()
-    extras = project["optional-dependencies"]
+    extras = PROJECT["optional-dependencies"]
     names = [
         requirement.split(">")[0].split("[")[0]
-        for requirements in (project["dependencies"], *extras.values())
+        for requirements in (PROJECT["dependencies"], *extras.values())
         for requirement in requirements
     ]
     assert [name for name in names if name not in document] == []

@@ -19,6 +19,7 @@ from preblock.cli.options import (
     require,
     table,
 )
+from preblock.extras import EXTRAS
 from preblock.service.core.errors import ArtifactError, PreblockError
 
 ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "onnxruntime-genai", "openvino-genai")
@@ -101,7 +102,7 @@ def check(**options: Any) -> None:
     Example:
       preblock check --provider cpu
     """
-    require("onnxruntime", "cpu")
+    require(*EXTRAS["check"])
     from preblock.service.app import create_engine
     from preblock.service.core.auth import SERVICE
 

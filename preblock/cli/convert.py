@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from preblock.cli.options import MODEL, REPOSITORY, exit_on_sigterm, find_artifact, require
+from preblock.extras import EXTRAS
 
 IN_REPOSITORY = "triton"
 """The layout that stays in the repository, beside the versions of the model."""
@@ -52,8 +53,7 @@ def convert(model: str, repository: Path | None, layout: str, output: Path | Non
         click.echo(write_config(artifact.folder.parent, artifact.version))
         return
     assert output is not None
-    require("onnx", "export")
-    require("onnxruntime", "cpu")
+    require(*EXTRAS["convert"])
     from preblock.export.layouts.conversion import convert as run
 
     artifact = find_artifact(repository, model)

@@ -20,6 +20,7 @@ from preblock.cli.options import (
     require,
 )
 from preblock.cli.progress import ProgressLine
+from preblock.extras import EXTRAS
 
 
 def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -114,8 +115,7 @@ def export(
       preblock export ./my-bert --name minilm --dtype int8
       preblock export hf:openai-community/gpt2 --repository /srv/models
     """
-    require("torch", "export")
-    require("onnxruntime", "cpu")
+    require(*EXTRAS["export"])
     settings = read_settings(repository=repository)
     options: dict[str, Any] = {"max_len": max_len, "resizing": resize, "dtype": dtype, "scale": scale}
     name = _check(source, name, options, choices)
@@ -187,8 +187,7 @@ def verify(
       preblock verify minilm
       preblock verify minilm@2 --provider cpu
     """
-    require("torch", "export")
-    require("onnxruntime", "cpu")
+    require(*EXTRAS["verify"])
     settings = read_settings(repository=repository, reference_roots=reference_roots)
     artifact = find_artifact(settings.repository, model)
     from preblock.export.verification import verify as run

@@ -3,6 +3,7 @@
 import click
 
 from preblock.cli.options import require, table
+from preblock.extras import EXTRAS
 
 
 @click.command()
@@ -16,7 +17,7 @@ def families() -> None:
     Example:
       preblock families
     """
-    require("safetensors", "export")
+    require(*EXTRAS["families"])
     from preblock.models.checkpoints.bias_families import BIASES
     from preblock.models.checkpoints.families import FAMILIES
     from preblock.models.checkpoints.family_lookup import default_kinds

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
+from preblock.extras import find_missing, write_hint
 from preblock.service.core.errors import NotFound, PreblockError
 
 REPOSITORY = click.option(
@@ -65,10 +65,10 @@ def read_settings(**options: Any) -> Any:
         raise
 
 
-def require(module: str, extra: str) -> None:
-    """Fail if `module` is not installed; the error holds the command to install it."""
-    if find_spec(module) is None:
-        raise click.ClickException(f"this command needs {module}: pip install 'preblock[{extra}]'")
+def require(*extras: str) -> None:
+    """Fail if one of `extras` is not installed; the error holds the command to install all missing ones."""
+    if missing := find_missing(extras):
+        raise click.ClickException(f"this command needs {' and '.join(missing.values())}: {write_hint(missing)}")
 
 
 def exit_on_sigterm() -> None:

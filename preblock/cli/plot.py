@@ -14,6 +14,7 @@ from preblock.cli.options import (
     require,
     split_version,
 )
+from preblock.extras import EXTRAS
 from preblock.service.core.errors import ArtifactError, Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ def plot(model: str, kind: str, output: Path, repository: Path | None, reference
       preblock plot minilm heatmap -o positions.svg
       preblock plot gpt2-small@1 parameters -o share.png
     """
-    require("matplotlib", "plot")
-    require("onnxruntime", "cpu")
+    require(*EXTRAS["plot"])
     from preblock.plots.figures import KINDS as FIGURES
     from preblock.plots.files import check_suffix, save
 
@@ -81,6 +81,6 @@ def _read(repository: Path | None, model: str, reference_roots: str | None) -> "
     except (ArtifactError, NotFound):
         if model not in PRESETS:
             raise
-        require("torch", "export")
+        require("export")
         return read_preset(model)
     return read_artifact(artifact.folder, read_settings(reference_roots=reference_roots).reference_folders)

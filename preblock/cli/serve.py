@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 
 from preblock.cli.options import describe_limits, read_settings, require, table
+from preblock.extras import EXTRAS
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Address": ("host", "port", "grpc_port", "uds", "grpc_uds", "workers"),
@@ -118,7 +119,7 @@ def serve(**options: Any) -> None:
       preblock serve --repository /srv/models --host 0.0.0.0 --grpc-port 8001
       preblock serve --workers 4 --api-keys-file keys.toml
     """
-    require("onnxruntime", "cpu")
+    require(*EXTRAS["serve"])
     # FastAPI's import fails on a propagator without a package; spans join traces by `traceparent` alone.
     os.environ["OTEL_PROPAGATORS"] = "tracecontext"
     from preblock.service.server.run import serve as run

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from preblock.extras import EXTRAS
 from tests.support.environments import ENVIRONMENT, find_requirements, install
 from tests.support.servers import Server
 
@@ -66,21 +67,13 @@ with preblock.connect({tiny_server.address!r}) as client:
     assert (done.stderr, done.stdout) == ("", f"input_ids[0]\n{missing}\n")
 
 
-@pytest.mark.parametrize(
-    ("command", "extra"),
-    [
-        ("serve", "cpu"),
-        ("bench", "cpu"),
-        ("key", "cpu"),
-        ("export", "cpu,export"),
-        ("verify", "cpu,export"),
-    ],
-)
-def test_command_without_extra_names_it(python: Path, command: str, extra: str) -> None:
-    done = run(python, "preblock", command, "--help")
+@pytest.mark.parametrize("command", EXTRAS)
+def test_command_without_extra_names_it(python: Path, command: str) -> None:
+    done = run(python, "-m", "preblock", "--debug", command, "--help")
+    gpu = " (gpu instead of cpu for an NVIDIA GPU)" if "cpu" in EXTRAS[command] else ""
     expected = (
         f"preblock: only the Python client is installed. `preblock {command}` needs more: "
-        f"pip install 'preblock[{extra}]' (gpu instead of cpu for an NVIDIA GPU)\n"
+        f"pip install 'preblock[{','.join(EXTRAS[command])}]'{gpu}\n"
     )
     assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
 
@@ -89,5 +82,5 @@ def test_command_without_extra_names_it(python: Path, command: str, extra: str) 
 def test_program_without_command_lists_extras(python: Path, arguments: tuple[str, ...]) -> None:
     done = run(python, "-m", "preblock", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
-    for extra in ("preblock[cpu]", "preblock[cpu,export]"):
+    for extra in ("preblock[cpu]", "preblock[cpu,export]", "preblock[cpu,plot]"):
         assert f"pip install '{extra}'" in done.stderr

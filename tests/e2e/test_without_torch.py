@@ -69,16 +69,28 @@ def test_server_without_torch_returns_embeddings(address: str) -> None:
         assert json.load(answer)["shape"] == [1, 2, 384]
 
 
-def test_export_without_torch_names_missing_package(python: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "module", "extra"),
+    [
+        (("export", "gpt2-small", "--name", "x"), "torch", "export"),
+        (("verify", "x"), "torch", "export"),
+        (("convert", "x", "--layout", "openvino", "--output", "o"), "torch", "export"),
+        (("families",), "torch", "export"),
+        (("plot", "x", "heatmap", "-o", "x.svg"), "matplotlib", "plot"),
+    ],
+)
+def test_command_without_extra_names_missing_one(
+    python: Path, arguments: tuple[str, ...], module: str, extra: str
+) -> None:
     done = subprocess.run(
-        [python.parent / "preblock", "export", "gpt2-small", "--name", "x"],
+        [python.parent / "preblock", *arguments],
         capture_output=True,
         text=True,
         cwd=python.parent,
         env=ENVIRONMENT,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "preblock: this command needs torch: pip install 'preblock[export]'\n"
+    assert done.stderr == f"preblock: this command needs {module}: pip install 'preblock[{extra}]'\n"
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

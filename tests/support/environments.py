@@ -1,4 +1,4 @@
-"""Environments of their own: the package installed from a wheel, with some extras and nothing else."""
+"""Environments of their own: the package installed from a distribution, with some extras and nothing else."""
 
 import importlib.metadata
 import os
@@ -16,17 +16,23 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 """Variables of processes in such an environment."""
 
 
-def install(folder: Path, *extras: str) -> Path:
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel of the tree in `folder`, and return its file."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, check=True, cwd=ROOT, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def install(folder: Path, *extras: str, wheel: Path | None = None) -> Path:
     """Create an environment in `folder` with Preblock and `extras`, and return its interpreter.
 
-    The wheel is built and installed. Its requirements are linked from the environment of the tests, without a network.
+    The requirements are linked from the environment of the tests, without a network. Without `wheel` one is built.
     """
-    wheels, environment = folder / "wheels", folder / "environment"
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels)]
-    subprocess.run(build, check=True, cwd=ROOT, capture_output=True)
-    (wheel,) = wheels.iterdir()
+    environment = folder / "environment"
     venv.create(environment)
     python = environment / "bin/python"
+    wheel = wheel or build_wheel(folder / "wheels")
     options = ["--python", str(python), "install", "-q", "--no-deps", "--no-index", str(wheel)]
     subprocess.run([sys.executable, "-m", "pip", *options], check=True, capture_output=True, env=ENVIRONMENT)
     (packages,) = environment.glob("lib/*/site-packages")
