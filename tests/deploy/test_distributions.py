@@ -1,13 +1,21 @@
-"""The wheel and the source distribution, each installed into an empty environment. Needs a package index."""
+"""The wheel and the source distribution, each installed into empty environments. Needs a package index."""
 
-import os
+import json
+import re
 import subprocess
 import sys
+import tarfile
 import venv
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from preblock.extras import EXTRAS
+from tests.support.environments import ENVIRONMENT, install
 from tests.support.paths import ROOT
 from tests.support.servers import Server, read_banner
 
@@ -15,44 +23,134 @@ CLIENT = """
 import sys
 import preblock
 with preblock.connect(sys.argv[1]) as client:
-    print(client.embed([[1, 2]], model="gpt").vectors.tolist())
+    print(client.embed([[1, 2]], model=sys.argv[2]).vectors.tolist())
 """
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+IMPORTS = """
+import importlib, pkgutil
+import preblock
+for module in pkgutil.walk_packages(preblock.__path__, "preblock."):
+    importlib.import_module(module.name)
+"""
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "export": ("gpt2", "--name", "made"),
+    "verify": ("made",),
+    "convert": ("made", "--layout", "transformers.js", "--output", "web"),
+    "families": (),
+    "list": (),
+    "inspect": ("made",),
+    "plot": ("made", "parameters", "-o", "shares.svg"),
+    "check": (),
+    "key": ("alice",),
+    "settings": (),
+    "serve": ("--port", "0"),
+    "bench": ("--model", "gpt", "--shape", "1,1", "--connections", "1", "--seconds", "0.2"),
+    "remove": ("made", "--yes"),
+}
+"""Every command, with arguments."""
 
 
-def run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=ENVIRONMENT)
+def run(*command: str | Path, cwd: Path | None = None, **variables: str) -> str:
+    environment = ENVIRONMENT | variables
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+def read_files(distribution: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the content of every regular file."""
+    if distribution.suffix == ".whl":
+        with zipfile.ZipFile(distribution) as wheel:
+            yield from ((name, wheel.read(name)) for name in wheel.namelist())
+    else:
+        with tarfile.open(distribution) as archive:
+            for member in archive:
+                if member.isfile() and (file := archive.extractfile(member)):
+                    yield member.name.partition("/")[2], file.read()
+
+
+def documented_extras() -> dict[str, str]:
+    """Return the extras of each command in the table of the documents."""
+    document = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| `([a-z]+)\b.*\| `([a-z,]+)` \|$", document, re.MULTILINE))
+
+
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build both: the wheel from the files of the source distribution."""
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Build the source distribution, a wheel from its files, and two from the tree: one pure."""
     folder = tmp_path_factory.mktemp("distributions")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
-    return folder
+    build = (sys.executable, "-m", "build", "--no-isolation", "--outdir")
+    run(*build, folder / "sdist", ROOT)
+    run(*build, folder / "tree", "--wheel", ROOT)
+    run(*build, folder / "pure", "--wheel", ROOT, HATCH_BUILD_NO_HOOKS="1")
+    patterns = {"sdist": "sdist/*.gz", "wheel of sdist": "sdist/*.whl", "wheel": "tree/*.whl", "pure": "pure/*.whl"}
+    return {kind: next(folder.glob(pattern)) for kind, pattern in patterns.items()}
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
-def test_installed_distribution_runs_client_and_server(
-    pattern: str, distributions: Path, tiny_repository: Path, tiny_server: Server, tmp_path: Path
+def write_checkpoint(folder: Path) -> None:
+    """Write a GPT-2 (V 7, D 4, M 6) of ones, whose vectors are therefore twos."""
+    folder.mkdir()
+    config = {"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_positions": 6}
+    (folder / "config.json").write_text(json.dumps(config))
+    tables = {"wte.weight": np.ones((7, 4), np.float32), "wpe.weight": np.ones((6, 4), np.float32)}
+    save_file(tables, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["sdist", "wheel of sdist", "wheel", "pure"])
+def test_distribution_holds_every_file_of_packages(kind: str, distributions: dict[str, Path]) -> None:
+    folders = ("models/", "export/", "service/")
+    listing = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "preblock", *folders)
+    files = [name for name in run(*listing, cwd=ROOT).split() if not (ROOT / name).is_symlink()]
+    expected = {f"preblock/{name}" if name.startswith(folders) else name: (ROOT / name).read_bytes() for name in files}
+    found = {name: content for name, content in read_files(distributions[kind]) if name.startswith("preblock/")}
+    built = [found.pop(name) for name in list(found) if name.endswith(".so")]
+    assert len(built) == (kind in ("wheel", "wheel of sdist"))
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+@pytest.mark.parametrize("kind", ["sdist", "wheel"])
+def test_pip_installs_working_client(
+    kind: str, distributions: dict[str, Path], tiny_server: Server, tmp_path: Path
 ) -> None:
-    (file,) = distributions.glob(pattern)
     venv.create(tmp_path / "environment", with_pip=True)
-    programs = tmp_path / "environment/bin"
-    python = programs / "python"
-    install = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt")
-    run(*install, file)
-    expected = run(python, "-c", CLIENT, tiny_server.address, cwd=tmp_path)  # the base install is the client
-    run(*install, f"{file}[cpu]")
-    command: list[str | Path] = [programs / "preblock", "serve", "--repository", tiny_repository, "--port", "0"]
+    python = tmp_path / "environment/bin/python"
+    constraints = ROOT / "constraints.txt"
+    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", constraints, distributions[kind])
+    found = run(python, "-c", CLIENT, tiny_server.address, "gpt", cwd=tmp_path)
+    assert np.array(json.loads(found)).shape == (1, 2, 4)
+
+
+def test_commands_and_modules_need_documented_extras_only(
+    distributions: dict[str, Path], tiny_server: Server, tmp_path: Path
+) -> None:
+    """The files of the other distributions are the same."""
+    needed = documented_extras()
+    assert needed == {name: ",".join(extras) for name, extras in EXTRAS.items()}
+    assert needed.keys() == COMMANDS.keys()
+    whole = "cpu,export,plot,tracing"
+    pythons = {
+        extras: install(tmp_path / extras, *extras.split(","), wheel=distributions["wheel of sdist"])
+        for extras in {*needed.values(), whole}
+    }
+    write_checkpoint(tmp_path / "gpt2")
+    run(pythons[whole], "-c", IMPORTS, cwd=tmp_path)
+    for name, arguments in COMMANDS.items():
+        python = pythons[needed[name]]
+        command: list[str | Path] = [python.with_name("preblock"), name, *arguments]
+        if name == "serve":
+            assert serve_and_embed(python, *command, cwd=tmp_path) == [[[2] * 4] * 2]
+        else:
+            run(*command, *([tiny_server.address] if name == "bench" else []), cwd=tmp_path)
+
+
+def serve_and_embed(python: Path, *command: str | Path, cwd: Path) -> object:
+    """Start a server, return the vectors of its model, and end it."""
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path, env=ENVIRONMENT
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=cwd, env=ENVIRONMENT
     ) as process:
         try:
-            assert run(python, "-c", CLIENT, read_banner(process)[1], cwd=tmp_path) == expected
+            found = run(python, "-c", CLIENT, read_banner(process)[1], "made", cwd=cwd)
         finally:
             process.terminate()
         assert process.wait(60) == 0
+    return json.loads(found)
