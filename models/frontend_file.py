@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from preblock.models.step_documents import to_document
@@ -53,9 +54,12 @@ def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str
         _check_replaceable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     # The tensors may be mapped from the old file: replace it only when the new one is complete.
-    draft = folder / f"{WEIGHTS}.new"
-    save_file(_separate(tensors), draft, {"format": "pt"})
-    draft.replace(folder / WEIGHTS)
+    draft = folder / f".{WEIGHTS}.{token_hex(3)}"
+    try:
+        save_file(_separate(tensors), draft, {"format": "pt"})
+        draft.replace(folder / WEIGHTS)
+    finally:
+        draft.unlink(missing_ok=True)
     (folder / DESCRIPTION).write_text("\n".join(_lines(config, tensors)) + "\n", encoding="utf-8")
 
 

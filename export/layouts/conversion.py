@@ -1,5 +1,6 @@
 """Converts the token lookup of an artifact to the files of another engine; `LAYOUTS` has a row for each engine."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def _move(draft: Path, output: Path) -> list[Path]:
     """Move every file of `draft` to its place in `output`, and return the files."""
     files = {file: output / file.relative_to(draft) for file in sorted(draft.rglob("*")) if file.is_file()}
     for target in files.values():
-        if target.exists():
+        if os.path.lexists(target):
             raise ExportError(f"{target} exists; remove it, or choose another --output")
     try:
         for file, target in files.items():

@@ -88,6 +88,19 @@ def test_sweep_keeps_draft_of_running_process(tmp_path: Path) -> None:
         assert second.is_dir()
 
 
+@pytest.mark.parametrize("name", [".tmp-0123456789abcdef", ".preblock-mine", ".preblock-0123456789abcdef-copy"])
+def test_export_keeps_folders_of_user(tmp_path: Path, name: str) -> None:
+    """Neither an export nor a failed one removes folders that no export made."""
+    (tmp_path / "m" / name).mkdir(parents=True)
+    (tmp_path / "m" / name / "thesis.txt").touch()
+    (tmp_path / "empty").mkdir()
+    assert add(tmp_path, "m") == 1
+    with pytest.raises(RuntimeError), draft(tmp_path, "empty"):
+        raise RuntimeError
+    assert (tmp_path / "m" / name / "thesis.txt").is_file()
+    assert (tmp_path / "empty").is_dir()
+
+
 DRAFT_AND_WAIT = """
 import sys
 from pathlib import Path
@@ -138,7 +151,7 @@ def test_killed_export_is_invisible_and_removed_by_next_export(
     add(tmp_path, "other")
     code, _ = end_in_the_middle(large_checkpoint, tmp_path, signal.SIGKILL, moment)
     assert code == -signal.SIGKILL
-    assert [path.name[:5] for path in (tmp_path / "m").iterdir()] == [DRAFT]
+    assert [path.name.startswith(DRAFT) for path in (tmp_path / "m").iterdir()] == [True]
     assert [name for name, *_ in find_artifacts(tmp_path)] == ["other"]
     assert export(str(tiny_checkpoint), "m", tmp_path).folder == tmp_path / "m" / "1"
     assert [path.name for path in (tmp_path / "m").iterdir()] == ["1"]
@@ -197,7 +210,7 @@ def test_draft_removed_at_any_line_is_recreated(tmp_path: Path) -> None:
                     (tmp_path / "m").rmdir()
             return trace
 
-        (tmp_path / "m").mkdir()  # left by an export failing at this moment
+        (tmp_path / "m").mkdir(exist_ok=True)  # left by an export failing at this moment
         before = sys.gettrace()
         sys.settrace(trace)
         try:
@@ -208,7 +221,7 @@ def test_draft_removed_at_any_line_is_recreated(tmp_path: Path) -> None:
                 assert folder.is_dir()
         finally:
             sys.settrace(before)
-        assert list(tmp_path.iterdir()) == []
+        assert list(tmp_path.glob("m/*")) == []
         return next(lines) > line
 
     taken = 0

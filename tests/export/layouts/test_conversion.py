@@ -88,7 +88,7 @@ def test_transformers_js_layout_of_bfloat16_is_rejected(tmp_path: Path) -> None:
     folder = export(str(tmp_path / "llama"), "llama", tmp_path, dtype="bfloat16").folder
     with pytest.raises(ExportError, match=r"transformers\.js has no name for tables in bfloat16"):
         convert(folder, "transformers.js", tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_openvino_layout_holds_table_of_all_vectors(gemma: tuple[Path, Gemma3TextModel], tmp_path: Path) -> None:
