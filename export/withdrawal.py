@@ -1,14 +1,15 @@
 """Removes published artifacts. A reader sees a complete artifact or none."""
 
+import errno
 import json
-import secrets
-import shutil
-from contextlib import suppress
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from preblock.export.errors import ExportError
-from preblock.export.layouts.triton import CONFIG, write_config
-from preblock.export.publication import DRAFT, versions
+from preblock.export.layouts.triton import update_config
+from preblock.export.publication import hidden
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import MANIFEST, PARITY
 from preblock.service.core.errors import ArtifactError
@@ -33,26 +34,27 @@ def check_removable(folder: Path) -> None:
             raise ExportError(f"{folder} holds {name}, which is no file of the artifact, and stays")
 
 
-def withdraw(folder: Path) -> None:
-    """Remove the artifact in `folder`, and the folder of a model without further versions.
+def withdraw(folders: Sequence[Path]) -> None:
+    """Remove the artifacts in `folders`, versions of one model, and the folder of a model without further versions.
 
-    An interrupted removal leaves a draft; the next export of the model removes it.
+    They disappear before their files are deleted. An error before restores them all. A killed removal leaves drafts;
+    the next export of the model removes them.
 
     Raises:
-        ExportError: a file cannot be removed.
+        ExportError: a file cannot be written or removed.
+        ArtifactError: another version is damaged, which the configuration of Triton describes.
 
     """
-    parent = folder.parent
-    hidden = parent / f"{DRAFT}{secrets.token_hex(8)}"
+    parent = folders[0].parent
     try:
-        folder.rename(hidden)
-        shutil.rmtree(hidden)
-        if (parent / CONFIG).is_file():
-            if versions(parent):
-                write_config(parent)
-            else:
-                (parent / CONFIG).unlink()
+        for folder in folders:
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        with ExitStack() as stack:
+            for folder in folders:
+                stack.enter_context(hidden(folder))
+            update_config(parent)
     except OSError as error:
-        raise ExportError(f"{error.filename or folder}: {error.strerror}") from error
+        raise ExportError(f"{error.filename or parent}: {error.strerror}") from error
     with suppress(OSError):  # holds another version, or the draft of an export
         parent.rmdir()

@@ -135,8 +135,8 @@ def remove(model: str, repository: Path | None, yes: bool) -> None:
         for artifact in artifacts:
             click.echo(f"{artifact.folder}: {format_bytes(_size(artifact.folder))}")
         _confirm(f"Remove {_name(artifacts)}?")
+    withdraw([artifact.folder for artifact in artifacts])
     for artifact in artifacts:
-        withdraw(artifact.folder)
         click.echo(f"removed {artifact.name} version {artifact.version}")
 
 

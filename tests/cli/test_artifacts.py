@@ -191,6 +191,24 @@ def test_remove_updates_triton_config(copy: Path) -> None:
     assert "versions: [1]" in (copy / "bert" / "config.pbtxt").read_text()
 
 
+def test_failed_remove_deletes_nothing(copy: Path) -> None:
+    """Only the configuration of Triton reads the version that stays, and it is damaged."""
+    assert run("convert", "bert", "--layout", "triton", "--repository", copy).returncode == 0
+    (copy / "bert" / "1" / "manifest.json").write_text("{}")
+    before = {path: path.stat().st_ino for path in copy.rglob("*")}
+    assert "manifest.json" in failing("remove", "bert@2", "--yes", "--repository", copy, code=1)
+    assert {path: path.stat().st_ino for path in copy.rglob("*")} == before
+
+
+def test_remove_and_convert_keep_triton_config_of_user(copy: Path) -> None:
+    file = copy / "bert" / "config.pbtxt"
+    file.write_text('name: "bert"\n')
+    message = failing("convert", "bert", "--layout", "triton", "--repository", copy, code=1)
+    assert message == f"{file} exists, and was not written by preblock; remove it, or keep it as it is"
+    assert run("remove", "bert", "--yes", "--repository", copy).returncode == 0
+    assert [(path.name, path.read_text()) for path in file.parent.iterdir()] == [(file.name, 'name: "bert"\n')]
+
+
 def test_remove_without_confirmation_deletes_nothing(copy: Path) -> None:
     done = run("remove", "bert", "--repository", copy)  # nobody answers
     assert done.returncode == 1
