@@ -70,20 +70,25 @@ class BodyMemory:
             got, allowed = f"more than {most} waiting", f"at most {most} waiting"
             text = f"The server is busy with other large request bodies, and {most} more wait. Retry later."
             raise Unavailable("body", got, allowed, message=text)
-        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        admitted: asyncio.Future[None] = loop.create_future()
+        expired = asyncio.Event()
+        # Not `asyncio.timeout`, which needs a task: a short tensor request has none.
+        timer = loop.call_later(seconds, _expire, admitted, expired)
         self._waiting.append((size, admitted))
         try:
-            async with asyncio.timeout(seconds):
-                await admitted
-        except BaseException as error:
-            if admitted.cancelled():
-                self._admit()  # the next body may be smaller
-            else:
+            await admitted
+        except asyncio.CancelledError:
+            if not admitted.cancelled():  # admitted in the same iteration of the event loop
                 self.release(size)
-            if not isinstance(error, TimeoutError):
+                raise
+            self._admit()  # the next body may be smaller
+            if not expired.is_set():
                 raise
             text = f"The body waited {seconds:g} s for other large request bodies. Retry later."
             raise Unavailable("body", f"a wait of {seconds:g} s", f"at most {seconds:g} s", message=text) from None
+        finally:
+            timer.cancel()
 
     def release(self, size: int) -> None:
         """Release the memory of a body."""
@@ -116,3 +121,9 @@ class BodyMemory:
         if not self._reserved:
             self._released = 0
             asyncio.get_running_loop().run_in_executor(None, return_free_memory)
+
+
+def _expire(admitted: asyncio.Future[None], expired: asyncio.Event) -> None:
+    """End a wait, and set `expired`."""
+    if admitted.cancel():
+        expired.set()
