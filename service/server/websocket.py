@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
-from preblock.service.api.http.routes.decode import CONNECTION
+from preblock.service.api.http.routes.decode import CONNECTION, TOO_BIG
 from preblock.service.core.body_memory import BodyMemory
 from preblock.service.server.incoming_request import Refusal
 from preblock.service.server.inner_transport import InnerTransport
@@ -22,8 +22,6 @@ from preblock.service.server.websocket_frames import FrameReader
 MAX_FRAGMENTS = 2**14
 """Frames of one message: a list of empty frames takes many times their bytes."""
 CLOSE_FRAME = 0x88
-TOO_BIG = 1009
-"""Close code for a message too large to process (RFC 6455, section 7.4.1)."""
 
 
 class WebSocket(asyncio.Protocol):

@@ -177,9 +177,9 @@ class InferenceService:
         """Answer one request of a stream with the sequences of `store`."""
         id_ = ""
         try:
-            if (answer := await self._templates.answer(GRPC_STREAM, message)) is not None:
-                return answer
             async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * len(message)):
+                if (answer := await self._templates.answer(GRPC_STREAM, message)) is not None:
+                    return answer
                 request = await self._read(GRPC_STREAM, message)
                 id_ = request.fields.id
                 return await self._infer(GRPC_STREAM, message, request, store, protobuf.write_stream)

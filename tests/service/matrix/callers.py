@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import httpx
 import numpy as np
-from websockets import InvalidStatus
+from websockets import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as connect_socket
 
 from tests.service.matrix.bodies import Ids, ProblemError, Read, Write, message_of, read_step, step_frame
@@ -46,6 +46,8 @@ STREAM_STATUS = {
     "in a request": 413,
 }
 """HTTP status by a part of an error message: an error within a gRPC stream has no status."""
+CLOSE_STATUS = {1009: 413}
+"""HTTP status by the close code of a WebSocket."""
 NUMBERS = count()
 
 
@@ -247,6 +249,8 @@ class SocketCaller(Caller):
             response = refused.response
             found = httpx.Headers([*response.headers.raw_items()])
             return PathAnswer(response.status_code, message_of(json.loads(response.body or b"{}")), found)
+        except ConnectionClosed as closed:
+            return PathAnswer(CLOSE_STATUS[closed.rcvd.code if closed.rcvd else 0], b"", found)
         try:
             return PathAnswer(200, self._vectors(answer), found, (len(step), len(answer)))
         except ProblemError as problem:

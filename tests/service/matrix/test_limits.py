@@ -21,6 +21,9 @@ from tests.support.waiting import wait_until
 
 GOOD = np.array([[3, 4]])
 MAX_TOKENS, MAX_ROWS, RATE = 600, 200, 8
+MAX_BODY_BYTES = 2**8
+ALWAYS_LONG = "-large", "-long", "v2-binary"
+"""Parts of names of rows without a body within the limit."""
 PURPOSES = "gpt", "other", "gone", "rate"
 
 
@@ -63,6 +66,13 @@ def strict_servers(wide_repository: Path) -> Iterator[Servers]:
     limits = {"PREBLOCK_MAX_REQUEST_TOKENS": str(MAX_TOKENS), "PREBLOCK_MAX_REQUEST_ROWS": str(MAX_ROWS)}
     limits |= {"PREBLOCK_MODEL_CONTROL": "explicit", "PREBLOCK_MAX_CONCURRENT_REQUESTS": "1"}
     with serve_both(wide_repository, **limits) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def narrow_servers(wide_repository: Path) -> Iterator[Servers]:
+    """Serve with a low limit of body bytes."""
+    with serve_both(wide_repository, PREBLOCK_MAX_BODY_BYTES=str(MAX_BODY_BYTES)) as servers:
         yield servers
 
 
@@ -127,6 +137,18 @@ def test_too_many_tokens_or_rows_are_rejected(path: CodePath, strict_servers: Se
                 r": got \d+ (tokens|rows), expected at most \d+ (tokens|rows) in a request", answer.message
             )
             assert caller.ask(GOOD).status == 200
+
+
+def test_too_large_body_is_rejected(path: CodePath, narrow_servers: Servers) -> None:
+    accepted: list[int] = []
+    with path.open(narrow_servers) as caller:
+        for shape in ((1, 2), (21, 1), (1, 600)):  # a frame with the second one is a simple step over the limit
+            for _ in range(3):  # the third request meets a template
+                answer = caller.ask(np.ones(shape, np.int64))
+                assert answer.status in (200, 413, 429), answer
+                accepted += [answer.sizes[0]] if answer.status == 200 else []
+    assert max(accepted, default=0) <= MAX_BODY_BYTES
+    assert len(accepted) >= 3 or any(name in path.name for name in ALWAYS_LONG)
 
 
 def test_concurrent_requests_are_limited(path: CodePath, strict_servers: Servers) -> None:

@@ -23,6 +23,8 @@ from preblock.service.core.auth import caller
 from preblock.service.core.errors import NotAcceptable, UnsupportedFormat
 from preblock.service.engine.engine import Engine
 
+TOO_BIG = 1009
+"""Close code for a message too large to process (RFC 6455, section 7.4.1)."""
 CLOSE_CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
 CONNECTION = "preblock.connection"
 """Key in the state of a WebSocket: the connection of Preblock's own server, with a fast path for simple steps."""
@@ -95,12 +97,16 @@ async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: S
             if message["type"] == "websocket.disconnect":
                 return
             frame = message.get("bytes")
+            content: bytes = message["text"].encode() if frame is None else frame
+            if len(content) > session.engine.limits.max_body_bytes:  # Preblock's own server checks it earlier
+                await socket.close(TOO_BIG)
+                return
             if frame is not None:
                 session.message_format = decode_frames.read_header(frame)[0]
                 await lifetime.wait(partial(socket.send_bytes, await session.answer_frame(frame)))
             else:
                 session.message_format = "text"
-                answer = await session.answer_text(message["text"].encode())
+                answer = await session.answer_text(content)
                 await lifetime.wait(partial(socket.send_text, answer.decode()))
             session.sent = session.stream.running
             # Lets other tasks run: neither reading nor writing yields while messages wait.

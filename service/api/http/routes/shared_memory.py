@@ -29,7 +29,8 @@ def router(engine: Engine) -> APIRouter:
     routes = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
     async def read_fields(request: Request, fields: tuple[str, ...]) -> dict[str, Any]:
-        document = read_json(await read_body(RawRequest.of(request), engine, MAX_BODY_BYTES, None))
+        limit = min(engine.limits.max_body_bytes, MAX_BODY_BYTES)
+        document = read_json(await read_body(RawRequest.of(request), engine, limit, None))
         refuse_unknown(document, fields)
         return document
 

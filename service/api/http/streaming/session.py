@@ -129,6 +129,7 @@ class DecodeSession:
             or step is None
             or step.shape.rows != len(stream.offset)
             or (step.offset and step.offset != stream.offset.tobytes())
+            or len(frame) > self.engine.limits.max_body_bytes
             or step.ids.size > self.engine.max_tokens
             or step.shape.rows > self.engine.limits.max_rows
             or step.ids.size * fast_path.width > fast_path.max_step_values
