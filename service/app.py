@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 VERSION = version("preblock")
+RESTART_SECONDS = 2.0
+"""Pause before failed background work starts again."""
 
 
 def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
@@ -179,13 +181,13 @@ async def _run(
 ) -> AsyncIterator[dict[str, Any]]:
     """Run the background work and gRPC for the time of the block; yield the state for the server's connections."""
     background = (
-        engine.control.run(),
-        engine.control.watch_references(),
-        streams.watch_keys(engine.repository.access),
-        engine.settings.watch(),
+        engine.control.run,
+        engine.control.watch_references,
+        partial(streams.watch_keys, engine.repository.access),
+        engine.settings.watch,
     )
     await engine.control.join()
-    tasks = [asyncio.create_task(work) for work in background]
+    tasks = [asyncio.create_task(_keep_running(work)) for work in background]
     state = {"streams": streams, "settings": engine.settings, "bodies": engine.limits.bodies}
     if not settings.has_grpc:
         yield state
@@ -202,3 +204,14 @@ async def _run(
     engine.scheduler.close()
     if tracing is not None:
         tracing.close()
+
+
+async def _keep_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run background work until it ends or is cancelled; log an unexpected error, and start the work again."""
+    while True:
+        try:
+            await work()
+            return
+        except Exception:
+            LOG.exception("background work failed; it starts again in %g s", RESTART_SECONDS)
+            await asyncio.sleep(RESTART_SECONDS)

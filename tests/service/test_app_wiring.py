@@ -1,15 +1,27 @@
 """Wiring: settings become an engine."""
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from preblock.service.app import VERSION, create_engine
+from preblock.service.app import RESTART_SECONDS, VERSION, create_app, create_engine
 from preblock.service.artifacts.manifest import MANIFEST
 from preblock.service.core.errors import ArtifactError, ProviderError
 from preblock.service.core.settings import Settings
+from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.scheduler import Scheduler
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU, cuda_unavailable_reason
+from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.version_state import VersionState
+from preblock.service.server.run import configure
+from tests.support.log_lines import logged_errors
+from tests.support.servers import live_server
+from tests.support.waiting import wait_until
 
 
 def test_engine_opens_every_model_on_provider(tiny_repository: Path) -> None:
@@ -38,3 +50,32 @@ def test_broken_artifact_prevents_engine_creation(tiny_repository: Path, tmp_pat
 
 def test_version_equals_pyproject() -> None:
     assert f'version = "{VERSION}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+
+class BrokenRepository(Repository):
+    """A repository that fails at its first refresh after the start."""
+
+    is_broken = False
+
+    def refresh(
+        self, unloaded: Collection[str] = (), versions: Collection[tuple[str, int]] | None = None
+    ) -> list[VersionState]:
+        if self.is_broken:
+            self.is_broken = False
+            raise RuntimeError("broken")
+        return super().refresh(unloaded, versions)
+
+
+def test_failed_background_work_is_logged_and_repeated(tiny_repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_repository / "gpt", tmp_path / "gpt")
+    settings = Settings(repository=tmp_path)
+    repository, live = BrokenRepository(tmp_path, CPU, 1), LiveSettings(settings)
+    repository.is_broken = True
+    control = ModelControl(repository, "poll", 0.05)
+    app = create_app(settings, Engine(repository, Scheduler(1, live), Metrics(), live, control))
+    with live_server(configure(settings, app)), logged_errors() as lines:
+        shutil.copytree(tiny_repository / "bert", tmp_path / "bert")
+        wait_until(lambda: "bert" in repository.newest())
+    assert [line.getMessage() for line in lines] == [
+        f"background work failed; it starts again in {RESTART_SECONDS:g} s"
+    ]
