@@ -121,7 +121,11 @@ class FastPath:
             self.admission.enter(record)
         except PreblockError:
             return None
-        return FastRun(self, record, ids, offset, before)
+        try:
+            return FastRun(self, record, ids, offset, before)
+        except BaseException as error:
+            self.admission.end(record, error)
+            raise
 
     def accepts(self, ids: Int64, offset: Int64) -> bool:
         """Return whether ids (B, L) and their offset, (1,) or (B,), are legal, except for the number of tokens."""

@@ -4,41 +4,41 @@ Python 3.12 has `asyncio.eager_task_factory`; the service also supports Python 3
 """
 
 import asyncio
-import logging
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from types import coroutine
 from typing import Any
 
-LOG = logging.getLogger(__name__)
-
 Work = Coroutine[Any, Any, None]
 
 
-def run_eagerly(work: Work, context: Context, tasks: set[asyncio.Task[None]]) -> None:
+def run_eagerly(work: Work, context: Context, tasks: set[asyncio.Task[None]], fail: Callable[[], None]) -> None:
     """Run `work` in `context` up to its first await, and resume it later from the event loop.
 
     `asyncio.sleep(0)` creates no task, because a task costs as much as a small response. Any other await creates one;
-    `tasks` holds it until it ends.
+    `tasks` holds it until it ends. `fail` handles an unexpected exception, as the one in progress.
     """
     try:
         awaited = context.run(work.send, None)
     except StopIteration:
         return
     except Exception:
-        LOG.exception("internal error in a coroutine of a connection")
+        context.run(fail)
         return
     if awaited is None:
-        asyncio.get_running_loop().call_soon(run_eagerly, work, context, tasks)
+        asyncio.get_running_loop().call_soon(run_eagerly, work, context, tasks, fail)
         return
-    task = asyncio.get_running_loop().create_task(_rest(work, awaited), context=context)
+    task = asyncio.get_running_loop().create_task(_rest(work, awaited, fail), context=context)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
 
 
-async def _rest(work: Work, awaited: Any) -> None:
+async def _rest(work: Work, awaited: Any, fail: Callable[[], None]) -> None:
     """Resume a coroutine suspended on `awaited`. Since Python 3.12 a task takes no generator, so this is none."""
-    await _resume(work, awaited)
+    try:
+        await _resume(work, awaited)
+    except Exception:
+        fail()
 
 
 @coroutine

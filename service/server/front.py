@@ -5,10 +5,13 @@ always agree on the end of a request.
 """
 
 import asyncio
+import logging
 from collections import deque
+from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any, cast
 
+from preblock.service.observability.context import RequestContext, find_request_id
 from preblock.service.server.coroutines import run_eagerly
 from preblock.service.server.deadline import Deadline
 from preblock.service.server.handover import Handover
@@ -21,6 +24,7 @@ from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, connections_of
 from preblock.service.server.websocket import WebSocket
 
+LOG = logging.getLogger(__name__)
 ANSWERED_BODY_SECONDS = 5.0
 """Longest pause of a client that still sends the body of an answered request."""
 
@@ -71,7 +75,7 @@ class Front(asyncio.Protocol):
         self.client = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else None
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         turns, reader = ReadTurns.of(self.app_state, self.loop), self.reader
-        self.scheduler = ReadScheduler(transport, turns, reader.read, lambda: reader.body_bytes)
+        self.scheduler = ReadScheduler(transport, turns, reader.read, lambda: reader.body_bytes, self.fail)
         self._connections.add(self)
         self.reader.wait_for_head()
 
@@ -98,7 +102,8 @@ class Front(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """End the streams, and close the connection. A request with a complete head is still answered."""
-        self.reader.read(self.tensors.held_head())
+        self.scheduler.feed(self.tensors.take_held_head())
+        self.scheduler.read_chunk()  # a head may wait for its turn
         if self.active is None:
             self.transport.close()
         else:
@@ -119,9 +124,32 @@ class Front(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read input, unless it is a request with the known head."""
-        rest = self.tensors.answer_repeated(data)
-        if rest:
-            self.scheduler.feed(rest)
+        try:
+            rest = self.tensors.answer_repeated(data)
+        except Exception:
+            self.fail()
+        else:
+            if rest:
+                self.scheduler.feed(rest)
+
+    def guard(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Call a step for the active request; an unexpected exception ends this connection only."""
+        try:
+            step(*arguments)
+        except Exception:
+            self.fail()
+
+    def fail(self) -> None:
+        """Log the current exception. Answer its request with status 500, or reset the connection within a response."""
+        active = self.active
+        context = RequestContext(None if active is None else find_request_id(active.identifying))
+        LOG.exception("internal error in a connection; it is closed", extra={"request_id": context.text})
+        if active is None or active.answer_begun or self.is_closing():
+            self.transport.abort()
+            return
+        self.keep_alive = False
+        self.tensors.send_internal_error(active, context)
+        self.close()
 
     def accept(self, incoming: IncomingRequest) -> None:
         """Start a request, or queue it behind earlier ones."""
@@ -200,14 +228,14 @@ class Front(asyncio.Protocol):
             self.deadline.set(ANSWERED_BODY_SECONDS, self.close)
             return
         if self.write_paused:  # hold back a client that does not read
-            run_eagerly(self._finish_when_read(), self._context.copy(), self.tasks)
+            run_eagerly(self._finish_when_read(), self._context.copy(), self.tasks, self.fail)
             return
         self.server_state.total_requests += 1
         self.active = None
         if not self.keep_alive:
             self.close()
         elif self._queue:
-            self.loop.call_soon(self._start_next, context=self._context)
+            self.loop.call_soon(self.guard, self._start_next, context=self._context)
         else:
             if self.reader.between_requests:
                 self.deadline.set(self.config.timeout_keep_alive, self.transport.close)

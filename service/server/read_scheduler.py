@@ -88,6 +88,7 @@ class ReadScheduler:
         turns: of all connections.
         read: receives one chunk.
         message_bytes: returns the bytes received of an incomplete message.
+        fail: handles an unexpected exception of `read`, which must not reach the connection whose turn it is.
 
     """
 
@@ -97,8 +98,9 @@ class ReadScheduler:
         turns: ReadTurns,
         read: Callable[[bytes], None],
         message_bytes: Callable[[], int],
+        fail: Callable[[], None],
     ) -> None:
-        self._transport, self._turns = transport, turns
+        self._transport, self._turns, self._fail = transport, turns, fail
         self.message_bytes = message_bytes
         self._read: Callable[[bytes], None] | None = read
         self.rest = memoryview(b"")
@@ -112,17 +114,24 @@ class ReadScheduler:
             self.rest = memoryview(bytes(self.rest) + data)
             self._update()
             self._turns.read()
-        elif self._read is not None:
-            self._read(data)
+        else:
+            self._forward(data)
 
     def read_chunk(self) -> bool:
         """Forward one chunk of the waiting input, and return whether another one may follow."""
-        if self._is_ready() and self._read is not None:
+        if self._is_ready():
             chunk, self.rest = bytes(self.rest[:CHUNK_BYTES]), self.rest[CHUNK_BYTES:]
-            self._read(chunk)
+            self._forward(chunk)
         self._waiting = self._is_ready()
         self._update_transport()
         return self._waiting
+
+    def _forward(self, data: bytes) -> None:
+        try:
+            if self._read is not None:
+                self._read(data)
+        except Exception:
+            self._fail()
 
     def _is_ready(self) -> bool:
         return bool(self.rest) and not self.paused and self._read is not None and not self._transport.is_closing()

@@ -71,9 +71,12 @@ class RequestReader:
                 if self._incoming.offers_other_protocol:
                     # The parser has skipped the body. A server may ignore the offer (RFC 9110, section 7.8).
                     self._parser, data = self._new_parser(), self._incoming.head_without_upgrade() + data
+            except httptools.HttpParserCallbackError:
+                if not self.ended:  # else the callback has refused the request
+                    raise
+                return
             except httptools.HttpParserError:
-                if not self.ended:  # else a callback has refused the request
-                    self._refuse(MALFORMED)
+                self._refuse(MALFORMED)
                 return
         if self.incomplete_bytes > MAX_INCOMPLETE_BYTES:
             self._refuse(TOO_LONG)

@@ -1,7 +1,6 @@
 """Fast path of a decode WebSocket: it answers simple steps without ASGI messages."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from time import perf_counter
@@ -9,9 +8,8 @@ from time import perf_counter
 from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.streams import StreamLifetime
 from preblock.service.engine.fast_path import FastRun
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.websocket_frames import binary_head, binary_payload
-
-LOG = logging.getLogger(__name__)
 
 
 class StepLane:
@@ -21,6 +19,7 @@ class StepLane:
         transport: of the WebSocket.
         loop: of the WebSocket.
         resume: called after a response, to resume reading.
+        fail: handles an unexpected exception of a step.
 
     Attributes:
         busy: whether a step is being answered; no message may overtake it.
@@ -28,9 +27,13 @@ class StepLane:
     """
 
     def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, resume: Callable[[], None]
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        resume: Callable[[], None],
+        fail: Callable[[], None],
     ) -> None:
-        self._transport, self._loop, self._resume = transport, loop, resume
+        self._transport, self._loop, self._resume, self._fail = transport, loop, resume, fail
         self._session: DecodeSession | None = None
         self._lifetime: StreamLifetime | None = None
         self._context = Context()
@@ -40,6 +43,11 @@ class StepLane:
         """Answer simple steps of `session` for the current caller; with None, leave them to the application."""
         self._session, self._lifetime = session, lifetime
         self._context = copy_context()
+
+    @property
+    def request(self) -> RequestContext | None:
+        """The request of the stream; None before its first message."""
+        return self._context.get(CURRENT_REQUEST)
 
     def end(self) -> None:
         """Answer no step any more, because the connection is closing."""
@@ -64,14 +72,12 @@ class StepLane:
         self.busy = False
         try:
             parts = session.finish(run)
+            size, began = 0, perf_counter()
+            if self._session is session and not self._transport.is_closing():
+                size = sum(map(len, parts))
+                self._transport.write(b"".join((binary_head(size), *parts)))
+            session.end(run, size, perf_counter() - began)
+            self._resume()
         except Exception as error:
-            LOG.exception("internal error while answering a step; the connection is closed")
             run.end(error)
-            self._transport.abort()
-            return
-        size, began = 0, perf_counter()
-        if self._session is session and not self._transport.is_closing():
-            size = sum(map(len, parts))
-            self._transport.write(b"".join((binary_head(size), *parts)))
-        session.end(run, size, perf_counter() - began)
-        self._resume()
+            self._fail()

@@ -62,27 +62,28 @@ class TensorPath:
         self._dispatcher = app if isinstance(app, Dispatcher) else Dispatcher(app, {})
         self._responder = TensorResponder(connection, self._dispatcher)
         self._known: KnownHead | None = None
-        self._held_since = 0.0  # arrival of a known head without its body; 0 if none is held
+        self._held_head = b""  # a known head without its body; empty if none is held
+        self._held_since = 0.0  # arrival of that head, until it is answered or parsed; else 0
 
     def answer_repeated(self, data: bytes) -> bytes:
         """Answer a request with the known head, or hold the head until its body arrives; return the remaining input."""
         known = self._known
         if known is None:
             return data
-        if self._held_since:
-            data = known.data + data
+        data = self.take_held_head() + data
         if data.startswith(known.data) and self._answer_known(known, data):
             return b""
         return data
 
     def pop_start_time(self) -> float:
-        """Return the arrival time of the next request, and release a held head."""
+        """Return the arrival time of the next request."""
         began, self._held_since = self._held_since or perf_counter(), 0.0
         return began
 
-    def held_head(self) -> bytes:
-        """Return the held head; empty if none is held."""
-        return self._known.data if self._held_since and self._known is not None else b""
+    def take_held_head(self) -> bytes:
+        """Return the held head, and hold it no longer; empty if none is held."""
+        head, self._held_head = self._held_head, b""
+        return head
 
     def _answer_known(self, known: KnownHead, data: bytes) -> bool:
         connection, request, size = self._connection, known.request, len(data)
@@ -94,8 +95,17 @@ class TensorPath:
             return False
         connection.deadline.clear()
         if size != known.request_size:
-            self._held_since = began
+            self._held_head, self._held_since = known.data, began
             return True
+        connection.active, request.answer_begun = request, False
+        if self._begin_known(request, data[len(known.data) :], began):
+            self._held_since = 0.0
+            return True
+        connection.active = None
+        return False
+
+    def _begin_known(self, request: IncomingRequest, body: bytes, began: float) -> bool:
+        """Answer a request with the known head from its template; return False if a check fails."""
         templates, caller = self._dispatcher.templates, request.caller
         assert templates is not None
         assert caller is not None
@@ -104,17 +114,11 @@ class TensorPath:
         template = caller.run(templates.find, request.key)
         if template is None:
             return False
-        body = data[len(known.data) :]
         context = RequestContext(request.request_id, began)
         context.load_report = request.load_report
         context.received, context.read = len(body), perf_counter() - began
         context.target = request.target
-        connection.active = request
-        if caller.run(self._responder.answer_by_template, template, request, body, context):
-            self._held_since = 0.0
-            return True
-        connection.active = None
-        return False
+        return caller.run(self._responder.answer_by_template, template, request, body, context)
 
     def accepts(self, request: IncomingRequest) -> bool:
         """Return whether the connection answers a request itself; set the request's fields for that."""
@@ -172,6 +176,11 @@ class TensorPath:
             "scheme": request.scheme,
         }
         self._responder.answer(RawRequest(scope, refuse_receive, body), request, context)
+
+    def send_internal_error(self, request: IncomingRequest, context: RequestContext) -> None:
+        """Answer a request with status 500."""
+        path = request.url.partition(b"?")[0].decode("latin-1")
+        self._responder.send_internal_error(path, context)
 
     def _remember(self, request: IncomingRequest, first_input: bytes, body_size: int) -> None:
         """Remember the head of a request that arrived alone, with its whole body or before it."""

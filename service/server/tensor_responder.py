@@ -5,7 +5,7 @@ Those would cost as much as all other work for a small response.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from contextvars import copy_context
 from http import HTTPStatus
@@ -56,19 +56,26 @@ class TensorResponder:
         run = template.start(body, context)
         if run is None:
             return False
-        self._begin_trace(request, context)
-        if run.batched:
-            self._connection.loop.call_soon(self._finish, template, run, context)
-        elif run.streamed and isinstance(template, RequestTemplate):
-            run_eagerly(self._answer_in_chunks(template, run, context), copy_context(), self._connection.tasks)
-        else:
-            self._finish(template, run, context)
+        connection = self._connection
+        try:
+            self._begin_trace(request, context)
+            if run.batched:
+                connection.loop.call_soon(connection.guard, self._finish, template, run, context)
+            elif run.streamed and isinstance(template, RequestTemplate):
+                work = self._answer_in_chunks(template, run, context)
+                run_eagerly(work, copy_context(), connection.tasks, connection.fail)
+            else:
+                self._finish(template, run, context)
+        except BaseException as error:
+            run.end(error)
+            raise
         return True
 
     def answer(self, raw: RawRequest, request: IncomingRequest, context: RequestContext) -> None:
         """Answer any other tensor request, without a task unless it has to wait."""
         self._begin_trace(request, context)
-        run_eagerly(self._answer(raw, request, context), copy_context(), self._connection.tasks)
+        connection = self._connection
+        run_eagerly(self._answer(raw, request, context), copy_context(), connection.tasks, connection.fail)
 
     def _begin_trace(self, request: IncomingRequest, context: RequestContext) -> None:
         if self._dispatcher.trace is not None and (route := request.route) is not None:
@@ -77,48 +84,70 @@ class TensorResponder:
             set_route(trace, route.pattern)
 
     def _finish(self, template: Template, run: FastRun, context: RequestContext) -> None:
-        transport = self._connection.transport
+        transport, began, size = self._connection.transport, 0.0, 0
         try:
             lines, content = template.write(run)
+            began = perf_counter()
+            if not transport.is_closing():
+                size = sum(map(len, content))
+                head = self._head(200, lines, context)
+                if size <= MIN_WRITE_BYTES:
+                    self._write((b"".join((head, *content)),))
+                else:
+                    self._write((head + content[0], *content[1:]))
         except Exception as error:
-            if isinstance(error, PreblockError):
-                response = errors.respond(error, template.path)
-            else:
-                LOG.exception("internal error while answering a request", extra={"request_id": context.text})
-                response = errors.internal_error(template.path)
-            run.end(error)
-            size = 0 if transport.is_closing() else self._send_buffered(response, context)
-            template.fast_path.metrics.count_bytes(template.protocol, context.received, size, context.read)
-            _end_trace(context, response.status_code)
-            self._connection.finish()
+            self._fail(template, run, context, error)
             return
-        began, size = perf_counter(), 0
-        if not transport.is_closing():
-            size = sum(map(len, content))
-            head = self._head(200, lines, context)
-            if size <= MIN_WRITE_BYTES:
-                transport.write(b"".join((head, *content)))
-            else:
-                transport.writelines((head + content[0], *content[1:]))
         _end(template, run, context, size, began, None)
         self._connection.finish()
 
     async def _answer_in_chunks(self, template: RequestTemplate, run: FastRun, context: RequestContext) -> None:
         """Compute and write a large response chunk by chunk, at the pace of the client."""
-        began, size = perf_counter(), 0
-        failure: BaseException | None = asyncio.CancelledError("the client left")
+        began = perf_counter()
         try:
             async with aclosing(template.packets(run)) as chunks:
                 size = await self._write_chunks(self._head(200, template.headers, context), chunks, template.size)
-            if size == template.size:
-                failure = None
         except Exception as error:
-            failure = error
-            self._abort(context)
-        finally:
-            _end(template, run, context, size, began, failure)
-            if failure is None:
-                self._connection.finish()
+            self._fail(template, run, context, error)
+            return
+        except BaseException as error:  # the service is ending
+            _end(template, run, context, 0, began, error)
+            raise
+        if size == template.size:
+            _end(template, run, context, size, began, None)
+            self._connection.finish()
+        else:
+            _end(template, run, context, size, began, asyncio.CancelledError("the client left"))
+
+    def _fail(self, template: Template, run: FastRun, context: RequestContext, error: Exception) -> None:
+        """End a failed run, and answer its request."""
+        run.end(error)
+        size = self._send_error(error, template.path, context)
+        template.fast_path.metrics.count_bytes(template.protocol, context.received, size, context.read)
+
+    def _send_error(self, error: Exception, path: str, context: RequestContext) -> int:
+        """Answer a failed request, and return the size of the body. Within a response, reset the connection instead."""
+        connection, active = self._connection, self._connection.active
+        if active is None or active.answer_begun:
+            LOG.exception(
+                "internal error while sending a response; it is incomplete", extra={"request_id": context.text}
+            )
+            connection.transport.abort()  # the client sees an incomplete response
+            _end_trace(context, 200, error)
+            return 0
+        if not isinstance(error, PreblockError):
+            LOG.exception(
+                "internal error in a request; the client received status 500", extra={"request_id": context.text}
+            )
+        response = _error_response(error, path, context)
+        size = 0 if connection.transport.is_closing() else self._send_buffered(response, context)
+        _end_trace(context, response.status_code)
+        connection.finish()
+        return size
+
+    def send_internal_error(self, path: str, context: RequestContext) -> None:
+        """Write a response with status 500."""
+        self._send_buffered(_error_response(None, path, context), context)
 
     async def _answer(self, raw: RawRequest, request: IncomingRequest, context: RequestContext) -> None:
         CURRENT_REQUEST.set(context)
@@ -129,8 +158,7 @@ class TensorResponder:
             began = perf_counter()
             size = 0 if self._connection.transport.is_closing() else await self._send(response, context)
         except Exception as error:
-            self._abort(context)
-            _end_trace(context, 200, error)
+            self._send_error(error, route.path, context)
             return
         except asyncio.CancelledError:  # the service is ending
             _end_trace(context, 200)
@@ -159,7 +187,7 @@ class TensorResponder:
         """Write a small response at once, and return the size of its body."""
         head = self._head(response.status_code, lines_of(response.raw_headers), context)
         content = list(response.content()) if isinstance(response, ChunkedResponse) else [bytes(response.body)]
-        self._connection.transport.writelines((head, *content))
+        self._write((head, *content))
         return sum(map(len, content))
 
     async def _write_chunks(self, head: bytes, chunks: AsyncIterator[Buffer], size: int | None) -> int:
@@ -179,7 +207,7 @@ class TensorResponder:
             # Short chunks are written together, because each write wakes the client.
             if left and (left <= MIN_WRITE_BYTES or sum(map(len, waiting)) <= MIN_WRITE_BYTES):
                 continue
-            transport.writelines(waiting)
+            self._write(waiting)
             waiting.clear()
             del chunk  # lets the next chunk reuse this buffer
             # Other requests run only after the write, while the chunk is in the processor's cache. After the last
@@ -202,12 +230,11 @@ class TensorResponder:
         end = b"\r\n" if self._connection.keep_alive else b"connection: close\r\n\r\n"
         return b"".join((STATUS_LINES[status], self._default_lines, lines, lines_of(context.headers()), end))
 
-    def _abort(self, context: RequestContext) -> None:
-        """Reset the connection, so that the client sees an incomplete response."""
-        LOG.exception(
-            "internal error while sending a response; the response is incomplete", extra={"request_id": context.text}
-        )
-        self._connection.transport.abort()
+    def _write(self, parts: Sequence[Buffer]) -> None:
+        """Write a part of the response to the active request."""
+        if self._connection.active is not None:
+            self._connection.active.answer_begun = True
+        self._connection.transport.writelines(parts)
 
 
 def _end(
@@ -231,6 +258,15 @@ def _end_trace(context: RequestContext, status: int, error: Exception | None = N
     if context.trace is not None:
         set_status(context.trace, status)
         end_span(context.trace, error)
+
+
+def _error_response(error: Exception | None, path: str, context: RequestContext) -> Response:
+    """Return the response to an error of a request, in the format of the protocol of `path`."""
+    own = copy_context()
+    own.run(CURRENT_REQUEST.set, context)  # the response holds its id
+    if isinstance(error, PreblockError):
+        return own.run(errors.respond, error, path)
+    return own.run(errors.internal_error, path)
 
 
 def error_response(refusal: Refusal, headers: Headers) -> bytes:

@@ -1,6 +1,7 @@
 """A WebSocket connection: a step lane answers simple steps, and an unmodified protocol of uvicorn all other frames."""
 
 import asyncio
+import logging
 import struct
 from copy import copy
 from typing import Any
@@ -19,6 +20,7 @@ from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, WebSocketsSansIOProtocol, connections_of
 from preblock.service.server.websocket_frames import FrameReader
 
+LOG = logging.getLogger(__name__)
 MAX_FRAGMENTS = 2**14
 """Frames of one message: a list of empty frames takes many times their bytes."""
 CLOSE_FRAME = 0x88
@@ -52,9 +54,9 @@ class WebSocket(asyncio.Protocol):
         self._frames = frames = FrameReader(config.ws_max_size)
         turns = ReadTurns.of(app_state, loop)
         self._scheduler = ReadScheduler(
-            transport, turns, self._read, lambda: 0 if frames.between_messages else frames.received
+            transport, turns, self._read, lambda: 0 if frames.between_messages else frames.received, self._fail
         )
-        self._steps = StepLane(transport, loop, self._update_reading)
+        self._steps = StepLane(transport, loop, self._update_reading, self._fail)
         self._loop = loop
         self._accepted = self._ended = self._closing = False
         self._inner_paused = self._write_paused = False
@@ -102,6 +104,13 @@ class WebSocket(asyncio.Protocol):
             ended = self._inner.conn.close_rcvd is not None
             LingeringClose(self.transport, self._loop, self._connections, ended)
             self.connection_lost(None)
+
+    def _fail(self) -> None:
+        """Log the current exception, and reset the connection."""
+        context = self._steps.request
+        request_id = "" if context is None else context.text
+        LOG.exception("internal error in a WebSocket; the connection is closed", extra={"request_id": request_id})
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify the application of the disconnect."""

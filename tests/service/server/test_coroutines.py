@@ -2,7 +2,10 @@
 
 import asyncio
 import inspect
+import sys
 from contextvars import copy_context
+
+import pytest
 
 from preblock.service.server.coroutines import run_eagerly
 
@@ -18,7 +21,7 @@ def test_run_eagerly_after_a_wait_resumes_in_a_task() -> None:
             await event.wait()
             steps.append("ended")
 
-        run_eagerly(work(), copy_context(), tasks)
+        run_eagerly(work(), copy_context(), tasks, print)
         assert steps == ["begun"]
         assert not tasks
         await asyncio.sleep(0.01)
@@ -42,7 +45,7 @@ def test_run_eagerly_of_cancelled_task_throws_into_it() -> None:
             finally:
                 ended.append("cleaned up")
 
-        run_eagerly(work(), copy_context(), tasks)
+        run_eagerly(work(), copy_context(), tasks, print)
         (task,) = tasks
         await asyncio.sleep(0)  # the task begins to wait
         task.cancel()
@@ -51,3 +54,23 @@ def test_run_eagerly_of_cancelled_task_throws_into_it() -> None:
         assert ended == ["cleaned up"]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("waits", [0, 1, 2], ids=["at once", "after a turn", "in a task"])
+def test_run_eagerly_reports_an_exception(waits: int) -> None:
+    async def run() -> list[str]:
+        failures, event = list[str](), asyncio.Event()
+
+        async def work() -> None:
+            if waits == 1:
+                await asyncio.sleep(0)
+            elif waits == 2:
+                await event.wait()
+            raise RuntimeError("broken")
+
+        run_eagerly(work(), copy_context(), set(), lambda: failures.append(str(sys.exc_info()[1])))
+        event.set()
+        await asyncio.sleep(0.01)
+        return failures
+
+    assert asyncio.run(run()) == ["broken"]

@@ -24,16 +24,24 @@ class Connection(asyncio.Transport):
     def __init__(self, name: str, turns: ReadTurns, received: int, chunks: list[str]) -> None:
         super().__init__()
         self._name, self._received, self._chunks = name, received, chunks
-        self.scheduler = ReadScheduler(self, turns, self._read, lambda: self._received)
+        self.failures = 0
+        self._is_closing = False
+        self.scheduler = ReadScheduler(self, turns, self._read, lambda: self._received, self._fail)
         self.scheduler.pause()
         self.scheduler.feed(bytes(CHUNKS * CHUNK_BYTES))
 
     def _read(self, data: bytes) -> None:
+        if self._name == "broken":
+            raise RuntimeError(self._name)
         self._received += len(data)
         self._chunks.append(self._name)
 
+    def _fail(self) -> None:
+        self.failures += 1
+        self._is_closing = True
+
     def is_closing(self) -> bool:
-        return False
+        return self._is_closing
 
     def pause_reading(self) -> None:
         pass
@@ -67,3 +75,17 @@ def test_small_message_has_every_second_turn() -> None:
 
 def test_small_messages_take_turns() -> None:
     assert asyncio.run(read_all({"a": LAST, "b": LAST, "c": LAST})) == ["a", "b", "c"] * CHUNKS
+
+
+def test_failing_connection_does_not_stop_others() -> None:
+    async def run() -> tuple[list[str], int]:
+        turns, chunks = ReadTurns(asyncio.get_running_loop()), list[str]()
+        broken, other = (Connection(name, turns, LAST, chunks) for name in ("broken", "other"))
+        broken.scheduler.resume()
+        other.scheduler.resume()
+        other.scheduler.feed(b"x")  # reads the waiting input of both
+        while len(chunks) < CHUNKS + 1:
+            await asyncio.sleep(0)
+        return chunks, broken.failures
+
+    assert asyncio.run(run()) == (["other"] * (CHUNKS + 1), 1)

@@ -3,6 +3,7 @@
 Oracle: the answers to the same requests on connections of their own.
 """
 
+import asyncio
 import re
 import shutil
 import time
@@ -16,6 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from preblock.service.app import create_app
+from preblock.service.core.settings import Settings
+from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.server.front import Front
+from preblock.service.server.read_scheduler import ReadTurns
+from preblock.service.server.run import configure
+from preblock.service.server.uvicorn_adapter import ServerState
 from tests.support.artifacts import copy_artifact
 from tests.support.connections import RawConnection, http_request
 from tests.support.servers import Server, serve
@@ -24,6 +32,8 @@ from tests.support.waiting import wait_until
 BYTES = "application/octet-stream"
 EMBED = "/models/gpt/embed"
 VOCABULARY = 50
+WIDTH = 4
+"""Of the tiny `gpt`."""
 
 
 @pytest.fixture(scope="module")
@@ -242,3 +252,53 @@ def test_header_block_is_not_reused_for_the_next_request(address: str) -> None:
             client.send(other, body + sent)
             assert [client.answer()[0] for _ in range(2)] == [404, 200]
             assert client.ask(other + body)[0] == 404
+
+
+class HeldTurns(ReadTurns):
+    """Reads no large input until it is released."""
+
+    held = True
+
+    def read(self) -> None:
+        if not self.held:
+            super().read()
+
+
+def test_held_head_is_read_once_at_shutdown(tiny_repository: Path) -> None:
+    """Its body waits for a turn when the shutdown begins."""
+    ids = np.ones((1000, 3), np.int64)
+    sent = http_request(f"{EMBED}?shape=1000,3", ids.tobytes(), {"Content-Type": BYTES, "Accept": BYTES})
+    head_size = sent.index(b"\r\n\r\n") + 4
+
+    async def run() -> list[bytes]:
+        loop, settings = asyncio.get_running_loop(), Settings(repository=tiny_repository)
+        config, turns = configure(settings, create_app(settings)), HeldTurns(loop)
+        config.load()
+        state = {"settings": LiveSettings(settings), "turns": turns}
+        fronts: list[Front] = []
+
+        def connect() -> Front:
+            fronts.append(Front(config, ServerState(), state))
+            return fronts[-1]
+
+        server = await loop.create_server(connect, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        answers: list[bytes] = []
+        for number in range(3):
+            turns.held = number == 2
+            writer.write(sent[:head_size])
+            await asyncio.sleep(0.05)
+            writer.write(sent[head_size:-8])
+            await asyncio.sleep(0.05)
+            if turns.held:
+                fronts[0].shutdown()
+                turns.held = False
+                turns.read()
+            writer.write(sent[-8:])
+            answers.append((await reader.readuntil(b"\r\n\r\n"))[:12])
+            await reader.readexactly(ids.size * WIDTH * 4)
+        writer.close()
+        server.close()
+        return answers
+
+    assert asyncio.run(run()) == [b"HTTP/1.1 200"] * 3

@@ -1,0 +1,197 @@
+"""Unexpected errors in a connection: status 500 or a reset, one line in the log, and no effect on other connections."""
+
+import dataclasses
+import logging
+from collections.abc import AsyncGenerator, Hashable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect as connect_socket
+
+from preblock.service.api.request_cache import RequestTemplate, Template, TemplateCache
+from preblock.service.app import create_app
+from preblock.service.codecs.chunks import Buffer
+from preblock.service.core.errors import Unavailable
+from preblock.service.core.settings import Settings
+from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.engine.engine import Engine
+from preblock.service.engine.fast_path import FastRun
+from preblock.service.engine.scheduler import BatchFunction, MicroBatch, Scheduler
+from preblock.service.observability.context import RequestContext
+from preblock.service.observability.metrics import Metrics
+from preblock.service.runtime.providers import CPU
+from preblock.service.runtime.repository import Repository
+from preblock.service.server.run import configure
+from tests.service.server.http_protocol.requests import WIDTH, Ids, raw
+from tests.support.artifacts import make_repository
+from tests.support.connections import RawConnection, http_request
+from tests.support.decode_protocols import step_frame
+from tests.support.log_lines import logged_errors
+from tests.support.servers import live_server
+
+SMALL, LARGE = np.array([[1, 2]]), np.ones((10, 900), np.int64)
+INTERNAL = "internal error; the log of the service has the details"
+
+
+class BrokenScheduler(Scheduler):
+    """Starts no micro-batch while it is broken."""
+
+    is_broken = False
+
+    def batch(self, key: Hashable, size: int, run: BatchFunction[Any, Any]) -> MicroBatch[Any, Any]:
+        if self.is_broken:
+            raise RuntimeError("batch")
+        return super().batch(key, size, run)
+
+
+class Broken(TemplateCache):
+    """A cache whose templates fail at a stage.
+
+    Attributes:
+        stage: of a request; empty for no failure.
+
+    """
+
+    stage = ""
+
+    def find(self, key: Hashable) -> Template | None:
+        template = super().find(key)
+        self.fail_at("find")
+        if not isinstance(template, RequestTemplate):
+            return template
+        fields = {field.name: getattr(template, field.name) for field in dataclasses.fields(template)}
+        broken = BrokenTemplate(**fields)
+        broken.cache = self
+        return broken
+
+    def fail_at(self, stage: str) -> None:
+        if self.stage == stage:
+            raise RuntimeError(stage)
+
+
+class BrokenTemplate(RequestTemplate):
+    cache: Broken
+
+    def start(self, body: bytes, context: RequestContext) -> FastRun | None:
+        self.cache.fail_at("start")
+        return super().start(body, context)
+
+    def write(self, run: FastRun) -> tuple[bytes, list[Buffer]]:
+        self.cache.fail_at("write")
+        if self.cache.stage == "refusal":
+            raise Unavailable("model", "a lost version", "a served one")
+        return super().write(run)
+
+    async def packets(self, run: FastRun) -> AsyncGenerator[Buffer, None]:
+        self.cache.fail_at("first chunk")
+        async for packet in super().packets(run):
+            yield packet
+            if len(packet) > 2**17:
+                self.cache.fail_at("later chunk")
+
+
+@dataclasses.dataclass
+class Served:
+    """A server with a broken cache, and its errors in the log."""
+
+    address: str
+    scheduler: BrokenScheduler
+    cache: Broken
+    lines: list[logging.LogRecord]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root: Path = make_repository(tmp_path_factory.mktemp("models"), gpt="gpt-500x96x900")
+    settings = Settings(repository=root, max_concurrent_requests=1)
+    live, scheduler = LiveSettings(settings), BrokenScheduler(1, LiveSettings(settings))
+    engine = Engine(Repository(root, CPU, 1), scheduler, Metrics(), live)
+    app = create_app(settings, engine)
+    app.templates = cache = Broken(engine)
+    with live_server(configure(settings, app)) as port, logged_errors() as lines:
+        yield Served(f"http://127.0.0.1:{port}", scheduler, cache, lines)
+
+
+def request(ids: Ids, **headers: str) -> bytes:
+    path, body, given = raw(ids, 0)
+    return http_request(path, body, given | headers)
+
+
+@pytest.fixture
+def other(server: Served) -> Iterator[RawConnection]:
+    """Connect another client, whose requests succeed before and after a failure."""
+    with RawConnection(server.address) as client:
+        for ids in (SMALL, LARGE):
+            assert client.ask(request(ids))[0] == 200
+        server.lines.clear()
+        yield client
+        server.cache.stage, server.scheduler.is_broken = "", False
+        assert client.ask(request(SMALL))[0] == 200  # no failed request keeps the only place
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["parsed", "known"])
+@pytest.mark.parametrize("stage", ["find", "start", "batch", "write", "first chunk"])
+def test_failed_request_gets_500_with_its_id(server: Served, other: RawConnection, stage: str, known: bool) -> None:
+    assert other is not None
+    sent = request(LARGE if stage == "first chunk" else SMALL, **{"X-Request-Id": "mine"})
+    with RawConnection(server.address) as client:
+        for _ in range(3 if known else 0):
+            assert client.ask(sent)[0] == 200
+        server.cache.stage, server.scheduler.is_broken = stage, stage == "batch"
+        status, head, body = client.ask(sent)
+    assert (status, INTERNAL.encode() in body, b'"request_id":"mine"' in body) == (500, True, True)
+    assert "x-request-id: mine" in head
+    (line,) = server.lines
+    assert vars(line)["request_id"] == "mine"
+    assert line.exc_text or line.exc_info
+
+
+def test_refused_known_request_names_its_id(server: Served, other: RawConnection) -> None:
+    server.cache.stage = "refusal"
+    status, _, body = other.ask(request(SMALL, **{"X-Request-Id": "mine"}))
+    assert (status, b'"request_id":"mine"' in body) == (503, True)
+    assert not server.lines
+
+
+def test_pipelined_request_that_fails_gets_500(server: Served, other: RawConnection) -> None:
+    assert other is not None
+    server.cache.stage = "find"
+    with RawConnection(server.address) as client:
+        client.send(http_request("/livez", method="GET") + request(SMALL))
+        assert [client.answer()[0] for _ in range(2)] == [200, 500]
+
+
+def test_failure_within_response_cuts_it(server: Served, other: RawConnection) -> None:
+    assert other is not None
+    server.cache.stage = "later chunk"
+    with RawConnection(server.address) as client:
+        client.send(request(LARGE))
+        head = client.file.readline()
+        with suppress(ConnectionError):
+            assert 0 < len(client.file.read()) < LARGE.size * WIDTH * 4
+    assert head == b"HTTP/1.1 200 OK\r\n"
+    (line,) = server.lines
+    assert vars(line)["request_id"]
+
+
+def test_failed_step_resets_its_stream_only(server: Served, other: RawConnection) -> None:
+    assert other is not None
+    address = f"{server.address.replace('http', 'ws')}/models/gpt/decode"
+    headers = {"X-Request-Id": "mine"}
+    with connect_socket(address) as healthy, connect_socket(address, additional_headers=headers) as stream:
+        for each in (healthy, stream):
+            each.send(step_frame([1]))
+            assert each.recv()
+        server.scheduler.is_broken = True
+        stream.send(step_frame([2]))
+        with pytest.raises(ConnectionClosedError):
+            stream.recv()
+        server.scheduler.is_broken = False
+        healthy.send(step_frame([2]))
+        assert healthy.recv()
+    (line,) = server.lines
+    assert vars(line)["request_id"] == "mine"
