@@ -105,8 +105,7 @@ def _load_folder(
 
             found = discover(folder, read_config(folder), choices.get("side"), progress.add, widen, tokens_only)
             frontend, discovery = found.frontend, found.parity
-            copies = found.copies if found.copies > 1 else None
-            record = record.model_copy(update={"discovered_with": found.library, "block_copies": copies})
+            record = record.model_copy(update={"discovered_with": found.library})
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     config = folder / (DESCRIPTION if format_ == "description" else CONFIG)

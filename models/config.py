@@ -76,6 +76,7 @@ class FrontEndConfig:
         ngrams: n-gram embeddings of some layers, as a further output; default none.
         streams: streams of vectors that block 0 takes. The model projects all others from the first, the front-end's.
             Default 1.
+        copies: equal copies of each vector that block 0 takes, the streams of hyper-connections; default 1.
 
     Raises:
         ValueError: the fields do not describe a front-end; the message names the field.
@@ -97,6 +98,7 @@ class FrontEndConfig:
     per_layer: PerLayerConfig | None = None
     ngrams: NgramConfig | None = None
     streams: int = 1
+    copies: int = 1
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -130,8 +132,9 @@ class FrontEndConfig:
             raise ValueError(f"rotary: got positions that count {self.counts!r}, expected 'slots'")
         if self.per_layer and self.per_layer.rows > self.tokens.rows:
             raise ValueError(f"per_layer.rows: got {self.per_layer.rows}, expected 1 to {self.tokens.rows}")
-        if type(self.streams) is not int or self.streams < 1:
-            raise ValueError(f"streams: got {self.streams!r}, expected 1 or more")
+        for name, count in (("streams", self.streams), ("copies", self.copies)):
+            if type(count) is not int or count < 1:
+                raise ValueError(f"{name}: got {count!r}, expected 1 or more")
         if self.ngrams and self.counts != "slots":
             raise ValueError(f"ngrams: got positions that count {self.counts!r}, expected 'slots'")
         if self.ngrams and not 0 <= self.ngrams.reset_id < self.tokens.rows:
@@ -185,8 +188,9 @@ class FrontEndConfig:
         for name in ("per_layer", "ngrams"):
             if values[name] is None:  # as in earlier exports
                 del values[name]
-        if self.streams == 1:
-            del values["streams"]
+        for name in ("streams", "copies"):
+            if values[name] == 1:
+                del values[name]
         return values
 
     @classmethod

@@ -34,14 +34,12 @@ class Discovery:
         frontend: the front-end, with float32 tensors.
         parity: its comparison with the library's model.
         library: name and version of the library.
-        copies: copies of each vector that block 0 takes.
 
     """
 
     frontend: FrontEnd
     parity: OutputParity
     library: str
-    copies: int
 
 
 def discover(
@@ -79,7 +77,6 @@ def discover(
         frontend = refuse(frontend, refused) if refused else frontend
         proof = Proof(model, frontend)
         parity = proof.run_tokens() if tokens_only else proof.run()
-        copies = model.copies
         if not widen:
             altering = model if model.altered else None
             del frontend, proof, model  # the proof needed the widened table, the export does not
@@ -87,7 +84,7 @@ def discover(
             if altering is not None:
                 _load(altering, found, frontend)
             frontend = refuse(frontend, refused) if refused else frontend
-    return Discovery(frontend, parity, library_version(), copies)
+    return Discovery(frontend, parity, library_version())
 
 
 def files_discovered(
@@ -150,6 +147,7 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
             padding_idx=found.padding,
             lookup=found.lookup,
             consumer_scales=found.consumer_scales,
+            copies=found.copies,
             no_rotary=NO_ROTARY if found.rotary else None,
         )
         return FrontEnd.from_tensors(config, tensors).eval()

@@ -1,9 +1,9 @@
 """A library's model without the weights of its blocks, and its part for token ids."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,20 @@ ENCODED_LENGTH = 3
 """Length of the encoded sequence given to a decoder; no vector before block 0 depends on it."""
 
 
+class BlockInput(NamedTuple):
+    """The input of block 0: the name of the block's list, the vectors, and all other float tensors with their names."""
+
+    block: str
+    vectors: Tensor
+    others: tuple[tuple[str, Tensor], ...] = ()
+
+
 class CapturedInput(Exception):
     """Stops a forward pass at block 0, and carries the input of the block."""
 
-    def __init__(self, block: str, vectors: Tensor) -> None:
-        super().__init__(block)
-        self.block, self.vectors = block, vectors
+    def __init__(self, given: BlockInput) -> None:
+        super().__init__(given.block)
+        self.given = given
 
 
 class BlocklessModel:
@@ -60,6 +68,8 @@ class BlocklessModel:
         """Name of a parameter or buffer in the model -> its name in the checkpoint."""
         self.tensors: dict[str, Tensor] = {}
         """Parameters and buffers of the part outside its blocks, by their names in the model."""
+        self.trained: set[str] = set()
+        """Names of the trained ones among them."""
         self.transposed = False
         """Whether blocks take (L, B, width) in place of (B, L, width)."""
         self.columns_first = False
@@ -75,8 +85,8 @@ class BlocklessModel:
 
     def block_input(
         self, inputs: Mapping[str, Tensor], recording: AbstractContextManager[Any] | None = None
-    ) -> tuple[str, Tensor]:
-        """Run the part up to block 0; return the name of the block's list, and the input of the block.
+    ) -> BlockInput:
+        """Run the part up to block 0, and return the input of the block.
 
         The pass runs in the context `recording`.
 
@@ -89,7 +99,7 @@ class BlocklessModel:
             if isinstance(module, nn.ModuleList) and is_block_list(module):
                 blocks.append(module[0])
                 # No hook, because some models call the method itself.
-                blocks[-1].forward = _stop_at(name)
+                blocks[-1].forward = _stop_at(name, tuple(inspect.signature(blocks[-1].forward).parameters))
         given: dict[str, Any] = dict(inputs)
         if self.side == "decoder" and "encoder_hidden_states" in self.inputs:
             batch = len(next(iter(inputs.values())))
@@ -100,7 +110,7 @@ class BlocklessModel:
             with recording or nullcontext():
                 self.part(**given)
         except CapturedInput as captured:
-            return captured.block, captured.vectors
+            return captured.given
         except Exception as error:  # whatever a model raises
             raise DiscoveryError(
                 f"{type(self.part).__name__} of {library_version()} fails before block 0: "
@@ -178,6 +188,8 @@ class BlocklessModel:
                     if value is None:
                         continue
                     name = f"{path}.{own}" if path else own
+                    if value.requires_grad:
+                        self.trained.add(name)
                     key = self.keys.get(name)
                     if key is not None or not value.requires_grad:
                         zeros = torch.zeros(value.shape, dtype=value.dtype)
@@ -287,9 +299,20 @@ def find_part(model: Any, config: Any, side: str | None) -> nn.Module:
     return whole
 
 
-def _stop_at(name: str) -> Any:
+def _stop_at(name: str, parameters: Sequence[str]) -> Any:
     def stop(*arguments: Any, **keywords: Any) -> None:
-        given = (*([keywords["hidden_states"]] if "hidden_states" in keywords else []), *arguments, *keywords.values())
-        raise CapturedInput(name, next(v for v in given if isinstance(v, Tensor) and v.is_floating_point()))
+        named = [*zip(parameters, arguments, strict=False), *keywords.items()]
+        tensors = [(own, tensor) for own, value in named for tensor in _float_tensors(value)]
+        vectors = keywords.get("hidden_states", tensors[0][1])
+        raise CapturedInput(BlockInput(name, vectors, tuple(pair for pair in tensors if pair[1] is not vectors)))
 
     return stop
+
+
+def _float_tensors(value: object) -> Iterator[Tensor]:
+    """Yield the tensors in `value`, and in the lists, tuples and mappings inside it."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        yield value
+    elif isinstance(value, list | tuple | Mapping):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _float_tensors(part)

@@ -7,6 +7,7 @@ from preblock.export.discovery.errors import DiscoveryError
 
 _BOXES = "it adds the places of tokens on a page (bbox)"
 _RECURRENT = "it is a recurrent decoder, without blocks"
+_LAYERS = "each layer takes an input of its own, computed from the token vectors"
 _IMAGE = "it needs an image beside the token ids"
 REASONS: Mapping[str, str] = {
     "blt": "its vectors depend on hashes of neighbouring bytes",
@@ -14,6 +15,8 @@ REASONS: Mapping[str, str] = {
     "canine": "its vectors depend on hashes of characters",
     "cpmant": "it puts trained prompt tokens before the ids",
     "dia/decoder": "it takes several channels of audio codes",
+    "embedding_gemma2/text": _LAYERS,
+    "embedding_gemma2_text": _LAYERS,
     "florence2/decoder": "the library has no module for its decoder alone",
     "hrm_text": "it adds a state vector to every token",
     "idefics": _IMAGE,
@@ -21,6 +24,7 @@ REASONS: Mapping[str, str] = {
     "kyutai_speech_to_text": "it takes audio codes beside each text token",
     "layoutlm": _BOXES,
     "layoutlmv3": _BOXES,
+    "lilt": "its blocks take a second stream beside the tokens, from their places on a page (bbox)",
     "lxmert": _IMAGE,
     "markuplm": "it adds the path of each token in a document's markup (xpath_tags_seq)",
     "mobilebert": "a vector depends on the tokens beside it",

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from preblock.export.discovery.calls import ordinary_ids, pad, random_ids, special_ids
 from preblock.export.discovery.errors import DiscoveryError
+from preblock.export.discovery.further_inputs import find_further_input
 from preblock.export.discovery.index_rules import find_rule, without_fill
 from preblock.export.discovery.model import BlocklessModel
 from preblock.export.discovery.recognition import Part, recognise_ids, recognise_vectors
@@ -36,6 +37,7 @@ class FoundSteps:
         consumer_scales: the model scales `inputs_embeds` itself; None for unknown.
         others: further tensors in the model behind the vectors.
         rotary: attention has rotary positions.
+        copies: equal copies of each vector that block 0 takes.
         block: list of blocks; the vectors enter the first one.
 
     """
@@ -50,6 +52,7 @@ class FoundSteps:
     consumer_scales: bool | None
     others: tuple[str, ...]
     rotary: bool
+    copies: int
     block: str
 
 
@@ -94,6 +97,7 @@ class Search:
             step, computed = self._step(one, [(plain, one), (padded, other)], names)
             derived = computed if computed is not None else derived
             steps.append(step)
+        self._refuse_further_inputs()
         table = self._model.tensors[parts[0].weight]
         named = self._model.token_table()
         if named is not None and named is not table:
@@ -113,6 +117,7 @@ class Search:
             consumer_scales=scales,
             others=tuple(sorted((self._leaves & self._model.keys.keys()) - set(names.values()))),
             rotary=any("RotaryEmbedding" in type(module).__name__ for module in self._model.part.modules()),
+            copies=self._model.copies,
             block=self._block,
         )
 
@@ -140,6 +145,7 @@ class Search:
             consumer_scales=None,
             others=(),
             rotary=False,
+            copies=1,
             block="",
         )
 
@@ -155,7 +161,7 @@ class Search:
             else "a table before block 0 is neither a parameter nor a buffer of the library's model"
         )
         try:
-            self._block, vectors = self._model.block_input(inputs, recorder)
+            self._block, vectors, _ = self._model.block_input(inputs, recorder)
         except DiscoveryError as error:
             raise lacks if "meta tensor" in str(error) else error from error
         if vectors.device.type == "meta":
@@ -171,6 +177,19 @@ class Search:
             got, expected = tuple(vectors.shape), f"({batch}, {length}, width)"
             raise DiscoveryError(f"block 0 takes vectors of shape {got}, expected {expected}")
         return value
+
+    def _refuse_further_inputs(self) -> None:
+        """Raise DiscoveryError if block 0 takes content of the tokens or of the request beside the vectors."""
+        recorder = Recorder({"input_ids": self._ids}, self._model.tensors)
+        first = self._model.block_input({"input_ids": self._ids}, recorder)
+        second = self._model.block_input({"input_ids": self._ids.flip(1)})
+        further = find_further_input(recorder, first, second, self._model.trained, LENGTH)
+        if further is not None:
+            sources = f" of {', '.join(further.sources[:3])}" if further.sources else ""
+            raise DiscoveryError(
+                f"block 0 takes {further.name or 'a further tensor'}{sources} beside the vectors; "
+                "--tokens-only exports the token table alone"
+            )
 
     def _step(
         self, part: Part, calls: list[tuple[dict[str, Tensor], Part]], names: dict[str, str]

@@ -1,6 +1,6 @@
 """The operations of a forward pass, recorded as a graph of values."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ class Value:
         """Yield the inputs of the operation."""
         return (argument for argument in self.arguments if isinstance(argument, Value))
 
-    def leaves(self) -> set[str]:
-        """Return the names of all inputs, parameters and buffers behind the value."""
+    def leaves(self, ends: Set[str] = frozenset()) -> set[str]:
+        """Return the names of all inputs, parameters and buffers behind the value, none behind operations `ends`."""
         found, seen, waiting = set[str](), set[int](), [self]
         while waiting:
             value = waiting.pop()
@@ -40,7 +40,8 @@ class Value:
             seen.add(id(value))
             if value.name:
                 found.add(value.name)
-            waiting.extend(value.sources())
+            if value.operation not in ends:
+                waiting.extend(value.sources())
         return found
 
 

@@ -101,6 +101,7 @@ def _qwen4(path: str, *sections: str) -> Family:
         prefix="model.",
         limit=("max_position_embeddings", 32768),
         ngrams=_qwen_ngrams(path),
+        copies=lambda c: c("hc_count", 4),
         sections=sections,
     )
 

@@ -59,6 +59,7 @@ class Family:
         per_layer: inputs of all layers, given the config; default none.
         ngrams: n-gram embeddings of some layers, given the config; default none.
         streams: streams of vectors that block 0 takes, given the config; default 1.
+        copies: equal copies of each vector that block 0 takes, given the config; default 1.
         segments: its segments are optional and rows of the token table. Default False: it has a table of segments, or
             none.
         sections: keys of the part about this model, in the config of several models; the first one found is used.
@@ -78,6 +79,7 @@ class Family:
     per_layer: Callable[[Config], PerLayerConfig | None] = lambda _: None
     ngrams: Callable[[Config], NgramConfig | None] = lambda _: None
     streams: Callable[[Config], int] = lambda _: 1
+    copies: Callable[[Config], int] = lambda _: 1
     segments: bool = False
     sections: tuple[str, ...] = ()
 

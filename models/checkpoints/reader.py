@@ -205,6 +205,7 @@ def _configure(
         lookup=len(steps) if family.lookup(config) == ALL else family.lookup(config),
         consumer_scales=family.consumer_scales,
         streams=family.streams(config),
+        copies=family.copies(config),
     )
     _check_sizes(values, frontend)
     return frontend

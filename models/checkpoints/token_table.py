@@ -28,6 +28,7 @@ def keep_tokens(frontend: FrontEnd) -> FrontEnd:
         per_layer=None,
         ngrams=None,
         streams=1,
+        copies=1,
     )
     names = [name for name, step in zip(names_of(config.steps), config.steps, strict=True) if isinstance(step, Tokens)]
     tensors = {name: value for name, value in frontend.state_dict().items() if name.partition(".")[0] in names}

@@ -83,7 +83,7 @@ def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
         yield EMBEDDINGS, f"{_shape(shapes[EMBEDDINGS])}: the input of block 0"
         return
     lookup = manifest.token_embeddings
-    block = f"{_shape(shapes[EMBEDDINGS])}: the input of block 0"
+    block = f"{_shape(shapes[EMBEDDINGS])}: the input of block 0{_describe_streams(manifest)}"
     scale = lookup.embedding_scale if lookup else 1
     scaled = "" if lookup is None or scale == 1 else f"; {'with' if lookup.scaled else 'without'} the scale {scale:g}"
     if lookup is None:
@@ -112,6 +112,14 @@ def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
             yield name, f"{_shape(shapes[name])}: {use}, layout {rotary.layout}{form}"
     if manifest.bias:
         yield manifest.bias.name, f"{_shape(manifest.bias.shape)}: added in attention, from /bias"
+
+
+def _describe_streams(manifest: Manifest) -> str:
+    front_end = manifest.front_end or {}
+    streams, copies = front_end.get("streams", 1), front_end.get("copies", 1)
+    if copies != 1:
+        return f", which takes each vector {copies} times"
+    return f", the first of its {streams} streams" if streams != 1 else ""
 
 
 def _weights(folder: Path, manifest: Manifest | StemManifest, report: ParityReport) -> Iterator[tuple[str, str]]:

@@ -42,9 +42,8 @@ class Source(Schema):
 
     `name` is the preset's or the repository's; `revision` the repository's commit; `config_sha256` identifies
     `config.json` or `frontend.toml` of a checkpoint. `discovered_with` names the library, with its version, in whose
-    model class the front-end was discovered; None for a row of the family table. `block_copies` is the number of copies
-    of each vector that block 0 takes, (B, L, copies, D); None for one. Paths of the exporting machine are
-    not recorded.
+    model class the front-end was discovered; None for a row of the family table. Paths of the exporting machine are not
+    recorded.
     """
 
     kind: Literal["preset", "folder", "hub", "module"]
@@ -52,7 +51,6 @@ class Source(Schema):
     revision: str | None = None
     config_sha256: str | None = None
     discovered_with: str | None = Field(default=None, exclude_if=lambda library: library is None)
-    block_copies: PositiveInt | None = Field(default=None, exclude_if=lambda copies: copies is None)
 
 
 class Resized(Schema):

@@ -101,11 +101,14 @@ def describe_uses(manifest: Manifest | StemManifest) -> dict[str, str]:
 
 def _describe_embeddings(manifest: Manifest) -> str:
     text = "Vectors that enter block 0, with positions, scale and norm of the family. Feed them to block 0 directly."
-    streams = (manifest.front_end or {}).get("streams", 1)
+    front_end = manifest.front_end or {}
+    streams, copies = front_end.get("streams", 1), front_end.get("copies", 1)
     if streams != 1:
         text = (
             f"The first of {streams} streams that enter block 0. Project the others from it with the model's matrices."
         )
+    if copies != 1:
+        text = f"Each of the {copies} equal streams that enter block 0. Repeat each vector {copies} times for block 0."
     if manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS:
         return f"{text} They equal token_embeddings, so a model takes them as inputs_embeds too."
     return f"{text} Do not pass them as inputs_embeds or prompt_embeds: the model would add these parts again."

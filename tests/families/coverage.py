@@ -24,7 +24,7 @@ from preblock.export.discovery.calls import pad
 from preblock.export.discovery.discovery import discover
 from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.library import SILENT, library_version
-from preblock.export.discovery.model import CapturedInput, find_part, is_block_list, sides_of
+from preblock.export.discovery.model import BlockInput, CapturedInput, find_part, is_block_list, sides_of
 from preblock.export.parity import allowed_ulp, difference
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
@@ -146,7 +146,7 @@ def _entering_block_0(model: Any, side: str | None, ids: Tensor, mask: Tensor | 
         streams = getattr(model.config.get_text_config(), "hc_count", 1)
         if vectors.shape[-1] == streams * getattr(model.config.get_text_config(), "hidden_size", 0):  # side by side
             vectors = vectors.unflatten(-1, (streams, -1))[:, :, 0]
-        raise CapturedInput("", vectors)
+        raise CapturedInput(BlockInput("", vectors))
 
     blocks: list[Any] = [
         module[0] for module in model.modules() if isinstance(module, nn.ModuleList) and is_block_list(module)
@@ -168,7 +168,7 @@ def _entering_block_0(model: Any, side: str | None, ids: Tensor, mask: Tensor | 
     try:
         part(**given)
     except CapturedInput as captured:
-        vectors = captured.vectors
+        vectors = captured.given.vectors
         if tuple(vectors.shape[:2]) == tuple(ids.t().shape) != tuple(ids.shape):
             vectors = vectors.transpose(0, 1)
         return vectors.transpose(1, 2) if vectors.shape[-1] == ids.shape[1] != vectors.shape[1] else vectors

@@ -49,6 +49,7 @@ STATED: dict[str, dict[str, Any]] = {
     "apertus1p5_vision_tokenizer": {"codebook_size": 8, "base_channels": 32},
     "gemma3n_text": {"num_kv_shared_layers": 0, "laurel_rank": 4},
     "inkling2_vision": {"text_hidden_size": WIDTH},
+    "lilt": {"hidden_size": 48},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 91},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 91},
     "qwen4_exp_text": {

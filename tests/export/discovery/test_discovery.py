@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from preblock.cli import app
 from preblock.export.discovery.discovery import Discovery, discover, files_discovered
 from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.library import library_version
@@ -19,8 +21,9 @@ from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.config import FrontEndConfig
 from preblock.models.steps import RmsNorm
 from preblock.service.artifacts.manifest import Manifest
+from preblock.service.codecs.output_uses import describe_uses
 from tests.families.coverage import differences
-from tests.families.tiny_models import head_class, save_whole
+from tests.families.tiny_models import MULTIMODAL_ROPE, head_class, save_whole
 
 EXAMPLES = {
     "bert-generation": ["tokens", "positions", "norm"],
@@ -73,7 +76,7 @@ def test_discovered_front_end_matches_whole_model(name: str, tmp_path: Path) -> 
 
 
 def test_discovered_ids_replaced_by_library_are_unsupported(tmp_path: Path) -> None:
-    config = found("gemma4/text", tmp_path).frontend.config
+    config = found("gemma4_unified/text", tmp_path).frontend.config
     document = json.loads((tmp_path / "config.json").read_text())
     replaced = {document[f"{kind}_token_id"] for kind in ("image", "audio", "video")}
     assert set(config.refused_ids) == {number for number in replaced if number is not None}
@@ -182,9 +185,38 @@ def test_image_model_is_refused_by_its_input(tmp_path: Path) -> None:
         found("siglip_vision_model", tmp_path)
 
 
-def test_discovery_records_hyper_connection_copies(tmp_path: Path) -> None:
-    discovery = found("deepseek_v4", tmp_path)
-    assert ([step.kind for step in discovery.frontend.config.steps], discovery.copies) == (["tokens"], 4)
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("lilt", "layout_inputs of layout_embeddings"),  # of bbox: 0 without it
+        ("embedding_gemma2_text", "per_layer_input of embed_tokens"),
+        ("embedding_gemma2/text", "per_layer_input of language_model.embed_tokens"),
+    ],
+)
+def test_further_content_at_block_0_is_rejected(name: str, argument: str, tmp_path: Path) -> None:
+    model_type, _, side = name.partition("/")
+    save_whole(model_type, tmp_path / "checkpoint")
+    with pytest.raises(ExportError, match=f"'{name}' is not supported: .*block 0 takes {argument}"):
+        export(str(tmp_path / "checkpoint"), "m", tmp_path, side=side or None)
+    alone = export(str(tmp_path / "checkpoint"), "m", tmp_path, side=side or None, tokens_only=True)
+    assert alone.manifest.family == f"{name}/tokens"
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("deepseek_v4", "hc_mult"), ("hy_v4", "hc_mult"), ("hy_v4_vl_text", "hc_mult"), ("qwen4_exp_text", "hc_count")],
+)
+def test_equal_streams_at_block_0_are_stated(name: str, key: str, tmp_path: Path) -> None:
+    save_whole(name, tmp_path / "checkpoint", rope=MULTIMODAL_ROPE if name == "hy_v4_vl_text" else None)
+    manifest = export(str(tmp_path / "checkpoint"), "m", tmp_path).manifest
+    assert isinstance(manifest, Manifest)
+    assert manifest.front_end is not None
+    copies = json.loads((tmp_path / "checkpoint/config.json").read_text())[key]
+    assert copies > 1
+    assert manifest.front_end["copies"] == copies
+    assert f"Each of the {copies} equal streams" in describe_uses(manifest)["embeddings"]
+    page = CliRunner().invoke(app, ["inspect", "m", "--repository", str(tmp_path)]).output
+    assert f"the input of block 0, which takes each vector {copies} times" in page
 
 
 @pytest.mark.parametrize(("side", "allowed"), [(None, "encoder, decoder"), ("text", "encoder, decoder")])
