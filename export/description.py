@@ -13,7 +13,7 @@ from preblock.export.position_inputs import describe_positions
 from preblock.export.progress import Report, StepProgress
 from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import read_format
-from preblock.models.checkpoints.consumers import consumers_of
+from preblock.models.checkpoints.consumers import consumers_of, inputs_beside
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules import stems
 from preblock.models.modules.signature import Signature, StemSignature
@@ -89,7 +89,7 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
         )
     signature, format_ = frontend.signature, read_format(folder)
     positions, kernel = describe_positions(folder)
-    steps = _describe_steps(frontend, loaded.record.discovered_with) if isinstance(frontend, FrontEnd) else {}
+    steps = _describe_steps(loaded, frontend) if isinstance(frontend, FrontEnd) else {}
     return Manifest(
         dtype=format_.dtype if format_ else "float32",
         scale=format_.scale if format_ else None,
@@ -118,7 +118,7 @@ def _describe_history(signature: Signature) -> History | None:
     return None if signature.reset_id is None else History(tokens=signature.history, reset_id=signature.reset_id)
 
 
-def _describe_steps(frontend: FrontEnd, discovered_with: str | None) -> dict[str, Any]:
+def _describe_steps(loaded: LoadedSource, frontend: FrontEnd) -> dict[str, Any]:
     """Return the fields of the manifest known only of a front-end built from steps."""
     signature, config = frontend.signature, frontend.config
     outputs = {
@@ -133,8 +133,9 @@ def _describe_steps(frontend: FrontEnd, discovered_with: str | None) -> dict[str
             scaled=config.scaled_lookup,
             consumers=tuple(
                 Consumer(output=outputs[reading.scale], **asdict(reading))
-                for reading in consumers_of(config, discovered_with)
+                for reading in consumers_of(config, loaded.record.discovered_with)
             ),
+            beside=inputs_beside(config) or loaded.beside,
         ),
         "rotary": tuple(
             Rotary(

@@ -3,7 +3,7 @@
 import glob
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -11,6 +11,7 @@ from preblock.export.arguments import ADAPTER, SourceOptions, detect_format, par
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
 from preblock.export.referenced_tables import ReferencedTables, reference_tables
+from preblock.models.checkpoints.consumers import inputs_beside
 from preblock.models.checkpoints.reader import files_needed, find_ngram_tables, read_frontend
 from preblock.models.checkpoints.static_families import CONFIG, MODULES, SETTINGS, StaticLayout, find_static
 from preblock.models.checkpoints.static_reader import read_static, static_files_needed
@@ -41,7 +42,7 @@ class LoadedSource:
     """A front-end, its record for the manifest, its tokenizer file if the source has one, and its soft prompts.
 
     `discovery` compares a discovered front-end with the library's model. `sentence` is the pooling of a static model.
-    `tables` are those left in the files of the source.
+    `tables` are those left in the files of the source. `beside` are left out inputs that belong to `inputs_embeds`.
     """
 
     frontend: AnyFrontEnd
@@ -52,6 +53,7 @@ class LoadedSource:
     sentence: SentencePooling | None = None
     soft_prompts: Mapping[str, SoftPrompt] = field(default_factory=dict)
     tables: ReferencedTables = field(default_factory=ReferencedTables)
+    beside: dict[str, str] = field(default_factory=dict)
 
 
 def load_source(
@@ -83,7 +85,7 @@ def _load_folder(
 ) -> LoadedSource:
     format_ = detect_format(folder, choices)
     discovery: OutputParity | None = None
-    tokens_only, tables = choices.get("tokens_only", False), ReferencedTables()
+    tokens_only, tables, beside = choices.get("tokens_only", False), ReferencedTables(), dict[str, str]()
     try:
         layout = find_static(folder) if format_ == "static" else None
         if layout:
@@ -96,7 +98,8 @@ def _load_folder(
         elif format_ == "checkpoint":
             further = {name: value for name, value in choices.items() if name != "tokens_only"}
             frontend = read_frontend(folder, **further, count_bytes=progress.add, widen=widen)  # type: ignore[arg-type]
-            frontend = keep_tokens(frontend) if tokens_only else frontend
+            if tokens_only:
+                beside, frontend = inputs_beside(frontend.config), keep_tokens(frontend)
             if choices.get("reference"):
                 tables = reference_tables(find_ngram_tables(folder, choices.get("side")), frontend)
         else:
@@ -111,10 +114,11 @@ def _load_folder(
     config = folder / (DESCRIPTION if format_ == "description" else CONFIG)
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
+    loaded = LoadedSource(frontend, record, discovery=discovery, tables=tables, beside=beside)
     if not os.path.lexists(tokenizer):
-        return LoadedSource(frontend, record, discovery=discovery, tables=tables)
+        return loaded
     _check_tokenizer(tokenizer, frontend)
-    return LoadedSource(frontend, record, tokenizer, discovery=discovery, tables=tables)
+    return replace(loaded, tokenizer=tokenizer)
 
 
 def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:

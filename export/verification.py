@@ -110,7 +110,8 @@ def verify(
         if isinstance(manifest, Manifest):
             loaded = replace(loaded, resized=manifest.resized, sentence=manifest.sentence)
             tables = ReferencedTables(manifest.ngram_tables, manifest.references) if hashes else ReferencedTables()
-            loaded = replace(loaded, soft_prompts=manifest.soft_prompts, tables=tables)
+            beside = manifest.token_embeddings.beside if manifest.token_embeddings else {}
+            loaded = replace(loaded, soft_prompts=manifest.soft_prompts, tables=tables, beside=beside)
         _check_manifest(manifest, describe_artifact(loaded, folder, report), folder)
         found = {name: prove_artifact(frontend, folder, name, report) for name in providers}
         return _record(folder, found, hashes).model_copy(update={"providers": found})

@@ -10,6 +10,7 @@ from typing import Literal
 
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.config import FrontEndConfig
+from preblock.models.modules.per_layer_config import INPUTS, TOKEN_INPUTS
 
 MODEL = "model"
 """Consumer of a custom front-end: the model behind it."""
@@ -71,7 +72,7 @@ _GEMMA3 = (
     _GENAI,
     _OPENVINO,
 )
-_GEMMA3N = (*_GEMMA3[:3], _OPENVINO)
+_GEMMA3N = (_GEMMA3[0], _OPENVINO)
 _GRANITE = (
     Reading(engine=TRANSFORMERS, versions=f"=={READ_VERSION}", scale="none", source=READ_VERSION),
     Reading(engine="vllm", versions=">=0.17", scale="none", source="0.17.1 and 0.18.0"),
@@ -102,6 +103,17 @@ CONSUMERS: Mapping[str, tuple[Reading, ...]] = {
     ),
 }
 """Model type, without the ending of a text side -> its consumers. Other families have a row of transformers alone."""
+
+
+def inputs_beside(config: FrontEndConfig) -> dict[str, str]:
+    """Return the arguments that the model takes beside `inputs_embeds`, and the output or input for each.
+
+    Given vectors alone, Gemma 3n leaves out a part of every layer's input. Gemma 4 and Qwen4 search the whole token
+    table for the ids of the vectors.
+    """
+    if config.per_layer:
+        return {INPUTS: TOKEN_INPUTS}
+    return {"ple_input_ids": "input_ids"} if config.ngrams else {}
 
 
 def consumers_of(config: FrontEndConfig, discovered_with: str | None = None) -> tuple[Reading, ...]:

@@ -89,15 +89,14 @@ def _outputs(manifest: Manifest | StemManifest) -> Iterator[tuple[str, str]]:
     if lookup is None:
         yield EMBEDDINGS, block
     elif lookup.output == EMBEDDINGS:
-        yield EMBEDDINGS, f"{block}; also inputs_embeds of transformers and prompt_embeds of vLLM{scaled}"
+        yield EMBEDDINGS, f"{block}; also {lookup.use}{scaled}"
     else:
         yield EMBEDDINGS, f"{block}; not inputs_embeds: the model would apply its front-end twice"
-        consumers = "inputs_embeds of transformers, prompt_embeds of vLLM"
-        yield TOKEN_EMBEDDINGS, f"{_shape(shapes[TOKEN_EMBEDDINGS])}: {consumers}{scaled}"
+        yield TOKEN_EMBEDDINGS, f"{_shape(shapes[TOKEN_EMBEDDINGS])}: {lookup.use}{scaled}"
     if UNSCALED in shapes:
         yield UNSCALED, f"{_shape(shapes[UNSCALED])}: the same without the scale"
     layers = {
-        PER_LAYER_TOKENS: "the token part of the inputs of all layers",
+        PER_LAYER_TOKENS: "the token part of the inputs of all layers, per_layer_inputs of transformers",
         PER_LAYER: "the inputs of all layers",
         NGRAMS: "n-gram embeddings of some layers, with the ids before each row as context",
     }

@@ -230,6 +230,11 @@ class Manifest(Artifact):
         return {step.get("kind") for step in steps if isinstance(step, dict)} if isinstance(steps, list) else set()
 
     @cached_property
+    def lookup_use(self) -> str:
+        """The use of the model's own lookup, in words; "" without one."""
+        return "" if self.token_embeddings is None else self.token_embeddings.use
+
+    @cached_property
     def widths(self) -> dict[str, int]:
         """Values of a token in each token output, by name."""
         return {name: math.prod(shape) for name, shape in self.shapes.items()}

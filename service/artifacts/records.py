@@ -89,6 +89,8 @@ class TokenEmbeddings(Schema):
         scaled: whether `token_embeddings` include that factor.
         consumers: the expectation of each known consumer; empty without an embedding scale, because then all of them
             take `token_embeddings`.
+        beside: further arguments of the model's `forward`, and the output or input of the artifact for each. Vectors
+            without them give wrong results; empty for a model that takes `inputs_embeds` alone.
 
     """
 
@@ -97,6 +99,26 @@ class TokenEmbeddings(Schema):
     embedding_scale: FiniteFloat
     scaled: bool
     consumers: tuple[Consumer, ...] = ()
+    beside: dict[str, str] = Field(default={}, exclude_if=lambda beside: not beside)
+
+    @property
+    def arguments(self) -> str:
+        """The further arguments as text, such as `per_layer_inputs=per_layer_token_inputs`; "" for none."""
+        return ", ".join(f"{argument}={output}" for argument, output in self.beside.items())
+
+    @property
+    def prompt_outputs(self) -> tuple[str, ...]:
+        """The outputs for `prompt_embeds` of vLLM, the newest version's first; empty if it needs more, or is unknown.
+
+        A custom front-end states its own model in place of vLLM.
+        """
+        return () if self.beside else self.outputs_for("vllm") or self.outputs_for("model")
+
+    @property
+    def use(self) -> str:
+        """The use of the vectors, in words, with all inputs that belong to it."""
+        fields = "inputs_embeds or prompt_embeds" if self.prompt_outputs else "inputs_embeds"
+        return f"{fields} of a model{f', with {self.arguments}' if self.beside else ''}"
 
     def outputs_for(self, engine: str) -> tuple[str, ...]:
         """Return the outputs that versions of `engine` take, the newest version's first; empty if unknown."""

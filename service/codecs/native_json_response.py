@@ -27,11 +27,12 @@ def build_document(answer: Result, encoding: str) -> dict[str, Any]:
     written = {name: _encode_tensor(answer, tensor, encoding) for name, tensor in answer.tensors.items()}
     if len(written) == 1:
         ((name, tensor),) = answer.tensors.items()
-        document |= {"dtype": tensor.dtype.name, "use_as": use_of(name), "shape": tensor.shape, name: written[name]}
+        use = use_of(name, answer.lookup_use)
+        document |= {"dtype": tensor.dtype.name, "use_as": use, "shape": tensor.shape, name: written[name]}
     else:
         document["outputs"] = {
             name: {
-                "use_as": use_of(name),
+                "use_as": use_of(name, answer.lookup_use),
                 "dtype": answer.tensors[name].dtype.name,
                 "shape": answer.tensors[name].shape,
                 "data": data,

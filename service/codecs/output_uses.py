@@ -17,7 +17,6 @@ from preblock.service.artifacts.manifest import (
 from preblock.service.artifacts.records import TokenEmbeddings
 
 BLOCK_0 = "input of block 0"
-INPUTS_EMBEDS = "inputs_embeds or prompt_embeds of a model"
 LAYERS = "inputs of all layers"
 NGRAM_USES = {
     NGRAMS: "n-gram embeddings of some layers",
@@ -28,10 +27,10 @@ ATTENTION = "positions in attention"
 POSITIONS = "vectors added to the token vectors"
 
 
-def use_of(output: str) -> str:
-    """Return the use of an output, for the metadata of answers."""
+def use_of(output: str, lookup_use: str) -> str:
+    """Return the use of an output, for the metadata of answers; `lookup_use` is that of the model's own lookup."""
     if output in LOOKUPS:
-        return INPUTS_EMBEDS
+        return lookup_use
     if output == POSITION_EMBEDDINGS:
         return POSITIONS
     if output in (PER_LAYER, PER_LAYER_TOKENS):
@@ -57,17 +56,18 @@ def describe_uses(manifest: Manifest | StemManifest) -> dict[str, str]:
     lookup = manifest.token_embeddings
     if lookup is not None:
         uses[TOKEN_EMBEDDINGS] = (
-            "Vectors of the model's own lookup. Pass them as inputs_embeds (transformers) or prompt_embeds (vLLM): the "
-            f"model adds positions and norm itself. {describe_scale(lookup)}"
+            f"Vectors of the model's own lookup. Pass them as {lookup.use}: it adds positions and norm itself. "
+            f"{describe_scale(lookup)}"
         )
     if lookup is not None and lookup.scaled and UNSCALED in manifest.widths:
         uses[UNSCALED] = (
-            "Rows of the token table, without the embedding scale. Pass them as inputs_embeds or prompt_embeds to a "
-            "consumer that scales them itself; the manifest lists these in token_embeddings.consumers."
+            f"Rows of the token table, without the embedding scale. Pass them as {lookup.use} that scales them itself; "
+            "the manifest lists such consumers in token_embeddings.consumers."
         )
     if PER_LAYER in manifest.widths:
         uses[PER_LAYER_TOKENS] = (
-            "Token part of the inputs of all layers. Pass it as per_layer_inputs of transformers: it adds the rest."
+            "Token part of the inputs of all layers. Pass it as per_layer_inputs of transformers, beside "
+            "inputs_embeds: the model adds the rest."
         )
         uses[PER_LAYER] = (
             "Inputs of all layers, side by side. Feed each layer its own columns, beside its hidden states."
@@ -110,5 +110,5 @@ def _describe_embeddings(manifest: Manifest) -> str:
     if copies != 1:
         text = f"Each of the {copies} equal streams that enter block 0. Repeat each vector {copies} times for block 0."
     if manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS:
-        return f"{text} They equal token_embeddings, so a model takes them as inputs_embeds too."
+        return f"{text} They equal token_embeddings: {manifest.token_embeddings.use}."
     return f"{text} Do not pass them as inputs_embeds or prompt_embeds: the model would add these parts again."

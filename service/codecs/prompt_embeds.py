@@ -36,14 +36,17 @@ def check_prompt_embeds(request: RowsRequest, manifest: Manifest) -> None:
     """Check that vLLM can use the requested vectors.
 
     Raises:
-        Invalid: another output, a pooling, a mask, or a model with an embedding scale unknown in vLLM.
+        Invalid: another output, a pooling, a mask, a model with an embedding scale unknown in vLLM, or a model that
+            needs further inputs.
 
     """
     embeddings = manifest.token_embeddings
-    outputs = () if embeddings is None else embeddings.outputs_for("vllm") or embeddings.outputs_for("model")
+    outputs = () if embeddings is None else embeddings.prompt_outputs
     if not outputs:
-        allowed = f"base64, float, since it is unknown whether vLLM scales the embeddings of a {manifest.family}"
-        raise Invalid("encoding", PROMPT_EMBEDS, allowed)
+        reason = f"it is unknown whether vLLM scales the embeddings of a {manifest.family}"
+        if embeddings is not None and embeddings.beside:
+            reason = f"a {manifest.family} needs {embeddings.arguments} too, and {PROMPT_EMBEDS} hold one tensor"
+        raise Invalid("encoding", PROMPT_EMBEDS, f"base64, float, since {reason}")
     if len(request.outputs) != 1 or request.outputs[0] not in outputs:
         allowed = f"{' or '.join(outputs)} with the encoding {PROMPT_EMBEDS}"
         raise Invalid("output", list(request.outputs), allowed)

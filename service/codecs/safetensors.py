@@ -120,4 +120,5 @@ def write_result(answer: Result) -> list[Part]:
         if answer.input_ids is not None and answer.spans is not None:
             tensors |= {"input_ids": answer.input_ids.values, "spans": answer.spans}
     metadata = {"model": answer.model, "version": str(answer.version)}
-    return write_safetensors(tensors, metadata | {f"use_as.{name}": use_of(name) for name in answer.tensors})
+    metadata |= {f"use_as.{name}": use_of(name, answer.lookup_use) for name in answer.tensors}
+    return write_safetensors(tensors, metadata)

@@ -92,6 +92,7 @@ class Result:
         version: its version.
         dtype: type of the request. Some outputs have another type.
         tensors: by output, C-contiguous; chunked only if the request allows it.
+        lookup_use: use of the model's own lookup, in words; "" if no tensor is one.
 
     """
 
@@ -99,6 +100,7 @@ class Result:
     version: int
     dtype: str
     tensors: Mapping[str, Tensor]
+    lookup_use: str = ""
 
     @property
     def size(self) -> int:

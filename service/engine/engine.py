@@ -122,6 +122,7 @@ class Engine:
             version=model.version,
             dtype=request.dtype,
             tensors=tensors,
+            lookup_use=model.manifest.lookup_use,
             lengths=request.input_ids.lengths,
             next_offset=next_offset,
             next_context=next_context(request, model.manifest),

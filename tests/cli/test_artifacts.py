@@ -82,7 +82,7 @@ def test_inspect_shows_limits_outputs_weights_and_parity(tiny_repository: Path) 
     assert page["Outputs"] == {
         "embeddings": "(batch, length, 4): the input of block 0; not inputs_embeds: the model would apply its "
         "front-end twice",
-        "token_embeddings": "(batch, length, 4): inputs_embeds of transformers, prompt_embeds of vLLM",
+        "token_embeddings": "(batch, length, 4): inputs_embeds or prompt_embeds of a model",
     }
     weights = page["Weights"]
     assert (weights["parameters"], weights["tokens.weight"], weights["positions.weight"]) == ("52", "28", "24")
@@ -146,7 +146,7 @@ def test_inspect_as_json_has_manifest_and_parity(tiny_repository: Path) -> None:
         ("vit", "Inputs", "pixel_values", "float32 (batch, 3, height, width)"),
         ("vit", "Weights", "parameters", "440"),
         ("llama", "Outputs", "rotary_cos", "rotation of queries and keys in attention, layout half"),
-        ("llama", "Outputs", "embeddings", "also inputs_embeds of transformers and prompt_embeds of vLLM"),
+        ("llama", "Outputs", "embeddings", "also inputs_embeds or prompt_embeds of a model"),
         ("t5", "Outputs", "bias", "added in attention, from /bias"),
         ("t5", "Weights", "bias weight", "24"),
         ("segments", "Inputs", "token_type_ids", "required"),

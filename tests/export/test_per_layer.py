@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ import transformers
 from numpy.typing import NDArray
 
 import preblock
+from preblock.client.errors import RequestError
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import ExportResult, export
 from preblock.export.parity import prove_per_layer
@@ -21,6 +23,7 @@ from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.output_uses import describe_uses
 from preblock.service.runtime.session import Session
+from tests.cli.command_line import failing, run
 from tests.families.library_models import TransformersModel, save
 from tests.families.tiny_models import small_config
 from tests.support.servers import serve
@@ -96,12 +99,13 @@ def test_per_layer_outputs_are_in_manifest_and_parity(exported: ExportResult) ->
 
 def test_server_returns_per_layer_outputs(exported: ExportResult, expected: dict[str, NDArray[np.float32]]) -> None:
     with serve(exported.folder.parents[1]) as server, preblock.connect(server.address) as client:
-        model = client.model("m")
+        model, uses = client.model("m"), dict[str, str]()
         for name, wanted in expected.items():
             assert model.outputs[name] == LAYERS * WIDTH
             answer = client.embed(IDS, model="m", output=name)
             assert answer.vectors.shape == wanted.shape
             assert ulp(answer.vectors, wanted) <= ALLOWED
+            uses[name] = answer.use_as
             assert [row.shape for row in answer.rows()] == [wanted.shape[1:]] * 2
             ragged = client.embed([[3], [7, 7]], model="m", output=name)
             assert ragged.vectors.shape == (3, *wanted.shape[2:])
@@ -111,6 +115,19 @@ def test_server_returns_per_layer_outputs(exported: ExportResult, expected: dict
                 step = stream.step(IDS)
                 assert step.shape == (2, 4, LAYERS * WIDTH)
                 assert ulp(step, wanted) <= ALLOWED
+        lookup = client.embed(IDS, model="m", output="token_embeddings")
+        with pytest.raises(RequestError, match="needs per_layer_inputs=per_layer_token_inputs too, and prompt_embeds"):
+            client.prompt_embeds(IDS, model="m")
+        told = httpx.get(f"{server.address}/models/m").json()["outputs"]
+    uses["token_embeddings"] = lookup.use_as
+    assert uses["token_embeddings"] == "inputs_embeds of a model, with per_layer_inputs=per_layer_token_inputs"
+    assert uses.items() <= {name: output["use_as"] for name, output in told.items()}.items()
+    assert all(uses["token_embeddings"] in told[name]["description"] for name in ("embeddings", "token_embeddings"))
+    page = run("inspect", "m", "--repository", exported.folder.parents[1]).stdout
+    assert f"also {uses['token_embeddings']}; with the scale" in page
+    at = ("--repository", exported.folder.parents[1])
+    assert "token_embeddings, with per_layer_inputs" in run("inspect", "m", "--for", "transformers", *at).stdout
+    assert failing("inspect", "m", "--for", "vllm", *at, code=1).startswith("vllm takes one tensor, but a gemma4_text")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
 """Outputs for consumers of `inputs_embeds`. Oracle: the input of transformers' first block for given vectors."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
+import torch
+from numpy.typing import NDArray
 
-from preblock.export.exporter import export
+from preblock.export.exporter import ExportResult, export
 from preblock.models.checkpoints.consumers import CONSUMERS, READ_VERSION
 from preblock.service.artifacts.manifest import TOKEN_GRAPHS, Manifest
+from preblock.service.artifacts.records import TokenEmbeddings
 from tests.families.library_models import TransformersModel, save
 
 SCALED = (
@@ -44,6 +48,41 @@ def test_stated_output_matches_ids_in_transformers_first_block(name: str, tmp_pa
     stated = lookup.output if newest.output == "token_embeddings" else newest.output
     assert len(same) > 1
     assert same == {output: output == stated for output in same}
+
+
+@pytest.mark.parametrize("name", ["gemma3n/text", "gemma4_text", "qwen4_exp_text"])
+def test_stated_arguments_match_ids_in_transformers(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path / "checkpoint")
+    source, side = str(tmp_path / "checkpoint"), name.partition("/")[2] or None
+    exported = export(source, "m", tmp_path, side=side)
+    alone = export(source, "tokens", tmp_path, side=side, tokens_only=True)
+    lookup = lookup_of(exported)
+    assert (lookup_of(alone).beside, lookup.prompt_outputs) == (lookup.beside, ())
+    ((argument, output),) = lookup.beside.items()
+    assert lookup.use == f"inputs_embeds of a model, with {argument}={output}"
+    ids = np.random.default_rng(0).integers(3, 80, (2, 8))
+    found = {"input_ids": ids} | run_lookup(exported, "embeddings.onnx", ids)
+    found |= {} if output == "input_ids" else run_lookup(exported, "layer.tokens.onnx", ids)
+    whole = TransformersModel.load(name, tmp_path / "checkpoint").whole
+    vectors, given = torch.from_numpy(found["embeddings"]), {argument: torch.from_numpy(found[output])}
+    with torch.inference_mode():
+        expected = whole(input_ids=torch.from_numpy(ids)).last_hidden_state
+        assert torch.equal(whole(inputs_embeds=vectors, **given).last_hidden_state, expected)
+        if name.startswith("gemma3n"):
+            assert (whole(inputs_embeds=vectors).last_hidden_state - expected).abs().max() > 0.1
+
+
+def lookup_of(exported: ExportResult) -> TokenEmbeddings:
+    assert isinstance(exported.manifest, Manifest)
+    assert exported.manifest.token_embeddings is not None
+    return exported.manifest.token_embeddings
+
+
+def run_lookup(exported: ExportResult, graph: str, ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    session = onnxruntime.InferenceSession(exported.folder / graph)
+    (output,) = session.get_outputs()
+    feeds = {node.name: {"input_ids": ids, "offset": np.zeros(1, np.int64)}[node.name] for node in session.get_inputs()}
+    return dict(zip([output.name], session.run(None, feeds), strict=True))
 
 
 def test_consumer_rows_state_source_and_library_version() -> None:

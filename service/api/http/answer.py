@@ -37,17 +37,18 @@ def respond(answer: Result, media: str, encoding: str) -> ChunkedResponse:
         return ChunkedResponse(write_result(answer), media)
     ((name, tensor),) = answer.tensors.items()
     parts: list[Part] = [npy_header(tensor.dtype, tensor.shape) if media == NPY else b"", as_bytes(tensor)]
-    headers = _headers(answer.model, answer.version, name, tensor.shape, tensor.dtype.name)
+    use = use_of(name, answer.lookup_use)
+    headers = _headers(answer.model, answer.version, name, use, tensor.shape, tensor.dtype.name)
     return ChunkedResponse(parts, media, [*headers, *_row_headers(answer)])
 
 
 @lru_cache  # clients repeat their shapes
-def _headers(model: str, version: int, output: str, shape: tuple[int, ...], dtype: str) -> Headers:
+def _headers(model: str, version: int, output: str, use: str, shape: tuple[int, ...], dtype: str) -> Headers:
     values = {
         b"preblock-model": model,
         b"preblock-version": str(version),
         b"preblock-output": output,
-        b"preblock-use-as": use_of(output),
+        b"preblock-use-as": use,
         b"preblock-shape": ",".join(map(str, shape)),
         b"preblock-dtype": dtype,
     }

@@ -19,7 +19,8 @@ def router(engine: Engine) -> APIRouter:
 
     def describe(name: str, model: TokenModel | EncoderStem) -> schemas.ModelDescription:
         choice = engine.repository.choice.for_model(model.manifest)._asdict()
-        widths = model.manifest.widths if isinstance(model.manifest, Manifest) else {EMBEDDINGS: model.manifest.width}
+        tokens = model.manifest if isinstance(model.manifest, Manifest) else None
+        widths, lookup_use = (tokens.widths, tokens.lookup_use) if tokens else ({EMBEDDINGS: model.manifest.width}, "")
         return schemas.ModelDescription(
             name=name,
             version=model.version,
@@ -27,10 +28,10 @@ def router(engine: Engine) -> APIRouter:
             versions=engine.repository.versions(model.name),
             provider=model.provider,
             provider_choice=schemas.ProviderDescription(**choice),
-            max_len=model.manifest.max_len if isinstance(model.manifest, Manifest) else None,
+            max_len=tokens and tokens.max_len,
             max_tokens=engine.max_tokens,
             outputs={
-                name: schemas.ModelOutput(width=widths.get(name), use_as=use_of(name), description=text)
+                name: schemas.ModelOutput(width=widths.get(name), use_as=use_of(name, lookup_use), description=text)
                 for name, text in describe_uses(model.manifest).items()
             },
             references_checked=describe_check(model.manifest, model.parity),
