@@ -32,6 +32,8 @@ class RotaryFamily:
         thetas: ending of the names of the outputs -> the key of theta beside `rope_parameters`, or None, and its
             default. Several if layers differ: `rope_parameters` then has an object for each.
         scaled: endings, of several, for an old `rope_scaling`.
+        strict: the library fails for `rope_parameters` in the form of other types: an object for each kind of layer, or
+            one for all. Default False: it does not read such keys.
         layers: endings in use by the layers, given the config; default all.
         types: rope types known to the library; none if it reads no `rope_parameters`.
         aliases: other names of rope types.
@@ -60,6 +62,7 @@ class RotaryFamily:
     share: tuple[str | None, float | Callable[[Config], float]] | None = None
     thetas: Mapping[str, Theta] = field(default_factory=lambda: {"": ("rope_theta", 10000.0)})
     scaled: tuple[str, ...] = ()
+    strict: bool = False
     layers: Callable[[Config], Container[str]] | None = None
     types: tuple[str, ...] = TYPES
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -273,6 +276,13 @@ ROTARY: dict[str, RotaryFamily] = {
         when=lambda c: c.nullable("position_embedding_type", "absolute") == "rotary",
     ),
 }
+
+for _name in (
+    *("cohere2", "exaone4", "gemma2", "gpt_oss", "llama4_text", "minimax", "qwen2", "qwen2_moe", "qwen3", "qwen3_next"),
+    *("smollm3", "qwen2_vl/text", "qwen2_5_vl/text", "qwen3_5/text", "qwen3_5_moe/text", "qwen3_5_text"),
+    *("qwen3_5_moe_text", "gemma4_text", "gemma4/text", "gemma4_unified_text", "gemma4_unified/text", "modernbert"),
+):
+    ROTARY[_name] = replace(ROTARY[_name], strict=True)
 
 
 def find_rotary(family: str, values: Mapping[str, Any]) -> RotaryFamily | None:

@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 
 from preblock.models.checkpoints.family import Config
+from preblock.models.checkpoints.layer_kinds import FULL, SLIDING
 from preblock.models.checkpoints.rotary_families import RotaryFamily
 from preblock.models.modules.rotary_config import MAX_WIDTH, SCALINGS, RotaryConfig, yarn_scale
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.rotary_output import RotaryOutput
 
+OWN_NUMBERS = {"original_len", "length", "turning_pairs", "frequencies"}
+"""Numbers of `RotaryConfig` that are no keys of a file."""
+SCALING_KEYS = {key for scaling in SCALINGS.values() for key in (*scaling.needs, *scaling.takes)} - OWN_NUMBERS
+SCALING_KEYS |= {"original_max_position_embeddings", "mscale", "mscale_all_dim"}
+"""Keys that the library does not read with the type "default"."""
 NTK_ALPHA_KEYS = {"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 """Keys of files with a fixed stretch of theta; the library reads the first alone."""
 ROUNDING = 2.0**-23
@@ -92,25 +98,27 @@ class MissingLengthError(ValueError):
 
 
 def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the values in the file for each rope of the row."""
+    """Return the values in the file for each rope of the row, by the keys that the library reads."""
     new, old = (_mapping(key, values.get(key) or {}) for key in ("rope_parameters", "rope_scaling"))
     if not row.types and (new or old):
         raise ValueError(f"rope_parameters: got {dict(new or old)}, expected none: the library does not read them here")
     if "" in row.thetas:
-        stated = old or new or (row.default if values.get("rope_parameters") is None else {})
-        return {"": dict(stated)}
+        stated = dict(old or new or (row.default if values.get("rope_parameters") is None else {}))
+        if not row.strict:
+            stated = {key: value for key, value in stated.items() if key not in (FULL, SLIDING)}
+        return {"": stated}
     if old and not row.scaled:
         raise ValueError(
             f"rope_scaling: got {dict(old)}, expected rope_parameters, with an object for each kind of layer"
         )
     if values.get("rope_parameters") is None:
         new = row.default
-    for key in new:
-        if key not in row.thetas:
-            raise ValueError(f"rope_parameters: got the key {key!r}, expected {', '.join(row.thetas)}")
+    unread = new.keys() - row.thetas.keys()
+    if unread and (row.strict or (values.get("rope_scaling") is not None and FULL not in new)):
+        raise ValueError(f"rope_parameters: got the key {min(unread)!r}, expected {', '.join(row.thetas)}")
     ropes = {name: dict(_mapping(name, new.get(name) or {"rope_type": "default"})) for name in row.thetas}
     for name in row.scaled:
-        ropes[name].update(old)
+        ropes[name].update({key: value for key, value in old.items() if key not in row.thetas})
     return ropes
 
 
@@ -143,8 +151,10 @@ def _read_one(
         scaling, theta = "default", theta * _number("alpha", rope["alpha"]) ** (dim / (dim - 2))
         rope = {key: value for key, value in rope.items() if key not in NTK_ALPHA_KEYS}
     scale = SCALINGS[scaling]
-    keys = {*scale.needs, *scale.takes} - {"original_len", "length", "turning_pairs", "frequencies"}
+    keys = {*scale.needs, *scale.takes} - OWN_NUMBERS
     numbers: dict[str, Any] = {key: _number(key, rope.pop(key)) for key in keys & set(rope)}
+    if scaling == "default":
+        rope = {key: value for key, value in rope.items() if key not in SCALING_KEYS}
     if scaling == "proportional":
         numbers |= {"factor": numbers.get("factor", 1.0), "turning_pairs": _turning_pairs(share, dim)}
     if "original_len" in scale.needs:
@@ -175,14 +185,12 @@ def _read_one(
 
 
 def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
-    """Take the type out of `rope`, under either of its keys."""
+    """Take the type out of `rope`; the older key counts where the other is missing."""
     old = rope.pop("type", None)
     stated = rope.pop("rope_type", "default" if old is None else old)
     scaling: str = row.aliases.get(stated, stated) if isinstance(stated, str) else stated
     if scaling not in (row.types or ("default",)):
         raise ValueError(f"rope_type: got {stated!r}, expected {', '.join(row.types)}")
-    if old is not None and row.aliases.get(old, old) != scaling:
-        raise ValueError(f"type: got {old!r}, expected {stated!r}, as rope_type says")
     return scaling
 
 

@@ -216,10 +216,10 @@ def test_rotary_config_matches_transformers(family: str, values: dict[str, Any])
         ("minimax", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1"),
         (
             "gemma3_text",
-            {"rope_parameters": LINEAR},
+            {"rope_parameters": LINEAR, "rope_scaling": LINEAR},
             "got the key 'factor', expected full_attention, sliding_attention",
         ),
-        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "type: got 'linear', expected 'default'"),
+        ("llama", {"rope_parameters": LINEAR | {"fator": 4.0}}, "rope_parameters: got the key 'fator', not known"),
         (
             "modernbert",
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}},

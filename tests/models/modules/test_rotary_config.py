@@ -60,7 +60,6 @@ def test_longrope_with_wrong_factors_is_rejected(factors: tuple[float, ...]) -> 
         ({"type": "mrope", "mrope_section": [8, 12, 12]}, "rope_type: got 'mrope', expected default, linear"),
         ({"rope_type": "default", "mrope_section": [8]}, "got the key 'mrope_section', not known with rope_type 'def"),
         ({"rope_type": "linear", "factor": 2.0, "beta_fast": 9}, "got the key 'beta_fast', not known with rope_type"),
-        ({"full_attention": {"rope_type": "default"}}, "got the key 'full_attention', not known"),
         ({"rope_type": "default", "length": 9}, "got the key 'length', not known"),
         ({"rope_type": "dynamic", "factor": 2.0, "length": 9}, "got the key 'length', not known"),
         ({"rope_type": "linear"}, "factor: got 0.0, expected more than 0 with scaling 'linear'"),
@@ -69,7 +68,6 @@ def test_longrope_with_wrong_factors_is_rejected(factors: tuple[float, ...]) -> 
         ({"rope_type": "longrope", "long_factor": [1, "2"]}, r"long_factor\[1\]: got '2', expected a number"),
         ({"rope_type": "dynamic", "factor": 2.0}, "rope_type 'dynamic' depends on the length .*, and none was given"),
         ({"rope_type": "given", "frequencies": [1.0]}, "rope_type: got 'given', expected default, linear"),
-        ({"rope_type": "linear", "type": "dynamic", "factor": 2.0}, "type: got 'dynamic', expected 'linear'"),
         (
             {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
             "partial_rotary_factor: got 0.5, expect",
