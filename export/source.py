@@ -136,11 +136,12 @@ def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:
 
 def _load_static(folder: Path, layout: StaticLayout, record: Source) -> LoadedSource:
     model = read_static(folder, layout)
-    _check_tokenizer(folder / layout.path(TOKENIZER), model.frontend)
+    tokenizer = folder / layout.tokenizer
+    _check_tokenizer(tokenizer, model.frontend)
     return LoadedSource(
         model.frontend,
         record.model_copy(update={"config_sha256": describe(folder / layout.record).sha256}),
-        folder / layout.path(TOKENIZER),
+        tokenizer,
         sentence=SentencePooling(normalize=model.normalize, ignored_ids=model.ignored_ids),
     )
 

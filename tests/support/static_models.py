@@ -1,6 +1,7 @@
-"""Small static embedding models, written by model2vec, or in the layout of sentence-transformers."""
+"""Static embedding models: wordllama as published, and small ones in the layouts of other libraries."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,22 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from tests.support.paths import CHECKPOINTS
+
 LETTERS = "abcdefghij"
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "hello", "world")
 VOCABULARY, WIDTH, ROWS = len(WORDS), 8, 9
+
+
+def load_wordllama() -> Any:
+    """Return the model of the package wordllama, loaded by its library. It finds the tokenizer in its cache only."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    from wordllama import WordLlama  # configures the root logger
+
+    root.setLevel(level)
+    root.handlers = handlers
+    return WordLlama.load(cache_dir=CHECKPOINTS / "wordllama", disable_download=True)
 
 
 def make_tokenizer() -> tokenizers.Tokenizer:

@@ -1,4 +1,4 @@
-"""Reading static embedding models. Oracle: model2vec."""
+"""Reading static embedding models. Oracles: model2vec, and wordllama on its published table."""
 
 import json
 import shutil
@@ -16,7 +16,8 @@ from preblock.models.checkpoints.static_families import find_static
 from preblock.models.checkpoints.static_reader import StaticModel as Read
 from preblock.models.checkpoints.static_reader import read_static, static_files_needed
 from preblock.models.checkpoints.weight_files import CheckpointError
-from tests.support.static_models import make_table, save_bag, save_mapped, save_plain
+from tests.support.paths import CHECKPOINTS
+from tests.support.static_models import load_wordllama, make_table, save_bag, save_mapped, save_plain
 
 TEXT = "hello abc world jih"
 
@@ -92,6 +93,26 @@ def test_find_static_in_other_folder_returns_none(folder: str, tmp_path: Path) -
         modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
         (tmp_path / "modules.json").write_text(json.dumps(modules))
     assert find_static(tmp_path) is None
+
+
+def test_token_vectors_match_wordllama() -> None:
+    library = load_wordllama()
+    ids = torch.tensor([encoding.ids for encoding in library.tokenize(["Hello, world!"])])
+    found = read(CHECKPOINTS / "wordllama")
+    assert (found.normalize, found.frontend.config.max_len, found.ignored_ids) == (True, None, ())
+    with torch.inference_mode():
+        assert np.array_equal(found.frontend.eval()(ids)[0].numpy(), library.embedding[ids[0]])
+
+
+def test_several_tables_of_wordllama_are_rejected(tmp_path: Path) -> None:
+    for name in ("weights/l3_supercat_64.safetensors", "weights/l3_supercat_256.safetensors"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_static(tmp_path) is None  # without a tokenizer
+    (tmp_path / "tokenizers").mkdir()
+    (tmp_path / "tokenizers/l3_supercat_tokenizer_config.json").touch()
+    with pytest.raises(CheckpointError, match=r"several tables of wordllama \(weights/l3_supercat_256.safetensors, "):
+        find_static(tmp_path)
 
 
 def change_tensors(**changed: Any) -> Callable[[Path], None]:

@@ -1,4 +1,4 @@
-"""A plain FastAPI handler of model2vec: texts in, vectors as lists out. The argument is the folder of a model."""
+"""A plain FastAPI handler of wordllama: texts in, vectors as lists out. The argument is the folder of the package."""
 
 import socket
 import sys
@@ -6,15 +6,15 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from model2vec import StaticModel
+from wordllama import WordLlama
 
-app, model = FastAPI(), StaticModel.from_pretrained(sys.argv[1])
+app, model = FastAPI(), WordLlama.load(cache_dir=sys.argv[1], disable_download=True)
 
 
 @app.post("/v1/embeddings")
 async def embed(document: dict[str, Any]) -> dict[str, Any]:
     """Return the vectors of texts."""
-    vectors = model.encode(document["input"])
+    vectors = model.embed(document["input"], norm=True)
     return {"data": [{"index": index, "embedding": vector.tolist()} for index, vector in enumerate(vectors)]}
 
 
