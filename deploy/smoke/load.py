@@ -86,7 +86,7 @@ def answer(connection: http.client.HTTPConnection, kind: str, ids: list[int]) ->
         tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, len(ids)], "data": ids}
         body = {"inputs": [tensor], "outputs": [{"name": "embeddings"}]}
     if kind == "openai":
-        body = {"model": "minilm", "input": ids}
+        body = {"model": "minilm", "input": ids, "pooling": "mean"}
     connection.request("POST", PATHS[kind], json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     content = response.read()

@@ -71,8 +71,8 @@ def split_identifier(identifier: str) -> tuple[str, str | None]:
     return name, (version or identifier) if colon else None
 
 
-def read_embeddings(document: Mapping[str, Any], manifest: Manifest) -> EmbedMessage:
-    """Read a request for vectors of a model.
+def read_embeddings(document: Mapping[str, Any], model: str, manifest: Manifest) -> EmbedMessage:
+    """Read a request for vectors of a model. Only a sentence embedding has a default of `pooling`: the mean.
 
     Source of `truncate_prompt_tokens`, `add_special_tokens` and `embed_dtype`: vLLM, "OpenAI-Compatible Server".
 
@@ -80,8 +80,13 @@ def read_embeddings(document: Mapping[str, Any], manifest: Manifest) -> EmbedMes
         Invalid: a field is missing, or its value is not allowed.
 
     """
+    pooling, user = document.get("pooling"), document.get("user")
+    if pooling is None:
+        if manifest.sentence is None:
+            message = f'{lacks_sentences(model)}; or set pooling to "mean", "first", "last" or "none" for these vectors'
+            raise Invalid("pooling", "nothing", "mean, first, last or none", message=message)
+        pooling = "mean"
     encoding = read_choice("encoding_format", document.get("encoding_format", "float"), ENCODINGS)
-    pooling, user = document.get("pooling", "mean"), document.get("user")
     if not isinstance(user, str | None):
         raise Invalid("user", user, "a string")
     embed_dtype = read_choice("embed_dtype", document.get("embed_dtype", "float32"), DTYPES)
@@ -103,6 +108,14 @@ def read_embeddings(document: Mapping[str, Any], manifest: Manifest) -> EmbedMes
     if not isinstance(value, list):
         raise Invalid("input", value, INPUT_FORMS)
     return EmbedMessage(TokenRequest(input_ids=read_json_rows("input", value), **wanted), encoding)
+
+
+def lacks_sentences(model: str) -> str:
+    """Return the error of a request for sentence embeddings of another model than a static embedding model."""
+    return (
+        f"model {model} has no sentence embeddings: its vectors enter block 0, and their mean compares no meanings. "
+        "Use a static embedding model, such as wordllama (docs/front-ends.md)"
+    )
 
 
 def read_dimensions(dimensions: Any, pooling: Any, manifest: Manifest) -> int | None:

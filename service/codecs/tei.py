@@ -11,7 +11,7 @@ from preblock.service.codecs.chunks import Part
 from preblock.service.codecs.fields import read_choice, read_flag, refuse_unknown, rename_field
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.native_json_response import to_floats, to_json_numbers, write_json_parts
-from preblock.service.codecs.openai import INPUT_FORMS, read_dimensions
+from preblock.service.codecs.openai import INPUT_FORMS, lacks_sentences, read_dimensions
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.errors import (
     ClientFault,
@@ -39,8 +39,7 @@ def read_embed(document: Mapping[str, Any], model: str, manifest: Manifest) -> T
 
     """
     if manifest.sentence is None:
-        message = f"model {model} has no sentence embeddings: /embed needs a static embedding model"
-        raise Invalid("model", model, "a static embedding model", message=message)
+        raise Invalid("model", model, "a static embedding model", message=lacks_sentences(model))
     refuse_unknown(document, FIELDS)
     direction = read_choice("truncation_direction", document.get("truncation_direction", "right"), DIRECTIONS)
     wanted: dict[str, Any] = {

@@ -214,7 +214,7 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
     "ArtifactError": {
         "native": post("/models/changed/embed", {"text": "a"}),
         "/v2": post(LOAD),
-        "/v1": post(EMBEDDINGS, {"model": "changed", "input": "a"}),
+        "/v1": post(EMBEDDINGS, {"model": "changed", "input": "a", "pooling": "mean"}),
         "gRPC": lambda place: grpc_refusal(
             place.clients.stub.RepositoryModelLoad, service_pb2.RepositoryModelLoadRequest(model_name="gpt")
         ),

@@ -105,7 +105,10 @@ def test_native_and_openai_apis_accept_alias(aliased: Server) -> None:
     assert 'model="embeddings"' not in metrics
     with openai.OpenAI(base_url=f"{aliased.address}/v1", api_key="none") as client:
         assert [model.id for model in client.models.list()] == names
-        answers = [client.embeddings.create(model=name, input=[[1, 2]]) for name in ("gpt", "embeddings")]
+        mean = {"pooling": "mean"}
+        answers = [
+            client.embeddings.create(model=name, input=[[1, 2]], extra_body=mean) for name in ("gpt", "embeddings")
+        ]
     assert answers[0].data == answers[1].data
     assert answers[1].model == "gpt"
 

@@ -82,7 +82,7 @@ def guarded(tiny_repository: Path, keys: dict[str, str]) -> Iterator[Server]:
 
 def ask(server: Server, method: str, path: str, key: str | None) -> httpx.Response:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    content: Any = {"model": "gpt", "input": [1]} if path == "/v1/embeddings" else {}
+    content: Any = {"model": "gpt", "input": [1], "pooling": "mean"} if path == "/v1/embeddings" else {}
     if path.endswith("/decode"):
         headers["Content-Type"] = "application/x-ndjson"
     return httpx.request(
@@ -192,7 +192,7 @@ def test_openai_client_with_key_reaches_only_its_models(guarded: Server, keys: d
 
     ids = [[1]] * rows
     with client(keys["bert"]) as allowed:
-        assert len(allowed.embeddings.create(model="bert", input=ids).data) == rows
+        assert len(allowed.embeddings.create(model="bert", input=ids, extra_body={"pooling": "last"}).data) == rows
         with pytest.raises(openai.PermissionDeniedError):
             allowed.embeddings.create(model="gpt", input=ids)
     with client("wrong") as refused, pytest.raises(openai.AuthenticationError):

@@ -11,7 +11,7 @@ BODIES = {
     "stem": ("/v2/models/vit/infer", "application/octet-stream"),
 }
 MORE: tuple[tuple[str, dict[str, object]], ...] = (
-    ("/v1/embeddings", {"model": "bert", "input": ["a b", "c"], "encoding_format": "float"}),
+    ("/v1/embeddings", {"model": "bert", "input": ["a b", "c"], "encoding_format": "float", "pooling": "mean"}),
     ("/models/bert/embed", {"text": ["a b"], "return_tokens": True, "truncate": "right", "max_length": 3}),
     ("/models/bert/embed", {"input_ids": [[1, 2], [3]], "token_type_ids": [[0, 1], [0]], "dtype": "bfloat16"}),
     ("/models/gpt/embed", {"input_ids": [[1], [2]], "offset": [0, 3], "encoding": "float", "dtype": "float16"}),

@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 from tests.support.servers import Server
 
 TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café", "the quick brown fox " * 30]
+MEAN = {"pooling": "mean"}
+"""Needed by a model without sentence embeddings."""
 IDS = [[101, 7592, 102], [101, 2088, 999, 2003, 102]]
 
 

@@ -1,4 +1,4 @@
-"""Embeddings of the OpenAI API, through OpenAI's own client. Oracles: transformers, and the native API."""
+"""Embeddings of the OpenAI API, through OpenAI's own client. Oracles: transformers, wordllama, and the native API."""
 
 import base64
 from pathlib import Path
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from transformers import BertModel
 
 from preblock.service.codecs.openai import MAX_FLOATS
-from tests.clients.openai_api.responses import IDS, TEXTS, vectors_of
+from tests.clients.openai_api.responses import IDS, MEAN, TEXTS, vectors_of
 from tests.support.protocols import Clients, native_bytes
+from tests.support.static_models import load_wordllama
 
 
 def means(clients: Clients, model: str, rows: list[list[int]]) -> NDArray[np.float32]:
@@ -24,7 +25,7 @@ def means(clients: Clients, model: str, rows: list[list[int]]) -> NDArray[np.flo
 
 
 def test_text_embeddings_are_means_of_token_vectors(client: openai.OpenAI, clients: Clients, tokenizer: Any) -> None:
-    response = client.embeddings.create(model="minilm", input=TEXTS)
+    response = client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN)
     rows = tokenizer(TEXTS, truncation=False)["input_ids"]
     assert vectors_of(response).tobytes() == means(clients, "minilm", rows).tobytes()
     assert (response.object, response.model) == ("list", "minilm")
@@ -35,13 +36,37 @@ def test_text_embedding_matches_mean_of_transformers(client: openai.OpenAI, toke
     bert: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
     with torch.inference_mode():
         oracle = bert.eval().embeddings(tokenizer(TEXTS[0], return_tensors="pt")["input_ids"])[0].mean(0).numpy()
-    assert np.abs(vectors_of(client.embeddings.create(model="minilm", input=TEXTS[0]))[0] - oracle).max() <= 2e-6
+    assert (
+        np.abs(vectors_of(client.embeddings.create(model="minilm", input=TEXTS[0], extra_body=MEAN))[0] - oracle).max()
+        <= 2e-6
+    )
+
+
+SENTENCES = [*TEXTS, "A <s> marker </s> inside", "  two  spaces\n", "x", "naïve 東京 🙂", "word " * 3000]
+"""Also with special tokens in the text, bytes without a token, and more tokens than most models take."""
+
+
+def test_sentence_embeddings_match_wordllama(client: openai.OpenAI) -> None:
+    library = load_wordllama()
+    response = client.embeddings.create(model="wordllama", input=SENTENCES)
+    np.testing.assert_allclose(vectors_of(response), library.embed(SENTENCES, norm=True), rtol=1e-4, atol=2e-6)
+    counted = sum(sum(encoding.attention_mask) for encoding in library.tokenize(SENTENCES))
+    assert response.usage.prompt_tokens == counted
+    short = vectors_of(client.embeddings.create(model="wordllama", input=SENTENCES, dimensions=64))
+    cut = library.embed(SENTENCES)[:, :64]
+    np.testing.assert_allclose(short, cut / np.linalg.norm(cut, axis=1, keepdims=True), rtol=1e-4, atol=2e-6)
+
+
+def test_sentence_embeddings_rank_texts_by_meaning(client: openai.OpenAI) -> None:
+    texts = ["the cat sat on the mat", "a kitten rests on a rug", "interest rates rose again"]
+    query, near, far = vectors_of(client.embeddings.create(model="wordllama", input=texts))
+    assert query @ near > query @ far + 0.2
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_encoding_formats_match_default_bit_for_bit(client: openai.OpenAI, encoding: Any) -> None:
-    default = vectors_of(client.embeddings.create(model="minilm", input=TEXTS))
-    asked = client.embeddings.create(model="minilm", input=TEXTS, encoding_format=encoding)
+    default = vectors_of(client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN))
+    asked = client.embeddings.create(model="minilm", input=TEXTS, encoding_format=encoding, extra_body=MEAN)
     if encoding == "base64":  # the client decodes it only where nobody asked for it
         for item in asked.data:
             item.embedding = np.frombuffer(base64.b64decode(str(item.embedding)), "<f4").tolist()
@@ -49,29 +74,32 @@ def test_encoding_formats_match_default_bit_for_bit(client: openai.OpenAI, encod
 
 
 def test_response_without_encoding_format_holds_floats(tiny: httpx.Client) -> None:
-    answer = tiny.post("/v1/embeddings", json={"model": "gpt", "input": [1, 2]}).json()
+    answer = tiny.post("/v1/embeddings", json={"model": "gpt", "input": [1, 2], **MEAN}).json()
     assert [type(value) for value in answer["data"][0]["embedding"]] == [float] * 4
     assert answer["version"] == 1
 
 
 def test_embeddings_accept_ids_and_lists_of_ids(client: openai.OpenAI, clients: Clients) -> None:
     for model in ("minilm", "gpt2-small"):
-        rows = vectors_of(client.embeddings.create(model=model, input=IDS))
+        rows = vectors_of(client.embeddings.create(model=model, input=IDS, extra_body=MEAN))
         assert rows.tobytes() == means(clients, model, IDS).tobytes()
-        one = client.embeddings.create(model=model, input=IDS[1])
+        one = client.embeddings.create(model=model, input=IDS[1], extra_body=MEAN)
         assert vectors_of(one).tobytes() == rows[1].tobytes()
         assert one.usage.prompt_tokens == 5
 
 
 def test_vector_is_independent_of_batch(client: openai.OpenAI) -> None:
-    together = vectors_of(client.embeddings.create(model="minilm", input=TEXTS * 20))
-    alone = [vectors_of(client.embeddings.create(model="minilm", input=text))[0] for text in TEXTS]
+    together = vectors_of(client.embeddings.create(model="minilm", input=TEXTS * 20, extra_body=MEAN))
+    alone = [vectors_of(client.embeddings.create(model="minilm", input=text, extra_body=MEAN))[0] for text in TEXTS]
     assert together.tobytes() == np.stack(alone * 20).tobytes()
 
 
 def test_unneeded_openai_parameters_are_accepted(client: openai.OpenAI) -> None:
-    plain = client.embeddings.create(model="minilm", input=IDS)
-    assert client.embeddings.create(model="minilm", input=IDS, dimensions=384, user="me").data == plain.data
+    plain = client.embeddings.create(model="minilm", input=IDS, extra_body=MEAN)
+    assert (
+        client.embeddings.create(model="minilm", input=IDS, dimensions=384, user="me", extra_body=MEAN).data
+        == plain.data
+    )
 
 
 @pytest.mark.parametrize(("pooling", "index"), [("first", 0), ("last", -1)])
@@ -115,11 +143,14 @@ def test_pooling_none_returns_vector_per_token(
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_truncation_is_reported(client: openai.OpenAI, tokenizer: Any, side: str) -> None:
     texts = ["one two three " * 200, "short"]
-    response = client.embeddings.create(model="minilm", input=texts, extra_body={"truncate": side})
+    response = client.embeddings.create(model="minilm", input=texts, extra_body=MEAN | {"truncate": side})
     tokenizer.truncation_side = side
     rows = tokenizer(texts, truncation=True, max_length=512)["input_ids"]
     assert response.model_extra == {"version": 1, "truncated": [602 - 512, 0]}
-    assert vectors_of(response).tobytes() == vectors_of(client.embeddings.create(model="minilm", input=rows)).tobytes()
+    assert (
+        vectors_of(response).tobytes()
+        == vectors_of(client.embeddings.create(model="minilm", input=rows, extra_body=MEAN)).tobytes()
+    )
     assert response.usage.prompt_tokens == sum(map(len, rows))
 
 
@@ -129,44 +160,50 @@ def test_truncate_prompt_tokens_matches_vllm(
 ) -> None:
     """vLLM passes the field to the tokenizer of transformers as `max_length`; embeddings are cut on the right."""
     texts = ["one two three " * 200, "short"]
-    extra = {"truncate_prompt_tokens": most} | ({"truncate": side} if side else {})
+    extra = MEAN | {"truncate_prompt_tokens": most} | ({"truncate": side} if side else {})
     response = client.embeddings.create(model="minilm", input=texts, extra_body=extra)
     tokenizer.truncation_side = side or "right"
     rows = tokenizer(texts, truncation=True, max_length=512 if most == -1 else most)["input_ids"]
-    assert vectors_of(response).tobytes() == vectors_of(client.embeddings.create(model="minilm", input=rows)).tobytes()
+    assert (
+        vectors_of(response).tobytes()
+        == vectors_of(client.embeddings.create(model="minilm", input=rows, extra_body=MEAN)).tobytes()
+    )
     assert response.usage.prompt_tokens == sum(map(len, rows))
 
 
 def test_truncate_prompt_tokens_truncates_ids(client: openai.OpenAI) -> None:
     found = {
         side: client.embeddings.create(
-            model="minilm", input=IDS, extra_body={"truncate_prompt_tokens": 2, "truncate": side}
+            model="minilm", input=IDS, extra_body=MEAN | {"truncate_prompt_tokens": 2, "truncate": side}
         )
         for side in ("left", "right", None)
     }
     for side, rows in (("left", [row[-2:] for row in IDS]), ("right", [row[:2] for row in IDS])):
-        assert found[side].data == client.embeddings.create(model="minilm", input=rows).data
+        assert found[side].data == client.embeddings.create(model="minilm", input=rows, extra_body=MEAN).data
     assert found[None].data == found["right"].data
 
 
 def test_add_special_tokens_false_matches_transformers(client: openai.OpenAI, tokenizer: Any) -> None:
-    response = client.embeddings.create(model="minilm", input=TEXTS, extra_body={"add_special_tokens": False})
+    response = client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN | {"add_special_tokens": False})
     rows = tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
-    assert vectors_of(response).tobytes() == vectors_of(client.embeddings.create(model="minilm", input=rows)).tobytes()
-    ids = client.embeddings.create(model="minilm", input=IDS, extra_body={"add_special_tokens": False})
-    assert ids.data == client.embeddings.create(model="minilm", input=IDS).data
+    assert (
+        vectors_of(response).tobytes()
+        == vectors_of(client.embeddings.create(model="minilm", input=rows, extra_body=MEAN)).tobytes()
+    )
+    ids = client.embeddings.create(model="minilm", input=IDS, extra_body=MEAN | {"add_special_tokens": False})
+    assert ids.data == client.embeddings.create(model="minilm", input=IDS, extra_body=MEAN).data
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_embed_dtype_applies_to_base64_only(client: openai.OpenAI, dtype: str) -> None:
-    whole = vectors_of(client.embeddings.create(model="minilm", input=TEXTS))
+    whole = vectors_of(client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN))
     narrow = client.embeddings.create(
-        model="minilm", input=TEXTS, encoding_format="base64", extra_body={"embed_dtype": dtype}
+        model="minilm", input=TEXTS, encoding_format="base64", extra_body=MEAN | {"embed_dtype": dtype}
     )
     for item, vector in zip(narrow.data, whole, strict=True):
         expected = torch.from_numpy(vector).to(getattr(torch, dtype)).view(torch.uint8).numpy()
         assert base64.b64decode(str(item.embedding)) == expected.tobytes()
     numbers = client.embeddings.create(
-        model="minilm", input=TEXTS, encoding_format="float", extra_body={"embed_dtype": dtype}
+        model="minilm", input=TEXTS, encoding_format="float", extra_body=MEAN | {"embed_dtype": dtype}
     )
     assert vectors_of(numbers).tobytes() == whole.tobytes()

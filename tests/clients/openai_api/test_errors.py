@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.clients.openai_api.responses import connected
+from tests.clients.openai_api.responses import MEAN, connected
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import serve
 
@@ -78,7 +78,7 @@ def test_invalid_request_reports_field_and_value(
     tiny_client: openai.OpenAI, fields: dict[str, Any], param: str, message: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
-        tiny_client.embeddings.create(model="bert", input="a", extra_body=fields)
+        tiny_client.embeddings.create(model="bert", input="a", extra_body=MEAN | fields)
     error = raised.value
     assert (error.type, error.param, error.code) == ("invalid_request_error", param, None)
     assert error.body == {"message": message, "type": "invalid_request_error", "param": param, "code": None}
@@ -125,7 +125,7 @@ def test_known_errors_have_openai_codes(
     message: str,
 ) -> None:
     with pytest.raises(kind) as raised:
-        tiny_client.embeddings.create(model="bert", input="a", extra_body=fields)
+        tiny_client.embeddings.create(model="bert", input="a", extra_body=MEAN | fields)
     error = raised.value
     assert isinstance(error.body, dict)
     assert (error.param, error.code, error.body["message"]) == (param, code, message)
@@ -142,9 +142,9 @@ def test_wrong_key_returns_openai_error(tiny_repository: Path, tmp_path: Path) -
         ):
             stranger.embeddings.create(model="bert", input="a")
         with openai.OpenAI(base_url=f"{running.address}/v1", api_key="known", max_retries=0) as client:
-            assert len(client.embeddings.create(model="bert", input="a").data) == 1
+            assert len(client.embeddings.create(model="bert", input="a", extra_body=MEAN).data) == 1
             with pytest.raises(openai.PermissionDeniedError) as forbidden:
-                client.embeddings.create(model="gpt", input=[1])
+                client.embeddings.create(model="gpt", input=[1], extra_body=MEAN)
     error = unknown.value
     assert (error.status_code, error.type, error.param, error.code) == (
         401,
@@ -156,11 +156,24 @@ def test_wrong_key_returns_openai_error(tiny_repository: Path, tmp_path: Path) -
     assert (forbidden.value.code, forbidden.value.param) == ("model_not_found", "model")
 
 
+@pytest.mark.parametrize("fields", [{}, {"pooling": None}, {"input": [1]}])
+def test_sentence_embedding_of_other_model_is_refused(tiny_client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        tiny_client.embeddings.create(model="bert", input="a", extra_body=fields)
+    assert raised.value.param == "pooling"
+    for words in (
+        "model bert has no sentence embeddings",
+        "such as wordllama",
+        'set pooling to "mean", "first", "last"',
+    ):
+        assert words in raised.value.message
+
+
 def test_request_over_rate_limit_raises_rate_limit_error(tiny_repository: Path) -> None:
     with serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.01") as running, connected(running) as client:
-        client.embeddings.create(model="gpt", input=[1])
+        client.embeddings.create(model="gpt", input=[1], extra_body=MEAN)
         with pytest.raises(openai.RateLimitError) as raised:
-            client.embeddings.create(model="gpt", input=[1])
+            client.embeddings.create(model="gpt", input=[1], extra_body=MEAN)
     assert (raised.value.type, raised.value.code) == ("requests", "rate_limit_exceeded")
 
 
@@ -189,10 +202,10 @@ def test_changed_tokenizer_raises_internal_server_error(tmp_path: Path) -> None:
     with serve(tmp_path / "repository") as running, connected(running) as client:
         (folder / "tokenizer.json").write_text("{}")
         with pytest.raises(openai.InternalServerError) as raised:
-            client.embeddings.create(model="changed", input="a")
+            client.embeddings.create(model="changed", input="a", extra_body=MEAN)
         assert (raised.value.type, raised.value.code, raised.value.param) == (
             "server_error",
             None,
             None,
         )
-        assert len(client.embeddings.create(model="changed", input=[1]).data) == 1
+        assert len(client.embeddings.create(model="changed", input=[1], extra_body=MEAN).data) == 1

@@ -5,6 +5,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.clients.openai_api.responses import MEAN
+
 
 def test_model_list_and_retrieve_describe_models(tiny_client: openai.OpenAI, tiny_repository: Path) -> None:
     models = list(tiny_client.models.list())
@@ -15,7 +17,10 @@ def test_model_list_and_retrieve_describe_models(tiny_client: openai.OpenAI, tin
 
 
 def test_model_name_selects_version(tiny_client: openai.OpenAI) -> None:
-    found = {name: tiny_client.embeddings.create(model=name, input="a") for name in ("bert", "bert:1", "bert:2")}
+    found = {
+        name: tiny_client.embeddings.create(model=name, input="a", extra_body=MEAN)
+        for name in ("bert", "bert:1", "bert:2")
+    }
     assert [(response.model_extra or {})["version"] for response in found.values()] == [2, 1, 2]
     assert found["bert"].data == found["bert:2"].data != found["bert:1"].data
     assert tiny_client.models.retrieve("bert:1").id == "bert:1"

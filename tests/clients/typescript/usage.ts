@@ -30,7 +30,7 @@ const bias = await client.POST("/models/{name}/bias", {
   body: { query_length: 2, key_length: 3 },
 });
 const shape: number[] = json(bias.data).shape;
-const openai = await client.POST("/v1/embeddings", { body: { model: "gpt2-small", input: [[1, 2, 3]] } });
+const openai = await client.POST("/v1/embeddings", { body: { model: "gpt2-small", input: [[1, 2, 3]], pooling: "mean" } });
 const tokens: number | undefined = openai.data?.usage.prompt_tokens;
 const unknown = await client.POST("/v1/embeddings", { body: { model: "nope", input: "a" } });
 const code: string | null | undefined = unknown.error?.error.code;

@@ -32,7 +32,8 @@ LIMITS = {
 def busy(request: pytest.FixtureRequest, wide_repository: Path) -> Iterator[tuple[Server, str]]:
     """Keep a server of one thread busy, and return it with the message of its limit."""
     value, message = LIMITS[request.param]
-    body, over = {"model": "gpt", "input": [[0] * 700] * 20, "encoding_format": "base64"}, threading.Event()
+    body = {"model": "gpt", "input": [[0] * 700] * 20, "encoding_format": "base64", "pooling": "mean"}
+    over = threading.Event()
 
     def load() -> None:
         with httpx.Client(base_url=server.address, timeout=60) as client:

@@ -134,7 +134,7 @@ def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
         for wrong in ("", "ff", f"00-{0:032x}-{1:016x}-01"):
             http.get("/models", headers={"traceparent": wrong, "X-Request-Id": "wrong"})
         http.get("/models", headers=parent(10, tracestate="=,wrong\t,,", baggage="%%%"))
-        text = {"model": "bert", "input": "a b"}
+        text = {"model": "bert", "input": "a b", "pooling": "mean"}
         assert http.post("/v1/embeddings", json=text, headers=parent(11)).status_code == 200
         events = http.post(
             "/models/gpt/decode",

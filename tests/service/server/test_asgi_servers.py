@@ -93,7 +93,7 @@ IDS_TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data":
     ("path", "body"),
     [
         ("/models/gpt/embed", {"input_ids": [1]}),
-        ("/v1/embeddings", {"model": "gpt", "input": [1]}),
+        ("/v1/embeddings", {"model": "gpt", "input": [1], "pooling": "mean"}),
         ("/v2/models/gpt/infer", {"inputs": [IDS_TENSOR]}),
         ("/v2/repository/index", {}),
     ],

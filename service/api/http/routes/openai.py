@@ -24,7 +24,10 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
     """Return the handler of `/v1/embeddings`. The body names the model, so it ignores the one of the path."""
 
     async def embeddings(request: RawRequest, _name: str, _version: str | None) -> Response:
-        """Return one vector for each input: the mean of its block 0 input vectors, or another `pooling`."""
+        """Return one vector for each input: the sentence embedding of a static model, or the result of `pooling`.
+
+        Other models have no sentence embeddings, so a request without `pooling` is an error.
+        """
         with engine.admission.request("openai") as record:
             body_type(request.header(b"content-type"), (JSON,))
             body = await read_body(request, engine, max_body_bytes, record)
@@ -33,7 +36,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
                 document = read_json(body, engine.limits.max_parsed_values())
                 model = engine.repository.get(*openai.read_model(document), caller=caller())
                 record.model = model.name
-                return model, openai.read_embeddings(document, model.manifest)
+                return model, openai.read_embeddings(document, model.name, model.manifest)
 
             model, message = await engine.scheduler.run(len(body), read, text=True)
             inputs = message.request

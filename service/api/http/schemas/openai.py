@@ -30,7 +30,9 @@ class EmbeddingsRequest(RequestBody):
     )
     user: str | None = Field(None, description="Not used.")
     pooling: Pooling | None = Field(
-        "mean", description="Reduction of the token vectors to one vector; none returns a vector for each token."
+        None,
+        description="Reduction of the token vectors to one vector; none returns a vector for each token. Default mean "
+        "for a static embedding model; required for every other model, which has no sentence embeddings.",
     )
     truncate: Truncate | None = Field(None, description="Side on which a too long input is cut; default is an error.")
     truncate_prompt_tokens: int | None = Field(
@@ -103,7 +105,7 @@ class OpenAIError(Documented):
 
 MODEL_ERRORS = describe_errors(OpenAIError, JSON, 401, 403, 404, 503)
 EMBEDDINGS = describe_operation(
-    describe_body(EmbeddingsRequest, example={"model": "gpt2-small", "input": [[1, 2, 3], [4]]}),
+    describe_body(EmbeddingsRequest, example={"model": "gpt2-small", "input": [[1, 2, 3], [4]], "pooling": "last"}),
     describe_body(EmbeddingsAnswer),
     describe_errors(OpenAIError, JSON, 400, 401, 403, 404, 413, 415, 429, 500, 503),
 )

@@ -105,8 +105,8 @@ def run(settings: Settings, **headers: str) -> Iterator[Texts]:
         {"model": "mapped", "pooling": "first"},
         {"model": "bag", "pooling": "last", "user": 'a "input": "b" \\'},
         {"model": "bag", "add_special_tokens": True},
-        {"model": "bert"},
-        {"model": "bert", "add_special_tokens": False, "encoding_format": "base64"},
+        {"model": "bert", "pooling": "mean"},
+        {"model": "bert", "pooling": "mean", "add_special_tokens": False, "encoding_format": "base64"},
     ],
 )
 @pytest.mark.parametrize("first", [False, True])
@@ -199,7 +199,8 @@ def test_word_without_token_is_rejected_with_template(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('"unk_token": "[UNK]"', '"unk_token": "none"'))
     edit_manifest(folder, lambda manifest: manifest["files"].update({TOKENIZER: describe(file).model_dump()}))
     with run(Settings(repository=tmp_path / "repository")) as texts:
-        assert [texts.ask({"model": "bert", "input": text})[0] for text in ("a", "zebra", "a")] == [200, 400, 200]
+        fields = {"model": "bert", "pooling": "mean"}
+        assert [texts.ask(fields | {"input": text})[0] for text in ("a", "zebra", "a")] == [200, 400, 200]
         assert texts.hits() == 2
 
 

@@ -1,4 +1,4 @@
-"""`/embed` of text-embeddings-inference, with huggingface_hub as its client. Oracle: model2vec, and NumPy."""
+"""`/embed` of text-embeddings-inference, with huggingface_hub as its client. Oracles: model2vec, wordllama, NumPy."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from preblock.export.exporter import export
 from preblock.service.core.auth import new_key
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, serve
-from tests.support.static_models import WIDTH, save_bag, save_mapped, save_plain
+from tests.support.static_models import WIDTH, load_wordllama, save_bag, save_mapped, save_plain
 
 TEXTS = ["hello world", "abc jih", "a", "hello hello b", "cab fed"]
 
@@ -29,11 +29,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def server(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(sources: dict[str, Path], repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
     for name, source in sources.items():
         export(str(source), name, root)
     copy_artifact("bert", root)
+    (root / "wordllama").mkdir()
+    (root / "wordllama/1").symlink_to(repository / "wordllama/1")
     with serve(root) as running:
         yield running
 
@@ -60,6 +62,12 @@ def test_embeddings_equal_model2vec(server: Server, sources: dict[str, Path], na
     assert close(found, model.encode(TEXTS))
     model.normalize = False
     assert close(client(server, name, action).feature_extraction(TEXTS, normalize=False), model.encode(TEXTS))
+
+
+def test_embeddings_equal_wordllama(server: Server) -> None:
+    texts, library = ["Hello, world!", "naïve 東京"], load_wordllama()
+    assert close(client(server, "wordllama").feature_extraction(texts), library.embed(texts, norm=True))
+    assert close(client(server, "wordllama").feature_extraction(texts, normalize=False), library.embed(texts))
 
 
 def test_one_text_has_one_row(server: Server) -> None:
@@ -119,7 +127,7 @@ BAD: list[tuple[str, Any, int, str, str]] = [
     ("bag", {"inputs": "a", "dimensions": 9}, 422, "Validation", "dimensions: got 9, expected 1 to 8, or nothing"),
     ("bag", {"inputs": "a", "prompt_name": "query"}, 422, "Validation", "unknown field prompt_name; expected inputs"),
     ("mapped", {"inputs": "!"}, 422, "Validation", "inputs[0]: got no known token, expected at least one"),
-    ("bert", {"inputs": "a"}, 422, "Validation", "model bert has no sentence embeddings: /embed needs a static"),
+    ("bert", {"inputs": "a"}, 422, "Validation", "model bert has no sentence embeddings: its vectors enter block 0"),
     ("nope", {"inputs": "a"}, 404, "Validation", "model: got nope, expected bag, bert, mapped, plain"),
     ("bag:7", {"inputs": "a"}, 404, "Validation", "version: got 7, expected 1"),
 ]
