@@ -15,6 +15,7 @@ from fastapi_offline import FastAPIOffline
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.dispatcher import STATIC_DOCUMENTS, Dispatcher
+from preblock.service.api.http.origins import AllowedHosts
 from preblock.service.api.http.routes import (
     bias,
     decode,
@@ -34,7 +35,7 @@ from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
-from preblock.service.core.settings import Settings, read_aliases
+from preblock.service.core.settings import Settings, read_aliases, split_list
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.system import usable_cores, use_single_arena
 from preblock.service.engine.engine import Engine
@@ -116,8 +117,10 @@ def create_tracing(settings: Settings) -> "Tracing | None":
     return Tracing(VERSION)
 
 
-def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
+def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedHosts | None = None) -> Dispatcher:
     """Create the application of `engine`, which has the same settings; default: a new engine.
+
+    `hosts` are the hosts that requests may address; default: those of the setting, for a listener of another server.
 
     Raises:
         Invalid, ServerFault: as `create_engine` and `create_tracing`.
@@ -167,6 +170,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Dispatcher:
         count_bytes=engine.metrics.count_bytes,
         trace=None if tracing is None else tracing.trace,
         load=engine.metrics.load,
+        hosts=hosts or AllowedHosts(split_list(settings.allowed_hosts) or None),
     )
 
 

@@ -137,7 +137,7 @@ class Lines(Texts):
         """Begin a request, and add rows at `offset`."""
         await self.leave()
         self._reader, self._writer = await asyncio.open_connection(self._host.host, self._host.port)
-        head = f"POST {self._path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+        head = f"POST {self._path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
         self._writer.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         answered = await self._reader.readuntil(b"\r\n\r\n")
         if not answered.startswith(b"HTTP/1.1 200 "):

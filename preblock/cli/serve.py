@@ -35,7 +35,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Shared memory": ("max_shared_memory_bytes", "shared_memory_idle_timeout_seconds"),
     "Security": (
         *("api_keys_file", "tls_cert_file", "tls_key", "tls_client_ca"),
-        *("cors_origins", "trusted_proxies", "inspector"),
+        *("allowed_hosts", "cors_origins", "trusted_proxies", "inspector"),
     ),
     "Logs and traces": (*("log_format", "log_level", "access_log_sample_rate", "access_log_max_token_ids", "tracing"),),
     "Further": ("config_file",),

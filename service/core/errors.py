@@ -7,6 +7,7 @@
     │   ├── Unauthenticated     a missing or unknown key
     │   ├── NotFound            an unknown model or version
     │   ├── Forbidden           an action outside the rights of the key or the settings
+    │   ├── Misdirected         a request to a host name that the service does not answer to
     │   ├── Conflict            a mismatch of the expected and the actual stream state
     │   ├── TooLarge            a size over a limit
     │   ├── RateLimited         too many requests of a caller
@@ -84,6 +85,10 @@ class NotFound(ClientFault):
 
 class Forbidden(ClientFault):
     """The key or the settings do not allow the action."""
+
+
+class Misdirected(ClientFault):
+    """The service does not answer to the host in the request."""
 
 
 class Conflict(ClientFault):

@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -91,6 +91,9 @@ class Settings(BaseModel):
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, without a password.")
     tls_client_ca: Path | None = Field(None, description="PEM file of client CAs; if set, clients need a certificate.")
     inspector: Literal["auto", "off", "on"] = Field("auto", description="Page /inspect; auto: on without API keys.")
+    allowed_hosts: str | None = Field(
+        None, description="Comma-separated hosts of requests; * for all; unset: loopback names on a loopback address."
+    )
     cors_origins: str | None = Field(None, description="Comma-separated origins of allowed web pages; * for all.")
     trusted_proxies: str | None = Field(None, description="Comma-separated addresses or networks of trusted proxies.")
     gpu_mem_limit_bytes: int | None = Field(None, ge=1, description="GPU memory limit per graph; unset: no limit.")
@@ -210,6 +213,19 @@ class Settings(BaseModel):
     def _check_origins(cls, text: str | None) -> str | None:
         if not all(re.fullmatch(r"\*|https?://[^/\s,*]+", origin) for origin in split_list(text)):
             raise ValueError("comma-separated origins such as https://pages.example, or *")
+        return text
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, text: str | None) -> str | None:
+        try:
+            for host in split_list(text):
+                if not re.fullmatch(r"\*|[A-Za-z0-9._-]+", host):
+                    ip_address(host)
+        except ValueError as error:
+            raise ValueError(
+                "comma-separated names or addresses without a port, such as models.example, or *"
+            ) from error
         return text
 
     @field_validator("trusted_proxies")

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+from preblock.service.api.http.origins import AllowedHosts, is_loopback
 from preblock.service.core.errors import Invalid
-from preblock.service.core.settings import Settings
+from preblock.service.core.settings import Settings, split_list
 from preblock.service.server.unix_socket import UnixListener, check_unix, unusable_path
 
 BACKLOG = 2048
@@ -62,6 +63,20 @@ def bind_http(settings: Settings) -> Iterator[Bound]:
                 raise _unusable("port", settings.host, port, error) from error
 
         yield Bound(listener, listen, f"{scheme}://{host}:{port}")
+
+
+def allowed_hosts(settings: Settings, listener: socket.socket) -> AllowedHosts:
+    """Return the hosts that requests to a listener may address.
+
+    By default these are loopback names at a loopback address, and any name elsewhere. A Unix socket allows any, because
+    web pages cannot reach it.
+    """
+    if listener.family == socket.AF_UNIX:
+        return AllowedHosts()
+    names = split_list(settings.allowed_hosts)
+    if is_loopback(listener.getsockname()[0]):
+        return AllowedHosts([settings.host, *names])
+    return AllowedHosts(names or None)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import ServedModel
 from preblock.service.runtime.worker_states import write_desired
-from preblock.service.server.addresses import Bound, bind_http, hold_grpc_address
+from preblock.service.server.addresses import Bound, allowed_hosts, bind_http, hold_grpc_address
 from preblock.service.server.front import Front
 from preblock.service.server.supervisor import Supervisor, start_forkserver
 from preblock.service.server.uvicorn_adapter import Config, Server
@@ -81,7 +81,7 @@ def _serve_on(bound: Bound, settings: Settings, announce: Announce) -> None:
 
 def _serve_in_process(settings: Settings, bound: Bound, announce: Callable[[Models], None]) -> None:
     engine = create_engine(settings)
-    app = create_app(settings, engine)
+    app = create_app(settings, engine, allowed_hosts(settings, bound.socket))
     models = _log_models(engine)
     # uvicorn raises its stop signal again.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -132,15 +132,15 @@ def _enable_garbage_collection() -> None:
 
 def serve_as_worker(listener: socket.socket, counters: Path, control: Path, settings: Settings) -> None:
     """Serve in a worker until SIGTERM."""
-    config = configure(settings, partial(_create_worker_app, counters, control, settings), factory=True)
+    config = configure(settings, partial(_create_worker_app, listener, counters, control, settings), factory=True)
     Server(config).run(sockets=[listener])
 
 
-def _create_worker_app(counters: Path, control: Path, settings: Settings) -> Dispatcher:
+def _create_worker_app(listener: socket.socket, counters: Path, control: Path, settings: Settings) -> Dispatcher:
     """Create the application of a worker. After an error the worker logs one line and exits; another replaces it."""
     try:
         metric_files.reserve(counters)
-        app = create_app(settings, create_engine(settings, control))
+        app = create_app(settings, create_engine(settings, control), allowed_hosts(settings, listener))
         (control / READY_FILE).touch()
     except (PreblockError, OSError) as error:
         LOG.error("a worker cannot start; another start follows: %s", error)

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 2**18
 """The application reads longer bodies: their responses take long anyway."""
-APPLICATION_HEADERS = {b"expect", b"transfer-encoding", b"content-encoding", b"upgrade", b"origin"}
+APPLICATION_HEADERS = {
+    *(b"expect", b"transfer-encoding", b"content-encoding", b"upgrade"),
+    *(b"origin", b"sec-fetch-site"),  # it checks them
+}
 """The application answers requests with these headers."""
 CREDENTIAL, LENGTH = b"authorization", b"content-length"
 """Template keys leave out the credential, because the cache outlives the connection."""
@@ -137,11 +140,22 @@ class TensorPath:
             request.caller = dispatcher.caller_context(request.headers, request.client)
             if request.caller is not None:
                 request.template = request.caller.run(dispatcher.templates.find, request.key)
-        if (request.template is None or not route.name) and not _is_short(request):
+        if (request.template is None or not route.name) and not self._may_answer(request):
             return False
         request.route = route
         request.target = "POST", route.path, request.client[0] if request.client else ""
         return True
+
+    def _may_answer(self, request: IncomingRequest) -> bool:
+        """Return whether the body is short, the host allowed, and no header belongs to the application.
+
+        The key of a template holds the host, so a request with a template needs no check.
+        """
+        headers = {name.lower(): value for name, value in request.headers}
+        length = headers.get(b"content-length", b"")
+        is_short = 0 < len(length) <= 6 and int(length) <= MAX_BODY_BYTES
+        simple = is_short and headers.keys().isdisjoint(APPLICATION_HEADERS)
+        return simple and self._dispatcher.hosts.allow(headers.get(b"host"))
 
     def answer(self, request: IncomingRequest, first_input: bytes) -> None:
         """Answer an accepted request with a complete body.
@@ -189,13 +203,6 @@ class TensorPath:
         if end and head.startswith(BEGIN) and len(rest) in (0, body_size) and request.keep_alive:
             head += end
             self._known = KnownHead(head, len(head) + body_size, request)
-
-
-def _is_short(request: IncomingRequest) -> bool:
-    """Return whether the headers declare a short body, and none belongs to the application."""
-    headers = {name.lower(): value for name, value in request.headers}
-    length = headers.get(b"content-length", b"")
-    return 0 < len(length) <= 6 and int(length) <= MAX_BODY_BYTES and headers.keys().isdisjoint(APPLICATION_HEADERS)
 
 
 def _apply_proxy_headers(proxies: ProxyHeadersMiddleware, request: IncomingRequest) -> None:

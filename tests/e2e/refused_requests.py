@@ -195,6 +195,10 @@ PROVOKE: dict[str, dict[str, Provoke]] = {
     "Unauthenticated": at_each_protocol("another"),
     "Forbidden": at_each_protocol(KEY),
     "NotFound": everywhere("nope", {"input_ids": [[1]]}),
+    "Misdirected": {
+        name: post(path, {}, Host="other.example")
+        for name, path in (("native", EMBED), ("/v2", INFER), ("/v1", EMBEDDINGS))
+    },
     "NotAcceptable": {"native": post(EMBED, {"input_ids": [1]}, Accept="text/plain")},
     "Conflict": {
         "native": step_of_a_stream,

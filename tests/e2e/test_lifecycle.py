@@ -237,7 +237,7 @@ def test_client_ca_is_reloaded(models: Path, tmp_path: Path, version: ssl.TLSVer
         with dial(url, SECONDS) as plain:
             try:
                 with contexts[signer].wrap_socket(plain, server_hostname="localhost", session=session) as stream:
-                    stream.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                    stream.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                     return stream.session if stream.recv(100).startswith(b"HTTP/1.1 200") else None
             except (ssl.SSLError, ConnectionError):  # with TLS 1.3 a client learns of it when it reads
                 return None

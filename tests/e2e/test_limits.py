@@ -60,7 +60,7 @@ def test_rows_of_text_and_streams_over_limit_are_rejected(clients: Clients) -> N
 
 
 def test_slow_small_body_does_not_block_other_requests(strict: Server, clients: Clients) -> None:
-    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n"
+    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n"
     with dial(strict.address) as half:
         half.sendall(head + b"{")
         time.sleep(0.1)

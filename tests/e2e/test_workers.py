@@ -271,7 +271,7 @@ def test_running_requests_gauge_excludes_dead_workers(two: Server) -> None:
 
     host, port = two.address.removeprefix("http://").split(":")
     # A body over 256 KiB, of which only the beginning is sent.
-    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: test\r\nContent-Length: 1000000\r\n"
+    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n"
     head += b"Content-Type: application/json\r\n\r\n{"
     with ExitStack() as stack:
         for _ in range(6):

@@ -9,7 +9,7 @@ import socket
 import sys
 from contextlib import ExitStack
 
-HEAD = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 
 
 def main() -> None:

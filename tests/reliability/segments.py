@@ -30,7 +30,7 @@ class Piece:
 
 
 def get(path: str, *headers: str, version: str = "1.1") -> bytes:
-    return "\r\n".join([f"GET {path} HTTP/{version}", "Host: x", *headers, "", ""]).encode()
+    return "\r\n".join([f"GET {path} HTTP/{version}", "Host: localhost", *headers, "", ""]).encode()
 
 
 def in_chunks(path: str, *parts: bytes, end: bytes = b"0\r\n\r\n", headers: Sequence[str] = ()) -> bytes:
@@ -64,8 +64,8 @@ CUT = b"5\r\n12345\r\nzz\r\n"
 LAST = (
     Piece(b"\x00garbage\r\n\r\n", (400,)),
     Piece(b"GET / HT\x00TP\r\n\r\n", (400,)),
-    Piece(get("/livez").replace(b"Host: x\r\n", b""), (400,)),
-    Piece(get("/livez", "Host: x"), (400,)),
+    Piece(get("/livez").replace(b"Host: localhost\r\n", b""), (400,)),
+    Piece(get("/livez", "Host: localhost"), (400,)),
     Piece(request(EMBED, b"{}", "Content-Length: 2", "Content-Length: 3"), (400,)),
     Piece(request(EMBED, b"{}", "Content-Length: 2", CHUNKED), (400,)),
     Piece(request(EMBED, b"{}", "Transfer-Encoding: gzip, chunked"), (501,)),

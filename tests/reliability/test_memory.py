@@ -130,7 +130,7 @@ def test_flood_of_large_bodies_leaves_no_memory_in_use(server: Server, name: str
 
 
 CUT = {
-    "http": b"POST /models/gpt/embed HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % LIMIT,
+    "http": b"POST /models/gpt/embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % LIMIT,
     "websocket": b"\x81\xff" + LIMIT.to_bytes(8) + b"mask",
 }
 """Heads of a body, and of a message."""

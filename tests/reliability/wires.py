@@ -14,7 +14,7 @@ from tests.support.servers import Server
 
 IDS = [1, 6, 0]
 UPGRADE = (
-    b"GET /models/gpt/decode HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET /models/gpt/decode HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + b"A" * 22 + b"==\r\n\r\n"
 )
 
@@ -26,7 +26,7 @@ def connection(server: Server, timeout: float = 20) -> socket.socket:
 def request(path: str = "/models/gpt/embed", body: bytes | None = None, *headers: str) -> bytes:
     """Return a request, whole and right unless `headers` say otherwise."""
     body = json.dumps({"input_ids": [IDS], "offset": 2}).encode() if body is None else body
-    lines = ["Host: x", *headers]
+    lines = ["Host: localhost", *headers]
     if not any(line.lower().startswith(("content-length", "transfer-encoding")) for line in headers):
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode() + body

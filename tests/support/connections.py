@@ -22,7 +22,7 @@ def http_request(
 ) -> bytes:
     """Return a request of HTTP/1.1 with the length of its body, or without one for chunks."""
     length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(len(body))}
-    lines = {"Host": "x", **length, **headers}
+    lines = {"Host": "localhost", **length, **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 

@@ -15,6 +15,7 @@ STATUS: dict[type[errors.PreblockError], grpc.StatusCode] = {
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+    errors.Misdirected: grpc.StatusCode.PERMISSION_DENIED,
     errors.Conflict: grpc.StatusCode.ABORTED,
     errors.TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.RateLimited: grpc.StatusCode.RESOURCE_EXHAUSTED,

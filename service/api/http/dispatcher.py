@@ -15,12 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.methods import answer_head
+from preblock.service.api.http.origins import AllowedHosts, check_origin
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
 from preblock.service.api.http.tracing import ROUTE, set_status, trace_request
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.core.auth import EVERYBODY, Authenticator
-from preblock.service.core.errors import Forbidden, PreblockError
+from preblock.service.core.errors import Misdirected, PreblockError
 from preblock.service.core.settings import split_list
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
@@ -37,8 +38,6 @@ STATIC_DOCUMENTS = "/docs/static"
 PAGE_FILES = (f"{STATIC_DOCUMENTS}/", "/inspect/")
 """Files of the pages. A browser opens a page without a key, and the page asks for the key."""
 METHODS = ("GET", "HEAD", "POST")
-STATE_CHANGES = ("/v2/repository/", "/v2/systemsharedmemory/", "/v2/cudasharedmemory/")
-"""Path prefixes of requests that can change the served models or the shared memory."""
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Use-As", "Preblock-Shape", "Preblock-Dtype"),
     *("Preblock-Next-Offset", "Preblock-Next-Context", "Preblock-Position-Delta", "Preblock-Lengths"),
@@ -70,6 +69,7 @@ class Dispatcher:
         count_bytes: counts bytes and seconds; default: no counting.
         trace: starts the span of a request; default: no tracing.
         load: returns the load of the process by name, for load reports; default: empty.
+        hosts: hosts that requests may address; default: any.
 
     """
 
@@ -83,11 +83,13 @@ class Dispatcher:
         count_bytes: CountBytes = lambda *_: None,
         trace: Begin | None = None,
         load: Callable[[], dict[str, int]] = dict,
+        hosts: AllowedHosts | None = None,
     ) -> None:
         self.app = app
         self.count_bytes = count_bytes
         self.trace = trace
         self.load = load
+        self.hosts = hosts or AllowedHosts()
         self._access = access
         self.templates = templates
         self._settings = settings
@@ -115,9 +117,18 @@ class Dispatcher:
         channel.context.target = scope.get("method", "GET"), scope["path"], client[0] if client else ""
         CURRENT_REQUEST.set(channel.context)
         if self.trace is None or scope["path"] in HEALTH_PATHS:
-            await self._entry(scope, channel.receive, channel.send)
+            await self._enter(scope, channel.receive, channel.send)
         else:
-            await trace_request(self._entry, self.trace, channel.context, scope, channel.receive, channel.send)
+            await trace_request(self._enter, self.trace, channel.context, scope, channel.receive, channel.send)
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request after the check of its host."""
+        try:
+            self.hosts.check(scope["headers"])
+        except Misdirected as error:
+            await errors.respond(error, scope["path"])(scope, receive, send)
+        else:
+            await self._entry(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request after the CORS checks."""
@@ -190,14 +201,9 @@ class Dispatcher:
 
     def _authenticate(self, scope: Scope) -> None:
         """Set the caller of a request. Raise Forbidden or Unauthenticated if access is denied."""
-        headers = scope["headers"]
-        # Browsers let any page open a WebSocket, and send a POST whose response it cannot read.
-        changes = scope["type"] == "websocket" or scope["path"].startswith(STATE_CHANGES)
-        origin = _header(headers, b"origin") if changes else None
-        if origin is not None:
-            self._check_origin(origin.decode("latin-1"), headers)
+        check_origin(scope, self._origins)
         if not is_public(scope["path"]) and scope["path"] != INDEX_PATH:
-            self._identify(headers, scope.get("client"))
+            self._identify(scope["headers"], scope.get("client"))
 
     def _identify(self, headers: Headers, client: tuple[str, int] | None) -> None:
         """Set the caller from its API key, or from its address without keys. Raise Unauthenticated for a bad key."""
@@ -205,12 +211,6 @@ class Dispatcher:
             self._access.authenticate(_header(headers, b"authorization"))
         else:
             self._access.identify(client[0] if client else "")
-
-    def _check_origin(self, origin: str, headers: Headers) -> None:
-        """Raise Forbidden for a web page from a foreign origin."""
-        own = (_header(headers, b"host") or b"").decode("latin-1")
-        if origin.partition("://")[2] != own and origin not in self._origins and "*" not in self._origins:
-            raise Forbidden("Origin", origin, ", ".join((f"the origin of {own}", *self._origins)))
 
 
 class _MeteredChannel:

@@ -23,6 +23,7 @@ STATUS: dict[type[errors.PreblockError], int] = {
     errors.NotFound: 404,
     errors.Forbidden: 403,
     errors.Conflict: 409,
+    errors.Misdirected: 421,
     errors.TooLarge: 413,
     errors.RateLimited: 429,
     errors.UnsupportedFormat: 415,

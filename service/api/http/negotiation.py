@@ -19,7 +19,7 @@ def body_type(content_type: str | None, readable: tuple[str, ...]) -> str:
 
     A form counts as JSON, because `curl -d` declares every body as a form. No web page gains by this. Any page may send
     JSON without a `Content-Type`, but it cannot read the response or send a key without the permission of
-    `cors_origins`. There are no cookies, and the dispatcher checks the origin of requests that change models.
+    `cors_origins`. There are no cookies, and the dispatcher checks the origin of every POST.
 
     Raises:
         UnsupportedFormat: the type is not in `readable`.

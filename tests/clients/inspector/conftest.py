@@ -17,7 +17,7 @@ def inspected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name in ("bert", "gpt", "rotary", "t5", "alibi", "ngrams", "vit"):
         copy_artifact(name, root, name)
     copy_artifact("bert-again", root, "bert")
-    with serve(root) as running:
+    with serve(root, "--allowed-hosts", "service.test") as running:
         yield running
 
 

@@ -11,8 +11,8 @@ from tests.reliability.wires import UPGRADE, connection, received, request, stat
 from tests.support.servers import Server
 
 HEADS = {
-    "a-header": (b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: ", b"a" * 2**20),
-    "many-headers": (b"GET /livez HTTP/1.1\r\nHost: x\r\n", b"a: b\r\n" * 2**17),
+    "a-header": (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: ", b"a" * 2**20),
+    "many-headers": (b"GET /livez HTTP/1.1\r\nHost: localhost\r\n", b"a: b\r\n" * 2**17),
     "an-address": (b"GET /", b"a" * 2**20),
     "trailers": (chunked(b"1\r\n{\r\n0\r\n"), b"a: b\r\n" * 2**17),
     "a-trailer": (chunked(b"1\r\n{\r\n0\r\nX-Long: "), b"a" * 2**20),
@@ -33,7 +33,7 @@ def test_endless_header_block_is_rejected(server: Server, http: httpx.Client, ex
 @pytest.mark.parametrize(("size", "expected_status"), [(65_500, 200), (65_600, 431)])
 @pytest.mark.parametrize("parts", [1, 7])
 def test_header_limit_holds_for_any_chunking(server: Server, size: int, expected_status: int, parts: int) -> None:
-    begin = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Long: "
+    begin = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: "
     whole = begin.ljust(size, b"a") + b"\r\n\r\n"
     with connection(server) as stream:
         for part in range(parts):
@@ -68,7 +68,7 @@ def test_slow_headers_and_bodies_do_not_delay_other_clients(
 
 def test_incomplete_pipelined_head_times_out(server: Server) -> None:
     with connection(server) as stream:
-        stream.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET")
+        stream.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGET")
         assert status(stream.recv(2**16)) == 200
         assert status(received(stream)) == 408
 
@@ -76,7 +76,7 @@ def test_incomplete_pipelined_head_times_out(server: Server) -> None:
 def test_missing_head_times_out(server: Server) -> None:
     with connection(server) as silent, connection(server) as half, connection(server) as second:
         half.sendall(b"GET /livez HT")
-        second.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        second.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert status(second.recv(2**16)) == 200
         second.sendall(b"GET")
         begin = time.monotonic()

@@ -89,7 +89,7 @@ def test_tracing_headers_do_not_prevent_template_reuse(tiny_repository: Path) ->
 
 def test_pipelined_requests_keep_their_ids(alike: httpx.Client) -> None:
     ids, body = [f"p{number}" for number in range(6)], np.array([[1, 2]]).tobytes()
-    head = f"POST {EMBED}?shape=1,2 HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\nX-Request-Id: %s\r\n"
+    head = f"POST {EMBED}?shape=1,2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16\r\nX-Request-Id: %s\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in BYTES.items())
     with dial(alike.base_url) as stream:
         stream.settimeout(20)

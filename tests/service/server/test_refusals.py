@@ -74,13 +74,13 @@ def test_http_1_0_request_needs_no_host(tiny_server: Server) -> None:
 
 
 def test_transfer_encoding_is_case_insensitive(tiny_server: Server) -> None:
-    head = b"Host: x\r\nConnection: close\r\nTransfer-Encoding: Chunked\r\n\r\n"
+    head = b"Host: localhost\r\nConnection: close\r\nTransfer-Encoding: Chunked\r\n\r\n"
     assert ask(tiny_server, EMBED + head + b'12\r\n{"input_ids": [1]}\r\n0\r\n\r\n')[0] == b"HTTP/1.1 200 OK"
 
 
 @pytest.mark.parametrize("version", [b"8", b"12", b"13, 8"])
 def test_unsupported_websocket_version_gets_426(tiny_server: Server, version: bytes) -> None:
-    head = b"GET /models/gpt/decode HTTP/1.1\r\nHost: x\r\n" + UPGRADE
+    head = b"GET /models/gpt/decode HTTP/1.1\r\nHost: localhost\r\n" + UPGRADE
     line, headers, body = ask(tiny_server, head + b"Sec-WebSocket-Version: " + version + b"\r\n\r\n")
     assert line == b"HTTP/1.1 426 Upgrade Required"
     assert b"sec-websocket-version: 13\r\n" in headers
@@ -90,7 +90,7 @@ def test_unsupported_websocket_version_gets_426(tiny_server: Server, version: by
 
 @pytest.mark.parametrize("offers", [b"websocket, h2c", b"h2c ,WebSocket", b"h2c\r\nUpgrade: websocket"])
 def test_websocket_among_other_protocols_is_opened(tiny_server: Server, offers: bytes) -> None:
-    head = b"GET /models/gpt/decode HTTP/1.1\r\nHost: x\r\nSec-WebSocket-Version: 13\r\n"
+    head = b"GET /models/gpt/decode HTTP/1.1\r\nHost: localhost\r\nSec-WebSocket-Version: 13\r\n"
     with dial(tiny_server.address) as stream:
         stream.sendall(head + UPGRADE.replace(b"websocket", offers, 1) + b"\r\n")
         answer = stream.recv(2**16)

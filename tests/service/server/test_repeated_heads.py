@@ -81,7 +81,7 @@ def test_empty_lines_are_not_a_head(address: str) -> None:
 
 @pytest.mark.parametrize("ids", [(1, 2), range(40)])
 def test_repeated_request_may_be_interleaved_with_others(address: str, ids: Iterable[int]) -> None:
-    sent, other, health = request(*ids), request(3), b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    sent, other, health = request(*ids), request(3), b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     expected = {each: alone(address, each)[1] for each in (sent, other, health)}
     with RawConnection(address) as client:
         for between in ([], [other], [health], [sent], [sent, sent], [health, other], [sent, health, sent]):
@@ -114,14 +114,14 @@ def around(begin: bytes, ids: tuple[int, int] = (1, 2)) -> bytes:
     """Return a request that contains another: in a header after `begin`, or in its body."""
     inner = request(*ids)
     length = b"" if begin else b"Content-Length: %d\r\n\r\n" % len(inner)
-    host = b"" if begin else b"Host: x\r\n"  # the inner request has one in its headers
+    host = b"" if begin else b"Host: localhost\r\n"  # the inner request has one in its headers
     return b"POST /v2/nowhere HTTP/1.1\r\n" + host + begin + length + inner
 
 
 KINDS = (
     *(request(1, 2), request(3, 4), request(1, 2), request(5), request(1, 70000), request(*range(40))),
     *(chunked(1, 2), around(b"X-Other: "), around(b""), around(b"", (3, 4))),
-    *(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n" + request(3, 4)),
+    *(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\r\n" + request(3, 4)),
 )
 
 
@@ -147,7 +147,7 @@ def answer_alone(address: str, kind: int) -> tuple[int, bytes]:
 
 
 INNER = request(1, 2)
-NOWHERE = b"POST /nowhere HTTP/1.1\r\nHost: x\r\n"
+NOWHERE = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Texts:
 
     def alone(self, body: dict[str, Any] | bytes) -> Answer:
         """Return the answer of the general path."""
-        return self.ask(body, Origin="http://a.test")
+        return self.ask(body, **{"Sec-Fetch-Site": "same-origin"})
 
 
 @pytest.fixture(scope="module")

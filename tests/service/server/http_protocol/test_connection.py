@@ -56,7 +56,7 @@ def test_pipelined_requests_are_answered_in_order(running: Server, split: int) -
             path, body, headers = raw(ids, number)
             expected.append(client.post(path, content=body, headers=headers).content)
             sent += http_request(path, body, headers)
-            sent += b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+            sent += b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
             expected.append(client.get("/livez").content)
     size = len(sent) // (split or 1) + 1
     with RawConnection(running.address) as stream:
@@ -113,19 +113,20 @@ def test_absolute_target_is_answered_as_its_path(running: Server, client: httpx.
     path, body, headers = raw(np.array([[3, 4]]), 5)
     with RawConnection(running.address) as stream:
         for _ in range(2):  # the second by the known head
-            answer = stream.ask(http_request(f"http://user@y:80{path}", body, headers))
+            answer = stream.ask(http_request(f"http://user@a.localhost:80{path}", body, headers))
             assert answer[2] == client.post(path, content=body, headers=headers).content
-        for target in ("HTTP://y", "https://y?a=b", "http://y/"):
+        for target in ("HTTP://localhost", "https://localhost?a=b", "http://[::1]/"):
             assert stream.ask(http_request(target, method="GET"))[0] == 200
-        load = "http://y/v2/repository/models/gpt/load"
-        assert stream.ask(http_request(load, headers={"Origin": "http://x"}))[2].endswith(b'expected the origin of y"}')
+        load = http_request("http://a.localhost/v2/repository/models/gpt/load", headers={"Origin": "http://x"})
+        assert stream.ask(load)[2].endswith(b'expected the origin of a.localhost"}')
+        assert stream.ask(http_request("http://evil.example/readyz", method="GET"))[0] == 421
     for target in ("http://y@/readyz", "http://a@b@/readyz", "http:///readyz"):  # no host
         with RawConnection(running.address) as stream:
             assert stream.ask(http_request(target, method="GET"))[0] == 400
     with dial(running.address) as socket_:
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "A" * 22 + "=="}
         upgrade["Sec-WebSocket-Version"] = "13"
-        socket_.sendall(http_request("http://y/models/gpt/decode", headers=upgrade, method="GET"))
+        socket_.sendall(http_request("http://127.1.2.3:5/models/gpt/decode", headers=upgrade, method="GET"))
         assert socket_.recv(2**16).startswith(b"HTTP/1.1 101 ")
 
 

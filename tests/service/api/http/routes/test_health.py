@@ -39,7 +39,7 @@ def test_unfinished_request_counts_as_running(tiny: httpx.Client, api: str, prot
     before = read_metrics(tiny)
     assert (before[key], before["preblock_queue_depth",]) == (0, 0)
     # A body over 256 KiB, of which only the beginning is sent.
-    head = f"POST /{api} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n{{"
+    head = f"POST /{api} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{{"
     with socket.create_connection((tiny.base_url.host, tiny.base_url.port or 0)) as connection:
         connection.sendall(head.encode())
         wait_until(lambda: read_metrics(tiny)[key] == 1)

@@ -29,7 +29,7 @@ def lines_of(clients: Clients, path: str) -> Iterator[tuple[socket.socket, Any]]
     url = httpx.URL(clients.http.base_url)
     assert url.port is not None
     with dial(url) as connection, connection.makefile("rb") as answer:
-        head = f"POST /models/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+        head = f"POST /models/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
         headers = dict(line.decode().lower().rstrip().split(": ", 1) for line in iter(answer.readline, b"\r\n"))

@@ -109,7 +109,7 @@ def memory_of(server: Server) -> int:
 def floods() -> dict[str, tuple[bytes, bytes]]:
     """Return, for each protocol, bytes to send once and bytes to repeat, for answers without a reader."""
     ids = [1] * 1000
-    host = b"Host: x\r\n"
+    host = b"Host: localhost\r\n"
     upgrade = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     upgrade += b"Sec-WebSocket-Key: " + b"A" * 22 + b"==\r\n\r\n"
     step = step_frame(ids)
@@ -182,7 +182,7 @@ def test_shutdown_sends_offsets_to_every_stream(tiny_repository: Path, workers: 
             url = httpx.URL(server.address)
             assert url.port is not None
             with dial(url) as lines, lines.makefile("rb") as answer:
-                head = f"POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+                head = f"POST /{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
                 lines.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
                 assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
                 begin = time.monotonic()
@@ -211,7 +211,7 @@ def test_unsent_response_is_not_counted_in_last_offset(repository: Path) -> None
 
     step, back = json.dumps({"input_ids": [1] * 1000}), '{"rewind": 0}'
     events = json.dumps({"input_ids": [[1] * 1000] * 60, "chunk": 10}).encode()
-    head = b"POST /models/gpt2-small/decode HTTP/1.1\r\nHost: x\r\n"
+    head = b"POST /models/gpt2-small/decode HTTP/1.1\r\nHost: localhost\r\n"
     body = f"{step}\n{back}\n".encode() * 5
     asked = [
         head
