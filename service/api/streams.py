@@ -7,7 +7,6 @@ from typing import Literal, TypeVar
 
 from preblock.service.core.auth import Authenticator, caller
 from preblock.service.core.errors import Unavailable
-from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.metrics import Metrics
 
@@ -134,10 +133,9 @@ class StreamRegistry:
             self._open.discard(lifetime)
 
     async def watch_keys(self, access: Authenticator) -> None:
-        """End the streams of removed and changed API keys, until cancelled."""
+        """Reload the API keys, and end the streams of removed and changed ones, until cancelled."""
         while access.needs_key:
-            await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            access.reload()
+            await access.poll()
             for lifetime in self._open:
                 if not access.knows(lifetime.caller):
                     lifetime.end("key")

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from preblock.service.core.errors import Forbidden, Invalid, Unauthenticated, shorten
-from preblock.service.core.file_watch import FileWatcher
+from preblock.service.core.file_watch import FileWatcher, poll, read_watched
 
 LOG = logging.getLogger(__name__)
 SCHEME = b"bearer "
@@ -77,8 +77,7 @@ class Authenticator:
     """Authenticates callers and checks their rights.
 
     Args:
-        file: TOML file of the keys, reloaded after each change. Default None: no key is needed, and every caller has
-            all rights.
+        file: TOML file of the keys; a pipe is refused. Default None: no key is needed, and every caller has all rights.
 
     Attributes:
         changes: number of reloads.
@@ -148,19 +147,28 @@ class Authenticator:
         """Return whether the file still has the key of `caller`, with the same rights."""
         return caller in self._callers
 
-    def reload(self) -> None:
-        """Read the file if it has changed, at most once a second; an invalid file changes nothing."""
+    async def poll(self) -> None:
+        """After a second, read the file if it has changed; an invalid file changes nothing."""
+        await poll(self._load, self._use)
+
+    def _load(self) -> list[Principal] | None:
+        """Return the callers of a changed and valid file, else None."""
         if self._file is None or not self._watcher.changed():
-            return
+            return None
         try:
-            self._callers = read_keys(self._file)
-            self.changes += 1
+            return read_keys(self._file)
         except Invalid as error:
             if self._watcher.reject(error):
                 LOG.warning("API key file rejected, keeping the previous keys: %s", error)
+            return None
+
+    def _use(self, callers: list[Principal]) -> None:
+        # A file that was cut between two entries is valid. The numbers let an operator see it.
+        LOG.info("API keys reloaded: %d keys, before %d", len(callers), len(self._callers))
+        self._callers = callers
+        self.changes += 1
 
     def _find(self, key: bytes) -> Principal:
-        self.reload()
         digest = hashlib.sha256(key).digest()
         # Compares all of them in constant time, so that the duration reveals nothing about a near match.
         found = [caller for caller in self._callers if hmac.compare_digest(caller.digest, digest)]
@@ -193,7 +201,7 @@ def read_keys(file: Path) -> list[Principal]:
 
     """
     try:
-        document = KeyFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        document = KeyFile.model_validate(tomllib.loads(read_watched(file).decode()))
     except OSError as error:
         message = f"api_keys_file: {file} cannot be read: {error.strerror}"
         raise Invalid("api_keys_file", str(file), "a readable TOML file", message=message) from error

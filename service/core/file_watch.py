@@ -1,36 +1,46 @@
-"""File watcher, for reloads without a restart."""
+"""File watcher, for reloads without a restart.
 
+A file system may never answer, as one of a lost network drive. So a thread polls and reads the files.
+"""
+
+import asyncio
+import errno
+import logging
+import os
 import ssl
 import stat
-import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from typing import TypeVar
 
 from preblock.service.core.files import FileSignature, signature_of
 
+LOG = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 1.0
-"""Minimum time between two polls of a file."""
+"""Time between two polls of a file."""
+SLOW_SECONDS = 10.0
+"""Time of a poll until the log reports it."""
+Result = TypeVar("Result")
 
 
 class FileWatcher:
-    """Polls regular files for changes, when `changed` is called.
+    """Finds changes of regular files and of links to them, as Kubernetes mounts secrets.
 
     Args:
-        files: may be missing for a while. A pipe or device never counts as changed.
+        files: may be missing for a while.
 
     """
 
     def __init__(self, *files: Path) -> None:
         self._files = files
         self._signatures = [_read_signature(file) for file in files]
-        self._polled = time.monotonic()
         self._rejection = ""
         self._repeats = False
 
     def changed(self) -> bool:
-        """Return whether a file has changed since the last poll, or could not be read; False within a second of it."""
-        if time.monotonic() - self._polled < POLL_INTERVAL_SECONDS:
-            return False
-        self._polled = time.monotonic()
+        """Return whether a file has changed since the last call, or could not be read."""
         before, self._signatures = self._signatures, [_read_signature(file) for file in self._files]
         repeats, self._repeats = self._repeats, False
         if self._signatures != before:
@@ -47,6 +57,65 @@ class FileWatcher:
         self._repeats = isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError)
         before, self._rejection = self._rejection, str(error)
         return before != self._rejection
+
+
+async def poll(load: Callable[[], Result | None], use: Callable[[Result], object]) -> None:
+    """After a second, call `load` in a thread, and `use` with its result unless that is None.
+
+    While `load` hangs, the service keeps its content, and the log says so after `SLOW_SECONDS`.
+    """
+    await asyncio.sleep(POLL_INTERVAL_SECONDS)
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[Result | None] = loop.create_future()
+
+    def finish(result: Result | None, error: Exception | None) -> None:
+        if loaded.cancelled():
+            return
+        if error is None:
+            loaded.set_result(result)
+        else:
+            loaded.set_exception(error)
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = load()
+        except Exception as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(finish, result, failure)
+
+    # Not a thread of the executor: the end of the process would wait for it.
+    Thread(target=work, name="file-poll", daemon=True).start()
+    done, _ = await asyncio.wait((loaded,), timeout=SLOW_SECONDS)
+    if not done:
+        LOG.warning("a watched file gives no answer for %d s; its earlier content stays in use", SLOW_SECONDS)
+    if (result := await loaded) is not None:
+        use(result)
+
+
+def check_regular(file: Path) -> None:
+    """Raise OSError for a pipe, a device or a folder, whose reading may block or have an effect."""
+    _check_mode(file.stat())
+
+
+def read_watched(file: Path) -> bytes:
+    """Return the content of a regular file, or of a link to one; never wait for the writer of a pipe.
+
+    Raises:
+        OSError: it is no regular file, or cannot be read.
+
+    """
+    check_regular(file)
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as stream:
+        _check_mode(os.fstat(descriptor))  # a pipe may have replaced the file since
+        return stream.read()
+
+
+def _check_mode(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
 
 
 def _read_signature(file: Path) -> FileSignature | None:

@@ -1,10 +1,9 @@
 """The live settings of a serving process, reloaded when their file changes."""
 
-import asyncio
 import logging
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS, FileWatcher
+from preblock.service.core.file_watch import FileWatcher, check_regular, poll
 from preblock.service.core.settings import RELOADABLE, Settings
 
 LOG = logging.getLogger(__name__)
@@ -32,25 +31,33 @@ class LiveSettings:
     async def watch(self) -> None:
         """Poll the file and reload it after each change, until cancelled."""
         while self._watcher is not None:
-            await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            self.reload()
+            await poll(self._load, self._use)
 
     def reload(self) -> bool:
-        """Read the file if it has changed, and return whether a setting has changed.
+        """Read the file if it has changed, and return whether a setting has changed; this may block.
 
         An invalid file changes nothing.
         """
+        after = self._load()
+        return after is not None and self._use(after)
+
+    def _load(self) -> Settings | None:
+        """Return the settings of a changed and valid file, else None."""
+        file = self.current.config_file
         # The file may have changed between the start and the first call.
-        if self._watcher is None or (not self._watcher.changed() and not self._first):
-            return False
+        if self._watcher is None or file is None or (not self._watcher.changed() and not self._first):
+            return None
         self._first = False
-        before = self.current
         try:
-            after = before.reload()
-        except Invalid as error:
+            check_regular(file)
+            return self.current.reload()
+        except (Invalid, OSError) as error:
             if self._watcher.reject(error):
                 self._log(logging.WARNING, "settings file rejected, keeping the previous settings: %s", error)
-            return False
+            return None
+
+    def _use(self, after: Settings) -> bool:
+        before = self.current
         changed = {name: value for name, value in after if value != getattr(before, name)}
         reloaded = {name: value for name, value in changed.items() if name in RELOADABLE}
         if late := [name for name in changed if name not in RELOADABLE]:

@@ -1,14 +1,16 @@
 """The TLS files of a server, reloaded when they change."""
 
+import asyncio
 import logging
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from preblock.service.core.errors import Invalid
-from preblock.service.core.file_watch import FileWatcher
+from preblock.service.core.file_watch import FileWatcher, check_regular, poll
 from preblock.service.core.settings import Settings
 
 LOG = logging.getLogger(__name__)
@@ -31,13 +33,23 @@ class CertificateFiles:
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
         self.certificate, self.key, self.client_ca = certificate, key, client_ca
         self._watcher = FileWatcher(*(file for file in (certificate, key, client_ca) if file is not None))
+        self._watch: asyncio.Task[None] | None = None
         self._check()
 
-    def reload(self, read: Callable[[], Result]) -> Result | None:
-        """Return the result of `read` if a file has changed and all are valid, else None; for every handshake.
+    def watch(self, read: Callable[[], Result], use: Callable[[Result], object]) -> None:
+        """Call `use` with the result of `read` after each change to valid files, until the event loop ends.
 
-        `read` reads the files, and may raise OSError.
+        `read` reads the files in a thread, and may raise OSError.
         """
+
+        async def run() -> None:
+            while True:
+                await poll(partial(self.reload, read), use)
+
+        self._watch = asyncio.get_running_loop().create_task(run())  # the loop itself would not keep it
+
+    def reload(self, read: Callable[[], Result]) -> Result | None:
+        """Return the result of `read` if a file has changed and all are valid, else None; this may block."""
         if not self._watcher.changed():
             return None
         try:
@@ -51,6 +63,8 @@ class CertificateFiles:
     def _check(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
+            check_regular(self.certificate)
+            check_regular(self.key)
             context.load_cert_chain(self.certificate, self.key, password="")  # without a prompt at the terminal
         except (OSError, ValueError) as error:
             files, expected = f"{self.certificate} and {self.key}", "PEM files of a certificate and its key"
@@ -58,6 +72,7 @@ class CertificateFiles:
             raise Invalid("tls_cert_file", files, expected, message=message) from error
         try:
             if self.client_ca is not None:
+                check_regular(self.client_ca)
                 context.load_verify_locations(self.client_ca)
         except OSError as error:
             message = f"tls_client_ca: {self.client_ca} is no PEM file of certificates: {_reason(error)}"
@@ -84,17 +99,18 @@ def load_certificates(settings: Settings) -> CertificateFiles | None:
 
 
 def reloading_context(files: CertificateFiles, _: object, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-    """Return a context that uses the current `files` for each new connection.
+    """Return a context that uses the current `files` for each new connection; a task of the event loop reloads them.
 
     The arguments after `files` are those of uvicorn's `ssl_context_factory`; `make` reads the files.
     """
     first = newest = make()
     changed = 0.0
 
-    def choose(connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> int | None:
+    def use(context: ssl.SSLContext) -> None:
         nonlocal newest, changed
-        if (context := files.reload(make)) is not None:
-            newest, changed = context, time.time()
+        newest, changed = context, time.time()
+
+    def choose(connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> int | None:
         connection.context = newest
         # A resumed session shows no certificate. The certificate was checked when the session began.
         if files.client_ca is not None and connection.session_reused:
@@ -106,6 +122,7 @@ def reloading_context(files: CertificateFiles, _: object, make: Callable[[], ssl
     if files.client_ca is not None:  # disables the resumption of TLS 1.3; TLS 1.2 resumes by other means
         first.options |= ssl.OP_NO_TICKET
         first.num_tickets = 0
+    files.watch(make, use)
     first.sni_callback = choose  # OpenSSL calls it in every handshake, even without a server name
     return first
 

@@ -1,5 +1,6 @@
 """Keys at every protocol, by real clients: none, a key for some models, a key of an administrator."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -23,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 import preblock
 from preblock.client.errors import RequestError
 from preblock.service.core.auth import new_key, read_keys
+from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
 from tests.support.paths import PREBLOCK, ROOT
 from tests.support.protocols import refusal_of
 from tests.support.servers import Server, serve
@@ -271,9 +273,25 @@ def test_key_file_change_reaches_every_worker(tiny_repository: Path, tmp_path: P
         draft = tmp_path / "draft.toml"
         new = add_key(draft, "new")
         draft.replace(file)
-        time.sleep(1.1)
+        time.sleep(2)  # as documented
         assert {ask(server, "GET", "/models", new).status_code for _ in range(8)} == {200}
         assert {ask(server, "GET", "/models", old).status_code for _ in range(8)} == {401}
+
+
+def test_pipes_in_place_of_watched_files_block_nothing(tiny_repository: Path, tmp_path: Path) -> None:
+    file, settings = tmp_path / "keys.toml", tmp_path / "preblock.toml"
+    key, entry = new_key("alice", (), admin=False)
+    file.write_text(entry)
+    settings.write_text("max_request_rows = 2\n")
+    options = "--api-keys-file", str(file), "--config-file", str(settings)
+    with serve(tiny_repository, *options) as server, httpx.Client(base_url=server.address, timeout=1) as client:
+        for watched in (file, settings):
+            watched.unlink()
+            os.mkfifo(watched)
+        until = time.monotonic() + 3 * POLL_INTERVAL_SECONDS
+        while time.monotonic() < until:
+            assert client.get("/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+            assert client.get("/livez").status_code == 200
 
 
 def test_serve_with_invalid_key_file_fails(tiny_repository: Path, tmp_path: Path) -> None:

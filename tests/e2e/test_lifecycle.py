@@ -257,7 +257,7 @@ def test_client_ca_is_reloaded(models: Path, tmp_path: Path, version: ssl.TLSVer
     def write(content: bytes) -> None:
         files["draft"].write_bytes(content)
         files["draft"].rename(files["signers"])
-        time.sleep(1.1)
+        time.sleep(2)
 
     tls = [
         f"--tls-{option}={files[name]}"

@@ -1,5 +1,6 @@
 """The server of the Open Inference Protocol over gRPC, with the standard services for health and reflection."""
 
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import quote
@@ -47,8 +48,11 @@ def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
         pair = files.key.read_bytes(), files.certificate.read_bytes()
         return grpc.ssl_server_certificate_configuration([pair], client_ca)
 
+    changed = deque[grpc.ServerCertificateConfiguration](maxlen=1)
+    files.watch(read_files, changed.append)
+    # The library calls the function in each handshake, from a thread of its own.
     credentials = grpc.dynamic_ssl_server_credentials(
-        read_files(), lambda: files.reload(read_files), files.client_ca is not None
+        read_files(), lambda: changed.pop() if changed else None, files.client_ca is not None
     )
     server.add_secure_port(address, credentials)
 

@@ -176,7 +176,6 @@ class Dispatcher:
 
     def changes(self) -> int:
         """Return a number that grows with every change of the API keys. Callers need a new check after a change."""
-        self._access.reload()
         return self._access.changes
 
     def _route_of(self, address: bytes) -> Route | None:

@@ -1,16 +1,15 @@
 """The file of keys, and what their holders may use."""
 
+import asyncio
 import contextvars
 import hashlib
 import logging
-import time
 from pathlib import Path
 
 import pytest
 
 from preblock.service.core.auth import SERVICE, Authenticator, caller, new_key, read_keys
 from preblock.service.core.errors import Forbidden, Invalid, Unauthenticated
-from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
 from tests.support.paths import ROOT
 
 DIGEST = hashlib.sha256(b"key").hexdigest()
@@ -149,17 +148,18 @@ def test_key_file_is_reloaded_unless_broken(file: Path, caplog: pytest.LogCaptur
     enter(access, b"Bearer key")
     for broken in ("[[keys", None):
         file.unlink() if broken is None else file.write_text(broken)
-        time.sleep(POLL_INTERVAL_SECONDS)
         with caplog.at_level(logging.WARNING):
-            enter(access, b"Bearer key")
+            asyncio.run(access.poll())
             enter(access, b"Bearer key")
     rejected = "API key file rejected, keeping the previous keys"
     assert [record.message.partition(":")[0] for record in caplog.records] == [rejected] * 2
     other = file.with_suffix(".tmp")
     other.write_text(ENTRY.replace(DIGEST, hashlib.sha256(b"new").hexdigest()))
     other.replace(file)
-    enter(access, b"Bearer key")  # not looked at again so soon
-    time.sleep(POLL_INTERVAL_SECONDS)
+    enter(access, b"Bearer key")
+    with caplog.at_level(logging.INFO):
+        asyncio.run(access.poll())
+    assert caplog.messages[-1] == "API keys reloaded: 1 keys, before 1"
     enter(access, b"Bearer new")
     with pytest.raises(Unauthenticated):
         enter(access, b"Bearer key")

@@ -1,19 +1,21 @@
 """Files reloaded while the service runs: keys, settings, TLS."""
 
+import asyncio
 import logging
 import os
 import resource
+import shutil
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import pytest
 import trustme
 
 from preblock.service.core.auth import Authenticator, new_key
-from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
+from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS, poll
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.tls import CertificateFiles
@@ -29,28 +31,31 @@ def without_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def watch_keys(folder: Path) -> tuple[Callable[[], None], Callable[[], bool]]:
-    """Return functions to change a watched file, and to reload it; the latter returns whether the change is known."""
+Watched = tuple[Path, str, Callable[[], bool]]
+"""A watched file, new content of it, and a function that polls it and returns whether the change is known."""
+
+
+def watch_keys(folder: Path, runner: asyncio.Runner) -> Watched:
     file = folder / "keys.toml"
     file.write_text(new_key("alice", (), admin=False)[1])
     access = Authenticator(file)
 
     def reload() -> bool:
-        access.reload()
+        runner.run(access.poll())
         return access.changes == 1
 
-    return lambda: touch(file, new_key("bob", (), admin=False)[1]), reload
+    return file, new_key("bob", (), admin=False)[1], reload
 
 
-def watch_settings(folder: Path) -> tuple[Callable[[], None], Callable[[], bool]]:
+def watch_settings(folder: Path, _: asyncio.Runner) -> Watched:
     file = folder / "preblock.toml"
     file.write_text("")
     live = LiveSettings(Settings(config_file=file))
     live.reload()
-    return lambda: touch(file, "max_request_tokens = 77\n"), live.reload
+    return file, "max_request_tokens = 77\n", live.reload
 
 
-def watch_certificate(folder: Path) -> tuple[Callable[[], None], Callable[[], bool]]:
+def watch_certificate(folder: Path, _: asyncio.Runner) -> Watched:
     made, file, key = trustme.CA().issue_cert("localhost"), folder / "certificate.pem", folder / "key.pem"
     made.cert_chain_pems[0].write_to_path(str(file))
     made.private_key_pem.write_to_path(str(key))
@@ -59,33 +64,83 @@ def watch_certificate(folder: Path) -> tuple[Callable[[], None], Callable[[], bo
     def make() -> ssl.SSLContext:
         return ssl.create_default_context(cafile=file)
 
-    return lambda: touch(file, file.read_text()), lambda: files.reload(make) is not None
+    return file, file.read_text(), lambda: files.reload(make) is not None
 
 
-def touch(file: Path, text: str) -> None:
-    """Write a file anew, and wait for the next poll."""
+def replace(file: Path, text: str) -> None:
+    """Write a file anew, and rename it into place."""
     draft = file.with_suffix(".new")
     draft.write_text(text)
     draft.replace(file)
-    time.sleep(POLL_INTERVAL_SECONDS)
 
 
-@pytest.mark.parametrize("watch", [watch_keys, watch_settings, watch_certificate])
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        runner.get_loop()  # it needs descriptors
+        yield runner
+
+
+Watch = Callable[[Path, asyncio.Runner], Watched]
+WATCH = pytest.mark.parametrize("watch", [watch_keys, watch_settings, watch_certificate])
+
+
+@WATCH
 def test_file_unreadable_for_a_moment_is_reloaded_later(
-    watch: Callable[[Path], tuple[Callable[[], None], Callable[[], bool]]],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    watch: Watch, runner: asyncio.Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change, reload = watch(tmp_path)
-    change()
+    file, text, reload = watch(tmp_path, runner)
+    replace(file, text)
     with caplog.at_level(logging.WARNING), without_descriptors():
         assert not reload()
-        time.sleep(POLL_INTERVAL_SECONDS)
         assert not reload()
     (record,) = caplog.records
     assert "too many open files" in record.message.lower()
-    time.sleep(POLL_INTERVAL_SECONDS)
     assert reload()
+
+
+@WATCH
+def test_pipe_in_place_of_watched_file_is_rejected(
+    watch: Watch, runner: asyncio.Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, text, reload = watch(tmp_path, runner)
+    file.unlink()
+    os.mkfifo(file)
+    with caplog.at_level(logging.WARNING):
+        assert not reload()
+        assert not reload()
+    (record,) = caplog.records
+    assert "it is no regular file" in record.message
+    replace(file, text)
+    assert reload()
+
+
+@WATCH
+def test_link_to_replaced_folder_is_reloaded(watch: Watch, runner: asyncio.Runner, tmp_path: Path) -> None:
+    """Kubernetes updates a mounted secret by renaming a link to a folder."""
+    first, second, current = tmp_path / "first", tmp_path / "second", tmp_path / "..data"
+    first.mkdir()
+    current.symlink_to(first)
+    file, text, reload = watch(current, runner)
+    shutil.copytree(first, second)
+    (second / file.name).write_text(text)
+    (tmp_path / "new").symlink_to(second)
+    (tmp_path / "new").replace(current)
+    assert reload()
+
+
+def test_file_system_without_answer_does_not_block_the_loop() -> None:
+    answer, used = Event(), list[bool]()
+
+    async def run() -> None:
+        polling = asyncio.create_task(poll(answer.wait, used.append))
+        await asyncio.sleep(2 * POLL_INTERVAL_SECONDS)
+        assert not polling.done()
+        answer.set()
+        await asyncio.wait_for(polling, 20)
+
+    asyncio.run(run())
+    assert used == [True]
 
 
 def test_settings_from_pipe_are_kept() -> None:
@@ -93,7 +148,6 @@ def test_settings_from_pipe_are_kept() -> None:
     os.write(writing, b"max_request_tokens = 77\n")
     os.close(writing)
     live = LiveSettings(Settings(config_file=f"/dev/fd/{reading}"))
-    time.sleep(POLL_INTERVAL_SECONDS)
     assert not live.reload()
     assert live.current.max_request_tokens == 77
     os.close(reading)
