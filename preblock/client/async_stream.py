@@ -14,7 +14,16 @@ from preblock.client.keywords import checks_keywords
 from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Vectors
 from preblock.client.retry import of_stream
-from preblock.client.token_ids import Row, Rows, list_rows, read_integers, read_positions, read_rows, to_json
+from preblock.client.token_ids import (
+    Row,
+    Rows,
+    list_rows,
+    read_integers,
+    read_positions,
+    read_rows,
+    split_rows,
+    to_json,
+)
 from preblock.client.transport import model_path
 
 if TYPE_CHECKING:
@@ -128,8 +137,8 @@ class AsyncDecodeStream:
         fields = made | {name: list_rows(name, rows) for name, rows in others.items()}
         return lambda number: messages.write_step(fields, number, self._offset)
 
-    def _write_ids(self, ids: Rows | None, given: dict[str, Any]) -> Callable[[int], bytes]:
-        """Return a function of the number that writes a step of ids as a frame."""
+    def _write_ids(self, ids: Rows | None, given: dict[str, Any]) -> Callable[[int], str | bytes]:
+        """Return a function of the number that writes a step of ids: a frame, or JSON if no flag names an input."""
         if ids is None:
             raise invalid("input_ids", "nothing", "rows of token ids, or parts")
         values, lengths = read_rows("input_ids", ids)
@@ -138,7 +147,14 @@ class AsyncDecodeStream:
             tensors[name], other = read_positions(rows) if name == "position_ids" else read_rows(name, rows)
             if other.tolist() != lengths.tolist():
                 raise invalid(name, f"rows of {other.tolist()}", f"rows of {lengths.tolist()}, like input_ids")
-        return lambda number: write_step(tensors, lengths, number, self._offset, self._indices)
+
+        def write(number: int) -> str | bytes:
+            if given.keys().isdisjoint(self._indices[frames.MAX_FURTHER_INPUTS :]):
+                return write_step(tensors, lengths, number, self._offset, self._indices)
+            fields = {name: split_rows(values, lengths) for name, values in tensors.items()}
+            return messages.write_step(fields, number, self._offset)
+
+        return write
 
     async def rewind(self, offset: int | Row) -> None:
         """Set rows back to an earlier offset, as after rejected draft tokens.

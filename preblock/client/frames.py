@@ -14,6 +14,8 @@ MAGIC, VERSION = b"PRBK", 2
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, _, STATE, CLOSING = range(1, 12)
 POSITIONS, MASK, OFFSETS, CONTEXT, AXES, FURTHER = 1, 2, 4, 8, 16, 256
+MAX_FURTHER_INPUTS = 8
+"""Further inputs that the flags of a step can name."""
 DTYPES = {1: "float32", 2: "float16", 3: "bfloat16", 4: "int64", 5: "float8_e4m3fn"}
 SEVERAL_DTYPES = 255
 
@@ -51,7 +53,7 @@ def write_step(
         lengths: int64 (R,), tokens of each row.
         number: number of the message, 1 or more.
         offset: expected offset of each row, checked by the service.
-        indices: further inputs of the model, in the order of its manifest.
+        indices: further inputs of the model, in the order of its manifest; only the first eight may have values.
 
     Raises:
         RequestError: the model has no such input.

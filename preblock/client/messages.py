@@ -1,4 +1,4 @@
-"""The JSON messages of a decode stream for steps of parts, described in `docs/decode.md`; frames have no parts."""
+"""The JSON messages of a decode stream for steps that no frame can hold, described in `docs/decode.md`."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ def write_step(fields: Mapping[str, Any], number: int, offset: Sequence[int]) ->
     """Return a step as JSON.
 
     Args:
-        fields: `parts`, `placeholder` and further fields of the step.
+        fields: `input_ids` or `parts`, and further fields of the step.
         number: number of the message, 1 or more.
         offset: expected offset of each row, checked by the service.
 

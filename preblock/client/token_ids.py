@@ -68,10 +68,16 @@ def read_positions(rows: Rows | Sequence[Rows]) -> tuple[Int64, Int64]:
     return np.concatenate([values for values, _ in axes]), axes[0][1]
 
 
+def split_rows(values: Int64, lengths: Int64) -> Sequence[Any]:
+    """Return the rows of `read_rows`, or of `read_positions`: of three axes the rows of each."""
+    axes = np.split(values, AXES if len(values) > lengths.sum() else 1)
+    rows = [np.split(axis, np.cumsum(lengths)[:-1]) for axis in axes]
+    return rows if len(rows) > 1 else rows[0]
+
+
 def list_rows(name: str, rows: Rows) -> list[list[int]]:
     """Return the rows of an argument as lists; raises as `read_rows`."""
-    values, lengths = read_rows(name, rows)
-    return [row.tolist() for row in np.split(values, np.cumsum(lengths)[:-1])]
+    return [row.tolist() for row in split_rows(*read_rows(name, rows))]
 
 
 def read_integers(field: str, values: int | Row) -> Int64:

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,21 @@ def test_streams_of_one_client_are_independent(tiny: Any) -> None:
         other.step([1])
         one.step([2, 3])
         assert (one.offset, other.offset) == ([3], [4])
+
+
+def test_steps_with_nine_further_inputs_equal_one_call(tmp_path: Path) -> None:
+    """The flags of a frame name eight inputs; rows of different lengths hold values for the ninth too."""
+    copy_artifact("nine-levels", tmp_path)
+    ids, levels = [[1, 2, 3], [4]], {f"level_{number}": [[number % 2, 1, 0], [1]] for number in range(9)}
+    with serve(tmp_path) as server, preblock.connect(server.address) as client:
+        expected = client.embed(ids, model="nine-levels", **levels).vectors
+        first = {name: rows for name, rows in levels.items() if name != "level_8"}
+        with client.decode("nine-levels", rows=2) as stream:
+            assert np.array_equal(stream.step(ids, **levels), expected)
+            assert stream.offset == [3, 1]
+            assert np.array_equal(stream.step(ids, **first), client.embed(ids, model="nine-levels", **first).vectors)
+            with pytest.raises(errors.RequestError, match=r"no such input; it has .*level_8"):
+                stream.step(ids, level_9=ids)
 
 
 def test_stream_without_context_manager_works(tiny_server: Server) -> None:

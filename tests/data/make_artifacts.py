@@ -146,6 +146,7 @@ _LONG = Tokens(rows=300, width=64)
 _WIDE = Tokens(rows=7, width=256)
 _LEVELS = Levels(levels=(Segments(rows=5, input="sentence"), Segments(rows=6, input="word")))
 _FEW_LEVELS = Levels(levels=(Segments(rows=3, input="sentence"), Segments(rows=3, input="word")))
+_NINE_LEVELS = Levels(levels=tuple(Segments(rows=2, input=f"level_{number}") for number in range(9)))
 _NGRAMS = NgramConfig(layers=(0, 2), size=3, heads=2, width=64, base=50, multiple=8, seed=1234, reset_id=2)
 _NEAR: dict[str, Any] = {"factor": 2, "original_len": 8, "length": 16}
 
@@ -200,6 +201,7 @@ RECIPES: dict[str, Recipe] = {
     "gemma": Recipe(_frontend("gemma", _TOKENS, Scale(by=2.5, cast=True), max_len=40, lookup=2, rotary=_rotary(6))),
     "ngrams": Recipe(_frontend("ngrams", Tokens(rows=99, width=4), max_len=2**14, ngrams=_NGRAMS)),
     "levels": Recipe(_frontend("levels", _TOKENS, _LEVELS, max_len=None), 1),
+    "nine-levels": Recipe(_frontend("levels", _TOKENS, _NINE_LEVELS, max_len=None), 1),
     "segments": Recipe(
         _frontend("segments", _TOKENS, Positions(rows=9), Segments(table="tokens", rows=11, needed=True), max_len=9),
         2,
