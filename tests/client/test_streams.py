@@ -163,7 +163,8 @@ def test_streams_of_one_client_are_independent(tiny: Any) -> None:
 def test_steps_with_nine_further_inputs_equal_one_call(tmp_path: Path) -> None:
     """The flags of a frame name eight inputs; rows of different lengths hold values for the ninth too."""
     copy_artifact("nine-levels", tmp_path)
-    ids, levels = [[1, 2, 3], [4]], {f"level_{number}": [[number % 2, 1, 0], [1]] for number in range(9)}
+    ids = [[1, 2, 3], [4]]
+    levels: dict[str, Any] = {f"level_{number}": [[number % 2, 1, 0], [1]] for number in range(9)}
     with serve(tmp_path) as server, preblock.connect(server.address) as client:
         expected = client.embed(ids, model="nine-levels", **levels).vectors
         first = {name: rows for name, rows in levels.items() if name != "level_8"}
