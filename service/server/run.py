@@ -9,7 +9,6 @@ import socket
 import ssl
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,19 +28,17 @@ from preblock.service.runtime.model import ServedModel
 from preblock.service.runtime.worker_states import write_desired
 from preblock.service.server.addresses import Bound, allowed_hosts, bind_http, hold_grpc_address
 from preblock.service.server.front import Front
-from preblock.service.server.supervisor import Supervisor, start_forkserver
-from preblock.service.server.uvicorn_adapter import Config, Server
+from preblock.service.server.outage import OutageServer
+from preblock.service.server.supervisor import ParentPipe, Supervisor, start_forkserver
+from preblock.service.server.uvicorn_adapter import Config, LifespanOn, Server
 
 LOG = logging.getLogger(__name__)
 PRELOADED_MODULES, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]
 PRELOADED_TRACING = ["preblock.service.observability.tracing", "requests"]
 """Modules for workers with tracing; the exporter imports `requests` late."""
-POLL_INTERVAL_SECONDS = 0.01
 KEEP_ALIVE_SECONDS = 75
 """Time until an idle connection is closed. Proxies such as nginx and AWS use one again after up to 60 seconds, and a
 POST into a closing connection would fail."""
-READY_FILE = "opened"
-"""A worker creates this file in the folder `control` when its models are open."""
 
 Models = dict[str, ServedModel]
 Announce = Callable[[str, Models], None]
@@ -104,17 +101,26 @@ def _serve_with_workers(settings: Settings, bound: Bound, announce: Callable[[Mo
         control.mkdir()
         write_desired(control, desired)
         os.environ[metric_files.FOLDER] = str(counters)  # prometheus_client reads it when imported
-        supervisor = Supervisor(settings, partial(serve_as_worker, bound.socket, counters, control))
+        supervisor = Supervisor(
+            settings,
+            partial(serve_as_worker, bound.socket, counters, control),
+            partial(_open_address, bound.listen, announce, models),
+            OutageServer(settings, bound.socket, configure),
+        )
+        del models
         grpc = PRELOADED_GRPC if settings.has_grpc else []
         tracing_modules = PRELOADED_TRACING if settings.tracing != "none" else []
         start_forkserver([*grpc, *tracing_modules, *PRELOADED_MODULES])
-        opened = control / READY_FILE
-        Thread(target=_listen, args=(bound.listen, opened, announce, models, supervisor.fail), daemon=True).start()
-        del models
         _enable_garbage_collection()
         supervisor.run()
     if supervisor.killed_by:
         sys.exit(128 + supervisor.killed_by)
+
+
+def _open_address(listen: Callable[[], None], announce: Callable[[Models], None], models: Models) -> None:
+    """Accept connections, and announce it; another server may have the address by now."""
+    listen()
+    announce(models)
 
 
 def _log_models(engine: Engine) -> Models:
@@ -130,48 +136,66 @@ def _enable_garbage_collection() -> None:
     gc.enable()
 
 
-def serve_as_worker(listener: socket.socket, counters: Path, control: Path, settings: Settings) -> None:
+def serve_as_worker(
+    listener: socket.socket, counters: Path, control: Path, settings: Settings, parent: ParentPipe
+) -> None:
     """Serve in a worker until SIGTERM."""
-    config = configure(settings, partial(_create_worker_app, listener, counters, control, settings), factory=True)
-    Server(config).run(sockets=[listener])
+    config = configure(
+        settings, partial(_create_worker_app, listener, counters, control, settings, parent), factory=True
+    )
+    _WorkerServer(config, parent.report_serving).run(sockets=[listener])
 
 
-def _create_worker_app(listener: socket.socket, counters: Path, control: Path, settings: Settings) -> Dispatcher:
-    """Create the application of a worker. After an error the worker logs one line and exits; another replaces it."""
+def _create_worker_app(
+    listener: socket.socket, counters: Path, control: Path, settings: Settings, parent: ParentPipe
+) -> Dispatcher:
+    """Create the application of a worker. After an error the worker exits, and the parent logs the reason."""
     try:
         metric_files.reserve(counters)
-        app = create_app(settings, create_engine(settings, control), allowed_hosts(settings, listener))
-        (control / READY_FILE).touch()
+        return create_app(settings, create_engine(settings, control), allowed_hosts(settings, listener))
     except (PreblockError, OSError) as error:
-        LOG.error("a worker cannot start; another start follows: %s", error)
+        parent.report_failure(str(error))
         raise SystemExit(1) from None
-    return app
 
 
-def _listen(
-    listen: Callable[[], None],
-    opened: Path,
-    announce: Callable[[Models], None],
-    models: Models,
-    fail: Callable[[PreblockError], None],
-) -> None:
-    """Accept connections when the first worker has opened its models; another server may have the address by then."""
-    while not opened.exists():
-        time.sleep(POLL_INTERVAL_SECONDS)
-    try:
-        listen()
-    except PreblockError as error:
-        fail(error)
-    else:
-        announce(models)
+class _Lifespan(LifespanOn):
+    """The lifespan of an application. It calls `opened` when gRPC serves, and HTTP does not yet."""
+
+    def __init__(self, config: Config, opened: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._opened = opened
+
+    async def startup(self) -> None:
+        """Start the application."""
+        await super().startup()
+        if self.should_exit:
+            return
+        try:
+            self._opened()
+        except PreblockError:
+            await self.shutdown()
+            raise
 
 
-class _Server(Server):
-    """Announces when it accepts connections, gRPC included."""
+class _WorkerServer(Server):
+    """Calls `opened` after the start of the application, before it accepts connections."""
+
+    def __init__(self, config: Config, opened: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._opened = opened
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, and begin to accept connections."""
+        self.lifespan = _Lifespan(self.config, self._opened)
+        await super().startup(sockets)
+
+
+class _Server(_WorkerServer):
+    """Announces when it accepts connections."""
 
     def __init__(self, config: Config, listen: Callable[[], None], announce: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._listen, self._announce = listen, announce
+        super().__init__(config, listen)  # uvloop would not report an address in use
+        self._announce = announce
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Finish requests in flight; at a second signal, exit at once."""
@@ -181,7 +205,6 @@ class _Server(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
-        self._listen()  # uvloop would not report an address in use
         await super().startup(sockets)
         self._announce()
 

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 from uvicorn import Config, Server
 from uvicorn.config import STARTUP_FAILURE
+from uvicorn.lifespan.on import LifespanOn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -13,6 +14,7 @@ __all__ = [
     "STARTUP_FAILURE",
     "Config",
     "HttpToolsProtocol",
+    "LifespanOn",
     "ProxyHeadersMiddleware",
     "Server",
     "ServerState",

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tritonclient.grpc import service_pb2
 
 from preblock.service.artifacts.manifest import MANIFEST
+from tests.support.open_inference import open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.processes import fork_servers
 from tests.support.servers import free_port, serve
@@ -67,6 +70,23 @@ def test_server_refuses_connections_until_models_are_loaded(many: Path, workers:
         output, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (0, "")
         assert output.startswith("Preblock serves on ")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_grpc_port_accepts_calls_when_http_port_opens(tiny_repository: Path, workers: str) -> None:
+    grpc_port = free_port()
+    with starting(tiny_repository, "--grpc-port", str(grpc_port), "--workers", workers) as (address, process):
+        url = httpx.URL(address)
+
+        def accepts() -> bool:
+            assert process.poll() is None
+            with suppress(ConnectionRefusedError), socket.create_connection((url.host, url.port or 0)):
+                return True
+            return False
+
+        wait_until(accepts, 60, 0.001)
+        with open_stub(f"127.0.0.1:{grpc_port}") as stub:
+            assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=30).ready
 
 
 @pytest.mark.parametrize(

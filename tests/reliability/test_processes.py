@@ -211,6 +211,50 @@ def test_failed_worker_start_is_retried(tiny_repository: Path, tmp_path: Path, e
         assert seen.broken <= 2
 
 
+def test_parent_answers_health_checks_without_workers(weighty_repository: Path, tmp_path: Path) -> None:
+    """Requests for a truncated data file kill both workers (SIGBUS), and no other worker can start."""
+    root = shutil.copytree(weighty_repository, tmp_path / "root")
+    data = root / "gpt/1" / DATA
+    content = data.read_bytes()
+    command = [PREBLOCK, "serve", "--repository", str(root), "--port", "0", "--workers", "2"]
+    with (
+        (tmp_path / "log").open("w+") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        try:
+            _, address = read_banner(process)
+            wait_for(lambda: len(workers(process.pid)) == 2)
+
+            def status(path: str) -> int:
+                with suppress(httpx.TransportError):
+                    return httpx.get(f"{address}{path}", timeout=2).status_code
+                return 0
+
+            assert status("/readyz") == 200
+            os.truncate(data, 0)
+            began = time.monotonic()
+            while status("/readyz") != 503:
+                with suppress(httpx.TransportError):
+                    httpx.post(f"{address}/models/gpt/embed", json={"input_ids": [1]}, timeout=1)
+                assert time.monotonic() - began < 60
+            while time.monotonic() - began < 20:
+                assert status("/livez") == status("/v2/health/live") == 200
+                answer = httpx.post(f"{address}/models/gpt/embed", json={"input_ids": [1]}, timeout=2)
+                assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+                assert answer.json()["request_id"] == answer.headers["X-Request-Id"]
+                time.sleep(0.5)
+            log.seek(0)
+            failures = [line for line in log if "WARNING" in line or "ERROR" in line]
+            assert 1 <= len(failures) <= 4, failures
+            data.write_bytes(content)
+            wait_for(lambda: status("/readyz") == 200)
+            httpx.post(f"{address}/models/gpt/embed", json={"input_ids": [1]}, timeout=30).raise_for_status()
+            wait_for(lambda: len(workers(process.pid)) == 2)
+        finally:
+            process.terminate()
+        assert process.wait(60) == 0
+
+
 @pytest.mark.parametrize("mode", ["none", "explicit"])
 def test_replaced_workers_serve_the_same_versions(tiny_repository: Path, tmp_path: Path, mode: str) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "root"), tmp_path / "2"
