@@ -9,6 +9,9 @@ from contextvars import Context
 from types import coroutine
 from typing import Any
 
+ENDS = asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit
+"""Exceptions that are no failure. A panic of a library in Rust is one, and no `Exception`."""
+
 Work = Coroutine[Any, Any, None]
 
 
@@ -22,7 +25,9 @@ def run_eagerly(work: Work, context: Context, tasks: set[asyncio.Task[None]], fa
         awaited = context.run(work.send, None)
     except StopIteration:
         return
-    except Exception:
+    except ENDS:
+        raise
+    except BaseException:
         context.run(fail)
         return
     if awaited is None:
@@ -37,7 +42,9 @@ async def _rest(work: Work, awaited: Any, fail: Callable[[], None]) -> None:
     """Resume a coroutine suspended on `awaited`. Since Python 3.12 a task takes no generator, so this is none."""
     try:
         await _resume(work, awaited)
-    except Exception:
+    except ENDS:
+        raise
+    except BaseException:
         fail()
 
 

@@ -56,6 +56,10 @@ def test_run_eagerly_of_cancelled_task_throws_into_it() -> None:
     asyncio.run(run())
 
 
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
 @pytest.mark.parametrize("waits", [0, 1, 2], ids=["at once", "after a turn", "in a task"])
 def test_run_eagerly_reports_an_exception(waits: int) -> None:
     async def run() -> list[str]:
@@ -66,7 +70,7 @@ def test_run_eagerly_reports_an_exception(waits: int) -> None:
                 await asyncio.sleep(0)
             elif waits == 2:
                 await event.wait()
-            raise RuntimeError("broken")
+            raise Panic("broken")
 
         run_eagerly(work(), copy_context(), set(), lambda: failures.append(str(sys.exc_info()[1])))
         event.set()
