@@ -1,6 +1,6 @@
 """Discovers the front-end of a checkpoint whose model type has no row in the family table."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from preblock.export.discovery.model import BlocklessModel
 from preblock.export.discovery.proof import Proof, refuse
 from preblock.export.discovery.refusals import explain
 from preblock.export.discovery.search import FoundSteps, Search
+from preblock.models.checkpoints.divided_tensors import describe_parts
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import files_of_keys, is_sharded, one_line, open_weights
@@ -102,7 +103,7 @@ def files_discovered(
         return [WEIGHTS]
     with quiet():
         found = _search(folder, document, side, tokens_only)[1]
-    return files_of_steps(folder, found.steps)
+    return files_of_steps(folder, found.steps, known=found.known)
 
 
 def _search(
@@ -114,12 +115,31 @@ def _search(
     for kind in model_classes(config):
         try:
             model = BlocklessModel(kind, config, side, keys)
-            search = Search(model)
-            return model, search.find_tokens() if tokens_only else search.find()
+            return model, _find(folder, model, tokens_only)
         except DiscoveryError as error:
             errors.append(error)
     model_type = str(document["model_type"])
     raise explain(f"{model_type}/{side}" if side else model_type, errors[0])
+
+
+def _find(folder: Path, model: BlocklessModel, tokens_only: bool) -> FoundSteps:
+    """Return the steps of `model`; raise DiscoveryError if the values of a tensor are divided among several."""
+    search = Search(model)
+    try:
+        found = search.find_tokens() if tokens_only else search.find()
+    except DiscoveryError as error:
+        if "lacks" in str(error):
+            _refuse_parts(folder, model, model.missing()[:3])
+        raise
+    _refuse_parts(folder, model, [*found.tensors.values(), *found.others])
+    return found
+
+
+def _refuse_parts(folder: Path, model: BlocklessModel, names: Iterable[str]) -> None:
+    """Raise DiscoveryError if the checkpoint holds further tensors of the parameters or buffers `names`."""
+    for name in names:
+        if parts := model.parts(name):
+            raise DiscoveryError(f"{folder}: {describe_parts(folder, name, parts)}")
 
 
 def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, widen: bool = True) -> FrontEnd:
@@ -130,7 +150,7 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
         replace(step, table="exact") if computed is not None and isinstance(step, Positions) else step
         for step in found.steps
     )
-    sized, tensors, _ = read_tensors(folder, steps, count_bytes=count_bytes, widen=widen)
+    sized, tensors, _ = read_tensors(folder, steps, count_bytes=count_bytes, widen=widen, known=found.known)
     if computed is not None:
         sized = tuple(
             replace(step, table="learned", rows=len(computed)) if isinstance(step, Positions) else step

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.library import build_model, library_version
 from preblock.export.discovery.trace import WriteWatch
+from preblock.models.checkpoints.divided_tensors import find_parts
 from preblock.models.checkpoints.weight_files import one_line
 
 SIDES = ("encoder", "decoder")
@@ -64,7 +65,7 @@ class BlocklessModel:
                 f"{type(self.part).__name__} of {library_version()} takes no input_ids: discovery finds front-ends of "
                 "token ids alone; a model of images or sound needs a row of the stem table"
             )
-        self.keys = match_keys(self.model, keys)
+        self.keys, self._unmatched = match_keys(self.model, keys)
         """Name of a parameter or buffer in the model -> its name in the checkpoint."""
         self.tensors: dict[str, Tensor] = {}
         """Parameters and buffers of the part outside its blocks, by their names in the model."""
@@ -165,6 +166,18 @@ class BlocklessModel:
         except (AttributeError, NotImplementedError, TypeError):
             return None
 
+    def parts(self, name: str) -> list[str]:
+        """Return the tensors of the checkpoint, unknown to the model, that belong to its parameter or buffer `name`.
+
+        Those of tied ones count too, but not those of the head.
+        """
+        model: Any = self.model
+        head, prefix = model.get_output_embeddings(), f"{model.base_model_prefix}."
+        heads = {f"{path}.weight" for path, module in model.named_modules() if module is head}
+        tied = {other for other, key in self.keys.items() if key == self.keys.get(name)} - heads
+        names = {start + own.removeprefix(prefix) for own in {name} | tied for start in ("", prefix)}
+        return sorted({self._unmatched[part] for own in names for part in find_parts(self._unmatched, own)})
+
     def missing(self) -> list[str]:
         """Return the trained parameters outside the blocks without a tensor in the checkpoint."""
         return [name for name, tensor in self.tensors.items() if tensor.device.type == "meta"]
@@ -242,10 +255,11 @@ def check_side(config: Any, side: str | None) -> None:
     raise DiscoveryError(f"--side: got {side!r}, expected {allowed}")
 
 
-def match_keys(model: Any, keys: Iterable[str]) -> dict[str, str]:
+def match_keys(model: Any, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the name in the checkpoint of each tensor of `model`, by the library's own rules of renaming.
 
-    Tensors to be converted by arithmetic are left out.
+    Tensors to be converted by arithmetic are left out. The second mapping has all other tensors of the checkpoint, by
+    the names that the same rules give.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -255,13 +269,16 @@ def match_keys(model: Any, keys: Iterable[str]) -> dict[str, str]:
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     state, prefix = model.state_dict(), model.base_model_prefix
     found: dict[str, str] = {}
+    unmatched: dict[str, str] = {}
     for key in keys:
         name, pattern = rename_source_key(key, renamings, converters, prefix, state)
         if name not in state and key in state:
             name, pattern = rename_source_key(key, [], [], prefix, state)
         if name in state and pattern is None:
             found.setdefault(name, key)
-    return _share_tied(found, model.all_tied_weights_keys)
+        else:
+            unmatched[name] = key
+    return _share_tied(found, model.all_tied_weights_keys), unmatched
 
 
 def _share_tied(found: dict[str, str], tied: Mapping[str, str]) -> dict[str, str]:

@@ -29,6 +29,7 @@ class FoundSteps:
     Args:
         steps: without sizes, as in a row of the family table.
         tensors: names of the tensors in the model, by their names in the checkpoint.
+        known: names in the checkpoint of all tensors of the model.
         derived: computed table of positions, (M, width); None for a table in the checkpoint.
         vocab_size: V.
         max_len: M without a table of positions; None for no limit.
@@ -44,6 +45,7 @@ class FoundSteps:
 
     steps: tuple[Step, ...]
     tensors: dict[str, str]
+    known: frozenset[str]
     derived: Tensor | None
     vocab_size: int
     max_len: int | None
@@ -109,6 +111,7 @@ class Search:
         return FoundSteps(
             steps=tuple(steps),
             tensors=names,
+            known=frozenset(self._model.keys.values()),
             derived=derived,
             vocab_size=len(table),
             max_len=self._limit(),
@@ -137,6 +140,7 @@ class Search:
         return FoundSteps(
             steps=steps,
             tensors=names,
+            known=frozenset(self._model.keys.values()),
             derived=None,
             vocab_size=len(self._model.tensors[parts[0].weight]),
             max_len=None,
@@ -163,7 +167,7 @@ class Search:
         try:
             self._block, vectors, _ = self._model.block_input(inputs, recorder)
         except DiscoveryError as error:
-            raise lacks if "meta tensor" in str(error) else error from error
+            raise lacks if "meta tensor" in str(error) or "device meta" in str(error) else error from error
         if vectors.device.type == "meta":
             raise lacks
         value = recorder.value_of(vectors)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from preblock.models.checkpoints.divided_tensors import find_whole
 from preblock.models.checkpoints.static_families import STATICS, StaticFamily, StaticLayout
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
@@ -94,7 +95,7 @@ def _read_tensors(file: Path, family: StaticFamily) -> dict[str, Tensor]:
         raise CheckpointError(f"{file.parent}: no {file.name}")
     with open_weights(file) as weights:
         files = dict.fromkeys(weights.keys(), file)
-        key = next((key for key in family.tables if key in files), None)
+        key = find_whole(file.parent, files, "", family.tables, ("mapping", "weights"))
         if key is None:
             raise CheckpointError(f"{file}: no tensor {' or '.join(family.tables)}")
         table = get_tensor(weights, key, file, TABLE_TYPES)

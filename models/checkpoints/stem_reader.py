@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from preblock.models.checkpoints.divided_tensors import check_whole
 from preblock.models.checkpoints.family import Config
 from preblock.models.checkpoints.family_lookup import row_name, section_of
 from preblock.models.checkpoints.stem_families import STEMS, StemFamily
@@ -85,6 +86,7 @@ def _read_tensors(folder: Path, family: StemFamily, shapes: Mapping[str, torch.S
         opened: dict[Path, Any] = {}
         for name, shape in shapes.items():
             key = prefix + family.keys[name]
+            check_whole(folder, files, key)
             if key not in files:
                 raise CheckpointError(f"{folder}: no tensor {key}")
             file = files[key]
@@ -102,6 +104,8 @@ def _prefix(folder: Path, family: StemFamily, files: Mapping[str, Path]) -> str:
     first, prefixes = next(iter(family.keys.values())), ("", *family.prefixes)
     prefix = next((prefix for prefix in prefixes if prefix + first in files), None)
     if prefix is None:
+        for start in prefixes:
+            check_whole(folder, files, start + first)
         tried = " or ".join(prefix + first for prefix in prefixes)
         raise CheckpointError(f"{folder}: no tensor {tried}; do the files belong together?")
     return prefix

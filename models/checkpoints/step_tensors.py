@@ -1,6 +1,6 @@
 """The tensors of a list of steps, read from safetensors files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from preblock.models.checkpoints.divided_tensors import find_whole
 from preblock.models.checkpoints.ngram_tensors import check_hash, read_ngram_tables
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
@@ -42,22 +43,25 @@ def read_tensors(
     widen: bool = True,
     per_layer: PerLayerConfig | None = None,
     ngrams: NgramConfig | None = None,
+    known: Collection[str] = (),
 ) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
     """Return `steps` with their sizes, all tensors (bias included), and the stored type of the first tensor.
 
     The tensors are float32, except where `widen` is False as in `read_frontend`, under the names of
     `FrontEnd.state_dict()`. Every name in the files may have `prefix` before it. A table of positions in the file
-    wins over a derived one.
+    wins over a derived one. Tensors with `known` names may stand beside the ones read.
 
     Raises:
         CheckpointError: a file or a tensor is missing or broken.
 
     """
     files = files_of_keys(folder)
-    _check_table(folder, files, steps, prefix)
+    _check_table(folder, files, steps, prefix, known)
+    tables = [part for parts in ngrams.weights for part in parts] if ngrams else []
+    known = {*known, *(key for keys in (*_keys_of(steps), *tables) for key in keys)}
     tensors: dict[str, Tensor] = {}
     sized: list[Step] = []
-    with _TensorReader(folder, files, prefix, count_bytes, widen) as reader:
+    with _TensorReader(folder, files, prefix, known, count_bytes, widen) as reader:
         for name, step in zip(names_of(tuple(steps)), steps, strict=True):
             own = reader.read_step(name, step)
             tensors |= {f"{name}.{parameter}": tensor for parameter, tensor in own.items()}
@@ -81,6 +85,7 @@ class _TensorReader:
         folder: the checkpoint, for messages.
         files: file of each tensor.
         prefix: before every name.
+        known: keys of the front-end: none is a part of another.
         count_bytes: as in `read_frontend`.
         widen: as in `read_frontend`.
 
@@ -90,9 +95,15 @@ class _TensorReader:
     """Name of the stored type of the first tensor."""
 
     def __init__(
-        self, folder: Path, files: Mapping[str, Path], prefix: str, count_bytes: ByteCount, widen: bool
+        self,
+        folder: Path,
+        files: Mapping[str, Path],
+        prefix: str,
+        known: Collection[str],
+        count_bytes: ByteCount,
+        widen: bool,
     ) -> None:
-        self._folder, self._files, self._prefix = folder, files, prefix
+        self._folder, self._files, self._prefix, self._known = folder, files, prefix, known
         self._count_bytes, self._widen = count_bytes, widen
         self._opened: dict[Path, Any] = {}
         self._stack = ExitStack()
@@ -126,10 +137,10 @@ class _TensorReader:
         """Return the tensor with the first of the names `keys` in the files, or None; a `table` has rows and a width.
 
         Raises:
-            CheckpointError: the file or the tensor is broken.
+            CheckpointError: the file or the tensor is broken, or its values are divided among several tensors.
 
         """
-        key = find_key(self._files, self._prefix, keys)
+        key = find_whole(self._folder, self._files, self._prefix, keys, self._known)
         if key is None:
             return None
         file = self._files[key]
@@ -153,21 +164,33 @@ class _TensorReader:
         return CheckpointError(f"{self._folder}: no tensor {missing}")
 
 
-def files_of_steps(folder: Path, steps: Sequence[Step], prefix: str = "", companions: Sequence[Keys] = ()) -> list[str]:
+def files_of_steps(
+    folder: Path,
+    steps: Sequence[Step],
+    prefix: str = "",
+    companions: Sequence[Keys] = (),
+    known: Collection[str] = (),
+) -> list[str]:
     """Return the names of the weight files with the tensors of `steps` and `companions`, from the index."""
     if not is_sharded(folder):
         return [WEIGHTS]
     files = files_of_keys(folder)
-    _check_table(folder, files, steps, prefix)
-    wanted = [keys for step in steps for keys in parameters(step).values()]
-    found = [find_key(files, prefix, keys) for keys in (*wanted, *companions)]
+    _check_table(folder, files, steps, prefix, known)
+    found = [find_key(files, prefix, keys) for keys in (*_keys_of(steps), *companions)]
     return sorted({files[key].name for key in found if key})
 
 
-def _check_table(folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str) -> None:
-    """Raise CheckpointError if the files have no token table."""
-    keys = getattr(steps[0], "weight", ())
-    if find_key(files, prefix, keys) is None:
+def _keys_of(steps: Sequence[Step]) -> list[Keys]:
+    """Return the names of the tensors of all steps."""
+    return [keys for step in steps for keys in parameters(step).values()]
+
+
+def _check_table(
+    folder: Path, files: Mapping[str, Path], steps: Sequence[Step], prefix: str, known: Collection[str]
+) -> None:
+    """Raise CheckpointError if the files have no token table, or a divided one."""
+    keys, own = getattr(steps[0], "weight", ()), {key for keys in _keys_of(steps) for key in keys}
+    if find_whole(folder, files, prefix, keys, {*known, *own}) is None:
         missing = _in_words(prefix, keys) or "is named by the first step"
         raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
 

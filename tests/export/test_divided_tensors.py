@@ -1,0 +1,136 @@
+"""Tables of quantised models and adapters, whose values depend on further tensors: each is rejected by name.
+
+Measured with transformers 5.24 and compressed-tensors 0.20, for a float table with a `weight_scale` beside it: without
+`quantization_config` the library ignores the scale, with one it rounds the table to the scale's grid.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from preblock.export.errors import ExportError
+from preblock.export.source import load_source
+from tests.families import library_models, stems
+from tests.families.tiny_models import save_whole
+from tests.support.static_models import save_plain
+
+PARTS = {
+    "compressed-tensors": ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"],
+    "gptq": ["qweight", "scales", "qzeros", "g_idx"],
+    "bitsandbytes": ["weight.absmax", "weight.quant_map", "weight.quant_state.bitsandbytes__nf4", "SCB"],
+    "fp8": ["weight_scale_inv"],
+    "aqlm": ["codes", "codebooks"],
+    "hqq": ["W_q", "meta"],
+    "torchao": ["weight:_data", "weight:scale"],
+    "quanto": ["weight._data", "weight._scale"],
+    "gemma": ["embedding_quantized", "embedding_scale"],
+    "mlx": ["biases"],
+    None: ["base_layer.weight", "lora_embedding_A", "parametrizations.weight.original", "new_in_2030"],
+}
+"""Method of quantisation -> names of its tensors inside a module; the last row is of adapters, and unknown."""
+TABLE = "model.embed_tokens"
+
+
+def divide(folder: Path, name: str, part: str, keep: bool, method: str | None = "gptq") -> None:
+    """Store the tensor `part` beside the tensor `name`, or in place of it."""
+    file = next(folder.rglob("model.safetensors"))
+    tensors = load_file(file)
+    table = tensors[name] if keep else tensors.pop(name)
+    save_file(tensors | {part: table.clone()}, file, {"format": "pt"})
+    config = folder / "config.json"
+    if method and config.exists():
+        document = json.loads(config.read_text())
+        config.write_text(json.dumps(document | {"quantization_config": {"quant_method": method}}))
+
+
+@pytest.mark.parametrize("name", ["llama", "helium"])  # with a row, and discovered
+@pytest.mark.parametrize("tied", [True, False])
+def test_divided_token_table_is_rejected(name: str, tied: bool, tmp_path: Path) -> None:
+    save_whole(name, tmp_path)
+    tensors, document = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    plain = tensors | {"lm_head.weight": tensors[f"{TABLE}.weight"].clone()}
+    for method, parts in PARTS.items():
+        for part in parts if name == "llama" else parts[:1]:
+            for keep in (True, False):
+                save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
+                (tmp_path / "config.json").write_text(json.dumps(document | {"tie_word_embeddings": tied}))
+                divide(tmp_path, f"{TABLE}.weight", f"{TABLE}.{part}", keep, method)
+                with pytest.raises(ExportError) as error:
+                    load_source(str(tmp_path))
+                said = f"quant_method in config.json is '{method}'" if method else "config.json names no quant_method"
+                assert f"{TABLE} has further tensors in the files, {TABLE}.{part}" in str(error.value)
+                assert said in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["llama", "helium"])
+def test_plain_table_beside_quantised_head_is_read(name: str, tmp_path: Path) -> None:
+    save_whole(name, tmp_path)
+    table = load_file(tmp_path / "model.safetensors")[f"{TABLE}.weight"]
+    divide(tmp_path, f"{TABLE}.weight", "lm_head.qweight", keep=True)
+    assert torch.equal(load_source(str(tmp_path)).frontend.get_parameter("tokens.weight"), table)
+
+
+ROWS: dict[tuple[str, str], list[str]] = {
+    ("gpt2", ""): ["wpe.weight"],
+    ("bert", ""): [f"embeddings.{name}.weight" for name in ("token_type_embeddings", "LayerNorm")],
+    ("electra", ""): ["embeddings_project.weight"],
+    ("marian", "encoder"): ["encoder.embed_positions.weight"],  # computed, if the file lacks it
+    ("t5", "encoder"): ["shared.weight", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"],
+    ("gemma3n_text", ""): [f"{name}.weight" for name in ("embed_tokens_per_layer", "per_layer_model_projection")],
+}
+"""Model type and side -> further tensors of its front-end."""
+CASES = [(*row, name) for row, names in ROWS.items() for name in names]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(("model_type", "side", "name"), CASES)
+def test_divided_tensor_of_a_row_is_rejected(model_type: str, side: str, name: str, keep: bool, tmp_path: Path) -> None:
+    library_models.save(f"{model_type}/{side}".rstrip("/"), tmp_path)
+    divide(tmp_path, name, f"{name}_scale", keep)
+    with pytest.raises(ExportError, match=f"has further tensors in the files, {name}_scale"):
+        load_source(str(tmp_path), side=side or None)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "mt5"])
+@pytest.mark.parametrize(("table", "part"), [("shared.weight", "encoder.embed_tokens"), ("lm_head.weight", "shared")])
+def test_divided_shared_table_is_rejected(model_type: str, table: str, part: str, tmp_path: Path) -> None:
+    save_whole(model_type, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[table] = tensors.pop("shared.weight")
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    divide(tmp_path, table, f"{part}.weight_packed", keep=True)
+    with pytest.raises(ExportError, match=rf"has further tensors in the files, {part}\.weight_packed"):
+        load_source(str(tmp_path), side="encoder")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(
+    "name", ["longformer.embeddings.position_embeddings.weight", "longformer.embeddings.LayerNorm.weight"]
+)
+def test_divided_tensor_of_discovered_model_is_rejected(name: str, keep: bool, tmp_path: Path) -> None:
+    save_whole("longformer", tmp_path)
+    divide(tmp_path, name, f"{name}_scale", keep)
+    with pytest.raises(ExportError, match=f"has further tensors in the files, {name}_scale"):
+        load_source(str(tmp_path))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("vit", "embeddings.patch_embeddings.projection.weight"),
+        ("vit", "embeddings.position_embeddings"),
+        ("model2vec", "embeddings"),
+    ],
+)
+def test_divided_tensor_of_stem_or_static_is_rejected(kind: str, name: str, keep: bool, tmp_path: Path) -> None:
+    if kind == "model2vec":
+        save_plain(tmp_path)
+    else:
+        stems.save(kind, tmp_path)
+    divide(tmp_path, name, f"{name}_scale", keep)
+    with pytest.raises(ExportError, match=f"has further tensors in the files, {name}_scale"):
+        load_source(str(tmp_path))
