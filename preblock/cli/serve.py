@@ -4,13 +4,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from shlex import quote
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from preblock.cli.options import describe_limits, read_settings, require, table
+from preblock.cli.options import read_settings, require, table
 from preblock.extras import EXTRAS
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -122,33 +121,12 @@ def serve(**options: Any) -> None:
     require(*EXTRAS["serve"])
     # FastAPI's import fails on a propagator without a package; spans join traces by `traceparent` alone.
     os.environ["OTEL_PROPAGATORS"] = "tracecontext"
+    from preblock.cli.banner import write_banner
     from preblock.service.server.run import serve as run
 
     settings = read_settings(**options)
 
-    def announce(address: str, models: dict[str, Any]) -> None:
-        lines = [f"Preblock serves on {address} (documentation: {address}/docs)"]
-        lines += [f"  {name}: {describe_limits(model.manifest)}, {model.provider}" for name, model in models.items()]
-        if settings.grpc_uds is not None:
-            lines.append(f"gRPC on unix:{settings.grpc_uds.absolute()}")
-        elif settings.grpc_port is not None:
-            host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            lines.append(f"gRPC on {host}:{settings.grpc_port}")
-        # On this machine, a server on all addresses is reached through the loopback address.
-        local = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        if settings.uds is not None:
-            local = f"--unix-socket {quote(str(settings.uds.absolute()))} {address.partition('+')[0]}://localhost"
-        takes_tokens = [name for name, model in models.items() if model.manifest.kind == "tokens"]
-        lines.append("Try:")
-        lines.append(
-            f"  curl {local}/models/{takes_tokens[0]}/embed -H 'Content-Type: application/json' "
-            """-d '{"input_ids": [[1, 2, 3]], "encoding": "float"}'"""
-            if takes_tokens
-            else f"  curl {local}/v2/models/{next(iter(models))}"
-        )
-        _print_banner("\n".join(lines))
-
-    run(settings, announce)
+    run(settings, lambda address, models: _print_banner(write_banner(settings, address, models)))
 
 
 def _print_banner(text: str) -> None:

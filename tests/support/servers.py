@@ -28,6 +28,10 @@ ASGI_SERVERS = {
 """Modules to run the application, with their arguments."""
 
 
+LOADING_HINT = "a new export is served after a restart, or by a server with --model-control poll"
+"""End of the error of an unknown model or version, by default."""
+
+
 @dataclass(frozen=True)
 class Server:
     """A running `preblock serve`."""
@@ -61,6 +65,18 @@ def read_banner(process: subprocess.Popen[str]) -> tuple[str, str]:
             break
     found = re.search(r"https?(?:\+unix)?://\S+", banner)
     return banner, found[0] if found else ""
+
+
+def wait_for_answer(address: str) -> str:
+    """Return the address of a server without a banner, once it answers."""
+
+    def answers() -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{address}/livez").status_code == 200
+        return False
+
+    wait_until(answers, 60)
+    return address
 
 
 @contextmanager

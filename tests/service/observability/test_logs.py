@@ -26,7 +26,7 @@ from tests.support.engines import live_settings
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.scrapes import read_metrics
-from tests.support.servers import free_port, read_banner
+from tests.support.servers import free_port, wait_for_answer
 
 EMBED = "/models/gpt/embed"
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
@@ -41,17 +41,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def said(models: Path, ask: Callable[[str, str], None], *options: str, level: str = "warning") -> list[str]:
     """Return the log lines of a server during `ask`."""
-    port = free_port()
-    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--grpc-port", str(port)]
+    port, grpc_port = str(free_port()), str(free_port())
+    command = [PREBLOCK, "serve", "--repository", str(models), "--port", port, "--grpc-port", grpc_port]
     command += ["--log-level", level, *options]
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ) as process,
     ):
-        ask(read_banner(process)[1], f"127.0.0.1:{port}")
+        ask(wait_for_answer(f"http://127.0.0.1:{port}"), f"127.0.0.1:{grpc_port}")
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        printed, _ = process.communicate(timeout=30)
         assert process.returncode == 0
+        assert bool(printed) is ("json" not in options)  # the banner is for people
         errors.seek(0)
         return errors.read().splitlines()
 
@@ -168,13 +169,14 @@ def test_default_level_logs_each_model_change(tmp_path: Path, workers: str) -> N
 
 def test_unread_log_pipe_does_not_block(models: Path) -> None:
     """The pipe takes 64 KiB and the service keeps a mebibyte; a line with ids has some 10 kB."""
-    command = [PREBLOCK, "serve", "--repository", str(models), "--port", "0", "--log-format", "json"]
+    port = str(free_port())
+    command = [PREBLOCK, "serve", "--repository", str(models), "--port", port, "--log-format", "json"]
     command += ["--access-log-sample-rate", "1", "--access-log-max-token-ids", "4096"]
     ids, asked = np.ones((6, 600), np.int64).tobytes(), 200
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ, text=True
     ) as process:
-        address = read_banner(process)[1]
+        address = wait_for_answer(f"http://127.0.0.1:{port}")
         with httpx.Client(base_url=address, timeout=30) as http:
             for _ in range(asked):
                 http.post(f"{EMBED}?shape=6,600", content=ids, headers=BYTES).raise_for_status()
