@@ -36,6 +36,8 @@ help: ## List the targets.
 # The same value as in the Dockerfile; see the reasons there.
 serve bench bench-peers: export GLIBC_TUNABLES ?= glibc.cpu.x86_rep_movsb_threshold=1099511627776:glibc.malloc.hugetlb=1
 
+serve: export PREBLOCK_MODEL_CONTROL ?= poll
+
 serve: $(MODELS) ## Export four models if needed, and serve them on 127.0.0.1:8000 (ARGS="--port 9000" for more).
 	@exec $(BIN)/preblock serve --repository $(REPOSITORY) $(ARGS)
 

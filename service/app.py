@@ -45,7 +45,7 @@ from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.process_metrics import ProcessCollector
 from preblock.service.runtime.collectors import ModelCollector
 from preblock.service.runtime.fused_embedding import BUILT
-from preblock.service.runtime.model_control import ModelControl
+from preblock.service.runtime.model_control import ModelControl, loading_hint
 from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.table_memory import TableMemory
@@ -89,6 +89,7 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
         open_timeout_seconds=settings.model_open_timeout_seconds,
         unloaded=desired.unloaded,
         versions=desired.versions,
+        loading_hint=loading_hint(settings.model_control, settings.model_poll_interval_seconds),
     )
     if shared is None:  # a worker also starts after a folder has come or gone
         repository.check_aliases()

@@ -104,9 +104,12 @@ def check(**options: Any) -> None:
     """
     require(*EXTRAS["check"])
     from preblock.service.app import create_engine
+    from preblock.service.artifacts.catalog import find_artifacts
     from preblock.service.core.auth import SERVICE
 
-    models = create_engine(read_settings(**options)).repository.all(SERVICE)
+    settings = read_settings(**options)
+    find_artifacts(settings.repository)  # a server starts without a model; a check of nothing fails
+    models = create_engine(settings).repository.all(SERVICE)
     for model in models:
         click.echo(f"{model.name} {model.version}: runs on {model.provider}, {describe_limits(model.manifest)}")
 

@@ -16,7 +16,9 @@ LOG = logging.getLogger(__name__)
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def find_artifacts(root: Path, known: Collection[tuple[str, int]] = ()) -> list[tuple[str, int, Path]]:
+def find_artifacts(
+    root: Path, known: Collection[tuple[str, int]] = (), may_be_empty: bool = False
+) -> list[tuple[str, int, Path]]:
     """Return name, version and folder of every artifact in `root`, by name and version.
 
     A model folder without permission to read, or with a wrong name, is logged once and skipped.
@@ -24,17 +26,22 @@ def find_artifacts(root: Path, known: Collection[tuple[str, int]] = ()) -> list[
     Args:
         root: the repository.
         known: names and versions of earlier artifacts. They are kept if their model folder cannot be read.
+        may_be_empty: whether `root` may be without an artifact.
 
     Raises:
-        ArtifactError: `root` does not exist, cannot be read, or has no artifact.
+        ArtifactError: `root` does not exist, is no folder, cannot be read, or has no artifact.
         OSError: the process lacks descriptors or memory.
 
     """
     try:
         folders = list(root.iterdir())
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except FileNotFoundError as error:
         message = f"the repository {root} does not exist; `preblock export` makes one"
         raise ArtifactError("repository", str(root), "an existing folder", message=message) from error
+    except NotADirectoryError as error:
+        file = next(place for place in (root, *root.parents) if place.exists())
+        message = f"the repository {root} is no folder: {file} is a file"
+        raise ArtifactError("repository", str(root), "a folder", message=message) from error
     except OSError as error:
         message = f"the repository {root} cannot be read: {_reason(error)}"
         raise ArtifactError("repository", str(root), "a readable folder", message=message) from error
@@ -44,7 +51,7 @@ def find_artifacts(root: Path, known: Collection[tuple[str, int]] = ()) -> list[
         if not folder.name.startswith(".")
         for version in _find_versions(folder, [version for name, version in known if name == folder.name])
     ]
-    if not found:
+    if not found and not may_be_empty:
         message = f"the repository {root} holds no model; `preblock export` adds one"
         raise ArtifactError("repository", str(root), "a folder with a model", message=message)
     return sorted(found)

@@ -191,12 +191,13 @@ def error_document(error: PreblockError, status: int) -> dict[str, Any]:
     return error_body(message, status, param if isinstance(error, ClientFault) else None)
 
 
-def _missing_model(error: PreblockError) -> str:
+def _missing_model(error: NotFound | Forbidden) -> str:
     if isinstance(error, Forbidden):
         return f"This API key may not use the model {error.got}."
+    hint = f" ({error.hint})" if error.hint else ""
     if error.field == "version":
-        return f"The model has no version {error.got}. Its versions: {error.expected}."
-    return f"The model {error.got} does not exist. Available models: {error.expected}."
+        return f"The model has no version {error.got}. Its versions: {error.expected}.{hint}"
+    return f"The model {error.got} does not exist. Available models: {error.expected}.{hint}"
 
 
 def _too_long(error: PreblockError, param: str) -> str:

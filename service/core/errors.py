@@ -80,7 +80,14 @@ class Unauthenticated(ClientFault):
 
 
 class NotFound(ClientFault):
-    """The model or version does not exist."""
+    """The model or version does not exist; `hint` says how it can come to exist."""
+
+    def __init__(self, field: str, got: object, expected: str, *, hint: str = "", message: str | None = None) -> None:
+        end = f"; {hint}" if hint else ""
+        super().__init__(
+            field, got, expected, message=message or f"{field}: got {shorten(got)}, expected {expected}{end}"
+        )
+        self.hint = hint
 
 
 class Forbidden(ClientFault):

@@ -41,6 +41,17 @@ Mode = Literal["none", "poll", "explicit"]
 Result = TypeVar("Result")
 
 
+def loading_hint(mode: Mode, poll_interval_seconds: float) -> str:
+    """Return how the service loads a model that is exported after the start."""
+    match mode:
+        case "poll":
+            return f"a new export is served within about {poll_interval_seconds:g} s"
+        case "explicit":
+            return "POST /v2/repository/models/NAME/load, or RepositoryModelLoad over gRPC, loads a new export"
+        case _:
+            return "a new export is served after a restart, or by a server with --model-control poll"
+
+
 class ModelControl:
     """Loads and unloads models while the service runs.
 

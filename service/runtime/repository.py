@@ -44,12 +44,13 @@ class Repository:
         reference_roots: folders of files outside the artifacts; default: none allowed.
         open_timeout_seconds: time to open the graphs of a version.
         unloaded, versions: opened at first, as in `refresh`.
+        loading_hint: for the error of a missing model: how the server loads a new one.
 
     Attributes:
         listeners: functions without arguments. They are called after a model is replaced or removed, in that thread.
 
     Raises:
-        ArtifactError: an artifact is broken or was tampered with, or the folder has none.
+        ArtifactError: an artifact is broken or was tampered with, or there is no folder.
 
     """
 
@@ -67,8 +68,9 @@ class Repository:
         open_timeout_seconds: float = OPEN_TIMEOUT_SECONDS,
         unloaded: Collection[str] = (),
         versions: Collection[tuple[str, int]] | None = None,
+        loading_hint: str = "",
     ) -> None:
-        self.root = root
+        self.root, self.loading_hint = root, loading_hint
         if isinstance(provider, str):
             provider = ProviderChoice(provider, provider, None, None)
         self.choice = provider
@@ -108,7 +110,7 @@ class Repository:
         after the last one. A refresh may take minutes, and may run beside requests.
 
         Raises:
-            ArtifactError: the folder cannot be read or has no model; nothing changes.
+            ArtifactError: the folder cannot be read, or has lost all its models; nothing changes.
             OSError: as ArtifactError, for a lack of descriptors or memory.
 
         """
@@ -116,7 +118,7 @@ class Repository:
             entries: dict[tuple[str, int], VersionEntry] = {}
             checksums = Checksums(self._cache)
             try:
-                for name, version, folder in find_artifacts(self.root, versions or self._entries):
+                for name, version, folder in find_artifacts(self.root, versions or self._entries, not self._entries):
                     if versions is not None and (name, version) not in versions:
                         continue
                     if name in self._aliases:
@@ -161,6 +163,17 @@ class Repository:
         return {name for (name, _), entry in self._entries.items() if isinstance(entry.error, Unavailable)}
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a model is served, or models were unloaded by request."""
+        return bool(self._models) or any(entry.state.reason == UNLOADED for entry in self._entries.values())
+
+    def check_ready(self) -> None:
+        """Raise Unavailable unless the repository is ready."""
+        if not self.is_ready:
+            message = "no model is served: the repository holds none that can be opened; `preblock export` adds one"
+            raise Unavailable("models", "none", "at least one", message=message)
+
+    @property
     def has_references(self) -> bool:
         """Whether an open version refers to files outside its artifact."""
         return any(entry.model and entry.references for entry in self._entries.values())
@@ -189,13 +202,13 @@ class Repository:
         return before
 
     def check_aliases(self) -> None:
-        """Raise Invalid if an alias is the name of a model, or if it is for a model without a folder."""
+        """Raise Invalid if an alias is the name of a model, or if a repository with models lacks the alias's one."""
         names = {name for name, _ in self._entries}
         for alias, model in self._aliases.items():
             if alias in names:
                 message = f"the alias {alias} of {model} is the name of another model of the repository {self.root}"
                 raise Invalid("aliases", f"{alias}={model}", "a name without a model", message=message)
-            if model not in names:
+            if names and model not in names:
                 message = (
                     f"alias {alias}: the repository {self.root} has no model {model}; it has {', '.join(sorted(names))}"
                 )
@@ -251,11 +264,12 @@ class Repository:
         if self._lost:
             self._check_lost(self.resolve(name), version)
         if versions is None:
-            raise NotFound("model", name, ", ".join(self.newest(caller)) or "nothing, since no model is loaded")
+            expected = ", ".join(self.newest(caller)) or "nothing, since no model is loaded"
+            raise NotFound("model", name, expected, hint=self.loading_hint)
         if not version:
             return versions[max(versions)]
         if not VERSION.fullmatch(version) or int(version) not in versions:
-            raise NotFound("version", version, ", ".join(map(str, sorted(versions))))
+            raise NotFound("version", version, ", ".join(map(str, sorted(versions))), hint=self.loading_hint)
         return versions[int(version)]
 
     def _check_lost(self, name: str, version: str | None) -> None:

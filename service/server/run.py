@@ -25,6 +25,7 @@ from preblock.service.engine.engine import Engine
 from preblock.service.observability import metric_files
 from preblock.service.observability.logs import configuration
 from preblock.service.runtime.model import ServedModel
+from preblock.service.runtime.model_control import loading_hint
 from preblock.service.runtime.worker_states import write_desired
 from preblock.service.server.addresses import Bound, allowed_hosts, bind_http, hold_grpc_address
 from preblock.service.server.front import Front
@@ -69,6 +70,11 @@ def _serve_on(bound: Bound, settings: Settings, announce: Announce) -> None:
         LOG.info(
             "started: preblock %s serves %d models on %s with workers: %d", VERSION, len(models), url, settings.workers
         )
+        if not models:
+            hint = loading_hint(settings.model_control, settings.model_poll_interval_seconds)
+            LOG.warning("not ready: the repository %s holds no model; %s", settings.repository, hint)
+        if settings.log_format == "json":  # for a program, which reads the line above
+            return
         # A full standard output would block the event loop.
         Thread(target=announce, args=(url, models), daemon=True).start()
 

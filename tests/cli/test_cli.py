@@ -158,7 +158,14 @@ def test_missing_repository_fails(command: list[str], tmp_path: Path) -> None:
     assert message == f"the repository {tmp_path / 'none'} does not exist; `preblock export` makes one"
 
 
-@COMMANDS
+def test_file_in_place_of_repository_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file/repository"):
+        message = failing("serve", "--repository", place, code=1, PREBLOCK_PORT="0")
+        assert message == f"the repository {place} is no folder: {tmp_path / 'file'} is a file"
+
+
+@pytest.mark.parametrize("command", [["inspect", "m"], ["check"]])
 def test_empty_repository_fails(command: list[str], empty: Path) -> None:
     message = failing(*command, "--repository", empty, code=1)
     assert message == f"the repository {empty} holds no model; `preblock export` adds one"

@@ -8,12 +8,21 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from preblock.service.core.auth import new_key
 from preblock.service.runtime.providers import cuda_unavailable_reason
 from tests.cli.command_line import failing
+from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, free_port, serve
+from tests.support.waiting import wait_until
+
+NEEDS_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 
 
 @pytest.mark.parametrize("command", ["settings", "serve"])
@@ -99,12 +108,67 @@ def test_banner_shows_addresses_and_model_limits(tiny_server: Server) -> None:
     assert lines[3] == f"gRPC on {tiny_server.grpc}"
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
-def test_banner_curl_command_returns_embeddings(tiny_server: Server) -> None:
+@NEEDS_CURL
+def test_banner_curl_command_embeds_text(tiny_server: Server) -> None:
     line = tiny_server.banner.splitlines()[-1]
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
-    expected = httpx.post(
-        tiny_server.address + "/models/bert/embed", json={"input_ids": [[1, 2, 3]], "encoding": "float"}, timeout=60
-    )
+    body = {"text": "Hello, world!", "encoding": "float"}
+    expected = httpx.post(tiny_server.address + "/models/bert/embed", json=body, timeout=60)
     assert done.stdout == expected.text
-    assert expected.json()["shape"] == [1, 3, 4]
+    assert expected.json()["shape"][-1] == 4
+
+
+@NEEDS_CURL
+def test_banner_command_works_with_keys_and_tls(tmp_path: Path) -> None:
+    certificate, pem = trustme.CA().issue_cert("another.example"), tmp_path / "server.pem"
+    certificate.private_key_and_cert_chain_pem.write_to_path(pem)
+    key, entry = new_key("alice", ("*",), admin=False)
+    (tmp_path / "keys.toml").write_text(entry)
+    copy_artifact("gpt", tmp_path / "models")
+    options = "--tls-cert-file", str(pem), "--tls-key", str(pem), "--api-keys-file", str(tmp_path / "keys.toml")
+    with serve(tmp_path / "models", *options) as server:
+        line = server.banner.splitlines()[-1].replace("KEY", key)
+        done = subprocess.run(f"{line} -sS --fail", shell=True, capture_output=True, text=True, check=True)
+    assert '"shape":[1,3,4]' in done.stdout
+
+
+def is_ready(server: Server) -> tuple[int, int, int, bool, int]:
+    """Return the answers to all checks of liveness and readiness."""
+    paths = ("/livez", "/readyz", "/v2/health/ready")
+    live, ready, v2 = (httpx.get(f"{server.address}{path}").status_code for path in paths)
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        grpc_ready = stub.ServerReady(service_pb2.ServerReadyRequest(), wait_for_ready=True).ready
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status
+    return live, ready, v2, grpc_ready, health
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("mode", ["poll", "explicit"])
+def test_empty_repository_is_served_once_it_has_a_model(mode: str, workers: str, tmp_path: Path) -> None:
+    options = "--model-control", mode, "--model-poll-interval-seconds", "0.2", "--workers", workers
+    with serve(tmp_path, *options, "--alias", "one=gpt") as server:
+        assert f"No model yet: the repository {tmp_path} is empty" in server.banner
+        assert is_ready(server) == (200, 503, 503, False, health_pb2.HealthCheckResponse.NOT_SERVING)
+        copy_artifact("gpt", tmp_path)
+        if mode == "explicit":
+            httpx.post(f"{server.address}/v2/repository/models/gpt/load", timeout=60).raise_for_status()
+        served = 200, 200, 200, True, health_pb2.HealthCheckResponse.SERVING
+        wait_until(lambda: [is_ready(server) for _ in range(4)] == [served] * 4, 60)
+        assert httpx.post(f"{server.address}/models/one/embed", json={"input_ids": [1]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("mode", "hint"),
+    [
+        ("none", "a new export is served after a restart, or by a server with --model-control poll"),
+        ("poll", "a new export is served within about 5 s"),
+        ("explicit", "POST /v2/repository/models/NAME/load, or RepositoryModelLoad over gRPC, loads a new export"),
+    ],
+)
+def test_unknown_model_error_says_how_to_load_it(mode: str, hint: str, tiny_repository: Path) -> None:
+    with serve(tiny_repository, "--model-control", mode) as server:
+        native = httpx.post(f"{server.address}/models/mine/embed", json={"input_ids": [1]})
+        openai = httpx.post(f"{server.address}/v1/embeddings", json={"model": "mine", "input": "a"})
+    assert native.json()["detail"] == f"model: got mine, expected bert, gpt; {hint}"
+    assert openai.json()["error"]["message"].endswith(f"Available models: bert, gpt. ({hint})")

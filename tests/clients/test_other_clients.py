@@ -7,7 +7,7 @@ import numpy as np
 from tests.clients.client_environments import ask
 from tests.support.paths import ROOT
 from tests.support.protocols import Clients, connect, native_bytes
-from tests.support.servers import Server, serve
+from tests.support.servers import LOADING_HINT, Server, serve
 from tests.support.static_models import load_wordllama
 
 FIELDS = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
@@ -65,4 +65,4 @@ def test_mlserver_types_receive_native_vectors(tiny_server: Server, tiny_clients
     assert (found["id"], found["vectors"]) == ("7", vectors)
     assert found["grpc"]["ready"] == [True, True]
     assert found["grpc"]["answers"] == [["7", vectors]] * 2
-    assert found["grpc"]["refused"] == ["NOT_FOUND", "model: got nope, expected bert, gpt"]
+    assert found["grpc"]["refused"] == ["NOT_FOUND", f"model: got nope, expected bert, gpt; {LOADING_HINT}"]

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.clients.triton_client import FIELDS, IDS, TritonClient
 from tests.support.protocols import Clients, connect, native_bytes
-from tests.support.servers import Server, serve
+from tests.support.servers import LOADING_HINT, Server, serve
 
 
 @pytest.fixture(
@@ -239,7 +239,7 @@ def test_grpc_stream_responds_in_order_and_survives_errors(tiny_server: Server, 
         answers = [found.get(timeout=30) for _ in range(len(STEPS) + 1)]
         streaming.stop_stream()
     check_steps(answers[:-1], tiny_clients)
-    assert answers[-1][1].message() == "model: got nope, expected bert, gpt"
+    assert answers[-1][1].message() == f"model: got nope, expected bert, gpt; {LOADING_HINT}"
     final = [result.get_response().parameters["triton_final_response"].bool_param for result, _ in answers if result]
     assert final == [True] * 3
 

@@ -173,7 +173,7 @@ def test_service_monitor_selects_one_service(tmp_path: Path) -> None:
 def test_probe_paths_return_200(tiny_server: Server) -> None:
     (runtime,) = documents(KSERVE / "runtime.yaml")
     (other,) = runtime["spec"]["containers"]
-    for probe, path in (("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
+    for probe, path in (("startupProbe", "/livez"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
         assert container()[probe]["httpGet"] == {"path": path, "port": "http"}
         assert other[probe]["httpGet"] == {"path": path, "port": 8080}
         assert httpx.get(tiny_server.address + path, timeout=60).status_code == 200

@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2
 from tests.reliability.bad_input import BAD
 from tests.reliability.wires import still_right
 from tests.support.protocols import Clients, Fields, Protocol, RequestRefused, call_grpc
+from tests.support.servers import LOADING_HINT
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_unknown_version_is_rejected(tiny: httpx.Client, prefix: str, verb: str,
     document = response.json()
     message = document["error"] if prefix else document["detail"]
     assert message.startswith("version: got ")
-    assert message.endswith(", expected 1, 2")
+    assert message.endswith(f", expected 1, 2; {LOADING_HINT}")
 
 
 @pytest.mark.parametrize("version", ["0", "3", "abc", "..", "\0"])
@@ -57,7 +58,7 @@ def test_unknown_version_over_grpc_is_rejected(tiny_clients: Clients, version: s
     with pytest.raises(RequestRefused) as refused:
         call_grpc(tiny_clients, "ModelInfer", service_pb2.ModelInferRequest(model_name="bert", model_version=version))
     assert refused.value.status == "StatusCode.NOT_FOUND"
-    assert refused.value.message == f"version: got {version}, expected 1, 2"
+    assert refused.value.message == f"version: got {version}, expected 1, 2; {LOADING_HINT}"
 
 
 NAMES = ["..%2f", "..%2fbert%2f1", "%2e%2e%2f", "bert%2f1", "%00", "bert%00", "%ff", ".", "bert%20", "BERT", "%5c..%5c"]

@@ -1,5 +1,6 @@
 """The server of the Open Inference Protocol over gRPC, with the standard services for health and reflection."""
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences
 from preblock.service.observability.context import Begin
 
+HEALTH_INTERVAL_SECONDS = 1.0
 MAX_OPTION = 2**31 - 1
 """Largest integer option of gRPC."""
 MIN_PING_INTERVAL_MS = 5000
@@ -55,6 +57,20 @@ def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
         read_files(), lambda: changed.pop() if changed else None, files.client_ca is not None
     )
     server.add_secure_port(address, credentials)
+
+
+async def _set_health(statuses: health.aio.HealthServicer, engine: Engine) -> None:
+    """Report whether a model is served."""
+    states = health_pb2.HealthCheckResponse
+    for name in ("", SERVICE):
+        await statuses.set(name, states.SERVING if engine.repository.is_ready else states.NOT_SERVING)
+
+
+async def _report_health(statuses: health.aio.HealthServicer, engine: Engine) -> None:
+    """Report the first model of a repository that was empty at the start, until cancelled."""
+    while True:
+        await asyncio.sleep(HEALTH_INTERVAL_SECONDS)
+        await _set_health(statuses, engine)
 
 
 @asynccontextmanager
@@ -99,12 +115,13 @@ async def running(
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     enable_reflection(server, (SERVICE, health.SERVICE_NAME))
     _listen(server, _address(settings), settings)
-    for name in ("", SERVICE):
-        await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
+    await _set_health(statuses, engine)
+    reporting = asyncio.create_task(_report_health(statuses, engine))
     await server.start()
     try:
         yield
     finally:
+        reporting.cancel()
         await statuses.enter_graceful_shutdown()
         streams.drain()
         await calls.drain(server, settings.shutdown_timeout_seconds)

@@ -52,8 +52,8 @@ class InferenceService:
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        """Return that every model is ready. gRPC starts only after that."""
-        return pb.ServerReadyResponse(ready=True)
+        """Return whether a model is served. gRPC starts only after every model of the repository is open."""
+        return pb.ServerReadyResponse(ready=self._engine.repository.is_ready)
 
     async def ModelReady(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Return whether a version of a model is served. Clients poll this method until it is."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.openai_api.responses import MEAN, connected
 from tests.support.artifacts import copy_artifact
-from tests.support.servers import serve
+from tests.support.servers import LOADING_HINT, serve
 
 FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
 UNKNOWN = (
@@ -92,7 +92,7 @@ def test_invalid_request_reports_field_and_value(
             {"model": "nope"},
             "model",
             "model_not_found",
-            "The model nope does not exist. Available models: bert, gpt.",
+            f"The model nope does not exist. Available models: bert, gpt. ({LOADING_HINT})",
         ),
         *(
             (
@@ -100,7 +100,7 @@ def test_invalid_request_reports_field_and_value(
                 {"model": f"bert:{version}"},
                 "model",
                 "model_not_found",
-                f"The model has no version {version or 'bert:'}. Its versions: 1, 2.",
+                f"The model has no version {version or 'bert:'}. Its versions: 1, 2. ({LOADING_HINT})",
             )
             for version in ("3", "", "01")
         ),

@@ -9,6 +9,7 @@ import pytest
 
 from tests.service.matrix.callers import ENCODINGS, Caller, HttpCaller
 from tests.service.matrix.code_paths import CodePath, Repeating
+from tests.support.servers import LOADING_HINT
 
 Expect = Callable[..., bytes]
 VOCABULARY, MAX_LEN = 50, 700
@@ -58,8 +59,8 @@ def test_bad_request_does_not_affect_next_request(
 
 def test_unknown_model_is_not_found(path: CodePath, caller: Caller) -> None:
     answer = caller.ask(np.array([[1]]), model="nope")
-    openai = "The model nope does not exist. Available models: gpt."
-    message = openai if path.protocol == "openai" else "model: got nope, expected gpt"
+    openai = f"The model nope does not exist. Available models: gpt. ({LOADING_HINT})"
+    message = openai if path.protocol == "openai" else f"model: got nope, expected gpt; {LOADING_HINT}"
     assert (answer.status, answer.message) == (404, message)
 
 

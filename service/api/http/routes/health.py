@@ -21,9 +21,10 @@ def router(engine: Engine) -> APIRouter:
     async def live() -> None:
         """Answer 200 while the process runs."""
 
-    @routes.get("/readyz")
+    @routes.get("/readyz", responses=schemas.NOT_READY)
     async def ready() -> schemas.Readiness:
-        """Answer 200 and the load: every model is open. Earlier, the server refuses connections."""
+        """Answer 200 and the load: every model is open; 503 without one. Earlier, the server refuses connections."""
+        engine.repository.check_ready()
         return schemas.Readiness(**engine.metrics.load())
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}, **schemas.UNAVAILABLE})

@@ -105,9 +105,10 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         """Answer 200 while the process runs."""
         return {"live": True}
 
-    @routes.get("/health/ready", response_model=schemas.Ready)
+    @routes.get("/health/ready", response_model=schemas.Ready, responses=schemas.open_inference_errors(503))
     async def server_ready() -> dict[str, bool]:
-        """Answer 200: every model is open. Before that the server refuses connections."""
+        """Answer 200: every model is open; 503 without a model. Before that the server refuses connections."""
+        engine.repository.check_ready()
         return {"ready": True}
 
     async def statistics(_: RawRequest, name: str | None, version: str | None) -> dict[str, Any]:

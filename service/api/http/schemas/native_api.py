@@ -237,6 +237,7 @@ class ModelDescription(BaseModel):
 PROBLEMS = describe_errors(Problem, MEDIA_TYPE, 400, 401, 403, 404, 406, 413, 415, 422, 429, 500, 503)
 MODEL_ERRORS = describe_errors(Problem, MEDIA_TYPE, 401, 403, 404, 503)
 UNAVAILABLE = describe_errors(Problem, MEDIA_TYPE, 401, 503)
+NOT_READY = describe_errors(Problem, MEDIA_TYPE, 503)
 ARRAYS = {BYTES: BINARY, NPY: BINARY, SAFETENSORS: BINARY}
 QUERY_FIELDS = ("offset", "context", "text", "truncate", "pooling", "output", "dtype", "encoding")
 ROW_HEADERS = {

@@ -18,6 +18,7 @@ from tests.service.api.http.routes.bad_messages import BAD_FRAMES, BAD_TEXT, hea
 from tests.support.decode_protocols import FRAME, step_frame
 from tests.support.protocols import ERROR, VECTORS, Clients, Vectors, native_bytes
 from tests.support.scrapes import wait_for_streams
+from tests.support.servers import LOADING_HINT
 
 
 @contextmanager
@@ -168,8 +169,8 @@ def test_truncated_frame_header_is_answered_with_step_0(tiny_clients: Clients, l
 @pytest.mark.parametrize(
     ("path", "status", "detail"),
     [
-        ("nope/decode", 404, "model: got nope, expected bert, gpt"),
-        ("bert/versions/3/decode", 404, "version: got 3, expected 1, 2"),
+        ("nope/decode", 404, f"model: got nope, expected bert, gpt; {LOADING_HINT}"),
+        ("bert/versions/3/decode", 404, f"version: got 3, expected 1, 2; {LOADING_HINT}"),
         ("gpt/decode?offset=7", 422, "offset: got 7, expected 0 to 6"),
         ("gpt/decode?offset=-1", 422, "offset: got -1, expected 0 to 6"),
         ("gpt/decode?offset=9223372036854775807", 422, "offset: got 9223372036854775807, expected 0 to 6"),

@@ -11,7 +11,7 @@ import pytest
 
 from preblock.service.artifacts.manifest import MANIFEST, PARITY
 from tests.support.artifacts import make_repository
-from tests.support.servers import serve
+from tests.support.servers import LOADING_HINT, serve
 
 
 def test_models_lists_the_highest_version_of_each(tiny: httpx.Client) -> None:
@@ -105,4 +105,4 @@ def test_unknown_model_or_version_is_404_problem(tiny: httpx.Client, path: str, 
     response = tiny.get(f"/models/{path}")
     assert response.status_code == 404
     assert response.headers["Content-Type"] == "application/problem+json"
-    assert response.json()["detail"] == detail
+    assert response.json()["detail"] == f"{detail}; {LOADING_HINT}"

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.connections import dial
 from tests.support.protocols import Clients, native_bytes
+from tests.support.servers import LOADING_HINT
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
@@ -126,7 +127,7 @@ def test_overlong_line_ends_the_response(tiny_clients: Clients) -> None:
 @pytest.mark.parametrize(
     ("path", "headers", "status", "detail"),
     [
-        ("nope/decode", NDJSON, 404, "model: got nope, expected bert, gpt"),
+        ("nope/decode", NDJSON, 404, f"model: got nope, expected bert, gpt; {LOADING_HINT}"),
         ("gpt/decode?offset=7", NDJSON, 422, "offset: got 7, expected 0 to 6"),
         (
             "gpt/decode?nope=7",
