@@ -45,8 +45,8 @@ class SharedMemory:
         Raises:
             Forbidden: the settings do not allow shared memory.
             Invalid: the name is registered, or the memory does not exist or does not hold the region.
-            TooLarge: the region is larger than all regions may be.
-            Unavailable: other regions use the limit of bytes or of regions.
+            TooLarge: the region is larger than all regions may be, or those of one key.
+            Unavailable: other regions use the limit of bytes or of regions, or the key would hold more than remains.
 
         """
         self.check_new(name, offset, size)
@@ -69,11 +69,28 @@ class SharedMemory:
             raise Invalid("offset", offset, "0 or more")
         if size > most:
             raise TooLarge("byte_size", f"{size} bytes", f"at most {most} bytes for all regions together")
+        if self._owner() and size > most // 2:
+            raise TooLarge("byte_size", f"{size} bytes", f"at most {most // 2} bytes for one key")
         used = sum(region.size for region in self._regions.values())
         if size > most - used:
             raise Unavailable("byte_size", f"{size} bytes beside {used}", f"at most {most} bytes for all regions")
         if len(self._regions) >= MAX_REGIONS:
             raise Unavailable("regions", f"more than {MAX_REGIONS}", f"at most {MAX_REGIONS}")
+        self._check_share(size, most - used - size)
+
+    def _check_share(self, size: int, free_bytes: int) -> None:
+        """Raise Unavailable if a key would hold more bytes or regions than remain for the other keys."""
+        owner = self._owner()
+        if not owner:
+            return
+        own = [region.size for (other, _), region in self._regions.items() if other == owner]
+        if sum(own) + size > free_bytes:
+            message = f"byte_size: this key would hold {sum(own) + size} bytes, and leave {free_bytes} to other keys"
+            raise Unavailable("byte_size", f"{sum(own) + size} bytes", f"at most {free_bytes} bytes", message=message)
+        free = MAX_REGIONS - len(self._regions) - 1
+        if len(own) + 1 > free:
+            message = f"regions: this key would hold {len(own) + 1} regions, and leave {free} to other keys"
+            raise Unavailable("regions", f"{len(own) + 1} regions", f"at most {free} regions", message=message)
 
     def unregister(self, kind: type[Memory], name: str = "") -> None:
         """Unregister a region of the caller, in memory of a kind; without a name all. An unknown name changes nothing.

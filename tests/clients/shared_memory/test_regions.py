@@ -176,6 +176,34 @@ def test_each_key_has_its_own_regions(tiny_repository: Path, tmp_path: Path) -> 
         assert client.get_system_shared_memory_status(**bob) == []
 
 
+def test_key_leaves_as_much_memory_as_it_takes(tiny_repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    made = {name: new_key(name, (), False) for name in ("alice", "bob")}
+    file.write_text("".join(entry for _, entry in made.values()))
+    options = "--max-shared-memory-bytes", "1200", "--api-keys-file", str(file)
+    with serve(tiny_repository, *options) as server, ExitStack() as stack:
+        client = Client(tritonclient.http, server.address.removeprefix("http://"), stack)
+        key = client.create("memory", 1200)._shm_key
+        alice, bob = ({"headers": {"Authorization": f"Bearer {secret}"}} for secret, _ in made.values())
+
+        def refused(size: int, who: dict[str, Any]) -> tuple[str, str]:
+            return client.refusal("one more", key, size, method="register_system_shared_memory", **who)
+
+        assert refused(601, alice) == ("413", "byte_size: got 601 bytes, expected at most 600 bytes for one key")
+        client.register_system_shared_memory("large", key, 500, **alice)
+        message = "byte_size: this key would hold 601 bytes, and leave 599 to other keys"
+        assert refused(101, alice) == ("503", message)
+        client.register_system_shared_memory("large", key, 350, **bob)
+        assert refused(1, alice)[0] == "503"
+        client.unregister_system_shared_memory(**alice)
+        client.unregister_system_shared_memory(**bob)
+        for number in range(128):
+            client.register_system_shared_memory(str(number), key, 1, **alice)
+        assert refused(1, alice) == ("503", "regions: this key would hold 129 regions, and leave 127 to other keys")
+        for number in range(64):
+            client.register_system_shared_memory(str(number), key, 1, **bob)
+
+
 @pytest.mark.parametrize("kind", ["system", "cuda"])
 def test_page_of_another_origin_cannot_register(shared_server: Server, kind: str) -> None:
     answer = httpx.post(
