@@ -6,7 +6,7 @@ Letters: B batch, L length.
 """
 
 from collections.abc import AsyncGenerator, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import orjson
@@ -23,8 +23,10 @@ from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of, i
 from preblock.service.observability.context import RequestContext
 from preblock.service.runtime.model import TokenModel
 
-MAX_TEMPLATES = 1024
-"""Maximum number of templates, all models together; one more empties the cache."""
+MAX_CACHE_BYTES = 2**22
+"""Maximum size of all keys and templates, about 1,500 of usual size; one more empties the cache."""
+ENTRY_BYTES = 2**11
+"""Size of the objects of a key and a template, without their bytes and arrays."""
 
 
 @dataclass(eq=False, slots=True)
@@ -179,6 +181,7 @@ class TemplateCache:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._settings = engine, engine.settings.current
         self._templates: dict[Hashable, Template] = {}
+        self._size = 0
         self.hits = 0
         engine.repository.listeners.append(self.clear)
 
@@ -193,6 +196,10 @@ class TemplateCache:
         self.hits += 1
         return template
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Return whether there is a template of `key`, perhaps of a model that is no longer served."""
+        return key in self._templates
+
     def keep(self, key: Hashable, template: Template) -> None:
         """Cache `template` for requests with the same `key`, unless it exceeds the current limits."""
         fits = True
@@ -201,9 +208,13 @@ class TemplateCache:
             fits = batch * length <= self._engine.max_tokens and batch <= self._engine.limits.max_rows
         if not fits or not self._is_served(template, SERVICE):  # the model may have been replaced meanwhile
             return
-        if len(self._templates) >= MAX_TEMPLATES:
-            self._templates.clear()
-        self._templates[key] = template
+        self._size -= _size_of(key, self._templates.pop(key, None))
+        size = _size_of(key, template)
+        if self._size + size > MAX_CACHE_BYTES:
+            self.clear()
+        if size <= MAX_CACHE_BYTES:
+            self._templates[key] = template
+            self._size += size
 
     def _is_served(self, template: Template, principal: Principal) -> bool:
         """Return whether the repository still serves the same model, and the caller has access."""
@@ -216,3 +227,24 @@ class TemplateCache:
     def clear(self) -> None:
         """Empty the cache, because models or limits have changed."""
         self._templates.clear()
+        self._size = 0
+
+
+def _size_of(key: Hashable, template: Template | None) -> int:
+    """Return the bytes of a cache entry; 0 without a template."""
+    if template is None:
+        return 0
+    return (
+        ENTRY_BYTES
+        + _content_size(key)
+        + sum(_content_size(getattr(template, field.name)) for field in fields(template))
+    )
+
+
+def _content_size(value: object) -> int:
+    """Return the bytes of a value without its objects."""
+    if isinstance(value, tuple):
+        return sum(map(_content_size, value))
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return len(value) if isinstance(value, bytes | str) else 0
