@@ -234,6 +234,7 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ws="none",  # `Front` handles WebSockets
         ws_max_size=settings.max_body_bytes,
+        ws_ping_timeout=None,  # a busy client may be silent; dead ones end by the limits of a stream and of TCP
         ws_per_message_deflate=False,
         timeout_graceful_shutdown=settings.shutdown_timeout_seconds,
         ssl_certfile=settings.tls_cert_file,

@@ -1,15 +1,20 @@
 """WebSocket frames that are endless, invalid, or late."""
 
 import json
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from preblock.service.app import create_app
+from preblock.service.core.settings import Settings
+from preblock.service.server.run import configure
 from tests.reliability.connections.hostile import pour, unharmed
 from tests.reliability.wires import UPGRADE, connection, frame, received, request, status, web_socket
-from tests.support.servers import Server
+from tests.support.connections import dial
+from tests.support.servers import Server, live_server
 
 
 @pytest.mark.parametrize("piece", [b"", b"x"])
@@ -77,3 +82,20 @@ def test_error_is_not_written_into_another_response(
     assert status(head) == 200
     assert rest.startswith(content)
     assert status(rest.removeprefix(content)) == expected_status
+
+
+def test_missing_pongs_do_not_end_an_idle_stream(tiny_repository: Path) -> None:
+    """The client answers no ping until the idle limit. A limit of pings would be as long as their interval."""
+    settings = Settings(repository=tiny_repository, stream_idle_timeout_seconds=1)
+    config = configure(settings, create_app(settings))
+    assert config.ws_ping_timeout is None
+    config.ws_ping_interval = 0.1
+    with live_server(config) as port, dial(f"http://127.0.0.1:{port}") as stream:
+        stream.sendall(UPGRADE + frame(1, b'{"input_ids": [1]}'))
+        received = b""
+        while received.count(b'"closing":"idle"') < 2:  # the message, and the reason of the close frame
+            received += stream.recv(2**16)
+    assert received.count(b"\x89\x04") > 3
+    message, _, close = received.rpartition(b"\x88")
+    assert b'{"closing":"idle","next_offset":[1]}' in message
+    assert int.from_bytes(close[1:3], "big") == 1008
