@@ -25,7 +25,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Request limits": (
         *("max_body_bytes", "max_request_tokens", "max_request_rows", "max_buffered_response_bytes"),
         *("max_concurrent_requests", "rate_limit_per_second", "max_queue_size", "queue_timeout_seconds"),
-        *("header_timeout_seconds", "shutdown_timeout_seconds"),
+        *("header_timeout_seconds", "body_timeout_seconds", "shutdown_timeout_seconds"),
     ),
     "Streams and sequences": (
         *("max_concurrent_streams", "stream_idle_timeout_seconds", "stream_max_lifetime_seconds"),

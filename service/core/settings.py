@@ -17,7 +17,8 @@ from preblock.service.core.schema_errors import explain
 PREFIX = "PREBLOCK_"
 RELOADABLE = frozenset(
     (
-        *("log_level", "access_log_sample_rate", "access_log_max_token_ids", "cors_origins", "header_timeout_seconds"),
+        *("log_level", "access_log_sample_rate", "access_log_max_token_ids", "cors_origins"),
+        *("header_timeout_seconds", "body_timeout_seconds"),
         *("max_request_tokens", "max_request_rows", "max_buffered_response_bytes", "max_concurrent_requests"),
         *("rate_limit_per_second", "max_queue_size", "queue_timeout_seconds", "max_concurrent_streams"),
         *("stream_idle_timeout_seconds", "stream_max_lifetime_seconds", "sequence_idle_timeout_seconds"),
@@ -104,6 +105,7 @@ class Settings(BaseModel):
         None, description="`.npy` file of token ids whose n-gram rows are read at the start; unset: none."
     )
     header_timeout_seconds: WholeSeconds = Field(60, description="Time to receive the headers of a request.")
+    body_timeout_seconds: WholeSeconds = Field(60, description="Maximum pause while a request body arrives.")
     shutdown_timeout_seconds: WholeSeconds = Field(15, description="Time for open requests to end after SIGTERM.")
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Maximum size of a request body or stream message.")
     max_request_tokens: int = Field(65536, ge=1, description="Maximum tokens of a request.")

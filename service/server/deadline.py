@@ -12,26 +12,35 @@ class Deadline:
     Args:
         loop: of the connection.
 
+    Attributes:
+        since: time when the deadline was last set or moved, on the clock of the loop.
+
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._time = NEVER
+        self.since = self._time = NEVER
         self._action: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` after `seconds`, unless the deadline is set again or cleared before."""
-        self._time, self._action = self._loop.time() + seconds, action
+        self.since = self._loop.time()
+        self._time, self._action = self.since + seconds, action
         if self._timer is not None and self._timer.when() > self._time:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
             self._timer = self._loop.call_at(self._time, self._check)
 
-    def is_set(self, action: Callable[[], None]) -> bool:
-        """Return whether the deadline is set, with this action."""
-        return self._time != NEVER and self._action == action
+    def extend(self, seconds: float, most: float) -> None:
+        """Move the deadline by `seconds`, but to at most `most` seconds from now."""
+        if self._action is not None:
+            self.set(min(self._time - self._loop.time() + seconds, most), self._action)
+
+    def is_set(self, action: Callable[[], None] | None = None) -> bool:
+        """Return whether the deadline is set, with this action if one is given."""
+        return self._time != NEVER and action in (None, self._action)
 
     def clear(self) -> None:
         """Do nothing until the deadline is set again."""

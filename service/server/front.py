@@ -9,11 +9,15 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any, cast
 
+from preblock.service.core.settings import Settings
+from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.context import RequestContext, find_request_id
 from preblock.service.server.coroutines import run_eagerly
 from preblock.service.server.deadline import Deadline
+from preblock.service.server.descriptor_reserve import DescriptorReserve
 from preblock.service.server.handover import Handover
 from preblock.service.server.incoming_request import IncomingRequest, Refusal
 from preblock.service.server.lingering_close import LingeringClose
@@ -25,8 +29,6 @@ from preblock.service.server.uvicorn_adapter import Config, ServerState, connect
 from preblock.service.server.websocket import WebSocket
 
 LOG = logging.getLogger(__name__)
-ANSWERED_BODY_SECONDS = 5.0
-"""Longest pause of a client that still sends the body of an answered request."""
 
 
 class Front(asyncio.Protocol):
@@ -78,14 +80,16 @@ class Front(asyncio.Protocol):
         self.scheduler = ReadScheduler(transport, turns, reader.read, lambda: reader.body_bytes, self.fail)
         self._connections.add(self)
         self.reader.wait_for_head()
+        socket = transport.get_extra_info("socket")
+        DescriptorReserve.of(self.app_state, self.loop, partial(_fronts, self._connections)).admit(socket.fileno())
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio passes it
         """End all requests of the connection."""
         self._closing = True
         self._connections.discard(self)
         self.deadline.cancel()
         self.resume_writing()
-        self._handover.connection_lost(exc)
+        self._handover.connection_lost()
         self.scheduler.end()
 
     def pause_writing(self) -> None:
@@ -114,6 +118,32 @@ class Front(asyncio.Protocol):
     def is_closing(self) -> bool:
         """Return whether the connection is closed or closing."""
         return self._closing or self.transport.is_closing()
+
+    @property
+    def settings(self) -> Settings:
+        """The current settings."""
+        live: LiveSettings = self.app_state["settings"]
+        return live.current
+
+    def waits_since(self) -> tuple[bool, float] | None:
+        """Return whether the connection is idle, and since when; None if it does not wait for its client."""
+        active = self.active
+        answers = active is not None and not active.answered and (active.complete or active.answer_begun)
+        if not self.deadline.is_set() or answers or self.delays_input() or self.is_closing():
+            return None
+        return self.deadline.is_set(self._close_idle), self.deadline.since
+
+    def abort(self) -> None:
+        """Close the connection at once, without a response."""
+        self._closing = True
+        self.transport.abort()
+
+    def _close_idle(self) -> None:
+        self.transport.close()
+
+    def delays_input(self) -> bool:
+        """Return whether input waits for the server, not for the client."""
+        return self.scheduler.paused or bool(self.scheduler.rest)
 
     def close(self) -> None:
         """Close the connection after the responses written so far; the client may still be sending."""
@@ -165,8 +195,6 @@ class Front(asyncio.Protocol):
     def receive_body(self, incoming: IncomingRequest, body: bytes) -> None:
         """Forward a chunk of a request body, or keep it until the request starts."""
         if incoming is self.active and incoming.route is None:
-            if incoming.answered:  # the client still sends the body, and would miss the response
-                self.deadline.set(ANSWERED_BODY_SECONDS, self.close)
             self._handover.send_body(incoming, body)
         else:
             incoming.chunks.append(body)
@@ -187,15 +215,17 @@ class Front(asyncio.Protocol):
             self.tensors.answer(incoming, first_input)
 
     def cut_body(self, incoming: IncomingRequest) -> None:
-        """End the body of a request before its malformed rest, and close the connection after its response.
+        """End the body of a request before its malformed or late rest, and close the connection after its response.
 
         The request is answered if its response does not depend on the rest; otherwise the refusal is its response.
         """
         self.scheduler.pause()
         if incoming.answered:
             self.close()
-        elif incoming is self.active:
-            self._handover.send_end(incoming)
+        elif incoming is self.active and incoming.route is None:
+            self._handover.cut_body(incoming)
+        elif incoming is self.active and incoming.refusal is not None:
+            self._send_refusal(incoming.refusal)
 
     def _start(self, incoming: IncomingRequest) -> None:
         self.active = incoming
@@ -225,7 +255,7 @@ class Front(asyncio.Protocol):
             return
         if active is not None and not active.complete:  # the rest of its body is still unread
             active.answered = True
-            self.deadline.set(ANSWERED_BODY_SECONDS, self.close)
+            self.reader.wait_for_body()
             return
         if self.write_paused:  # hold back a client that does not read
             run_eagerly(self._finish_when_read(), self._context.copy(), self.tasks, self.fail)
@@ -238,7 +268,7 @@ class Front(asyncio.Protocol):
             self.loop.call_soon(self.guard, self._start_next, context=self._context)
         else:
             if self.reader.between_requests:
-                self.deadline.set(self.config.timeout_keep_alive, self.transport.close)
+                self.deadline.set(self.config.timeout_keep_alive, self._close_idle)
             else:  # a part of the next head has arrived
                 self.reader.wait_for_head()
             self.resume_reading()
@@ -267,3 +297,8 @@ class Front(asyncio.Protocol):
         self.connection_lost(None)
         socket = WebSocket(self.transport, self.config, self.server_state, self.app_state, self.loop)
         socket.open(incoming.head_of_websocket(), rest)
+
+
+def _fronts(connections: set[Any]) -> list[Front]:
+    """Return the connections that are no WebSocket, and are not closing."""
+    return [connection for connection in connections if isinstance(connection, Front)]

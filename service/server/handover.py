@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Message, Receive, Scope, Send
 
 from preblock.service.api.streams import LIFETIME
-from preblock.service.server.incoming_request import IncomingRequest
+from preblock.service.server.incoming_request import MAX_IDLE_HEAD_BYTES, IncomingRequest
 from preblock.service.server.inner_transport import InnerTransport
 from preblock.service.server.uvicorn_adapter import HttpToolsProtocol, write_without_chunks
 
@@ -62,10 +62,10 @@ class Handover:
             nonlocal body_ended, disconnected
             if not body_ended:
                 message = await receive()
-                if incoming.refusal is None or message.get("more_body") or message["type"] != "http.request":
+                if incoming.refusal is None or message.get("more_body"):
                     return message
                 body_ended = True
-                if message["body"]:
+                if message.get("body"):
                     return {**message, "more_body": True}
             disconnected = True
             if self._inner is not None:
@@ -87,6 +87,9 @@ class Handover:
 
     def _finish(self, incoming: IncomingRequest) -> None:
         self._scope, self._answering = {}, None
+        if incoming.head_size > MAX_IDLE_HEAD_BYTES and self._inner is not None:  # it keeps the last request
+            self._inner.connection_lost(None)
+            self._inner = None
         if incoming is self._connection.active:
             self._connection.finish()
 
@@ -109,10 +112,17 @@ class Handover:
         if incoming.transfer_encodings:
             self._protocol().data_received(b"0\r\n\r\n")
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def cut_body(self, incoming: IncomingRequest) -> None:
+        """End the request body early: chunks by a last one, a body of known length by a disconnect."""
+        if incoming.transfer_encodings:
+            self.send_end(incoming)
+        elif self._inner is not None:
+            self._inner.connection_lost(ConnectionAbortedError())
+
+    def connection_lost(self) -> None:
         """Notify the application and its open stream of the client's disconnect."""
         if self._inner is not None:
-            self._inner.connection_lost(exc)
+            self._inner.connection_lost(None)  # with an exception, its keep-alive timer would hold the request
         if (lifetime := self._scope.get("state", {}).get(LIFETIME)) is not None:
             lifetime.end("left")
 

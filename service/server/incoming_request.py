@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from preblock.service.api.http.request import Route
 from preblock.service.api.http.response import Headers
-from preblock.service.api.request_cache import Template
 from preblock.service.observability.context import PER_REQUEST_HEADERS, Target
 from preblock.service.observability.load_report import LoadReport
 
 MAX_VALUE_CHARS = 80
 MAX_HEAD_BYTES = 2**16  # of URL and headers, and of the trailers of a chunked body
+MAX_IDLE_HEAD_BYTES = 2**12
+"""Longest head that an idle connection keeps, to answer the next request faster."""
 LINE_BYTES = 4  # of a header: a colon, a space and the end of the line
 HEAD_TOO_LONG = f"the headers have more than {MAX_HEAD_BYTES} bytes, the limit"
 ABSOLUTE_FORM = re.compile(rb"https?://(?:[^/?#]*@)?([^/?#@]+)((?:[/?#].*)?)", re.IGNORECASE)
@@ -44,6 +45,7 @@ class IncomingRequest:
         headers: in their order, without the headers in `identifying`.
         identifying: request id and trace headers, with lower-case names.
         size: bytes of the URL and the headers; after the head, bytes of the trailers.
+        head_size: bytes of the URL and the headers, once the head is complete.
         hosts: number of `Host` headers.
         transfer_encodings: values of the `Transfer-Encoding` headers, in lower case.
         chunks: the body received so far, until another protocol or the response takes it.
@@ -55,7 +57,6 @@ class IncomingRequest:
         answered: whether the response was written before the body was complete.
         target: of a tensor request, for its context.
         route: of a tensor request; None if the application answers. The fields below belong to it.
-        template: of the request, if the cache has one.
         caller: context variables with the authenticated caller.
         key: of its template in the cache.
         key_changes: version of the API keys, from `Dispatcher.changes`.
@@ -73,6 +74,7 @@ class IncomingRequest:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     identifying: list[tuple[bytes, bytes]] = field(default_factory=list)
     size: int = 0
+    head_size: int = 0
     hosts: int = 0
     transfer_encodings: list[bytes] = field(default_factory=list)
     chunks: list[bytes] = field(default_factory=list)
@@ -86,7 +88,6 @@ class IncomingRequest:
     answered: bool = False
     target: Target | None = None
     route: Route | None = None
-    template: Template | None = None
     caller: Context | None = None
     key: Hashable = ()
     key_changes: int = 0
@@ -96,8 +97,11 @@ class IncomingRequest:
     scheme: str | None = None
 
     def add_header(self, name: bytes, value: bytes) -> None:
-        """Add a header of the head. Headers for the request's identity are kept apart."""
-        lower = name.lower()
+        """Add a header of the head. Headers for the request's identity are kept apart.
+
+        The parser leaves whitespace after a value; it is not part of the value (RFC 9110, section 5.5).
+        """
+        lower, value = name.lower(), value.rstrip(b" \t")
         if lower in PER_REQUEST_HEADERS:
             self.identifying.append((lower, value))
             return
@@ -105,7 +109,7 @@ class IncomingRequest:
         if lower == b"host":
             self.hosts += 1
         elif lower == b"transfer-encoding":
-            self.transfer_encodings.append(value.strip().lower())
+            self.transfer_encodings.append(value.lower())
 
     def use_origin_form(self) -> None:
         """Replace an absolute target by its path and query, and the host by the one of the target.

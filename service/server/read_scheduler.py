@@ -120,7 +120,8 @@ class ReadScheduler:
     def read_chunk(self) -> bool:
         """Forward one chunk of the waiting input, and return whether another one may follow."""
         if self._is_ready():
-            chunk, self.rest = bytes(self.rest[:CHUNK_BYTES]), self.rest[CHUNK_BYTES:]
+            # An empty view of the input would keep all of it.
+            chunk, self.rest = bytes(self.rest[:CHUNK_BYTES]), self.rest[CHUNK_BYTES:] or memoryview(b"")
             self._forward(chunk)
         self._waiting = self._is_ready()
         self._update_transport()

@@ -14,7 +14,13 @@ MAX_INCOMPLETE_BYTES = 2 * MAX_HEAD_BYTES
 """Limit of raw input without a complete head or chunk. The limit of a head itself holds for any segments of input."""
 MALFORMED = Refusal(400, "the request is not valid HTTP/1.1")
 TOO_LONG = Refusal(431, HEAD_TOO_LONG)
+MIN_BODY_BYTES_PER_SECOND = 500
+"""A slower body is late, even without a long pause. Apache's `mod_reqtimeout` has the same default."""
+MAX_ANSWERED_BODY_SECONDS = 5
+"""Longest pause in the body of an answered request, whose client would miss the response after a close."""
 TOO_LATE = Refusal(408, "the request did not arrive in time")
+NO_REQUEST = IncomingRequest(0.0)
+"""Stands between two requests, so that an idle connection keeps no headers."""
 
 
 class RequestReader:
@@ -36,7 +42,7 @@ class RequestReader:
         self.between_requests = True
         self.incomplete_bytes = self.body_bytes = 0
         self.ended = False
-        self._incoming = IncomingRequest(0.0)
+        self._incoming = NO_REQUEST
         self._first_input = b""  # first bytes received for the incoming request, if at most CHUNK_BYTES
         self._parser = self._new_parser()
 
@@ -47,17 +53,40 @@ class RequestReader:
 
     def wait_for_head(self) -> None:
         """Set the deadline for the next head."""
-        seconds = self._connection.app_state["settings"].current.header_timeout_seconds
-        self._connection.deadline.set(seconds, self._refuse_late)
+        self._connection.deadline.set(self._connection.settings.header_timeout_seconds, self.refuse_late)
 
-    def _refuse_late(self) -> None:
+    def wait_for_body(self, received: int = 0) -> None:
+        """Set the deadline for more of the body, after `received` bytes.
+
+        A body may pause for `body_timeout_seconds`, and each byte adds its time at the minimum rate. So a short pause
+        does no harm, and bytes at long intervals do not hold a connection.
+        """
+        deadline, seconds = self._connection.deadline, self._connection.settings.body_timeout_seconds
+        if self._incoming.answered:
+            seconds = min(seconds, MAX_ANSWERED_BODY_SECONDS)
+        if deadline.is_set(self._check_body):
+            deadline.extend(received / MIN_BODY_BYTES_PER_SECOND, seconds)
+        else:
+            deadline.set(seconds, self._check_body)
+
+    def _check_body(self) -> None:
+        """Refuse a late body, unless it waits for the server, or belongs to a stream with limits of its own."""
+        incoming = self._incoming
+        if self._connection.delays_input():
+            self.wait_for_body()
+        elif incoming.answered or not incoming.answer_begun:  # only a stream answers before the end of the body
+            self.refuse_late()
+
+    def refuse_late(self) -> None:
+        """Refuse the incomplete request."""
         self._refuse(TOO_LATE)
 
     def read(self, data: bytes) -> None:
         """Read the next segment of the input."""
         if self.between_requests:
             self._first_input = data if len(data) <= CHUNK_BYTES else b""
-        self.incomplete_bytes += len(data)
+        size = len(data)
+        self.incomplete_bytes += size
         while data:
             try:
                 self._parser.feed_data(data)
@@ -80,11 +109,11 @@ class RequestReader:
                 return
         if self.incomplete_bytes > MAX_INCOMPLETE_BYTES:
             self._refuse(TOO_LONG)
-        elif (
-            self.incomplete_bytes
-            and not self._connection.is_closing()
-            and not self._connection.deadline.is_set(self._refuse_late)
-        ):
+        elif self._connection.is_closing():
+            return
+        elif self._incoming.accepted and not self._incoming.complete:
+            self.wait_for_body(size)
+        elif self.incomplete_bytes and not self._connection.deadline.is_set(self.refuse_late):
             self.wait_for_head()
 
     def on_message_begin(self) -> None:
@@ -124,7 +153,7 @@ class RequestReader:
         refusal = incoming.check_head()
         if refusal is not None:
             self._stop(refusal)
-        incoming.size = 0
+        incoming.head_size, incoming.size = incoming.size, 0
         if not incoming.is_websocket and not incoming.offers_other_protocol:
             self._connection.accept(incoming)
 
@@ -138,9 +167,13 @@ class RequestReader:
         """Read the end of a request."""
         if self._incoming.offers_other_protocol:
             return
+        self._connection.deadline.clear()
         self.incomplete_bytes = self.body_bytes = 0
         self.between_requests = True
-        incoming, first_input, self._first_input = self._incoming, self._first_input, b""
+        incoming = self._incoming
+        if not incoming.upgrades:  # else the parser reports the upgrade next
+            self._incoming = NO_REQUEST
+        first_input, self._first_input = self._first_input, b""
         incoming.complete = True
         self._connection.complete(incoming, first_input)
 

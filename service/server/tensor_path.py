@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.request import RawRequest
+from preblock.service.api.request_cache import Template
 from preblock.service.observability.context import RequestContext, find_request_id
 from preblock.service.observability.load_report import requested_report
-from preblock.service.server.incoming_request import IncomingRequest
+from preblock.service.server.incoming_request import MAX_IDLE_HEAD_BYTES, IncomingRequest
 from preblock.service.server.tensor_responder import TensorResponder
 from preblock.service.server.uvicorn_adapter import ProxyHeadersMiddleware
 
@@ -88,6 +89,11 @@ class TensorPath:
         head, self._held_head = self._held_head, b""
         return head
 
+    def _refuse_held(self) -> None:
+        """Refuse a held head, whose body is late."""
+        self._connection.reader.read(self.take_held_head())
+        self._connection.reader.refuse_late()
+
     def _answer_known(self, known: KnownHead, data: bytes) -> bool:
         connection, request, size = self._connection, known.request, len(data)
         began = self._held_since or perf_counter()
@@ -96,10 +102,11 @@ class TensorPath:
             return False
         if connection.scheduler.rest or (size != known.request_size and size != len(known.data)):
             return False
-        connection.deadline.clear()
         if size != known.request_size:
             self._held_head, self._held_since = known.data, began
+            connection.deadline.set(connection.settings.body_timeout_seconds, self._refuse_held)
             return True
+        connection.deadline.clear()
         connection.active, request.answer_begun = request, False
         if self._begin_known(request, data[len(known.data) :], began):
             self._held_since = 0.0
@@ -109,13 +116,8 @@ class TensorPath:
 
     def _begin_known(self, request: IncomingRequest, body: bytes, began: float) -> bool:
         """Answer a request with the known head from its template; return False if a check fails."""
-        templates, caller = self._dispatcher.templates, request.caller
-        assert templates is not None
-        assert caller is not None
-        if self._dispatcher.changes() != request.key_changes:
-            return False
-        template = caller.run(templates.find, request.key)
-        if template is None:
+        template, caller = self._find(request), request.caller
+        if template is None or caller is None:
             return False
         context = RequestContext(request.request_id, began)
         context.load_report = request.load_report
@@ -138,9 +140,7 @@ class TensorPath:
             request.key = (request.url, *(header for header in request.headers if header[0].lower() not in left_out))
             request.key_changes = dispatcher.changes()
             request.caller = dispatcher.caller_context(request.headers, request.client)
-            if request.caller is not None:
-                request.template = request.caller.run(dispatcher.templates.find, request.key)
-        if (request.template is None or not route.name) and not self._may_answer(request):
+        if not (route.name and self._has_template(request)) and not self._may_answer(request):
             return False
         request.route = route
         request.target = "POST", route.path, request.client[0] if request.client else ""
@@ -156,6 +156,10 @@ class TensorPath:
         is_short = 0 < len(length) <= 6 and int(length) <= MAX_BODY_BYTES
         simple = is_short and headers.keys().isdisjoint(APPLICATION_HEADERS)
         return simple and self._dispatcher.hosts.allow(headers.get(b"host"))
+
+    def _has_template(self, request: IncomingRequest) -> bool:
+        templates = self._dispatcher.templates
+        return templates is not None and request.caller is not None and request.key in templates
 
     def answer(self, request: IncomingRequest, first_input: bytes) -> None:
         """Answer an accepted request with a complete body.
@@ -173,8 +177,7 @@ class TensorPath:
         context.load_report = request.load_report
         context.received, context.read = len(body), perf_counter() - request.began
         context.target = request.target
-        template, request.template = request.template, None  # a kept template would keep a replaced model open
-        caller, respond = request.caller, self._responder.answer_by_template
+        template, caller, respond = self._find(request), request.caller, self._responder.answer_by_template
         if template is not None and caller is not None and caller.run(respond, template, request, body, context):
             self._remember(request, first_input, len(body))
             return
@@ -196,12 +199,24 @@ class TensorPath:
         path = request.url.partition(b"?")[0].decode("latin-1")
         self._responder.send_internal_error(path, context)
 
+    def _find(self, request: IncomingRequest) -> Template | None:
+        """Return the template of a complete request; None without one, or if its caller needs a new check.
+
+        Before the body, a template would keep a replaced model open.
+        """
+        templates = self._dispatcher.templates
+        if templates is None or request.caller is None or self._dispatcher.changes() != request.key_changes:
+            return None
+        return request.caller.run(templates.find, request.key)
+
     def _remember(self, request: IncomingRequest, first_input: bytes, body_size: int) -> None:
         """Remember the head of a request that arrived alone, with its whole body or before it."""
         head, end, rest = first_input.partition(HEAD_END)
         # An empty line may precede a request; it ends no head.
         if end and head.startswith(BEGIN) and len(rest) in (0, body_size) and request.keep_alive:
             head += end
+            if len(head) > MAX_IDLE_HEAD_BYTES:
+                return
             self._known = KnownHead(head, len(head) + body_size, request)
 
 

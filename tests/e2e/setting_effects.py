@@ -140,6 +140,14 @@ def headers_come_too_late(server: Served) -> bool:
     return False
 
 
+def body_comes_too_late(server: Served) -> bool:
+    with dial(server.address, 1.5) as half:
+        half.sendall(http_request("/models/gpt/embed", b"{}")[:-1])
+        with suppress(TimeoutError):
+            return b" 408 " in half.recv(100)
+    return False
+
+
 def ends(server: Served, reason: str) -> bool:
     """Open a stream, and return whether it soon ends for this reason."""
     with stream(server) as opened:
@@ -216,6 +224,7 @@ SEEN: dict[str, tuple[str, Callable[[Served], bool]]] = {
     "queue_timeout_seconds": ("0.0001", waits_too_long),
     "max_concurrent_streams": ("1", too_many_streams),
     "header_timeout_seconds": ("1", headers_come_too_late),
+    "body_timeout_seconds": ("1", body_comes_too_late),
     "stream_idle_timeout_seconds": ("1", partial(ends, reason="idle")),
     "stream_max_lifetime_seconds": ("1", partial(ends, reason="time")),
     "sequence_idle_timeout_seconds": ("1", lambda server: "does not run on" in sequence(server, pause=1.5)),
@@ -234,7 +243,7 @@ TOGETHER = (
     ("max_concurrent_requests", "max_sequence_rows", "max_concurrent_streams", "log_level"),
     ("queue_timeout_seconds", "stream_max_lifetime_seconds", "shared_memory_idle_timeout_seconds"),
     ("max_queue_size", "max_buffered_response_bytes", "stream_idle_timeout_seconds"),
-    ("header_timeout_seconds", "sequence_idle_timeout_seconds"),
+    ("header_timeout_seconds", "body_timeout_seconds", "sequence_idle_timeout_seconds"),
     ("rate_limit_per_second",),
 )
 """Settings with effects independent of each other."""

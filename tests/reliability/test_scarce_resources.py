@@ -15,7 +15,7 @@ import pytest
 
 from preblock.service.observability.metric_files import RESERVED_BYTES
 from tests.reliability.load import answers, descriptors, load, ready, wait_for
-from tests.reliability.wires import connection, still_right
+from tests.reliability.wires import connection, request, still_right
 from tests.support.artifacts import copy_artifact
 from tests.support.processes import workers
 from tests.support.scrapes import samples_of
@@ -102,6 +102,23 @@ def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_pat
         still_right(client, expected)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
         wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", request()[:40], request()[:-5], request("/v2/repository/index", b"{}")[:-1], request()],
+    ids=["silent", "head", "tensors", "application", "idle"],
+)
+def test_waiting_clients_leave_descriptors_to_others(tiny_repository: Path, expected: bytes, sent: bytes) -> None:
+    with serve(tiny_repository) as server, ExitStack() as stack:
+        stack.enter_context(limited(server.process.pid, resource.RLIMIT_NOFILE, 64))
+        for _ in range(100):
+            stream = stack.enter_context(connection(server))
+            with suppress(ConnectionError):
+                stream.sendall(sent)
+        for _ in range(5):
+            with httpx.Client(base_url=server.address, timeout=10) as client:
+                still_right(client, expected)
 
 
 @contextmanager
@@ -209,11 +226,7 @@ def test_metrics_without_descriptors_are_correct_or_503(tiny_repository: Path, e
             return True
 
         assert told()
-        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        most = max(int(descriptor.name) for descriptor in descriptors(pid)) + 6
-        with ExitStack() as many:
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, limits[1]))
-            for _ in range(40):
-                many.enter_context(connection(server))
+        most = max(int(descriptor.name) for descriptor in descriptors(pid)) + 1
+        with limited(pid, resource.RLIMIT_NOFILE, most):
             wait_for(lambda: not told())
         wait_for(told)

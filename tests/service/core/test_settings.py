@@ -79,6 +79,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("stream_idle_timeout_seconds", "1", 1),
     ("sequence_idle_timeout_seconds", "1", 1),
     ("header_timeout_seconds", "1", 1),
+    ("body_timeout_seconds", "1", 1),
     ("shutdown_timeout_seconds", "1", 1),
     ("stream_max_lifetime_seconds", "1", 1),
     ("max_sequence_rows", "1", 1),

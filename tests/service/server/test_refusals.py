@@ -1,6 +1,7 @@
 """Requests that the connection refuses itself, and its close: the client reads the refusal, whatever it still sends."""
 
 import asyncio
+import re
 from contextlib import suppress
 
 import aiohttp
@@ -18,6 +19,9 @@ TOO_BIG = b"x" * (LIMIT + 2**22)
 EMBED = b"POST /models/gpt/embed HTTP/1.1\r\n"
 BODY = b"Content-Length: 18\r\n\r\n" + b'{"input_ids": [1]}'
 UPGRADE = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+CHUNKED = EMBED + b"Host: x\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n12\r\n" + BODY[-18:]
+CHUNKED += b"\r\n0\r\n\r\n"
+SOCKET = b"GET /models/gpt/decode HTTP/1.1\r\nHost: x\r\nSec-WebSocket-Version: 13\r\n" + UPGRADE + b"\r\n"
 
 
 def ask(server: Server, sent: bytes) -> tuple[bytes, bytes, bytes]:
@@ -76,6 +80,23 @@ def test_http_1_0_request_needs_no_host(tiny_server: Server) -> None:
 def test_transfer_encoding_is_case_insensitive(tiny_server: Server) -> None:
     head = b"Host: localhost\r\nConnection: close\r\nTransfer-Encoding: Chunked\r\n\r\n"
     assert ask(tiny_server, EMBED + head + b'12\r\n{"input_ids": [1]}\r\n0\r\n\r\n')[0] == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize(
+    ("sent", "space"),
+    [
+        (EMBED + b"Host: x\r\nConnection: close\r\n" + BODY, b" \t "),
+        (CHUNKED, b"  "),  # llhttp refuses tabs here
+        (SOCKET, b" \t "),
+    ],
+)
+def test_whitespace_around_values_is_ignored(tiny_server: Server, sent: bytes, space: bytes) -> None:
+    """RFC 9110, section 5.5."""
+    head, end, body = sent.partition(b"\r\n\r\n")
+    padded = re.sub(rb": (.+)\r\n", rb":%b\1%b\r\n" % (space, space), head + b"\r\n")
+    with dial(tiny_server.address) as stream:
+        stream.sendall(padded + end[:2] + body)
+        assert stream.recv(2**16)[9:12] == (b"101" if sent is SOCKET else b"200")
 
 
 @pytest.mark.parametrize("version", [b"8", b"12", b"13, 8"])

@@ -23,12 +23,12 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
     async def bias(request: RawRequest, name: str, version: str | None) -> Response:
         """Return the attention bias by distance of query and key."""
         with engine.admission.request("bias") as record:
-            model = engine.repository.get(name, version, caller=caller())
-            record.model = model.name
+            record.model = engine.repository.get(name, version, caller=caller()).name
             accept = request.list_header(b"accept")
             answer_type(accept, TYPES)  # fail before the body is read
             body_type(request.header(b"content-type"), (JSON,))
             body = await read_body(request, engine, max_body_bytes, record)
+            model = engine.repository.get(name, version, caller=caller())  # perhaps another one than before the body
             read = partial(read_json, body, engine.limits.max_parsed_values())
             fields = await engine.scheduler.run(len(body), read, text=True)
             message, encoding = read_bias(fields)

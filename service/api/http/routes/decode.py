@@ -53,8 +53,8 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
     async def decode(request: RawRequest, name: str, version: str | None) -> Response:
         """Stream an answer for each line of steps, or events for a known list of ids."""
         with engine.admission.request("decode-open") as record:
-            model = engine.repository.get(name, version, caller=caller())
-            record.model = model.name
+            find = partial(engine.repository.get, name, version, caller=caller())
+            record.model = find().name
             accept = request.list_header(b"accept")
             media = answer_type(accept, (NDJSON, EVENTS))
             fields = read_query(single_values(request.query))
@@ -64,11 +64,11 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
                 raise NotAcceptable("Accept", accept or "no header", expected)
             if answer_type(accept, (EVENTS if kind == JSON else NDJSON,)) == EVENTS:
                 body = await read_body(request, engine, max_body_bytes, record)
-                return await answer_events(streams, engine, model, body, fields)
+                return await answer_events(streams, engine, find(), body, fields)
             encoding = request.list_header(b"content-encoding")
             if encoding and encoding.lower() != "identity":
                 raise UnsupportedFormat("Content-Encoding", encoding, "identity, because lines are read as they arrive")
-            return answer_lines(streams, DecodeSession(engine, model, fields), max_body_bytes)
+            return answer_lines(streams, DecodeSession(engine, find(), fields), max_body_bytes)
 
     add_model_routes(routes, "POST", "/decode", decode, **schemas.DECODE)
     return routes

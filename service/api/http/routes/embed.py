@@ -47,12 +47,12 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
     async def embed(request: RawRequest, name: str, version: str | None) -> Response:
         """Return the vectors for block 0, or another output of the model."""
         with engine.admission.request("native") as record:
-            model = engine.repository.get(name, version, caller=caller())
-            record.model = model.name
+            record.model = engine.repository.get(name, version, caller=caller()).name
             accept = request.list_header(b"accept")
             answer_type(accept, TYPES)  # fail before the body is read
             kind = body_type(request.header(b"content-type"), TYPES)
             body = await read_body(request, engine, max_body_bytes, record)
+            model = engine.repository.get(name, version, caller=caller())  # perhaps another one than before the body
             indices = model.manifest.indices
             read = partial(_read, body, kind, request.query, indices, engine.limits.max_parsed_values(len(indices)))
             message = await engine.scheduler.run(len(body), read, text=kind == JSON)

@@ -29,10 +29,11 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
         """Return the sentence embedding of each input; `static_model` is `name` or `name:version`."""
         raw = RawRequest.of(request)
         with engine.admission.request("tei") as record:
-            found = engine.repository.get(*split_identifier(static_model), caller=caller())
-            record.model = found.name
+            identifier = split_identifier(static_model)
+            record.model = engine.repository.get(*identifier, caller=caller()).name
             body_type(raw.header(b"content-type"), (JSON,))
             body = await read_body(raw, engine, max_body_bytes, record)
+            found = engine.repository.get(*identifier, caller=caller())  # perhaps another one than before the body
 
             def read() -> TextRequest | TokenRequest:
                 document = read_json(body, engine.limits.max_parsed_values())

@@ -43,10 +43,10 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
     async def infer(request: RawRequest, name: str, version: str | None) -> Response:
         """Return the requested outputs; the default is all outputs of tokens. Every request needs ids or a text."""
         with engine.admission.request("open-inference") as record:
-            model = engine.repository.find(name, version, caller=caller())
-            record.model = model.name
+            record.model = engine.repository.find(name, version, caller=caller()).name
             body_type(request.header(b"content-type"), (JSON, BYTES))
             body = await read_body(request, engine, max_body_bytes, record)
+            model = engine.repository.find(name, version, caller=caller())  # perhaps another one than before the body
             header_length = request.header(HEADER)
             most = None  # an image or a spectrogram has more values than tokens
             if isinstance(model, TokenModel):
