@@ -19,7 +19,7 @@ CHUNK_BYTES = 3 * 2**18
 MAX_CHUNK_BYTES = CHUNK_BYTES // 3 * 4
 """Size of a chunk in base64."""
 MAX_JSON_VALUES = 2**14
-"""Numbers written as text at once, in a few tenths of a millisecond."""
+"""Numbers written as text at once, in a few tenths of a millisecond. More are written while they are sent."""
 MIN_WRITE_BYTES = 2**15
 """Larger buffers are sent alone; joining smaller buffers is faster than sending each."""
 MAX_JOINED = 32
@@ -67,14 +67,21 @@ class JsonFloats:
     shape: tuple[int, ...]
 
 
-Part = Buffer | Base64Chunks | ChunkedTensor | JsonFloats
+@dataclass(frozen=True)
+class LazyText:
+    """JSON written while it is sent; its length is unknown before."""
+
+    buffers: Iterator[Buffer]
+
+
+Part = Buffer | Base64Chunks | ChunkedTensor | JsonFloats | LazyText
 
 
 def body_size(parts: Iterable[Part]) -> int | None:
     """Return the number of bytes of a body, or None if a part has an unknown length."""
     size = 0
     for part in parts:
-        if isinstance(part, JsonFloats):
+        if isinstance(part, JsonFloats | LazyText):
             return None
         size += len(part)
     return size
@@ -132,6 +139,8 @@ def _encode_parts(parts: Iterable[Part]) -> Iterator[Buffer]:
             yield from encode_base64(part.parts)
         elif isinstance(part, JsonFloats):
             yield from _write_floats(part)
+        elif isinstance(part, LazyText):
+            yield from part.buffers
         else:
             yield from _split_part(part)
 
@@ -168,17 +177,21 @@ def encode_base64(parts: Iterable[Buffer | ChunkedTensor | LazyBytes]) -> Iterat
 def _write_floats(numbers: JsonFloats) -> Iterator[bytes]:
     """Yield the text of nested lists; the conversion from narrower dtypes to float32 is exact."""
     *rows, width = (*numbers.shape, 1) if len(numbers.shape) == 1 else numbers.shape
-    length, lists = rows[-1], [math.prod(rows[level:]) for level in range(1, len(rows))]
+    inner = () if len(numbers.shape) == 1 else (width,)
+    sizes = [math.prod(rows[level:]) for level in range(len(rows) + 1)]  # vectors in a list of each level, at last 1
     most, done = max(1, MAX_JSON_VALUES // width), 0
     before = b"["
     for array in numbers.values:
         vectors = (array if array.dtype.kind == "i" else array.astype(np.float32, copy=False)).reshape(-1, width)
         while len(vectors):
-            left = min(most, length - done % length)
-            some, vectors = vectors[:left], vectors[left:]
-            text = orjson.dumps(some if len(numbers.shape) > 1 else some.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
-            before += b"[" * sum(done % size == 0 for size in lists)
-            done += len(some)
-            yield b"".join((before, memoryview(text)[1:-1], b"]" * sum(done % size == 0 for size in lists)))
+            fits = min(most, len(vectors))
+            # The outermost lists that fit are written at once: short ones cost more than their numbers.
+            level = next(n for n, size in enumerate(sizes) if n and (size == 1 or (size <= fits and not done % size)))
+            count = min(fits, sizes[level - 1] - done % sizes[level - 1]) // sizes[level] * sizes[level]
+            some, vectors = vectors[:count].reshape(-1, *rows[level:], *inner), vectors[count:]
+            text = orjson.dumps(some, option=orjson.OPT_SERIALIZE_NUMPY)
+            before += b"[" * sum(done % size == 0 for size in sizes[1:level])
+            done += count
+            yield b"".join((before, memoryview(text)[1:-1], b"]" * sum(done % size == 0 for size in sizes[1:level])))
             before = b","
     yield b"]"

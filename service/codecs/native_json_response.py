@@ -6,7 +6,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from preblock.service.codecs.chunks import Base64Chunks, JsonFloats, Part, as_bytes, join
+from preblock.service.codecs.chunks import MAX_JSON_VALUES, Base64Chunks, JsonFloats, LazyText, Part, as_bytes, join
 from preblock.service.codecs.output_uses import use_of
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, write_prompt_embeds
 from preblock.service.core.errors import Invalid
@@ -14,6 +14,8 @@ from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Te
 
 BASE64_PLACEHOLDER, FLOATS_PLACEHOLDER = orjson.Fragment(b'"\0"'), orjson.Fragment(b"\0")
 """Placeholders of base64 and of numbers in a document. Serialized JSON never holds a zero byte."""
+TEXT_COPIES = 12
+"""Memory of values, their text and three copies of the text, in sizes of the values as float32."""
 
 
 def build_document(answer: Result, encoding: str) -> dict[str, Any]:
@@ -60,15 +62,15 @@ def _encode_tensor(answer: Result, tensor: Tensor, encoding: str) -> Any:
         return write_prompt_embeds(tensor, answer.lengths)
     if encoding == "base64":
         return to_base64(tensor)
-    return JsonFloats(tensor, tensor.shape) if isinstance(tensor, ChunkedTensor) else to_json_numbers(tensor)
+    return to_json_numbers(tensor)
 
 
-def write_json_parts(document: dict[str, Any] | JsonFloats) -> list[Part]:
-    """Write a document or an array in parts; base64 and computed values are written while they are sent."""
-    values: list[Base64Chunks | JsonFloats] = []
+def write_json_parts(document: Any) -> list[Part]:
+    """Write a document or an array in parts; base64 and many values are written while they are sent."""
+    values: list[Base64Chunks | JsonFloats | LazyText] = []
 
     def mark(value: object) -> orjson.Fragment:
-        if not isinstance(value, Base64Chunks | JsonFloats):
+        if not isinstance(value, Base64Chunks | JsonFloats | LazyText):
             raise TypeError(type(value).__name__)
         values.append(value)
         return BASE64_PLACEHOLDER if isinstance(value, Base64Chunks) else FLOATS_PLACEHOLDER
@@ -90,21 +92,35 @@ def to_base64(tensor: Tensor) -> Base64Chunks:
     return Base64Chunks((as_bytes(tensor),))
 
 
-def to_floats(tensor: NDArray[np.generic]) -> JsonFloats:
-    """Return finite values as JSON numbers, written while they are sent."""
-    return JsonFloats((tensor,), tensor.shape)
-
-
-def to_json_numbers(tensor: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Return integers unchanged, and other values as float32; the conversion from narrower dtypes is exact.
+def to_json_numbers(tensor: Tensor) -> NDArray[np.generic] | JsonFloats:
+    """Return the values as JSON numbers; many are written while they are sent, and computed ones are checked before.
 
     Raises:
         Invalid: a value is infinite or NaN.
 
     """
-    if tensor.dtype.kind == "i":
-        return tensor
-    floats = tensor.astype(np.float32, copy=False)
-    if not np.isfinite(floats).all():
+    if not isinstance(tensor, ChunkedTensor):
+        check_finite(tensor)
+    return write_numbers(tensor)
+
+
+def check_finite(tensor: NDArray[np.generic]) -> None:
+    """Raise Invalid if a value is infinite or NaN."""
+    if tensor.dtype.kind != "i" and not np.isfinite(_widen(tensor)).all():
         raise Invalid("encoding", "float", "base64, since JSON cannot hold an infinite value or NaN")
-    return floats
+
+
+def write_numbers(tensor: Tensor, shape: tuple[int, ...] | None = None) -> NDArray[np.generic] | JsonFloats:
+    """Return finite values, in another `shape` if it is given, as JSON numbers; many are written while they are sent.
+
+    The text of a value takes several times its memory.
+    """
+    shape = tensor.shape if shape is None else shape
+    if isinstance(tensor, ChunkedTensor):
+        return JsonFloats(tensor, shape)
+    return JsonFloats((tensor,), shape) if tensor.size > MAX_JSON_VALUES else _widen(tensor.reshape(shape))
+
+
+def _widen(tensor: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return integers unchanged, and other values as float32; the conversion from narrower dtypes is exact."""
+    return tensor if tensor.dtype.kind == "i" else tensor.astype(np.float32, copy=False)

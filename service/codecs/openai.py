@@ -1,21 +1,16 @@
 """Requests, embeddings and errors of the OpenAI API."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from preblock.service.artifacts.manifest import Manifest
-from preblock.service.codecs.chunks import Part
+from preblock.service.codecs.chunks import CHUNK_BYTES, MAX_JSON_VALUES, Buffer, LazyText, Part, body_chunks
 from preblock.service.codecs.fields import format_value, read_choice, read_flag, refuse_unknown, rename_field
 from preblock.service.codecs.native_json import EmbedMessage, read_text
-from preblock.service.codecs.native_json_response import (
-    to_base64,
-    to_floats,
-    to_json_numbers,
-    write_json_parts,
-)
+from preblock.service.codecs.native_json_response import check_finite, to_base64, write_json_parts, write_numbers
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.errors import (
     ClientFault,
@@ -45,8 +40,6 @@ FIELD_NAMES = (
     ("^max_length$", "truncate_prompt_tokens"),
 )
 """Patterns of native field names, and their names in the OpenAI API."""
-MAX_FLOATS = 2**18
-"""Most values written as text at once, in a few milliseconds; more are written while they are sent."""
 
 
 def read_model(document: Mapping[str, Any]) -> tuple[str, str | None]:
@@ -149,25 +142,38 @@ def _read_truncation(document: Mapping[str, Any], limit: int) -> dict[str, Any]:
 def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:
     """Write a vector for each input; with the pooling "none" a vector for each token, and their shape."""
     (tensor,) = answer.arrays.values()
+    write = to_base64 if message.encoding == "base64" else write_numbers
     if message.encoding == "float":
-        tensor = to_json_numbers(tensor)
+        check_finite(tensor)
     whole = message.request.pooling == "none"
     parts = np.split(tensor.reshape(-1, tensor.shape[-1]), np.cumsum(answer.lengths)[:-1]) if whole else tensor
-    write = to_base64 if message.encoding == "base64" else to_floats if tensor.size > MAX_FLOATS else np.asarray
+    data = (
+        {"object": "embedding", "index": index, "embedding": write(part)} | ({"shape": part.shape} if whole else {})
+        for index, part in enumerate(parts)
+    )
+    later = tensor.nbytes > CHUNK_BYTES if message.encoding == "base64" else tensor.size > MAX_JSON_VALUES
     tokens = int(answer.lengths.sum())
     document: dict[str, Any] = {
         "object": "list",
         "model": answer.model,
         "version": answer.version,
-        "data": [
-            {"object": "embedding", "index": index, "embedding": write(part)} | ({"shape": part.shape} if whole else {})
-            for index, part in enumerate(parts)
-        ],
+        "data": LazyText(_write_list(data)) if later else list(data),
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
     if answer.truncated is not None:
         document["truncated"] = answer.truncated
     return write_json_parts(document)
+
+
+def _write_list(items: Iterable[dict[str, Any]]) -> Iterator[Buffer]:
+    """Yield the text of at least one object in a list."""
+    separator = b"["
+    for item in items:
+        first, *others = body_chunks(write_json_parts(item))
+        yield b"".join((separator, first))
+        yield from others
+        separator = b","
+    yield b"]"
 
 
 def error_document(error: PreblockError, status: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import Part
 from preblock.service.codecs.fields import read_choice, read_flag, refuse_unknown, rename_field
 from preblock.service.codecs.native_json import read_text
-from preblock.service.codecs.native_json_response import to_floats, to_json_numbers, write_json_parts
+from preblock.service.codecs.native_json_response import to_json_numbers, write_json_parts
 from preblock.service.codecs.openai import INPUT_FORMS, lacks_sentences, read_dimensions
 from preblock.service.codecs.token_rows import read_json_rows
 from preblock.service.core.errors import (
@@ -63,7 +63,7 @@ def read_embed(document: Mapping[str, Any], model: str, manifest: Manifest) -> T
 def write_embed(answer: EmbedResult) -> list[Part]:
     """Write a vector for each input, as a list of lists of numbers."""
     (tensor,) = answer.arrays.values()
-    return write_json_parts(to_floats(to_json_numbers(tensor)))
+    return write_json_parts(to_json_numbers(tensor))
 
 
 def error_document(error: PreblockError) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Memory for large request bodies: one bound for all connections of a process, and its return to the system."""
+"""Memory for large bodies of requests and of responses: a bound for all connections, and its return to the system."""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from preblock.service.core.errors import Unavailable
@@ -20,23 +20,41 @@ MIN_RETURNED_BYTES = 2**26
 
 
 class BodyMemory:
-    """Bounds the bytes of large bodies in progress: expanded, parsed or computed. Further bodies wait in order.
+    """Bounds the bytes of large request bodies in progress: expanded and parsed. Further bodies wait in order.
 
     Args:
         settings: largest body, size and timeout of the queue.
+        free: returns free memory to the system, in a thread; default: `return_free_memory`.
 
     """
 
-    def __init__(self, settings: LiveSettings) -> None:
-        self._settings = settings
+    kind, others = "body", "request bodies"
+
+    def __init__(self, settings: LiveSettings, free: Callable[[], None] = return_free_memory) -> None:
+        self._settings, self._free = settings, free
         self._reserved = 0
         self._released = 0  # since the last return of memory
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def _largest(self) -> int:
+        """Bytes of the largest allowed body."""
+        return self._settings.current.max_body_bytes
+
+    @property
     def _capacity(self) -> int:
-        return MAX_LARGEST_BODIES * self._settings.current.max_body_bytes
+        return MAX_LARGEST_BODIES * self._largest
+
+    def take(self, size: int) -> int | None:
+        """Reserve memory as `reserve`, but return None in place of a wait."""
+        if size < LARGE_BODY_BYTES:
+            return 0
+        size = min(size, self._capacity)
+        if self._waiting or self._reserved + size > self._capacity:
+            return None
+        self._reserved += size
+        return size
 
     async def reserve(self, size: int) -> int:
         """Reserve memory for a body of up to `size` bytes, if it is large; return the bytes for `release`.
@@ -45,14 +63,11 @@ class BodyMemory:
             Unavailable: too many bodies wait, or this one has waited longer than the queue timeout.
 
         """
-        if size < LARGE_BODY_BYTES:
-            return 0
-        size = min(size, self._capacity)
-        if not self._waiting and self._reserved + size <= self._capacity:
-            self._reserved += size
-        else:
-            await self._wait(size)
-        return size
+        reserved = self.take(size)
+        if reserved is None:
+            reserved = min(size, self._capacity)
+            await self._wait(reserved)
+        return reserved
 
     @asynccontextmanager
     async def hold(self, size: int) -> AsyncIterator[None]:
@@ -68,27 +83,26 @@ class BodyMemory:
         most, seconds = settings.max_queue_size, settings.queue_timeout_seconds
         if len(self._waiting) >= most:
             got, allowed = f"more than {most} waiting", f"at most {most} waiting"
-            text = f"The server is busy with other large request bodies, and {most} more wait. Retry later."
-            raise Unavailable("body", got, allowed, message=text)
-        loop = asyncio.get_running_loop()
-        admitted: asyncio.Future[None] = loop.create_future()
-        expired = asyncio.Event()
-        # Not `asyncio.timeout`, which needs a task: a short tensor request has none.
-        timer = loop.call_later(seconds, _expire, admitted, expired)
+            text = f"The server is busy with other large {self.others}, and {most} more wait. Retry later."
+            raise Unavailable(self.kind, got, allowed, message=text)
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, admitted))
         try:
-            await admitted
+            await asyncio.wait((admitted,), timeout=seconds)  # unlike `asyncio.timeout`, it needs no task
         except asyncio.CancelledError:
-            if not admitted.cancelled():  # admitted in the same iteration of the event loop
+            if not self._give_up(admitted):
                 self.release(size)
-                raise
+            raise
+        if self._give_up(admitted):
+            text = f"The {self.kind} waited {seconds:g} s for other large {self.others}. Retry later."
+            raise Unavailable(self.kind, f"a wait of {seconds:g} s", f"at most {seconds:g} s", message=text)
+
+    def _give_up(self, admitted: asyncio.Future[None]) -> bool:
+        """Leave the queue; return False if the wait was over."""
+        left = admitted.cancel()
+        if left:
             self._admit()  # the next body may be smaller
-            if not expired.is_set():
-                raise
-            text = f"The body waited {seconds:g} s for other large request bodies. Retry later."
-            raise Unavailable("body", f"a wait of {seconds:g} s", f"at most {seconds:g} s", message=text) from None
-        finally:
-            timer.cancel()
+        return left
 
     def release(self, size: int) -> None:
         """Release the memory of a body."""
@@ -117,13 +131,17 @@ class BodyMemory:
             self._waiting.popleft()
 
     def _return(self) -> None:
-        """Return the free memory of finished bodies; later, if others are in progress."""
-        if not self._reserved:
-            self._released = 0
-            asyncio.get_running_loop().run_in_executor(None, return_free_memory)
+        """Return the free memory of finished bodies. A client that does not read holds its own for minutes."""
+        self._released = 0
+        asyncio.get_running_loop().run_in_executor(None, self._free)
 
 
-def _expire(admitted: asyncio.Future[None], expired: asyncio.Event) -> None:
-    """End a wait, and set `expired`."""
-    if admitted.cancel():
-        expired.set()
+class ResponseMemory(BodyMemory):
+    """Bounds the bytes of large responses in progress, from their computation until the client has read them."""
+
+    kind, others = "response", "responses"
+
+    @property
+    def _largest(self) -> int:
+        """Bytes of the largest buffered response."""
+        return self._settings.current.max_buffered_response_bytes

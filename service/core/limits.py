@@ -2,13 +2,15 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from preblock.service.core.auth import caller
-from preblock.service.core.body_memory import BodyMemory
+from preblock.service.core.body_memory import BodyMemory, ResponseMemory
 from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
 from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.system import return_free_memory
+from preblock.service.core.write_turns import WriteTurns
 
 MAX_ROUNDING_SECONDS = 1e-6
 """Error of sums of fractions of a second."""
@@ -27,15 +29,19 @@ class Limits:
 
     Args:
         settings: with the limits.
+        free: returns the free memory of large responses to the system; default: that of the allocator.
 
     Attributes:
         bodies: memory of large request bodies.
+        responses: memory of large responses.
+        turns: turns of large responses that are computed while they are sent.
 
     """
 
-    def __init__(self, settings: LiveSettings) -> None:
+    def __init__(self, settings: LiveSettings, free: Callable[[], None] = return_free_memory) -> None:
         self._settings = settings
-        self.bodies = BodyMemory(settings)
+        self.bodies, self.responses = BodyMemory(settings), ResponseMemory(settings, free)
+        self.turns = WriteTurns()
         self._running = 0
         # By caller: the theoretical arrival time of its next request.
         self._arrivals: dict[str, float] = {}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from preblock.service.core.errors import ClientFault
-from preblock.service.core.limits import Limits
+from preblock.service.core.limits import FLOAT32_BYTES, Limits
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
@@ -63,6 +63,26 @@ class Admission:
 
         """
         record.body_bytes = await self.limits.bodies.reserve(size)
+
+    async def reserve_response(self, record: RequestRecord, values: int) -> None:
+        """Reserve memory for a response with `values` in memory, until its transport releases the request's context.
+
+        Raises:
+            Unavailable: too many large responses wait, or for too long.
+
+        """
+        if record.context is not None:  # outside of a server no transport sends the response
+            size = FLOAT32_BYTES * record.copies * values
+            record.context.hold(self.limits.responses, await self.limits.responses.reserve(size))
+
+    def take_response(self, record: RequestRecord, values: int) -> bool:
+        """Reserve memory as `reserve_response`; return False in place of a wait."""
+        if record.context is not None:
+            size = self.limits.responses.take(FLOAT32_BYTES * record.copies * values)
+            if size is None:
+                return False
+            record.context.hold(self.limits.responses, size)
+        return True
 
     def end(self, record: RequestRecord, error: BaseException | None = None) -> None:
         """End a request with success or with `error`, and report it. A second call does nothing."""

@@ -25,9 +25,6 @@ from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
-MAX_BUFFERED_TEXT_VALUES = 2**21
-"""Most values of a text response (JSON) in one run, which is several times as fast as chunks, and takes about 30 MB."""
-
 GPU_CHUNKS = 10
 """Chunks of a large response in one call, if the vectors stay on a GPU: a larger call takes hardly longer there. Other
 calls are as large."""
@@ -38,7 +35,7 @@ def is_streamed(request: TokenRequest, manifest: Manifest, size: int) -> bool:
 
     Rotary angles are never chunked, because their graph computes all other outputs for each chunk.
     """
-    large = size > (INLINE_MAX_VALUES if request.check is None else MAX_BUFFERED_TEXT_VALUES)
+    large = size > INLINE_MAX_VALUES
     return large and (request.chunks != "none" or request.pooling != "none") and not manifest.rotary_of(request.outputs)
 
 
@@ -177,7 +174,7 @@ def compute_buffered(model: TokenModel, names: tuple[str, ...], item: BatchItem)
     onnxruntime keeps the memory of its largest run. The memory of a copy is freed with the response.
     """
     size = item.feeds["input_ids"].size * max(model.widths[name] for name in names)
-    if size <= MAX_BUFFERED_TEXT_VALUES or model.manifest.rotary_of(names):
+    if size <= INLINE_MAX_VALUES or model.manifest.rotary_of(names):
         return run_batch(model, names, [item])[0]
     return _compute(model, names, item, partial(_buffer_output, model, item))
 

@@ -50,7 +50,7 @@ from preblock.service.runtime.model import EncoderStem, LoadedModel, TokenModel
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.runner import Feeds
-from preblock.service.runtime.session import INLINE_MAX_VALUES
+from preblock.service.runtime.session import INLINE_MAX_VALUES, free_memory
 
 
 class Engine:
@@ -79,7 +79,7 @@ class Engine:
         self.metrics = metrics
         metrics.queue_depth = scheduler.queue_depth
         self.settings = settings
-        self.limits = Limits(settings)
+        self.limits = Limits(settings, free_memory)
         self.shared_memory = SharedMemory(settings)
         self.admission = Admission(self.limits, metrics, AccessLog(settings))
 
@@ -140,9 +140,13 @@ class Engine:
         streamed = chunking.is_streamed(request, model.manifest, size)
         in_place = table_of_means(model, names, request) is not None
         pooled = in_place or (streamed and request.pooling != "none")
+        values = (record.rows if pooled else record.tokens) * width
         if request.chunks == "buffered" or pooled or not streamed:
-            self.limits.check_buffered("input_ids", (record.rows if pooled else record.tokens) * width)
+            self.limits.check_buffered("input_ids", values)
+        else:
+            values = min(values, planning.MAX_SENT_VALUES)
         record.checked = perf_counter()
+        await self.admission.reserve_response(record, values)
         if request.given is not None:
             item.given = await self.scheduler.run(size, lambda: vectors_of_outputs(request, model, names))
         finish = partial(finish_outputs, request, item, model.manifest, outputs)
@@ -222,6 +226,7 @@ class Engine:
         lengths = {"query_offset": offset, "query_length": request.query_length, "key_length": request.key_length}
         feeds = {name: np.array([length], np.int64) for name, length in lengths.items()}
         record.rows = record.batch = 1
+        await self.admission.reserve_response(record, math.prod(shape))
         return await self._run_graph(model, BIAS_GRAPH, feeds, request.dtype, record, math.prod(shape))
 
     async def stem(self, stem: EncoderStem, request: StemRequest, record: RequestRecord) -> Result:
@@ -238,6 +243,7 @@ class Engine:
         self.limits.check_rows(request.input, len(request.values))
         record.rows = record.batch = len(request.values)
         feeds = {request.input: request.values}
+        await self.admission.reserve_response(record, vectors * stem.manifest.width)
         # Always in a thread, because a convolution is slow at any size.
         result = await self._run_graph(stem, GRAPH, feeds, request.dtype, record, INLINE_MAX_VALUES + 1)
         record.tokens = vectors

@@ -18,7 +18,14 @@ from preblock.service.artifacts.manifest import CONTEXT, STORED
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.planning import BatchItem, Outputs, max_batched_values, resolve_outputs, run_batch
+from preblock.service.engine.planning import (
+    MAX_SENT_VALUES,
+    BatchItem,
+    Outputs,
+    max_batched_values,
+    resolve_outputs,
+    run_batch,
+)
 from preblock.service.engine.scheduler import MicroBatch
 from preblock.service.engine.validation import has_only_ids, is_in_range
 from preblock.service.observability.context import RequestContext
@@ -104,6 +111,8 @@ class FastPath:
         context: RequestContext | None,
         started: float,
         before: Int64 | None = None,
+        *,
+        sent: bool = True,
     ) -> "FastRun | None":
         """Start a request after `accepts`, or return None if a limit rejects it. The caller must call `end` later.
 
@@ -114,12 +123,18 @@ class FastPath:
             context: context of the request, or of the stream.
             started: `perf_counter` at the time when the request was complete.
             before: int64 (B, H), legal ids before each row; None for an output without a history.
+            sent: whether a large response is computed while it is sent; default True.
 
         """
         record = RequestRecord(protocol, context, started)
+        size = ids.size * self.width
+        if not self.admission.take_response(record, min(size, MAX_SENT_VALUES) if sent else size):
+            return None  # the general path waits for memory
         try:
             self.admission.enter(record)
         except PreblockError:
+            if context is not None:
+                context.release()
             return None
         try:
             return FastRun(self, record, ids, offset, before)

@@ -26,12 +26,15 @@ from preblock.service.engine.history import context_of, token_contexts
 from preblock.service.engine.positions import count_real, graph_counts, next_positions, position_index
 from preblock.service.engine.validation import ZERO
 from preblock.service.observability.record import RequestRecord
+from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
 MAX_BATCHED_VALUES = 2**14
 """Most values of a request in a micro-batch on the CPU; a larger request gains nothing from batching."""
+MAX_SENT_VALUES = 2 * CHUNK_VALUES
+"""Most values in memory of a response that is computed while it is sent: a chunk as vectors, and as text."""
 
 Outputs = dict[str, Float32]
 """Vectors by the name of their output."""

@@ -72,6 +72,7 @@ class TableReader:
         number = _check_count(count, most, min(DEFAULT_POSITIONS, most))
         size = number * rows.width
         self._engine.limits.check_buffered("count", size)
+        await self._engine.admission.reserve_response(record, size)
         found = await self._run(size, lambda: rows.compute(first, number), record)
         tensors = {POSITION_EMBEDDINGS: found}
         return Result(model=model.name, version=model.version, dtype="float32", tensors=tensors)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import count
 from time import perf_counter
 
+from preblock.service.core.body_memory import BodyMemory
 from preblock.service.observability.load_report import LOAD, LOAD_FORMAT, LoadReport
 from preblock.service.observability.record import OK, OPENING_SUFFIX, RequestRecord
 
@@ -108,6 +109,7 @@ class RequestContext:
         status: of the response, or a name of gRPC; None before it is known.
         on_status: calls to make once the status is known, in order; a stream may take its first step before.
         load_report: writes the load of the process for a response header; None for no header.
+        held: bytes of memory reserved for the response; 0 for a small one.
 
     Args:
         request_id: id from the client. An id other than 1 to 128 visible ASCII characters is replaced.
@@ -115,7 +117,10 @@ class RequestContext:
 
     """
 
-    __slots__ = ("began", "id", "load_report", "on_status", "read", "received", "record", "status", "target", "trace")
+    __slots__ = (
+        *("began", "id", "load_report", "on_status", "read", "received", "record", "status", "target", "trace"),
+        *("_memory", "held"),
+    )
 
     def __init__(self, request_id: bytes | None = None, began: float | None = None) -> None:
         if request_id is None or not _ALLOWED.fullmatch(request_id):
@@ -129,6 +134,20 @@ class RequestContext:
         self.status: int | str | None = None
         self.on_status: tuple[Callable[[], None], ...] = ()
         self.load_report: LoadReport | None = None
+        self._memory: BodyMemory | None = None
+        self.held = 0
+
+    def hold(self, memory: BodyMemory, size: int) -> None:
+        """Keep `size` bytes reserved in `memory` until `release`, if there are any."""
+        if size:
+            self._memory = memory
+            self.held += size
+
+    def release(self) -> None:
+        """Release the memory of the response. The transport calls this when the client has read it, or has left."""
+        size, self.held = self.held, 0
+        if size and self._memory is not None:
+            self._memory.release(size)
 
     def set_status(self, status: int | str) -> None:
         """Set the status of the response."""

@@ -28,6 +28,7 @@ class RequestRecord:
         context: context of the request or stream; None outside of a server.
         admitted: whether the record counts against the limit of concurrent requests.
         body_bytes: memory reserved for the body, released when the handler returns.
+        copies: memory that the response takes until it is sent, in sizes of its vectors as float32.
         running: whether the metrics count it as running.
         deferred: whether the response is computed while it is sent, after the handler has returned.
         model: name of the model; empty until it is selected.
@@ -48,8 +49,21 @@ class RequestRecord:
     """
 
     __slots__ = (
-        *("protocol", "context", "admitted", "running", "body_bytes", "deferred", "model", "version", "operation"),
-        *("rows", "tokens", "batch", "ids", "started", "selected", "checked", "dequeued", "ran", "ended", "outcome"),
+        *("protocol", "context", "admitted", "running", "body_bytes", "copies", "deferred", "model", "version"),
+        *(
+            "operation",
+            "rows",
+            "tokens",
+            "batch",
+            "ids",
+            "started",
+            "selected",
+            "checked",
+            "dequeued",
+            "ran",
+            "ended",
+            "outcome",
+        ),
     )
 
     def __init__(self, protocol: str, context: "RequestContext | None" = None, started: float | None = None) -> None:
@@ -57,6 +71,7 @@ class RequestRecord:
         self.admitted = self.running = self.deferred = False
         self.model = self.operation = self.outcome = ""
         self.body_bytes = self.version = self.rows = self.tokens = self.batch = 0
+        self.copies = 1
         self.ids: list[list[int]] | None = None
         self.started = perf_counter() if started is None else started
         self.selected = self.checked = self.dequeued = self.ran = self.ended = 0.0

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import onnxruntime as ort
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.manifest import DATA, GRAPH
 from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError, Forbidden, ProviderError
+from preblock.service.core.system import return_free_memory
 from preblock.service.runtime.buffer_pool import MAX_BYTES
 from preblock.service.runtime.cuda_driver import DriverError, load_driver
 from preblock.service.runtime.cuda_memory import SESSION_GPU, check_memory_limit, pinned_pool
@@ -24,6 +26,11 @@ LOG = logging.getLogger(__name__)
 
 INLINE_MAX_VALUES = 3 * 2**17
 """Values of an array, or bytes of a copy: a few tenths of a millisecond of work."""
+
+MIN_KEPT_VALUES = 2**16
+"""Values of the smallest output whose memory the arena of onnxruntime should give back."""
+_GROWN: "WeakSet[Session]" = WeakSet()
+"""Sessions with a large run since the last `free_memory`."""
 
 # The kernel of this fusion sums in scalars, by E[x^2] - mean^2: several times slower and less exact than the parts.
 SLOW_ON_CPU = ["SkipLayerNormFusion"]
@@ -100,6 +107,8 @@ class Session:
         self._inputs = [tensor.name for tensor in self.inputs]
         self._outputs = [tensor.name for tensor in self.outputs]
         self._narrow = any(tensor.dtype == "float16" for tensor in self.outputs)
+        self._smallest: Feeds | None = None
+        self._grown = False
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the named outputs, or all, for validated `feeds`: the graph itself wraps negative indices.
@@ -110,12 +119,24 @@ class Session:
         # Another dictionary or zip adds a microsecond; a call of one token takes only five.
         given = feeds if len(feeds) == len(self._inputs) else {name: feeds[name] for name in self._inputs}
         found = self._session.run(names, given)
+        if not self._grown and found[0].size >= MIN_KEPT_VALUES:
+            self._grown = True
+            _GROWN.add(self)
         found = _widen(found) if self._narrow else found
         return {names[0]: found[0]} if len(names) == 1 else dict(zip(names, found, strict=True))
 
     def warm_up(self, feeds: Feeds) -> None:
         """Run once, because the first run is slow."""
         self.run(feeds)
+        self._smallest = feeds
+
+    def shrink(self) -> None:
+        """Return the free memory of the arena: it holds every run and every output, and never shrinks otherwise."""
+        self._grown = False
+        if self._smallest is not None:
+            options = ort.RunOptions()
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+            self._session.run(self._outputs, dict(self._smallest), options)
 
     def refusal(self, feeds: Feeds) -> str | None:
         """Run once, and return the error of onnxruntime, or None. The CPU rejects an index beyond the table."""
@@ -196,6 +217,13 @@ class CudaSession(Session):
         for tokens in filter(None, (most >> fewer for fewer in (9, 6, 3, 0))):
             shapes = {1: (tokens,), 2: (tokens, 1)}
             self.run({tensor.name: np.zeros(shapes[len(tensor.shape)], np.int64) for tensor in self.inputs})
+
+
+def free_memory() -> None:
+    """Return the free memory of onnxruntime and of the allocator to the system."""
+    while _GROWN:
+        _GROWN.pop().shrink()
+    return_free_memory()
 
 
 def open_session(

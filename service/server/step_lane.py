@@ -19,6 +19,7 @@ class StepLane:
         transport: of the WebSocket.
         loop: of the WebSocket.
         resume: called after a response, to resume reading.
+        writable: set unless the client does not read.
         fail: handles an unexpected exception of a step.
 
     Attributes:
@@ -31,9 +32,11 @@ class StepLane:
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
         resume: Callable[[], None],
+        writable: asyncio.Event,
         fail: Callable[[], None],
     ) -> None:
         self._transport, self._loop, self._resume, self._fail = transport, loop, resume, fail
+        self._writable = writable
         self._session: DecodeSession | None = None
         self._lifetime: StreamLifetime | None = None
         self._context = Context()
@@ -48,6 +51,15 @@ class StepLane:
     def request(self) -> RequestContext | None:
         """The request of the stream; None before its first message."""
         return self._context.get(CURRENT_REQUEST)
+
+    async def drain(self) -> None:
+        """Wait until the client has read the answers."""
+        await self._writable.wait()
+
+    def release(self) -> None:
+        """Release the memory of the answered steps, because the client has read them."""
+        if self._session is not None and self._session.context is not None and not self.busy:
+            self._session.context.release()
 
     def end(self) -> None:
         """Answer no step any more, because the connection is closing."""
@@ -77,6 +89,8 @@ class StepLane:
                 size = sum(map(len, parts))
                 self._transport.write(b"".join((binary_head(size), *parts)))
             session.end(run, size, perf_counter() - began)
+            if self._writable.is_set():
+                self.release()
             self._resume()
         except Exception as error:
             run.end(error)

@@ -22,6 +22,7 @@ from preblock.service.api.http.tracing import end_span, set_route, set_status, s
 from preblock.service.api.request_cache import RequestTemplate, Template
 from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer
 from preblock.service.core.errors import PreblockError
+from preblock.service.core.write_turns import WriteTurns
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.coroutines import run_eagerly
@@ -68,6 +69,7 @@ class TensorResponder:
                 self._finish(template, run, context)
         except BaseException as error:
             run.end(error)
+            context.release()
             raise
         return True
 
@@ -99,6 +101,19 @@ class TensorResponder:
             self._fail(template, run, context, error)
             return
         _end(template, run, context, size, began, None)
+        if context.held and self._connection.write_paused:
+            connection = self._connection
+            run_eagerly(self._finish_when_read(context), copy_context(), connection.tasks, connection.fail)
+        else:
+            context.release()
+            self._connection.finish()
+
+    async def _finish_when_read(self, context: RequestContext) -> None:
+        """Release the memory of a response when the client has read it or has left, and finish the request."""
+        try:
+            await self._connection.writable.wait()
+        finally:
+            context.release()
         self._connection.finish()
 
     async def _answer_in_chunks(self, template: RequestTemplate, run: FastRun, context: RequestContext) -> None:
@@ -106,18 +121,21 @@ class TensorResponder:
         began = perf_counter()
         try:
             async with aclosing(template.packets(run)) as chunks:
-                size = await self._write_chunks(self._head(200, template.headers, context), chunks, template.size)
+                head, turns = self._head(200, template.headers, context), template.fast_path.admission.limits.turns
+                size = await self._write_chunks(head, chunks, template.size, turns)
         except Exception as error:
             self._fail(template, run, context, error)
             return
         except BaseException as error:  # the service is ending
             _end(template, run, context, 0, began, error)
+            context.release()
             raise
         if size == template.size:
             _end(template, run, context, size, began, None)
-            self._connection.finish()
+            await self._finish_when_read(context)
         else:
             _end(template, run, context, size, began, asyncio.CancelledError("the client left"))
+            context.release()
 
     def _fail(self, template: Template, run: FastRun, context: RequestContext, error: Exception) -> None:
         """End a failed run, and answer its request."""
@@ -127,6 +145,7 @@ class TensorResponder:
 
     def _send_error(self, error: Exception, path: str, context: RequestContext) -> int:
         """Answer a failed request, and return the size of the body. Within a response, reset the connection instead."""
+        context.release()
         connection, active = self._connection, self._connection.active
         if active is None or active.answer_begun:
             LOG.exception(
@@ -162,6 +181,7 @@ class TensorResponder:
             return
         except asyncio.CancelledError:  # the service is ending
             _end_trace(context, 200)
+            context.release()
             raise
         _end_trace(context, response.status_code)
         if context.protocol:
@@ -173,7 +193,7 @@ class TensorResponder:
                 if isinstance(template, RequestTemplate):
                     template.name, template.version = route.name, route.version
                 dispatcher.templates.keep(request.key, template)
-        self._connection.finish()
+        await self._finish_when_read(context)
 
     async def _send(self, response: Response, context: RequestContext) -> int:
         """Write a response at the pace of the client, and return the size of its body."""
@@ -181,7 +201,7 @@ class TensorResponder:
             return self._send_buffered(response, context)
         head = self._head(response.status_code, lines_of(response.raw_headers), context)
         async with aclosing(response.packets()) as chunks:
-            return await self._write_chunks(head, chunks, response.size)
+            return await self._write_chunks(head, chunks, response.size, response.turns or WriteTurns())
 
     def _send_buffered(self, response: Response, context: RequestContext) -> int:
         """Write a small response at once, and return the size of its body."""
@@ -190,7 +210,9 @@ class TensorResponder:
         self._write((head, *content))
         return sum(map(len, content))
 
-    async def _write_chunks(self, head: bytes, chunks: AsyncIterator[Buffer], size: int | None) -> int:
+    async def _write_chunks(
+        self, head: bytes, chunks: AsyncIterator[Buffer], size: int | None, turns: WriteTurns
+    ) -> int:
         """Write a head and a body of `size` bytes, None for unknown; return the written bytes of the body.
 
         A body of unknown size is sent with chunked transfer encoding (RFC 9112, section 7.1). Writing stops when the
@@ -198,6 +220,7 @@ class TensorResponder:
         """
         transport, written = self._connection.transport, 0
         waiting: list[Buffer] = [head if size is not None else head.removesuffix(b"\r\n") + CHUNKED]
+        await turns.wait(next_chunk=False)
         async for chunk in chunks:
             if transport.is_closing():
                 return written
@@ -216,8 +239,7 @@ class TensorResponder:
                 continue
             if self._connection.write_paused:
                 await self._connection.writable.wait()
-            else:
-                await asyncio.sleep(0)
+            await turns.wait()
         if size is None and not transport.is_closing():  # the client may have left after the last chunk
             transport.write(b"0\r\n\r\n")
         return written

@@ -56,7 +56,9 @@ class WebSocket(asyncio.Protocol):
         self._scheduler = ReadScheduler(
             transport, turns, self._read, lambda: 0 if frames.between_messages else frames.received, self._fail
         )
-        self._steps = StepLane(transport, loop, self._update_reading, self._fail)
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._steps = StepLane(transport, loop, self._update_reading, self._writable, self._fail)
         self._loop = loop
         self._accepted = self._ended = self._closing = False
         self._inner_paused = self._write_paused = False
@@ -116,6 +118,7 @@ class WebSocket(asyncio.Protocol):
         """Notify the application of the disconnect."""
         self._connections.discard(self)
         self._steps.end()
+        self._writable.set()
         self._scheduler.end()
         self._inner.connection_lost(exc)
         if self._bodies is not None:
@@ -148,12 +151,15 @@ class WebSocket(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop reading from a client that does not read: each ping would add a response."""
         self._write_paused = True
+        self._writable.clear()
         self._inner.pause_writing()
         self._update_reading()
 
     def resume_writing(self) -> None:
         """Resume reading."""
         self._write_paused = False
+        self._writable.set()
+        self._steps.release()
         self._inner.resume_writing()
         self._update_reading()
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 import grpc
 import httpx
 import numpy as np
-import orjson
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -16,9 +15,8 @@ from tritonclient.utils import InferenceServerException
 from preblock.client.errors import RequestError
 from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings import Settings
-from preblock.service.engine.chunking import MAX_BUFFERED_TEXT_VALUES
+from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.support.artifacts import draw_tables, make_repository
-from tests.support.connections import dial, http_request
 from tests.support.decode_protocols import decode_frame, decode_json
 from tests.support.open_inference import infer_message
 from tests.support.own_client import own_client
@@ -103,22 +101,6 @@ def test_pooled_vectors_over_limit_are_rejected(clients: Clients) -> None:
     assert (refused.value.status, message(FITS + 1) in refused.value.message) == (400, True)
     expected = vectors_of(IDS[:FITS], [0] * FITS)
     assert openai_mean(clients, "gpt", {"input_ids": rows[:-1]}).tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("fields", [{"encoding": "float"}, {}])
-def test_http_1_0_response_over_limit_is_rejected(clients: Clients, fields: dict[str, str]) -> None:
-    url = clients.http.base_url
-    coding = {} if fields else {"Accept-Encoding": "gzip"}
-    for tokens, status in ((LONGEST, 413), (10, 200)):
-        body = orjson.dumps({"input_ids": [IDS[:tokens]]} | fields)
-        sent = http_request("/models/gpt/embed", body, {"Content-Type": "application/json"} | coding)
-        with dial(url) as stream:
-            stream.sendall(sent.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-            answer = b"".join(iter(lambda: stream.recv(2**16), b""))
-        assert answer.startswith(b"HTTP/1.1 %d " % status)
-        if status == 413:
-            problem = orjson.loads(answer.partition(b"\r\n\r\n")[2])
-            assert problem["got"] == f"more than {MOST} bytes for HTTP/1.0"
 
 
 def test_stream_continues_after_rejected_step(clients: Clients) -> None:
@@ -211,4 +193,4 @@ def test_image_vectors_over_limit_are_rejected(clients: Clients) -> None:
 
 def test_minimum_limit_holds_one_chunk() -> None:
     (least,) = [bound.ge for bound in Settings.model_fields["max_buffered_response_bytes"].metadata]
-    assert least >= FLOAT32_BYTES * MAX_BUFFERED_TEXT_VALUES
+    assert least >= FLOAT32_BYTES * INLINE_MAX_VALUES

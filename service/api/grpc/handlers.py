@@ -68,7 +68,9 @@ class CallHandlers:
                 response = await method(message if kind is None else await run(size, partial(parse, kind, message)))
             written: bytes = response if isinstance(response, bytes) else response.SerializeToString()
             self._engine.metrics.count_bytes(GRPC, size, len(written), read_seconds)
-            call.set_trailing_metadata(context_of(call).metadata())
+            context = context_of(call)
+            call.set_trailing_metadata(context.metadata())
+            call.add_done_callback(lambda _: context.release())
             return written
 
         # The request is a stream of one message, so that the reader decides when to read it. Without a deserializer
@@ -96,6 +98,7 @@ class CallHandlers:
                     await call.write(response)
                 except grpc.aio.InternalError:  # the client left; the cancellation of this task follows
                     raise asyncio.CancelledError from None
+                context_of(call).release()
                 count_bytes(GRPC_STREAM, 0, len(response), 0, perf_counter() - began)
 
             context_of(call).set_status("OPEN")  # the log has lines of its messages before the stream ends

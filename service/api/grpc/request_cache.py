@@ -49,7 +49,7 @@ class CallTemplates:
         ids, offset = template.read_binary(message)
         if not template.fast_path.accepts(ids, offset):
             return None
-        run = template.fast_path.start(protocol, ids, offset, CURRENT_REQUEST.get(), began)
+        run = template.fast_path.start(protocol, ids, offset, CURRENT_REQUEST.get(), began, sent=False)
         if run is None:
             return None
         try:

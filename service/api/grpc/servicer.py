@@ -28,6 +28,8 @@ from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.model import TokenModel
 
 LOG = logging.getLogger(__name__)
+MESSAGE_COPIES = 2
+"""The vectors of a response, and its message."""
 
 
 class InferenceService:
@@ -209,7 +211,7 @@ class InferenceService:
         fields = parsed.fields
         with self._engine.admission.request(protocol) as record:
             model = self._engine.repository.find(fields.model_name, fields.model_version, caller=caller())
-            record.model = model.name
+            record.model, record.copies = model.name, MESSAGE_COPIES
             schedule = self._engine.scheduler.run
             most = self._engine.limits.max_parsed_values() if isinstance(model, TokenModel) else None
             shared = self._engine.shared_memory

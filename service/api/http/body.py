@@ -119,10 +119,6 @@ async def write_body(response: ChunkedResponse, request: RawRequest, engine: Eng
     """Return `response`, compressed if `request` accepts it. `text` states whether it holds numbers as text.
 
     A large response counts as a concurrent request of `engine` until it is sent.
-
-    Raises:
-        TooLarge: the client speaks HTTP/1.0, and the response of unknown size exceeds the limit of buffered responses.
-
     """
     parts, size = response.parts, response.size
     accept = request.list_header(b"accept-encoding")
@@ -136,9 +132,7 @@ async def write_body(response: ChunkedResponse, request: RawRequest, engine: Eng
                 return compressor.compress(join(parts)) + compressor.flush()
 
             response.set_content(await engine.scheduler.run(size, compress, text=True))
-    if response.size is None and request.scope["http_version"] == "1.0":  # HTTP/1.0 has no chunked transfer encoding
-        await response.buffer(engine.limits.max_buffered_bytes)
-    response.sending = engine.limits.extend
+    response.sending, response.turns = engine.limits.extend, engine.limits.turns
     return response
 
 

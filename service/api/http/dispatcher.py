@@ -116,10 +116,13 @@ class Dispatcher:
         channel.context.load_report = requested_report(scope["headers"], self.load)
         channel.context.target = scope.get("method", "GET"), scope["path"], client[0] if client else ""
         CURRENT_REQUEST.set(channel.context)
-        if self.trace is None or scope["path"] in HEALTH_PATHS:
-            await self._enter(scope, channel.receive, channel.send)
-        else:
-            await trace_request(self._enter, self.trace, channel.context, scope, channel.receive, channel.send)
+        try:
+            if self.trace is None or scope["path"] in HEALTH_PATHS:
+                await self._enter(scope, channel.receive, channel.send)
+            else:
+                await trace_request(self._enter, self.trace, channel.context, scope, channel.receive, channel.send)
+        finally:
+            channel.context.release()
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request after the check of its host."""

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, Part, body_chunks, body_size
-from preblock.service.core.errors import TooLarge
+from preblock.service.core.write_turns import WriteTurns
 
 if TYPE_CHECKING:
     from preblock.service.api.request_cache import Template
@@ -34,6 +34,7 @@ class ChunkedResponse(Response):
     Attributes:
         template: builds the request template from this response; None if later requests cannot use one.
         sending: context manager for the time of sending a large response.
+        turns: turns of a large response with others.
         size: size of the content in bytes; None if it is unknown until the end.
 
     """
@@ -42,6 +43,7 @@ class ChunkedResponse(Response):
         # The constructor of the parent needs the complete content, and would double the time of a small response.
         self.template: Callable[[ChunkedResponse], Template | None] | None = None
         self.sending: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.turns: WriteTurns | None = None
         self.status_code = 200
         self.background = None
         self.parts = parts
@@ -70,22 +72,6 @@ class ChunkedResponse(Response):
         """Yield the content without compression."""
         return body_chunks(self.parts)
 
-    async def buffer(self, limit: float) -> None:
-        """Compute the complete content in memory, so that its size is known.
-
-        Raises:
-            TooLarge: the content has more than `limit` bytes.
-
-        """
-        content = bytearray()
-        async with aclosing(self.packets()) as sent:
-            async for packet in sent:
-                content += packet
-                if len(content) > limit:
-                    raise TooLarge("answer", f"more than {limit} bytes for HTTP/1.0", f"at most {limit}, or HTTP/1.1")
-                await asyncio.sleep(0)
-        self.set_content(bytes(content))
-
     async def packets(self) -> AsyncGenerator[Buffer, None]:
         """Yield the content packet by packet, compressed where needed."""
         compressor = self._compressor
@@ -108,10 +94,12 @@ class ChunkedResponse(Response):
                 await send({"type": "http.response.body", "body": packet, "more_body": True})
         else:
             disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
+            turns = self.turns or WriteTurns()
             try:
+                await turns.wait(next_chunk=False)
                 async for packet in self.packets():
                     await send({"type": "http.response.body", "body": packet, "more_body": True})
-                    await asyncio.sleep(0)
+                    await turns.wait()
                     if disconnected.done():
                         return
             finally:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.codecs.chunks import JsonFloats, Part, as_bytes
-from preblock.service.codecs.native_json_response import write_json, write_json_parts
+from preblock.service.codecs.chunks import Part, as_bytes
+from preblock.service.codecs.native_json_response import write_json, write_json_parts, write_numbers
 from preblock.service.codecs.v2.infer import InferMessage
 from preblock.service.codecs.v2.metadata import DATATYPES
 from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS, row_output
@@ -45,12 +45,10 @@ def write_infer(answer: Result, infer: InferMessage) -> tuple[list[Part], int | 
         elif infer.binary[name]:
             parts.append(as_bytes(tensor))
             output["parameters"] = {"binary_data_size": tensor.nbytes}
-        elif isinstance(tensor, ChunkedTensor):
-            output["data"] = JsonFloats(tensor, (math.prod(tensor.shape),))
         else:
-            if datatype != "INT64":
+            if datatype != "INT64" and not isinstance(tensor, ChunkedTensor):
                 check_finite(name, tensor)
-            output["data"] = tensor.reshape(-1)
+            output["data"] = write_numbers(tensor, (math.prod(tensor.shape),))
         document["outputs"].append(output)
     if not parts:
         return write_json_parts(document), None

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import BertModel
 
-from preblock.service.codecs.openai import MAX_FLOATS
+from preblock.service.codecs.chunks import CHUNK_BYTES
 from tests.clients.openai_api.responses import IDS, MEAN, TEXTS, vectors_of
 from tests.support.protocols import Clients, native_bytes
 from tests.support.static_models import load_wordllama
@@ -119,7 +119,7 @@ def test_large_float_response_is_chunked_and_matches_base64(http: httpx.Client, 
     texts = http.post("/v1/embeddings", json=fields | {"encoding_format": "float"})
     codes = http.post("/v1/embeddings", json=fields | {"encoding_format": "base64"}).json()["data"]
     assert texts.headers["Transfer-Encoding"] == "chunked"
-    assert len(rows) * 384 > MAX_FLOATS
+    assert len(rows) * 384 * 4 > CHUNK_BYTES
     for text, code in zip(texts.json()["data"], codes, strict=True):
         assert np.array(text["embedding"], "<f4").tobytes() == base64.b64decode(code.pop("embedding"))
         assert text == code | {"embedding": text["embedding"]}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from preblock.service.core.body_memory import LARGE_BODY_BYTES, MAX_LARGEST_BODIES, BodyMemory
+from preblock.service.core.body_memory import LARGE_BODY_BYTES, MAX_LARGEST_BODIES, BodyMemory, ResponseMemory
 from preblock.service.core.errors import Unavailable
 from tests.support.engines import live_settings
 
@@ -101,5 +101,18 @@ def test_cancelled_wait_leaves_memory_to_others(admitted: bool) -> None:
         if not admitted:
             bodies.release(held)
         assert await asyncio.wait_for(other, 10) == MAX_LARGEST_BODIES * BODY
+
+    asyncio.run(scenario())
+
+
+def test_take_of_held_memory_returns_none() -> None:
+    async def scenario() -> None:
+        responses = ResponseMemory(live_settings(max_buffered_response_bytes=2**23))
+        assert responses.take(LARGE_BODY_BYTES - 1) == 0
+        held = responses.take(100 * 2**23)
+        assert held == MAX_LARGEST_BODIES * 2**23
+        assert responses.take(LARGE_BODY_BYTES) is None
+        responses.release(held)
+        assert responses.take(LARGE_BODY_BYTES) == LARGE_BODY_BYTES
 
     asyncio.run(scenario())

@@ -80,6 +80,9 @@ class Connection(Protocol):
     def listen(self, session: DecodeSession | None, lifetime: StreamLifetime) -> None:
         """Answer simple steps of the session; None turns the fast path off."""
 
+    async def drain(self) -> None:
+        """Wait until the client has read the answers."""
+
 
 async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: StreamLifetime) -> None:
     """Answer every message until either side ends the stream."""
@@ -108,7 +111,12 @@ async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: S
                 session.message_format = "text"
                 answer = await session.answer_text(content)
                 await lifetime.wait(partial(socket.send_text, answer.decode()))
+                del answer
             session.sent = session.stream.running
+            if session.context is not None and session.context.held:
+                if connection is not None:
+                    await lifetime.wait(connection.drain)
+                session.context.release()
             # Lets other tasks run: neither reading nor writing yields while messages wait.
             await asyncio.sleep(0)
     except StreamEnd as closing:

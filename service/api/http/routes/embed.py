@@ -20,7 +20,7 @@ from preblock.service.api.http.schemas import native_api as schemas
 from preblock.service.api.request_cache import RequestTemplate, template_of
 from preblock.service.codecs import native_json
 from preblock.service.codecs.arrays import read_npy, read_raw
-from preblock.service.codecs.native_json_response import to_json_numbers
+from preblock.service.codecs.native_json_response import check_finite
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_embeds
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.auth import caller
@@ -63,7 +63,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
                 check_prompt_embeds(inputs, model.manifest)
             text = media == JSON and encoding == "float"
             inputs.chunks = "sent"
-            inputs.check = to_json_numbers if text else None
+            inputs.check = check_finite if text else None
             answer = await engine.embed(model, inputs, record)
             files = FILE_COST * len(answer.lengths) if encoding == PROMPT_EMBEDS else 0
             response = await engine.scheduler.run(answer.size + files, lambda: respond(answer, media, encoding), text)

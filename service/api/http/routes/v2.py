@@ -19,6 +19,7 @@ from preblock.service.api.shared_outputs import write_shared
 from preblock.service.api.shared_regions import list_extensions
 from preblock.service.codecs.fields import drop_nulls, refuse_unknown
 from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.native_json_response import TEXT_COPIES
 from preblock.service.codecs.v2 import metadata
 from preblock.service.codecs.v2.infer import HEADER_LENGTH, find_tensor_offsets, read_infer
 from preblock.service.codecs.v2.infer_response import check_finite, write_infer
@@ -66,6 +67,8 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
                 if options.sequence is None and not mixed:
                     inputs.chunks = "sent"
                     inputs.check = partial(check_finite, ", ".join(texts)) if texts else None
+                if mixed:
+                    record.copies = TEXT_COPIES
             async with sequences.answer(model, inputs, record) as answer:
                 await write_shared(answer, message, ranges)
                 as_text = not all(message.binary.values())

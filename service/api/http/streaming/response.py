@@ -19,10 +19,12 @@ from preblock.service.api.http.streaming.session import DecodeSession
 from preblock.service.api.streams import LIFETIME, StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_json
 from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.native_json_response import TEXT_COPIES
 from preblock.service.core.decode_ops import DecodeMessage, PartsOp, RunningRows, StepOp
 from preblock.service.core.errors import PreblockError, TooLarge
 from preblock.service.engine.decode_stream import DecodeState, split_step
 from preblock.service.engine.engine import Engine
+from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -64,7 +66,7 @@ class StreamResponse(Response):
             Unavailable: too many streams are open.
 
         """
-        last = b""
+        last, context = b"", CURRENT_REQUEST.get()
         # The client's view: an answer without delivery has changed nothing.
         sent = self._running
         with self._streams.open() as lifetime:
@@ -76,6 +78,9 @@ class StreamResponse(Response):
                     async for answer, running in answers:
                         await lifetime.wait(partial(send, _body(answer)))
                         sent = running
+                        if context is not None and context.held:
+                            await lifetime.wait(partial(send, _body(b"")))  # until the client has read the answer
+                            context.release()
                         # Lets other tasks run: neither reading nor writing yields while messages wait.
                         await asyncio.sleep(0)
             except PreblockError as error:
@@ -194,7 +199,7 @@ async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.F
     for step in split_step(rows, feed.chunk):
         # The limits hold for the request, not for each of its chunks.
         with engine.admission.request("decode", limited=False) as record, stream.attempt():
-            record.model, record.operation = stream.model.name, step.name
+            record.model, record.operation, record.copies = stream.model.name, step.name, TEXT_COPIES
             answer = await stream.do(DecodeMessage(step), record)
             assert answer is not None
             write = partial(decode_json.write_answer, answer, feed.encoding, 0)

@@ -13,6 +13,7 @@ from preblock.service.api.streams import StreamEnd
 from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.chunks import Buffer, raw_bytes
 from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.native_json_response import TEXT_COPIES
 from preblock.service.codecs.simple_steps import read_simple_step, write_simple_step_header
 from preblock.service.core.decode_ops import CloseOp, DecodeMessage, StepOp
 from preblock.service.core.errors import Conflict, PreblockError
@@ -21,6 +22,9 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun, fast_path_of
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
+
+FRAME_COPIES = 3
+"""Vectors, their frame, and the copy that a WebSocket sends."""
 
 
 class DecodeSession:
@@ -68,7 +72,7 @@ class DecodeSession:
         indices = stream.model.manifest.indices
         try:
             with engine.admission.request("decode") as record, stream.attempt():
-                record.model = stream.model.name
+                record.model, record.copies = stream.model.name, TEXT_COPIES
                 await engine.admission.reserve(record, len(text))
                 read_document = partial(read_json, text, engine.limits.max_parsed_values(len(indices)))
                 document = await engine.scheduler.run(len(text), read_document, text=True)
@@ -100,7 +104,7 @@ class DecodeSession:
         version, number = decode_frames.read_header(frame)
         try:
             with engine.admission.request("decode") as record, stream.attempt():
-                record.model = stream.model.name
+                record.model, record.copies = stream.model.name, FRAME_COPIES
                 await engine.admission.reserve(record, len(frame))
                 indices, history = stream.model.manifest.indices, stream.history
                 read = partial(decode_frames.read_frame, frame, indices, history)

@@ -57,7 +57,7 @@ def test_nothing_is_computed_for_unread_or_closed_stream(calm: Server, protocol:
             with suppress(TimeoutError):
                 deaf.sendall(again * 60)
             held_back = wait_until_nothing_is_computed(http, begin)
-            assert 1000 <= held_back - begin < 30_000  # of 60,000 requested tokens, 184 MB
+            assert 500 <= held_back - begin < 30_000  # of 60,000 requested tokens, 184 MB
             assert memory_of(calm) - memory < 64 * 2**20
         time.sleep(0.3)
         # Work in flight may end.
@@ -74,7 +74,7 @@ def test_unread_grpc_stream_is_paused(calm: Server) -> None:
                 request_serializer=service_pb2.ModelInferRequest.SerializeToString,
             )(iter([request] * 60))
             held_back = wait_until_nothing_is_computed(http, begin)
-            assert 1000 <= held_back - begin < 30_000
+            assert 500 <= held_back - begin < 30_000
             assert memory_of(calm) - memory < 64 * 2**20
             call.cancel()
         assert wait_until_nothing_is_computed(http) - held_back <= 2000

@@ -5,7 +5,6 @@ import pytest
 
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import TokenRequest, TokenRows
-from preblock.service.engine.chunking import MAX_BUFFERED_TEXT_VALUES
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import fast_path_of
 from preblock.service.runtime.session import INLINE_MAX_VALUES
@@ -108,7 +107,7 @@ def test_request_without_chunks_returns_an_array(engine: Engine) -> None:
 @pytest.mark.parametrize("lengths", [[100] * 400, [3, 4999, 1, *[4500] * 7, 17]])
 def test_buffered_response_equals_chunks_bit_for_bit(engine: Engine, model: str, lengths: list[int]) -> None:
     rows = rows_of(lengths)
-    assert len(rows.values) * WIDTH > MAX_BUFFERED_TEXT_VALUES
+    assert len(rows.values) * WIDTH > INLINE_MAX_VALUES
     found = embed(engine, model, TokenRequest(input_ids=rows, chunks="none")).tensors["embeddings"]
     pieces = embed(engine, model, TokenRequest(input_ids=rows, chunks="sent")).tensors["embeddings"]
     assert isinstance(found, np.ndarray)
