@@ -141,7 +141,9 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
         generate_unique_id_function=attrgetter("name"),
         static_url=STATIC_DOCUMENTS,
     )
-    app.openapi = partial(document, app.openapi, engine.repository.access.needs_key)  # type: ignore[method-assign]
+    # `pages` serves the document from bytes; the route of FastAPI writes it for each request.
+    app.router.routes = [route for route in app.routes if getattr(route, "path", "") != app.openapi_url]
+    describe = partial(document, app.openapi, engine.repository.access.needs_key)
     errors.install(app)
     limit = settings.max_body_bytes
     embedding = embed.handler(engine, limit)
@@ -159,7 +161,7 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
         tei.router(engine, limit),
         health.router(engine),
         index.router(VERSION, settings, engine.repository.access),
-        pages.router("Preblock API", "/openapi.json", STATIC_DOCUMENTS, settings.has_inspector),
+        pages.router("Preblock API", describe, STATIC_DOCUMENTS, settings.has_inspector),
     ):
         app.include_router(router)
     return Dispatcher(

@@ -1,21 +1,24 @@
-"""Pages for browsers: `/inspect`, the inspector of models, and `/docs`, the interactive documentation.
+"""Pages for browsers: `/inspect`, the inspector of models, and `/docs`, the documentation of `/openapi.json`.
 
-Both need no API key: they hold no data of a model, and ask for the key when they send a request.
+They need no API key: they hold no data of a model, and ask for the key when they send a request.
 """
 
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import orjson
 from fastapi import APIRouter
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-INSPECTOR = "/inspect"
+INSPECTOR, OPENAPI = "/inspect", "/openapi.json"
 ASSETS = Path(__file__).parent.parent / "inspector"
 MEDIA_TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml"}
 INSPECTOR_POLICY = (
@@ -32,23 +35,32 @@ PRIVATE = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"
 INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
-def router(title: str, openapi_url: str, static_url: str, inspector: bool) -> APIRouter:
+def router(title: str, describe: Callable[[], dict[str, Any]], static_url: str, inspector: bool) -> APIRouter:
     """Return the router of the pages.
 
     Args:
         title: of the documentation.
-        openapi_url: path of the OpenAPI document.
+        describe: returns the OpenAPI document, once for all requests.
         static_url: path of the files of Swagger UI.
         inspector: whether to serve the inspector.
 
     """
     routes = APIRouter(include_in_schema=False)
 
+    @lru_cache  # building and writing the document takes 20 ms
+    def write_document(root: str) -> bytes:
+        return orjson.dumps(describe() | ({"servers": [{"url": root}]} if root else {}))
+
+    @routes.get(OPENAPI)
+    async def openapi(request: Request) -> Response:
+        root = request.scope.get("root_path", "").rstrip("/")
+        return Response(write_document(root), media_type="application/json")
+
     @routes.get("/docs")
     async def docs(request: Request) -> Response:
         root = request.scope.get("root_path", "")
         page = get_swagger_ui_html(
-            openapi_url=f"{root}{openapi_url}",
+            openapi_url=f"{root}{OPENAPI}",
             title=title,
             swagger_js_url=f"{root}{static_url}/swagger-ui-bundle.js",
             swagger_css_url=f"{root}{static_url}/swagger-ui.css",
