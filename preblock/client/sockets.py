@@ -18,6 +18,9 @@ from preblock.client.errors import ConnectionFailed, NoAnswer, ServiceError, Tim
 from preblock.client.owner import async_owner
 from preblock.client.retry import of_response
 
+CLOSE_TIMEOUT_SECONDS = 1
+"""For the close handshake: a dead peer never closes."""
+
 
 class _Socket:
     """The options of a connection to a server. After a failure the next connection goes to another one."""
@@ -31,7 +34,7 @@ class _Socket:
         server, self._timeout = self._server, self._server.timeout
         self._options: dict[str, Any] = {
             "open_timeout": server.timeout,
-            "close_timeout": 1,  # a dead peer never closes
+            "close_timeout": CLOSE_TIMEOUT_SECONDS,
             "additional_headers": {name: value for name, value in server.headers.items() if name != "User-Agent"},
             "user_agent_header": server.headers["User-Agent"],
             "max_size": None,  # the step sets the size of the answer
@@ -102,8 +105,15 @@ class AsyncSocket(_Socket):
 
     async def close(self, *error: Any) -> None:
         """Close the connection, unless another owner has it. `error` holds the arguments of `__exit__`."""
-        if self._owner == self.owner():
-            await self._stack.__aexit__(*(error or (None, None, None)))
+        if self._owner != self.owner():
+            return
+        try:
+            # The close timeout of websockets begins when all bytes are written, and a dead peer reads none.
+            async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+                await self._stack.__aexit__(*(error or (None, None, None)))
+        except TimeoutError:
+            self._connection.transport.abort()
+            await self._connection.wait_closed()
 
 
 class SyncSocket(_Socket):
@@ -125,6 +135,7 @@ class SyncSocket(_Socket):
             uds = self._server.uds
             connection = connect(**address) if uds is None else unix_connect(uds, **address)
             self._connection = self._stack.enter_context(connection)
+            self._connection.socket.settimeout(self._timeout)  # of writes; websockets sets none
 
     def exchange(self, message: str | bytes) -> bytes:
         """Send a message, and return the answer, as `AsyncSocket.exchange` does."""
@@ -152,6 +163,8 @@ def failures(server: str) -> Iterator[None]:
     except ImportError as error:
         raise invalid("proxy", f"a proxy that needs a package ({error})", "one of HTTP") from error
     except ConnectionClosed as error:
+        if isinstance(error.__cause__, TimeoutError):  # of a write
+            raise TimedOut(f"no answer in time from {server}") from error
         raise ConnectionFailed(f"the connection to {server} was closed ({error})") from error
     except (OSError, WebSocketException) as error:
         raise ConnectionFailed(f"no connection to {server} ({type(error).__name__}: {error})") from error

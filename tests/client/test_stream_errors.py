@@ -1,5 +1,8 @@
 """Decode streams that are refused, and steps with invalid input."""
 
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ from tests.client.conftest import Connect as Connecting
 from tests.client.conftest import raises_kind
 from tests.client.flaky_proxy import CUT, DROP, STALL, FlakyProxy, canned
 from tests.client.single_call import whole
-from tests.support.servers import free_port
+from tests.support.servers import free_port, serve
 
 
 @pytest.mark.parametrize(
@@ -143,6 +146,26 @@ def test_broken_stream_reports_offset_to_resume(connect: Connecting, flaky: Flak
     with client.decode("gpt", offset=raised.value.offset) as stream:
         parts.append(stream.step([3, 4]))
     assert np.array_equal(np.concatenate(parts, 1), whole(tiny, [1, 2, 3, 4], model="gpt", offset=1))
+
+
+@pytest.mark.timeout(60)
+def test_stopped_server_ends_large_step_and_call_in_time(connect: Connecting, tiny_repository: Path) -> None:
+    """The kernel takes a part of the 20 MB, and nobody reads the rest."""
+    ids = np.ones((1, 2_500_000), np.int64)
+    with serve(tiny_repository) as server:
+        client = connect(server.address, timeout=1, retries=0)
+        try:
+            with client.decode("gpt") as stream:
+                stream.step([1])
+                server.process.send_signal(signal.SIGSTOP)
+                began = time.monotonic()
+                with pytest.raises(errors.StreamClosed, match=r"no answer in time from .*resumes at offset \[1\]$"):
+                    stream.step(ids)
+                with pytest.raises(errors.TimedOut):
+                    client.embed(ids, model="gpt")
+            assert time.monotonic() - began < 12  # with the end of the stream
+        finally:
+            server.process.send_signal(signal.SIGCONT)
 
 
 def test_stream_errors_name_server_address(connect: Connecting, flaky: FlakyProxy) -> None:
