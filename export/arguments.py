@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 from preblock.export.errors import ExportError
 from preblock.export.publication import check_name
 from preblock.models.checkpoints.family_lookup import family_of, is_stem, known
+from preblock.models.checkpoints.other_names import describe_model_folder, describe_other_weights
 from preblock.models.checkpoints.static_families import CONFIG, find_static
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
 from preblock.models.frontend_file import DESCRIPTION
@@ -135,6 +136,8 @@ def detect_format(folder: Path, choices: SourceOptions) -> Format:
     _check_adapter(folder)
     if not os.path.lexists(folder / CONFIG):
         hint = "; it is an exported artifact already, ready for `preblock serve`" if _is_artifact(folder) else ""
+        found = describe_other_weights(folder)
+        hint = hint or describe_model_folder(folder, CONFIG) or (found and f", {found}")
         raise ExportError(f"{folder}: the folder holds neither {CONFIG} nor {DESCRIPTION}{hint}")
     side = choices.get("side")
     try:

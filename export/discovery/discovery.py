@@ -15,6 +15,7 @@ from preblock.export.discovery.proof import Proof, refuse
 from preblock.export.discovery.refusals import explain
 from preblock.export.discovery.search import FoundSteps, Search
 from preblock.models.checkpoints.divided_tensors import describe_parts
+from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import files_of_keys, is_sharded, one_line, open_weights
@@ -126,13 +127,15 @@ def _find(folder: Path, model: BlocklessModel, tokens_only: bool) -> FoundSteps:
     """Return the steps of `model`; raise DiscoveryError if the values of a tensor are divided among several."""
     search = Search(model)
     try:
-        found = search.find_tokens() if tokens_only else search.find()
+        steps = search.find_tokens() if tokens_only else search.find()
     except DiscoveryError as error:
         if "lacks" in str(error):
             _refuse_parts(folder, model, model.missing()[:3])
+            if found := describe_other_name(model.unmatched(), model.missing()[:1]):
+                raise DiscoveryError(f"{error}; {found}") from error
         raise
-    _refuse_parts(folder, model, [*found.tensors.values(), *found.others])
-    return found
+    _refuse_parts(folder, model, [*steps.tensors.values(), *steps.others])
+    return steps
 
 
 def _refuse_parts(folder: Path, model: BlocklessModel, names: Iterable[str]) -> None:

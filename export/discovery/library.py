@@ -123,7 +123,8 @@ def model_classes(config: Any) -> list[type[nn.Module]]:
     found = [table[type(config)] for table in tables if type(config) in table]
     bare = [kind[0] if isinstance(kind, tuple) else kind for kind in found]
     fitting = [kind for kind in named if isinstance(kind, type) and getattr(kind, "config_class", None) is type(config)]
-    classes = list(dict.fromkeys([*fitting[:1], *bare[:1]]))
+    own = [kind for kind in bare if kind.config_class is type(config)] or bare  # some tables name the class of a part
+    classes = list(dict.fromkeys([*fitting[:1], *own[:1]]))
     if not classes:
         raise DiscoveryError(f"config.json: {library_version()} has no model class for {config.model_type!r}")
     return classes

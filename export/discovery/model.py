@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -178,6 +179,10 @@ class BlocklessModel:
         names = {start + own.removeprefix(prefix) for own in {name} | tied for start in ("", prefix)}
         return sorted({self._unmatched[part] for own in names for part in find_parts(self._unmatched, own)})
 
+    def unmatched(self) -> list[str]:
+        """Return the names of the tensors of the checkpoint without a place in the model."""
+        return sorted(self._unmatched.values())
+
     def missing(self) -> list[str]:
         """Return the trained parameters outside the blocks without a tensor in the checkpoint."""
         return [name for name, tensor in self.tensors.items() if tensor.device.type == "meta"]
@@ -318,9 +323,10 @@ def find_part(model: Any, config: Any, side: str | None) -> nn.Module:
 
 def _stop_at(name: str, parameters: Sequence[str]) -> Any:
     def stop(*arguments: Any, **keywords: Any) -> None:
-        named = [*zip(parameters, arguments, strict=False), *keywords.items()]
+        named = [*zip(chain(parameters, repeat("")), arguments, strict=False), *keywords.items()]
         tensors = [(own, tensor) for own, value in named for tensor in _float_tensors(value)]
-        vectors = keywords.get("hidden_states", tensors[0][1])
+        stated = keywords.get("hidden_states")
+        vectors = stated if isinstance(stated, Tensor) else tensors[0][1]
         raise CapturedInput(BlockInput(name, vectors, tuple(pair for pair in tensors if pair[1] is not vectors)))
 
     return stop

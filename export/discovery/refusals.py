@@ -8,17 +8,20 @@ from preblock.export.discovery.errors import DiscoveryError
 _BOXES = "it adds the places of tokens on a page (bbox)"
 _RECURRENT = "it is a recurrent decoder, without blocks"
 _LAYERS = "each layer takes an input of its own, computed from the token vectors"
+_CHANNELS = "it takes several channels of audio codes"
 _IMAGE = "it needs an image beside the token ids"
 REASONS: Mapping[str, str] = {
+    "bark": "it is three models, one for each stage of sound, and the library runs none of them on token ids alone",
     "blt": "its vectors depend on hashes of neighbouring bytes",
     "bros": _BOXES,
     "canine": "its vectors depend on hashes of characters",
     "cpmant": "it puts trained prompt tokens before the ids",
-    "dia/decoder": "it takes several channels of audio codes",
+    "dia/decoder": _CHANNELS,
     "embedding_gemma2/text": _LAYERS,
     "embedding_gemma2_text": _LAYERS,
     "florence2/decoder": "the library has no module for its decoder alone",
     "hrm_text": "it adds a state vector to every token",
+    "fsmt/decoder": "the library runs its decoder only with the masks of its encoder",
     "idefics": _IMAGE,
     "kosmos-2.5/text": "it adds a trained vector for text or for image to the position of every token",
     "kyutai_speech_to_text": "it takes audio codes beside each text token",
@@ -29,15 +32,19 @@ REASONS: Mapping[str, str] = {
     "markuplm": "it adds the path of each token in a document's markup (xpath_tags_seq)",
     "mobilebert": "a vector depends on the tokens beside it",
     "molmo2_text": "its token table is stored in two tensors",
+    **dict.fromkeys(("musicgen/decoder", "musicgen_decoder"), _CHANNELS),
+    **dict.fromkeys(("musicgen_melody/decoder", "musicgen_melody_decoder"), _CHANNELS),
     "nemotron3_5_asr/decoder": _RECURRENT,
     "nemotron_asr_streaming/decoder": _RECURRENT,
     "parakeet_rnnt/decoder": _RECURRENT,
     "parakeet_tdt/decoder": _RECURRENT,
+    "perceiver": "its blocks take latent vectors, which read the tokens by attention",
     "pi0": "it takes the state of a robot beside the token ids",
     "prophetnet/decoder": "its blocks take further streams of predicted tokens",
     "reformer": "it has axial positions",
     "roc_bert": "it adds shapes and pronunciations of characters",
     "shieldgemma2/text": "it classifies images",
+    **dict.fromkeys(("speecht5/encoder", "speecht5/decoder"), "its parts take text and sound alike, as input_values"),
     "tapas": "it adds rows, columns and ranks of table cells",
     "tvp": "it needs a video beside the token ids",
     "udop/encoder": _BOXES,
@@ -66,4 +73,5 @@ def refuse_ngrams(document: Mapping[str, Any]) -> None:
 def explain(name: str, error: DiscoveryError) -> DiscoveryError:
     """Return `error` with the reason of the model type `name`, if it is known."""
     reason = REASONS.get(name)
-    return error if reason is None else DiscoveryError(f"{name!r} is not supported: {reason} ({error})")
+    cause = str(error).partition(": discovery finds")[0]  # without advice for other types
+    return error if reason is None else DiscoveryError(f"{name!r} is not supported: {reason} ({cause})")

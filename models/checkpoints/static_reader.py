@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from preblock.models.checkpoints.divided_tensors import find_whole
+from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.static_families import STATICS, StaticFamily, StaticLayout
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
@@ -97,7 +98,8 @@ def _read_tensors(file: Path, family: StaticFamily) -> dict[str, Tensor]:
         files = dict.fromkeys(weights.keys(), file)
         key = find_whole(file.parent, files, "", family.tables, ("mapping", "weights"))
         if key is None:
-            raise CheckpointError(f"{file}: no tensor {' or '.join(family.tables)}")
+            found = describe_other_name(files, family.tables)
+            raise CheckpointError(f"{file}: no tensor {' or '.join(family.tables)}{found and '; ' + found}")
         table = get_tensor(weights, key, file, TABLE_TYPES)
         mapping = get_tensor(weights, "mapping", file, MAPPING_TYPES) if "mapping" in files else None
         factors = get_tensor(weights, "weights", file, WEIGHT_TYPES) if "weights" in files else None

@@ -11,6 +11,7 @@ from torch import Tensor
 from preblock.models.checkpoints.divided_tensors import check_whole
 from preblock.models.checkpoints.family import Config
 from preblock.models.checkpoints.family_lookup import row_name, section_of
+from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.stem_families import STEMS, StemFamily
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
@@ -107,5 +108,6 @@ def _prefix(folder: Path, family: StemFamily, files: Mapping[str, Path]) -> str:
         for start in prefixes:
             check_whole(folder, files, start + first)
         tried = " or ".join(prefix + first for prefix in prefixes)
-        raise CheckpointError(f"{folder}: no tensor {tried}; do the files belong together?")
+        found = describe_other_name(files, [start + first for start in prefixes]) or "do the files belong together?"
+        raise CheckpointError(f"{folder}: no tensor {tried}; {found}")
     return prefix

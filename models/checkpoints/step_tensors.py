@@ -11,6 +11,7 @@ from torch import Tensor
 
 from preblock.models.checkpoints.divided_tensors import find_whole
 from preblock.models.checkpoints.ngram_tensors import check_hash, read_ngram_tables
+from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
     files_of_keys,
@@ -192,7 +193,9 @@ def _check_table(
     keys, own = getattr(steps[0], "weight", ()), {key for keys in _keys_of(steps) for key in keys}
     if find_whole(folder, files, prefix, keys, {*known, *own}) is None:
         missing = _in_words(prefix, keys) or "is named by the first step"
-        raise CheckpointError(f"{folder}: no tensor {missing}; do the files belong together?")
+        names = [start + key for start in ("", prefix) for key in keys]
+        found = describe_other_name(files, names) or "do the files belong together?"
+        raise CheckpointError(f"{folder}: no tensor {missing}; {found}")
 
 
 def _in_words(prefix: str, keys: Keys) -> str:

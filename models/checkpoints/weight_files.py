@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from safetensors import SafetensorError, safe_open
 
+from preblock.models.checkpoints.other_names import describe_other_weights
 from preblock.models.frontend_file import INDEX, STORED_TYPES, WEIGHTS
 
 if TYPE_CHECKING:
@@ -41,12 +42,8 @@ def files_of_keys(folder: Path) -> dict[str, Path]:
     if os.path.lexists(folder / WEIGHTS):
         with open_weights(folder / WEIGHTS) as weights:
             return dict.fromkeys(weights.keys(), folder / WEIGHTS)
-    if any(folder.glob("pytorch_model*.bin")):
-        raise CheckpointError(
-            f"{folder}: only pytorch_model.bin, a pickle, which can run any code when it is read; convert it to "
-            "safetensors first: load it with transformers where you trust it, then save_pretrained()"
-        )
-    raise CheckpointError(f"{folder}: neither {WEIGHTS} nor {INDEX}")
+    found = describe_other_weights(folder)
+    raise CheckpointError(f"{folder}: neither {WEIGHTS} nor {INDEX}{found and ', ' + found}")
 
 
 def open_weights(file: Path) -> Any:

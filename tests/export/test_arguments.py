@@ -72,6 +72,20 @@ def test_folder_without_front_end_is_rejected(tmp_path: Path) -> None:
         detect_format(tmp_path, {})
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("0_Transformer/config.json", r"; the model lies in 0_Transformer: export .*/0_Transformer$"),
+        ("model.gguf", r", only model\.gguf, a file for other engines"),
+    ],
+)
+def test_folder_with_model_elsewhere_is_rejected_with_advice(name: str, advice: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    with pytest.raises(ExportError, match=rf"neither config\.json nor frontend\.toml{advice}"):
+        detect_format(tmp_path, {})
+
+
 @pytest.mark.parametrize("beside_model", [True, False])
 def test_folder_with_adapter_is_rejected(beside_model: bool, tmp_path: Path) -> None:
     folder = Path(folder_of(tmp_path, model_type="bert")) if beside_model else tmp_path

@@ -77,6 +77,7 @@ HEAD_TABLES = (
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES",
     "MODEL_MAPPING_NAMES",
 )
 """Tables of model classes, those with heads first, as in published checkpoints."""
@@ -106,8 +107,8 @@ def small_config(
 def head_class(model_type: str) -> Any:
     """Return the class of published checkpoints of a type."""
     found = (getattr(modeling_auto, table).get(model_type) for table in HEAD_TABLES)
-    name = next(name for name in found if name)
-    return getattr(transformers, name if isinstance(name, str) else name[0])
+    kinds = [getattr(transformers, name if isinstance(name, str) else name[0]) for name in found if name]
+    return next((kind for kind in kinds if kind.config_class is CONFIG_MAPPING[model_type]), kinds[0])
 
 
 def save_whole(model_type: str, folder: Path, **choices: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING
 
 from preblock.cli import app
 from preblock.export.discovery.discovery import Discovery, discover, files_discovered
@@ -173,6 +174,34 @@ def test_canine_hash_embedding_is_rejected(tmp_path: Path) -> None:
     reason = r"'canine' is not supported: its vectors depend on hashes of characters \(.*HashBucketCodepointEmbedder_0"
     with pytest.raises(DiscoveryError, match=reason):
         found("canine", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bark", "it is three models, one for each stage of sound"),
+        ("perceiver", "its blocks take latent vectors"),
+        ("speecht5/encoder", "its parts take text and sound alike, as input_values"),
+        ("speecht5/decoder", "its parts take text and sound alike, as input_values"),
+        ("musicgen/decoder", "it takes several channels of audio codes"),
+        ("musicgen/encoder", "the checkpoint lacks tensors that the front-end needs, such as text_encoder"),
+    ],
+)
+def test_type_of_sound_is_refused_with_reason(name: str, message: str, tmp_path: Path) -> None:
+    model_type, _, side = name.partition("/")
+    CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ExportError, match=message) as error:
+        export(str(tmp_path), "m", tmp_path, side=side or None)
+    assert "stem table" not in str(error.value)
+
+
+def test_prefix_of_discovered_table_is_named(tmp_path: Path) -> None:
+    save("helium", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({f"module.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(ExportError, match=r"the files hold module\.model\.embed_tokens\.weight; remove 'module\.'"):
+        export(str(tmp_path), "m", tmp_path)
 
 
 def test_table_outside_parameters_and_buffers_is_rejected(tmp_path: Path) -> None:

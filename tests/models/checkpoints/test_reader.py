@@ -206,9 +206,42 @@ def test_size_different_from_tensors_is_rejected(bert: Path, key: str, value: ob
         read_frontend(bert)
 
 
-def test_pickle_checkpoint_is_rejected_with_conversion_hint(bert: Path) -> None:
-    (bert / "model.safetensors").rename(bert / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"only pytorch_model\.bin, a pickle.*convert it to safetensors"):
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("pytorch_model.bin", "a pickle, which can run any code when it is read; convert it to safetensors"),
+        ("consolidated.00.pth", "a pickle"),
+        ("model-Q4_K_M.gguf", "a file for other engines, often quantised; export the model from which it was made"),
+        ("tf_model.h5", "weights of TensorFlow or Flax; convert them"),
+        ("flax_model.msgpack", "weights of TensorFlow or Flax; convert them"),
+        ("consolidated.safetensors", "with the names of another library; export the files for transformers"),
+        ("model.fp16.safetensors", "under another name; rename it to model.safetensors"),
+        ("model-00001-of-00002.safetensors", "parts without their index; add model.safetensors.index.json"),
+    ],
+)
+def test_weights_of_other_format_are_named(bert: Path, name: str, advice: str) -> None:
+    (bert / "model.safetensors").rename(bert / name)
+    with pytest.raises(CheckpointError, match=re.escape(f"model.safetensors.index.json, only {name}, {advice}")):
+        read_frontend(bert)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["module.", "_orig_mod.", "_fsdp_wrapped_module.", "base_model.model.", "module._orig_mod.", "net."]
+)
+def test_prefix_of_token_table_is_named(bert: Path, prefix: str) -> None:
+    tensors = load_file(bert / "model.safetensors")
+    save_file({prefix + name: tensor for name, tensor in tensors.items()}, bert / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=rf"the files hold {prefix}.*word_embeddings\.weight; remove '{prefix[:4]}"
+    ):
+        read_frontend(bert)
+
+
+def test_wrapper_inside_name_of_token_table_is_named(bert: Path) -> None:
+    tensors = load_file(bert / "model.safetensors")
+    renamed = {name.replace(".word", "._fsdp_wrapped_module.word"): tensor for name, tensor in tensors.items()}
+    save_file(renamed, bert / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"; remove '_fsdp_wrapped_module\.' from the names of all tensors"):
         read_frontend(bert)
 
 

@@ -1,0 +1,55 @@
+"""Names what a checkpoint holds in place of the expected files and tensors, and gives advice. Imports no torch."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+PICKLE = "a pickle, which can run any code when it is read"
+TENSORFLOW = "weights of TensorFlow or Flax; convert them to safetensors with transformers 4"
+FORMATS: Mapping[str, str] = {
+    "consolidated*.safetensors": "with the names of another library; export the files for transformers",
+    "*-of-*.safetensors": "parts without their index; add model.safetensors.index.json",
+    "*.safetensors": "under another name; rename it to model.safetensors if it is the whole model",
+    "*.gguf": "a file for other engines, often quantised; export the model from which it was made",
+    **dict.fromkeys(("*.h5", "*.msgpack", "*.ckpt*"), TENSORFLOW),
+    "pytorch_model*.bin": (
+        f"{PICKLE}; convert it to safetensors first: load it with transformers where you trust it, then "
+        "save_pretrained()"
+    ),
+    **dict.fromkeys(("*.bin", "*.pth", "*.pt"), f"{PICKLE}; save its tensors as safetensors first"),
+}
+"""Pattern of the name of a file of weights -> what it is, and what to do; the first pattern with a file counts."""
+WRAPPER = re.compile(
+    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_model\.model|module)\."
+)
+"""Parts of a name, added by torch.compile, FSDP, checkpointing, PEFT and DataParallel."""
+
+
+def describe_other_weights(folder: Path) -> str:
+    """Return the weights of other formats in `folder`, and what to do about them; empty without any."""
+    for pattern, advice in FORMATS.items():
+        names = sorted(file.name for file in folder.glob(pattern))
+        if names:
+            return f"only {', '.join(names[:2])}{', …' if len(names) > 2 else ''}, {advice}"
+    return ""
+
+
+def describe_model_folder(folder: Path, name: str) -> str:
+    """Return the subfolder that holds the file `name`, as advice; empty without one."""
+    parts = sorted(file.parent for file in folder.glob(f"*/{name}"))
+    return f"; the model lies in {' or '.join(part.name for part in parts[:3])}: export {parts[0]}" if parts else ""
+
+
+def describe_other_name(names: Iterable[str], expected: Iterable[str]) -> str:
+    """Return the name of one of the `expected` tensors behind a prefix or a wrapper, as advice; empty without one."""
+    wanted = {*expected}
+    endings = tuple(f".{name}" for name in wanted)
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        if WRAPPER.sub("", name) in wanted:
+            extra = " and ".join(repr(part) for part in dict.fromkeys(WRAPPER.findall(name)))
+        elif name.endswith(endings):
+            extra = repr(name[: -max(len(ending) - 1 for ending in endings if name.endswith(ending))])
+        else:
+            continue
+        return f"the files hold {name}; remove {extra} from the names of all tensors"
+    return ""
