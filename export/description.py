@@ -152,6 +152,7 @@ def _describe_steps(loaded: LoadedSource, frontend: FrontEnd) -> dict[str, Any]:
         ),
         "ngram_hash": _describe_hash(frontend),
         "front_end": config.to_document(),
+        "first_row": config.positions.first if config.positions else 0,
     }
 
 

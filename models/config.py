@@ -33,7 +33,7 @@ from preblock.models.steps import (
 )
 
 OWN_NAMES = (
-    *("input_ids", "offset", "attention_mask", "position_ids", "embeddings", "token_embeddings"),
+    *("input_ids", "offset", "attention_mask", "position_ids", "position_rows", "embeddings", "token_embeddings"),
     *("unscaled_token_embeddings", TOKEN_INPUTS, INPUTS, CONTEXT, NGRAMS),
     *("output", "dtype", "encoding"),
 )

@@ -100,6 +100,7 @@ class AsyncDecodeStream:
         parts: Parts | None = None,
         placeholder: Placeholder | None = None,
         position_ids: Rows | Sequence[Rows] | None = None,
+        position_rows: Rows | None = None,
         attention_mask: Rows | None = None,
         token_type_ids: Rows | None = None,
         **indices: Rows,
@@ -114,6 +115,7 @@ class AsyncDecodeStream:
             placeholder: with `parts`: a token id, and the vectors in place of its tokens.
             position_ids: position index of each token, like `ids`; or on three axes, (3, R, L) or three lists of rows.
                 A row continues after the largest.
+            position_rows: instead of `position_ids`: row of the position table of each token, as for `embed`.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             token_type_ids: segment of each token, like `ids`; default 0.
             indices: further inputs in `Model.indices`, like `ids`.
@@ -121,6 +123,7 @@ class AsyncDecodeStream:
         """
         inputs: dict[str, Any] = {
             "position_ids": position_ids,
+            "position_rows": position_rows,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
         }

@@ -13,7 +13,7 @@ from preblock.client.results import ITEM_BYTES, Int64, Vectors, array_of
 MAGIC, VERSION = b"PRBK", 2
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, _, STATE, CLOSING = range(1, 12)
-POSITIONS, MASK, OFFSETS, CONTEXT, AXES, FURTHER = 1, 2, 4, 8, 16, 256
+POSITIONS, MASK, OFFSETS, CONTEXT, AXES, ROWS, FURTHER = 1, 2, 4, 8, 16, 32, 256
 MAX_FURTHER_INPUTS = 8
 """Further inputs that the flags of a step can name."""
 DTYPES = {1: "float32", 2: "float16", 3: "bfloat16", 4: "int64", 5: "float8_e4m3fn"}
@@ -59,7 +59,7 @@ def write_step(
         RequestError: the model has no such input.
 
     """
-    flags = {"position_ids": POSITIONS, "attention_mask": MASK}
+    flags = {"position_ids": POSITIONS, "position_rows": ROWS, "attention_mask": MASK}
     flags |= {name: FURTHER << index for index, name in enumerate(indices)}
     if len(values.get("position_ids", ())) > len(values["input_ids"]):
         flags["position_ids"] |= AXES

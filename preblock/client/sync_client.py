@@ -75,6 +75,7 @@ class Client:
         offset: int | Row | None = None,
         context: Rows | None = None,
         position_ids: Rows | Sequence[Rows] | None = None,
+        position_rows: Rows | None = None,
         attention_mask: Rows | None = None,
         token_type_ids: Rows | None = None,
         truncate: Side | None = None,
@@ -97,6 +98,8 @@ class Client:
                 an offset above 0.
             position_ids: position index of each token, like `ids`; excludes `offset`. Positions of three axes,
                 (3, B, L), stand beside it.
+            position_rows: instead of `position_ids`: row of the position table of each token, as some models of
+                transformers take them, such as RoBERTa.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             token_type_ids: segment of each token, like `ids`; default 0.
             truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
@@ -108,8 +111,9 @@ class Client:
             indices: further inputs in `Model.indices`, like `ids`.
 
         """
-        inputs = {"position_ids": position_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        given = {"context": context, **inputs, **indices}
+        positions = {"position_ids": position_ids, "position_rows": position_rows}
+        inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        given = {"context": context, **positions, **inputs, **indices}
         call = calls.embed(model, version, ids, offset, given, parts, placeholder, truncate, pooling, output, dtype)
         return self._send(call)
 

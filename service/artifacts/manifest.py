@@ -5,7 +5,7 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, PositiveInt, model_validator
+from pydantic import Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
 
 from preblock.service.artifacts.earlier_exports import describe_scale, drop_tiles
 from preblock.service.artifacts.records import (
@@ -153,6 +153,8 @@ class Manifest(Artifact):
         needed: required inputs of `indices`; a missing value of the others is 0.
         counts: position source in the graph: every slot, ids other than padding, or the mask.
         padding_id: id of padding; None in a family without padding.
+        first_row: row of position 0 in the position table of the model. Some families, such as RoBERTa, take rows as
+            `position_ids` in transformers; Preblock's are indices, from 0 on.
         refused_ids: unsupported ids, because their vectors would depend on other tokens.
         token_embeddings: the model's own lookup; None if unknown.
         rotary: outputs for the attention of each kind of layer; empty in a family without rotary attention.
@@ -178,6 +180,7 @@ class Manifest(Artifact):
     needed: tuple[str, ...]
     counts: Literal["slots", "ids", "mask"]
     padding_id: int | None
+    first_row: NonNegativeInt = Field(default=0, exclude_if=lambda row: row == 0)
     refused_ids: tuple[int, ...]
     token_embeddings: TokenEmbeddings | None
     rotary: tuple[Rotary, ...] = ()

@@ -18,9 +18,10 @@ Every frame begins with 24 bytes:
 
 Version 2, from the client:
     1   step       ids int64 (T); with flag 1 position_ids int64 (T); with flags 1 and 16 also positions of height and
-                   width int64 (2, T); with flag 2 attention_mask int64 (T); with flag 256 << i the i-th of the model's
-                   first 8 further inputs int64 (T), in the order of its manifest; with flag 4 the offsets of the
-                   rows as the client knows them, int64 (R); lengths of the rows uint32 (R)
+                   width int64 (2, T); with flag 32 position_rows int64 (T); with flag 2 attention_mask int64 (T); with
+                   flag 256 << i the i-th of the model's first 8 further inputs int64 (T), in the order of its manifest;
+                   with flag 4 the offsets of the rows as the client knows them, int64 (R); lengths of the rows
+                   uint32 (R)
     4   rewind     offsets int64 (R), one or one for each row
     5   reorder    for each new row, the number of the old row, int64 (R)
     6   append     offsets of the new rows int64 (R); with flag 8 the H ids before each, int64 (R, H)
@@ -53,12 +54,12 @@ from preblock.service.codecs.token_rows import token_inputs
 from preblock.service.core.decode_ops import BARE_OPS, INTEGER_OPS, DecodeMessage, Operation, RunningRows, StepOp
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import TokenRows
+from preblock.service.core.types import POSITION_ROWS, TokenRows
 
 MAGIC = b"PRBK"
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
-POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, CONTEXT_FLAG, AXES_FLAG, INDICES_FLAG = 1, 2, 4, 8, 16, 256
+POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, CONTEXT_FLAG, AXES_FLAG, ROWS_FLAG, INDICES_FLAG = 1, 2, 4, 8, 16, 32, 256
 MAX_FURTHER_INPUTS = 8
 """Further inputs that the 16 bits of the flags can name; JSON messages have no such limit."""
 AXES = ("position_ids[1]", "position_ids[2]")
@@ -122,7 +123,7 @@ def describe_outputs(version: int, widths: list[int], codes: list[int], history:
 def _step_flags(indices: tuple[str, ...]) -> Mapping[str, int]:
     """Return the flag of each optional part of a step, in their order in the frame."""
     further = {name: INDICES_FLAG << index for index, name in enumerate(indices[:MAX_FURTHER_INPUTS])}
-    positions = {"position_ids": POSITIONS_FLAG, "position_ids[1:]": AXES_FLAG}
+    positions = {"position_ids": POSITIONS_FLAG, "position_ids[1:]": AXES_FLAG, POSITION_ROWS: ROWS_FLAG}
     return {**positions, "attention_mask": MASK_FLAG, **further, "offset": OFFSETS_FLAG}
 
 

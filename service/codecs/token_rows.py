@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from preblock.service.codecs.fields import format_value
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import Int64, TokenRows
+from preblock.service.core.types import POSITION_ROWS, Int64, TokenRows
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 INTEGER = "a 64-bit integer"
@@ -25,7 +25,7 @@ LISTS = "a list of integers, or a list of such rows"
 def row_fields(indices: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of all inputs with a value for each token, for a model with the further inputs `indices`."""
     # Every model knows token_type_ids: validation rejects them with a message of its own.
-    return tuple(dict.fromkeys((*INPUTS, "token_type_ids", *indices)))
+    return tuple(dict.fromkeys((*INPUTS, POSITION_ROWS, "token_type_ids", *indices)))
 
 
 def token_inputs(rows: dict[str, TokenRows]) -> dict[str, Any]:

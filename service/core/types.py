@@ -104,6 +104,10 @@ def _equal(batch: int, length: int) -> Int64:
     return lengths
 
 
+POSITION_ROWS = "position_rows"
+"""The name in `indices` of rows of the position table, in place of `position_ids`; the engine converts them."""
+
+
 @dataclass(eq=False, kw_only=True)
 class EmbedOptions:
     """The common options of requests of token ids and of text.

@@ -17,7 +17,7 @@ from preblock.service.engine.casting import check_dtype
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.history import RowHistories, check_context
 from preblock.service.engine.positions import count_real, next_positions
-from preblock.service.engine.validation import check_choice, check_same_lengths
+from preblock.service.engine.validation import check_choice, check_same_lengths, to_position_ids
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
@@ -104,6 +104,7 @@ class DecodeState:
             before, histories = repeated.before, repeated.histories
         answer: EmbedResult | None = None
         if isinstance(operation, decode_ops.StepOp):
+            operation = to_position_ids(operation, self.model.manifest)
             request = TokenRequest(
                 input_ids=operation.input_ids,
                 position_ids=operation.position_ids,
@@ -196,6 +197,7 @@ async def run_step(
     _check_row_count("input_ids", len(ids.lengths), len(offset))
     if stated is not None:
         decode_ops.check_stated(stated, offset)
+    request = to_position_ids(request, model.manifest)
     if request.position_ids is None:
         request.offset = offset
     fed, context = np.flatnonzero(ids.lengths), request.context

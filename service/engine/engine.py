@@ -42,7 +42,7 @@ from preblock.service.engine.pooling import finish_pooled, pool, table_of_means
 from preblock.service.engine.positions import next_positions, pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
-from preblock.service.engine.validation import check, check_bias, check_pooled, check_stem
+from preblock.service.engine.validation import check, check_bias, check_pooled, check_stem, to_position_ids
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
 from preblock.service.observability.record import RequestRecord
@@ -169,6 +169,7 @@ class Engine:
 
     def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, dict[str, Int64], Int64]:
         """Validate and truncate a request, and return it with its feeds and next offsets."""
+        sent = to_position_ids(sent, manifest)
         check(sent, manifest, self.max_tokens)
         self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
         request = truncate(sent, manifest)

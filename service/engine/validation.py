@@ -5,6 +5,8 @@ onnxruntime wraps negative ids silently, and on CUDA returns rows of zeros for i
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,9 +18,17 @@ from preblock.service.artifacts.manifest import (
     Manifest,
     StemManifest,
 )
-from preblock.service.core.decode_ops import per_row
+from preblock.service.core.decode_ops import StepOp, per_row
 from preblock.service.core.errors import Invalid, TooLarge
-from preblock.service.core.types import DTYPES, Int64, PairwiseBiasRequest, StemRequest, TokenRequest, TokenRows
+from preblock.service.core.types import (
+    DTYPES,
+    POSITION_ROWS,
+    Int64,
+    PairwiseBiasRequest,
+    StemRequest,
+    TokenRequest,
+    TokenRows,
+)
 from preblock.service.engine.casting import check_dtype, has_dtype
 from preblock.service.engine.history import check_context
 from preblock.service.engine.pooling import POOLINGS
@@ -29,7 +39,39 @@ ZERO = np.zeros(1, np.int64)
 ZERO.flags.writeable = False
 """Offset of a request without one. It cannot be written, because all of them share it."""
 MAX_BIAS_POSITIONS = 2**31  # onnxruntime's operator Max reads 32 bits of larger distances
+Step = TypeVar("Step", TokenRequest, StepOp)
 _INPUT_TITLES = {"token_type_ids": "segments"}
+
+
+def to_position_ids(step: Step, manifest: Manifest) -> Step:
+    """Return a request or a step with `position_ids` in place of rows of the position table.
+
+    Where padding has no position, its row is the one before the first, and its position does not matter.
+
+    Raises:
+        Invalid: both are given, a row is no position of the model, or the lengths differ from those of the ids.
+
+    """
+    rows = step.indices.get(POSITION_ROWS)
+    if rows is None:
+        return step
+    if step.position_ids is not None:
+        message = "position_ids and position_rows exclude each other: a row is a position index + first_row"
+        raise Invalid(POSITION_ROWS, "position_ids and position_rows", "one of them", message=message)
+    check_same_lengths(POSITION_ROWS, rows, step.input_ids)
+    if step.attention_mask is not None:
+        check_same_lengths("attention_mask", step.attention_mask, step.input_ids)
+    first, real = manifest.first_row, real_tokens(step, manifest)
+    placed = rows.values
+    if manifest.counts != "slots" and real is not None:
+        placed = np.where((real == 0) & (placed == first - 1), first, placed)
+    outside = (placed < first) | (placed >= manifest.limit + first)
+    if outside.any():
+        index = int(np.argmax(outside))
+        allowed = f"{first} to {manifest.limit + first - 1}, rows of positions"
+        raise Invalid(POSITION_ROWS + rows.place(index), int(placed[index]), allowed)
+    indices = {name: values for name, values in step.indices.items() if name != POSITION_ROWS}
+    return replace(step, position_ids=replace(rows, values=placed - first), indices=indices)
 
 
 def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:

@@ -30,6 +30,7 @@ def router(engine: Engine) -> APIRouter:
             provider_choice=schemas.ProviderDescription(**choice),
             max_len=tokens and tokens.max_len,
             max_tokens=engine.max_tokens,
+            first_row=tokens and tokens.first_row,
             outputs={
                 name: schemas.ModelOutput(width=widths.get(name), use_as=use_of(name, lookup_use), description=text)
                 for name, text in describe_uses(model.manifest).items()

@@ -79,6 +79,9 @@ class EmbedRequest(TokenFields):
         description="Position index of each token; it excludes offset, unless it has three lists of rows: for time, "
         "height and width.",
     )
+    position_rows: Rows | None = Field(
+        None, description="Instead of position_ids: row of the position table of each token, position + first_row."
+    )
     text: Texts | None = Field(
         None, description="Instead of input_ids, for a model with a tokenizer: a text for each row."
     )
@@ -226,6 +229,7 @@ class ModelDescription(BaseModel):
     provider_choice: ProviderDescription
     max_len: int | None = Field(description="The largest legal offset + real tokens; null without a limit.")
     max_tokens: int = Field(description="Most tokens of one request.")
+    first_row: int | None = Field(description="Row of position 0 in the position table; null for a stem.")
     outputs: dict[str, ModelOutput] = Field(description="The outputs by name.")
     references_checked: Literal["header", "content"] | None = Field(
         description="Check of tables outside the artifact: of the headers, or also of the content; null without any."
@@ -280,6 +284,7 @@ class DecodeRequest(TokenFields):
     parts: list[list[PartObject]] | list[PartObject] | None = Field(None, description="As in the body of embed.")
     placeholder: PlaceholderObject | None = Field(None, description="With parts: a token that stands for vectors.")
     position_ids: Rows | None = Field(None, description="Position index of each token.")
+    position_rows: Rows | None = Field(None, description="As in the body of embed.")
     chunk: int | None = Field(1, ge=1, lt=2**31, description="Tokens of each row in one event.")
     rows: int | None = Field(None, ge=0, description="Number of rows; default those of the tokens.")
     encoding: Encoding | None = Field("base64", description="How JSON holds the vectors.")

@@ -225,8 +225,8 @@ def test_unequal_rows_end_independently(tiny_clients: Clients) -> None:
         (
             {"input_ids": [1], "nope": 1},
             422,
-            "unknown field nope; expected input_ids, position_ids, attention_mask, token_type_ids, parts, placeholder, "
-            "offset, context, rows, output, dtype, encoding, chunk",
+            "unknown field nope; expected input_ids, position_ids, attention_mask, position_rows, token_type_ids, "
+            "parts, placeholder, offset, context, rows, output, dtype, encoding, chunk",
         ),
     ],
 )

@@ -33,7 +33,7 @@ def test_hierarchical_levels_are_named_inputs(http: httpx.Client) -> None:
         ({"token_type_ids": IDS}, "token_type_ids is not an input: this model has no segments"),
         (
             {"day": IDS},
-            "unknown field day; expected input_ids, position_ids, attention_mask, token_type_ids, sentence",
+            "unknown field day; expected input_ids, position_ids, attention_mask, position_rows, token_type_ids",
         ),
     ],
 )
