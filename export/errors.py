@@ -7,3 +7,7 @@ class ExportError(Exception):
 
 class ParityError(ExportError):
     """A graph differs from its PyTorch module."""
+
+
+class UnrepeatableError(ExportError):
+    """The hashes agree, but the artifact does not describe its module: the proof of the export cannot be repeated."""

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Unpack
@@ -46,8 +46,8 @@ class ExportResult:
     """A published artifact."""
 
     folder: Path
-    manifest: Manifest | StemManifest
-    parity: ParityReport
+    manifest: Manifest | StemManifest = field(repr=False)  # thousands of characters
+    parity: ParityReport = field(repr=False)
 
 
 def export(
@@ -111,12 +111,11 @@ def export_loaded(
     format_: TableFormat | None = None,
     soft_prompts: Mapping[str, Path] = MappingProxyType({}),
 ) -> ExportResult:
-    """Export a loaded front-end, as `export` does. Its training mode is restored.
+    """Export a loaded front-end, as `export` does. It stays in evaluation mode.
 
     Tables are stored in `format_`; default float32. `soft_prompts` are folders by name.
     """
     source = loaded.frontend
-    training = source.training
     source.eval()
     storage: dict[str, StoredTable] = {}
     try:
@@ -135,7 +134,6 @@ def export_loaded(
                     storage = compare_tables(source, format_, folder, report)
                     stored = build_quantized(source.config, source.state_dict(), format_, folder)
                     loaded = replace(loaded, frontend=stored)
-                    source.train(training)
                     source = stored  # releases the unrounded tables
                 elif isinstance(source, CustomFrontEnd):
                     export_custom(source, folder, report)
@@ -161,8 +159,6 @@ def export_loaded(
         raise ParityError("; ".join(filter(None, (str(error), _find_non_finite(source))))) from error
     except PreblockError as error:
         raise ExportError(str(error)) from error
-    finally:
-        source.train(training)
 
 
 def _find_non_finite(module: nn.Module) -> str | None:
@@ -188,7 +184,7 @@ def export_module(
     """Export a module as the next version of `name` in `repository`, and prove its graph equal to it.
 
     A module of `preblock.models` is described in the artifact, so `verify` can repeat the proof. The artifact of
-    any other module does not describe it, so `verify` checks its hashes alone.
+    any other module does not describe it, so `verify` checks its hashes alone. The training modes stay as they are.
 
     Args:
         module: a `FrontEnd` or a stem; or any other module, as in `CustomFrontEnd`.
@@ -203,7 +199,11 @@ def export_module(
             or a file cannot be written.
 
     """
-    training = module.training
+    given: object = module
+    if not isinstance(given, nn.Module):
+        got = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+        raise ExportError(f"module: got {got}, expected an instance of torch.nn.Module")
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         frontend = _custom(module, vocab_size, max_len, exact)
@@ -211,7 +211,8 @@ def export_module(
     except ValueError as error:
         raise ExportError(str(error)) from error
     finally:
-        module.train(training)
+        for part, training in modes:
+            part.training = training
 
 
 def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exact: bool) -> AnyFrontEnd:

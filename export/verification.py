@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from preblock.export.bias import prove_bias, read_bias
 from preblock.export.description import describe_artifact
-from preblock.export.errors import ExportError
+from preblock.export.errors import ExportError, UnrepeatableError
 from preblock.export.graph import read_initializers
 from preblock.export.parity import prove, prove_lookup, prove_ngrams, prove_per_layer, prove_positioned, prove_rotary
 from preblock.export.progress import Report, StepProgress
@@ -88,6 +88,7 @@ def verify(
     Raises:
         ExportError: a file differs from its hash, or a graph from the module; a file is outside `reference_roots`; the
             provider cannot be used; or the report cannot be written.
+        UnrepeatableError: the hashes agree, but the artifact does not describe its module.
 
     """
     try:
@@ -101,7 +102,7 @@ def verify(
         check_references(manifest, reference_roots)
         hashes = _hash_references(folder, manifest, reference_roots, report)
         if manifest.front_end is None:
-            raise ExportError(f"{folder}: the hashes agree; the proof cannot be repeated without the custom module")
+            raise UnrepeatableError(f"{folder}: hashes agree; the proof cannot be repeated without the custom module")
         try:
             frontend = _build_again(manifest, manifest.front_end, folder)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -21,6 +21,8 @@ CALL_VALUES = 2**24
 """Most values returned by a call of several rows, unless two rows have more."""
 NUMBERS = (int, int | None, "int", "int | None", "Optional[int]")
 """Annotations of an argument that takes one number for all rows."""
+OTHER_INPUTS = ("_ids", "mask", "embeds", "segments", "positions")
+"""Endings of the names of inputs other than an offset."""
 ALLOWED_SHARE = 2.0**-10
 """Allowed difference between the two, as a share of the largest value: sums may have another order."""
 
@@ -31,8 +33,9 @@ class CustomFrontEnd(nn.Module):
     Args:
         module: in evaluation mode, with `forward(input_ids, offset)`: int64 `input_ids` (B, L) and `offset` (1,) or
             (B,), the number of tokens already fed; or `forward(input_ids, past_length: int)` with one number for all
-            rows. Returns float32 (B, L, D). A vector must depend on its own id and position alone. Put checks on values
-            under `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
+            rows. The second name must not be one of another input, such as `token_type_ids`. Returns float32
+            (B, L, D). A vector must depend on its own id and position alone. Put checks on values under
+            `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
         vocab_size: legal ids are 0 to V - 1.
         max_len: M, the largest legal offset + L; at most 2^24.
         exact: whether the graph must equal the module bit for bit; default False, for norms, projections, other sums.
@@ -159,16 +162,28 @@ def _compare(rows: Tensor, alone: Tensor) -> None:
         place = int(errors.argmax()) % rows.shape[1]
         raise ValueError(
             f"module: got a vector at position {place} of a row of {rows.shape[1]} tokens that differs by {error:.3g} "
-            "from that of the token alone, expected vectors that depend on their own id and position"
+            "from that of the token alone, expected vectors that depend on their own id and position; "
+            "does forward add its second argument, the offset, to the positions?"
         )
 
 
 def _takes_number(module: nn.Module) -> bool:
-    """Return whether the second argument of the module's `forward` is annotated as an int."""
+    """Return whether the second argument of the module's `forward` is annotated as an int.
+
+    Raises:
+        ValueError: `forward` takes other arguments, or the second has the name of another input.
+
+    """
     signature = inspect.signature(module.forward)
     try:
         given = signature.bind("input_ids", "offset").arguments
     except TypeError as error:
         expected = "forward(input_ids, offset) or forward(input_ids, past_length: int)"
         raise ValueError(f"module: got forward{signature}, expected {expected}") from error
-    return any(value == "offset" and signature.parameters[name].annotation in NUMBERS for name, value in given.items())
+    second = next((name for name, value in given.items() if value == "offset"), "*")
+    if second.endswith(OTHER_INPUTS):
+        raise ValueError(
+            f"module: got forward{signature}, whose second argument would receive the offset, not {second}; expected "
+            "forward(input_ids, offset) or forward(input_ids, past_length: int)"
+        )
+    return second in signature.parameters and signature.parameters[second].annotation in NUMBERS

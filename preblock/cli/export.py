@@ -1,5 +1,7 @@
 """Commands to make and prove artifacts: `export` and `verify`."""
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
@@ -8,9 +10,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from preblock.cli.options import (
-    MODEL,
     REFERENCE_ROOTS,
     REPOSITORY,
+    FoundArtifact,
+    complete_model,
     describe_limits,
     describe_storage,
     exit_on_sigterm,
@@ -21,6 +24,9 @@ from preblock.cli.options import (
 )
 from preblock.cli.progress import ProgressLine
 from preblock.extras import EXTRAS
+
+UNREPEATABLE = 3
+"""Exit code of `verify` for an artifact that is neither proven again nor wrong."""
 
 
 def complete_source(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -166,7 +172,8 @@ def _summarize(exported: Any, name: str, settings: Any) -> None:
 
 
 @click.command()
-@MODEL
+@click.argument("model", metavar="[NAME[@VERSION]]", required=False, shell_complete=complete_model)
+@click.option("--all", "every", is_flag=True, help="Verify every version of every model, also after a failure.")
 @REPOSITORY
 @REFERENCE_ROOTS
 @click.option(
@@ -175,27 +182,58 @@ def _summarize(exported: Any, name: str, settings: Any) -> None:
     help="Device to prove the model on; default: the CPU, and CUDA if it works.",
 )
 def verify(
-    model: str, repository: Path | None, reference_roots: str | None, provider: Literal["cpu", "cuda"] | None
+    model: str | None,
+    every: bool,
+    repository: Path | None,
+    reference_roots: str | None,
+    provider: Literal["cpu", "cuda"] | None,
 ) -> None:
     """Check the hashes of a model, and prove it again.
 
     The artifact is compared with its PyTorch module. The results replace those in the parity report. Without a
-    version, the highest is verified.
+    version, the highest is verified. The artifact of a custom module does not hold the module, so only its hashes are
+    checked: the exit code is then 3, or 0 with --all.
 
     \b
     Examples:
       preblock verify minilm
       preblock verify minilm@2 --provider cpu
+      preblock verify --all
     """
+    if every == (model is not None):
+        raise click.UsageError(f"NAME and --all: got {'both' if every else 'neither'}, expected one of them")
     require(*EXTRAS["verify"])
     settings = read_settings(repository=repository, reference_roots=reference_roots)
-    artifact = find_artifact(settings.repository, model)
+    from preblock.export.errors import ExportError, UnrepeatableError
+    from preblock.service.artifacts.catalog import find_artifacts
+
+    exit_on_sigterm()
+    if model is not None:
+        try:
+            _verify(find_artifact(settings.repository, model), settings.reference_folders, provider)
+        except UnrepeatableError as error:
+            click.echo(error)
+            sys.exit(UNREPEATABLE)
+        return
+    failed = False
+    for found in find_artifacts(settings.repository):
+        try:
+            _verify(FoundArtifact(*found), settings.reference_folders, provider)
+        except UnrepeatableError as error:
+            click.echo(error)
+        except ExportError as error:
+            click.echo(f"preblock: {error}", err=True)
+            failed = True
+    sys.exit(failed)
+
+
+def _verify(artifact: FoundArtifact, reference_roots: Sequence[Path], provider: Literal["cpu", "cuda"] | None) -> None:
+    """Verify an artifact, and print the results."""
     from preblock.export.verification import verify as run
 
     folder = artifact.folder
-    exit_on_sigterm()
     with ProgressLine(artifact.name) as progress:
-        report = run(folder, progress, provider, settings.reference_folders)
+        report = run(folder, progress, provider, reference_roots)
     for proven_on, parity in report.providers.items():
         click.echo(f"{folder}: hashes agree, {parity.summary()} ({proven_on})")
     if report.references:

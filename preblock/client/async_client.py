@@ -1,5 +1,7 @@
 """The asynchronous client. `sync_client.py` is generated from this file."""
 
+from __future__ import annotations  # help() then shows the names of types, not their unions
+
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 

@@ -1,5 +1,7 @@
 """Decode streams, in the protocol of `docs/decode.md`. `sync_stream.py` is generated from this file."""
 
+from __future__ import annotations  # help() then shows the names of types, not their unions
+
 import asyncio
 import json
 import sys
@@ -55,7 +57,7 @@ class AsyncDecodeStream:
 
     def __init__(
         self,
-        socket: "AsyncSocket",
+        socket: AsyncSocket,
         model: str,
         version: int | None,
         fields: dict[str, Any],

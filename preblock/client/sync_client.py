@@ -1,5 +1,7 @@
 """The synchronous client, generated from `async_client.py`."""
 
+from __future__ import annotations  # help() then shows the names of types, not their unions
+
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 

@@ -1,5 +1,7 @@
 """Decode streams, in the protocol of `docs/decode.md`. Generated from `async_stream.py`."""
 
+from __future__ import annotations  # help() then shows the names of types, not their unions
+
 import json
 import sys
 import threading
@@ -55,7 +57,7 @@ class DecodeStream:
 
     def __init__(
         self,
-        socket: "SyncSocket",
+        socket: SyncSocket,
         model: str,
         version: int | None,
         fields: dict[str, Any],

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 import preblock
+from preblock.export import export_module
 from preblock.service.runtime.providers import cuda_unavailable_reason
 from tests.cli.command_line import failing, run, run_installed
+from tests.export.test_module import Sum
 
 
 @pytest.fixture
@@ -189,6 +191,22 @@ def test_check_with_manifest_of_other_graph_fails(copy: Path) -> None:
     shutil.copyfile(copy / "gpt" / "1" / "manifest.json", copy / "bert" / "1" / "manifest.json")
     message = failing("check", "--repository", copy, code=1)
     assert message.startswith("bert/1/model.onnx: got sha256 ")
+
+
+def test_verify_of_custom_module_has_its_own_exit_code(copy: Path) -> None:
+    export_module(Sum(6, 6), "sum", copy, vocab_size=13, max_len=512)
+    done = run("verify", "sum", "--repository", copy)
+    assert (done.returncode, "preblock:" in done.stderr) == (3, False)
+    assert "hashes agree; the proof cannot be repeated" in done.stdout
+    everything = run("verify", "--all", "--repository", copy)
+    assert everything.returncode == 0, everything.stderr
+    assert everything.stdout.count("hashes agree") == 4
+    (copy / "bert/2/model.onnx").write_bytes(b"")
+    failed = run("verify", "--all", "--repository", copy)
+    assert (failed.returncode, failed.stdout.count("hashes agree")) == (1, 3)
+    assert "preblock: model.onnx: got " in failed.stderr
+    for arguments, got in ((("gpt", "--all"), "both"), ((), "neither")):
+        assert f"NAME and --all: got {got}" in failing("verify", *arguments, code=2)
 
 
 def test_verify_of_changed_file_names_it(copy: Path) -> None:

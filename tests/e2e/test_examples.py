@@ -116,6 +116,8 @@ def test_example_without_packages_names_missing_package(program: Path, tmp_path:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("This example needs ")
     assert "pip install" in done.stderr
+    # `make serve` installs no extra for pictures.
+    assert ("matplotlib" in program.read_text()) == (".venv/bin/python -m pip install matplotlib" in done.stderr)
     assert done.stderr.count("\n") == 1
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from preblock.export import export_module
-from preblock.export.errors import ExportError
+from preblock.export.errors import ExportError, UnrepeatableError
 from preblock.export.exporter import ExportResult, export
 from preblock.export.verification import verify
 from preblock.models import BertEmbeddings
@@ -116,7 +116,7 @@ def test_exported_module_is_served(mine: Mine, exported: ExportResult) -> None:
 def test_verify_of_custom_module_reports_unrepeatable_proof(exported: ExportResult) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.front_end, exported.manifest.token_embeddings) == (None, None)
-    with pytest.raises(ExportError, match="the hashes agree; the proof cannot be repeated"):
+    with pytest.raises(UnrepeatableError, match="hashes agree; the proof cannot be repeated"):
         verify(exported.folder)
 
 
@@ -276,10 +276,41 @@ def test_module_without_vector_output_is_rejected(tmp_path: Path) -> None:
         export_module(Wide(), "wide", tmp_path, vocab_size=V, max_len=M)
 
 
-def test_export_keeps_module_in_training_mode(tmp_path: Path) -> None:
+def test_export_keeps_training_modes_and_prints_folder(tmp_path: Path) -> None:
     module = Mine().train()
-    export_module(module, "mine", tmp_path, vocab_size=V, max_len=M)
-    assert module.training
+    module.places.eval()
+    exported = export_module(module, "mine", tmp_path, vocab_size=V, max_len=M)
+    assert (module.training, module.tokens.training, module.places.training) == (True, True, False)
+    assert str(exported) == f"ExportResult(folder={exported.folder!r})"
+
+
+class Segments(nn.Module):
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, offset: int = 0) -> Tensor:
+        return nn.functional.one_hot(input_ids + token_type_ids + offset, V + M).float()
+
+
+class Unplaced(nn.Module):
+    """Adds positions from 0 on, whatever the offset."""
+
+    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:  # noqa: ARG002
+        return nn.functional.one_hot(input_ids, V).float() + torch.arange(input_ids.shape[1]).view(-1, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Segments(), "whose second argument would receive the offset, not token_type_ids; expected forward"),
+        (
+            Unplaced(),
+            "position; does forward add its second argument, the offset, to the positions",
+        ),
+        (Mine, "module: got the class Mine, expected an instance of torch.nn.Module"),
+        (torch.tanh, "module: got a builtin_function_or_method, expected an instance of torch.nn.Module"),
+    ],
+)
+def test_module_without_offset_is_rejected_with_hint(module: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=message):
+        export_module(module, "m", tmp_path, vocab_size=V, max_len=M)
 
 
 def test_saved_front_end_is_exported_with_trained_weights(tmp_path: Path) -> None:
