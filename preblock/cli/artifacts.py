@@ -173,11 +173,12 @@ def _summarize(folder: Path) -> tuple[str, str, str]:
     size = "-"
     try:
         size = format_bytes(_size(folder))
-        family, report = read_manifest(folder).family, read(ParityReport, folder / PARITY)
+        manifest, report = read_manifest(folder), read(ParityReport, folder / PARITY)
     except PreblockError as error:
         return "damaged", size, str(error)
     except OSError as error:
         return "unreadable", size, str(error.strerror).lower()
+    family = manifest.family + (" (random weights)" if manifest.source.has_random_weights else "")
     outputs = [output for parity in report.providers.values() for output in parity.outputs.values()]
     if not outputs:
         return family, size, "not proven"

@@ -112,8 +112,8 @@ def export(
     """Export a front-end as the next version of a model.
 
     The artifact is proven equal to the PyTorch module. SOURCE is an existing folder with config.json or frontend.toml
-    and safetensors files, the name of a preset, or hf:owner/name[@revision]. `preblock families` lists the presets and
-    the model types.
+    and safetensors files, the name of a preset (random weights), or hf:owner/name[@revision]. `preblock families` lists
+    the presets and the model types.
 
     \b
     Examples:

@@ -8,7 +8,7 @@ from preblock.extras import EXTRAS
 
 @click.command()
 def families() -> None:
-    """List the presets and model types for `preblock export`.
+    """List the presets (random weights) and model types.
 
     One line for each model type: its side for the option --side, the steps of its front-end with the library's default
     values, and the outputs for its attention.
@@ -26,7 +26,7 @@ def families() -> None:
     from preblock.models.checkpoints.stem_families import STEMS
     from preblock.models.presets import PRESETS
 
-    click.echo(f"Presets, to try without a checkpoint: {', '.join(PRESETS)}\n")
+    click.echo(f"Presets with random weights, to try without a checkpoint: {', '.join(PRESETS)}\n")
     rows = []
     for name, family in FAMILIES.items():
         model_type, _, side = name.partition("/")

@@ -129,13 +129,14 @@ def find_artifact(repository: Path | None, model: str) -> FoundArtifact:
 
 
 def describe_limits(manifest: Any) -> str:
-    """Return the family, the legal inputs and the width of a model in one line."""
+    """Return the family, the legal inputs and the width of a model in one line, and whether its weights are random."""
+    weights = ", random weights" if manifest.source.has_random_weights else ""
     if manifest.kind == "stem":
-        return f"{manifest.family}, {manifest.input.name} {list(manifest.input.shape)}, width {manifest.width}"
+        return f"{manifest.family}, {manifest.input.name} {list(manifest.input.shape)}, width {manifest.width}{weights}"
     indices = "".join(f", {name} 0 to {count - 1}" for name, count in manifest.indices.items())
     return (
         f"{manifest.family}, ids 0 to {manifest.vocab_size - 1}{indices}, "
-        f"max_len {manifest.max_len or 'unlimited'}, width {manifest.width}"
+        f"max_len {manifest.max_len or 'unlimited'}, width {manifest.width}{weights}"
     )
 
 

@@ -46,6 +46,7 @@ def write_page(artifact: FoundArtifact, manifest: Manifest | StemManifest, ident
 def _identify(artifact: FoundArtifact, manifest: Manifest | StemManifest, identity: str) -> Iterator[tuple[str, str]]:
     source = manifest.source
     origin = " ".join(part for part in (source.kind, source.name, source.revision and f"at {source.revision}") if part)
+    origin += ": random weights" if source.has_random_weights else ""
     yield "family", manifest.family
     yield "source", origin
     yield "folder", str(artifact.folder)

@@ -38,7 +38,7 @@ KINDS = ("heatmap", "similarity", "pca", "wavelengths", "bias", "parameters")
 def plot(model: str, kind: str, output: Path, repository: Path | None, reference_roots: str | None) -> None:
     """Draw positions, tokens, frequencies, biases or parameters.
 
-    The model is an artifact of the repository, or else a preset. The same input gives the same bytes.
+    The model is an artifact of the repository, or else a preset (random weights). The same input gives the same bytes.
 
     \b
     Kinds:

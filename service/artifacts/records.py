@@ -52,6 +52,11 @@ class Source(Schema):
     config_sha256: str | None = None
     discovered_with: str | None = Field(default=None, exclude_if=lambda library: library is None)
 
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether the weights come from a seed and no training: only the shapes are those of a published model."""
+        return self.kind == "preset"
+
 
 class Resized(Schema):
     """A changed position limit: the source's own, and the method that resized a learned table."""

@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import httpx
 import pytest
 
 from preblock.export.progress import format_bytes
@@ -14,12 +15,29 @@ from preblock.models.checkpoints.family_lookup import known
 from preblock.service.artifacts.manifest import Manifest
 from tests.cli.command_line import failing, run, run_installed
 from tests.support.artifacts import copy_artifact
+from tests.support.servers import Server
 
 
 @pytest.fixture
 def copy(tiny_repository: Path, tmp_path: Path) -> Path:
     """The tiny repository, to change."""
     return shutil.copytree(tiny_repository, tmp_path / "repository")
+
+
+def test_random_weights_of_preset_are_stated_everywhere(repository: Path, server: Server) -> None:
+    def random(line: str) -> bool:
+        return "random weights" in line
+
+    rows = {line.split()[0]: random(line) for line in run("list", "--repository", repository).stdout.splitlines()}
+    printed = {line.split(":")[0].strip(): random(line) for line in server.banner.splitlines() if "width" in line}
+    checked = run("check", "--repository", repository).stdout
+    listed = {model["name"]: model["random_weights"] for model in httpx.get(f"{server.address}/models").json()}
+    expected = {"gpt2-small": True, "minilm": False, "transformer-base": True, "wordllama": False}
+    assert printed == listed == {name: rows[name] for name in expected} == expected
+    for name, is_random in expected.items():
+        assert httpx.get(f"{server.address}/models/{name}").json()["random_weights"] is is_random
+        page = run("inspect", name, "--repository", repository).stdout
+        assert random(page) is random(next(line for line in checked.splitlines() if name in line)) is is_random
 
 
 def paragraphs(page: str) -> dict[str, dict[str, str]]:
@@ -242,7 +260,7 @@ def test_families_lists_presets_and_every_model_type() -> None:
     done = run("families")
     assert (done.returncode, done.stderr) == (0, "")
     presets, table = done.stdout.split("\n\n")
-    assert presets == "Presets, to try without a checkpoint: gpt2-small, transformer-base"
+    assert presets == "Presets with random weights, to try without a checkpoint: gpt2-small, transformer-base"
     rows = table.splitlines()
     assert {row.split()[0] for row in rows[1:]} == set(known())
     assert any(re.fullmatch(r"bert +tokens segments positions norm", row) for row in rows)

@@ -7,6 +7,7 @@ import pytest
 from tests.clients.browser import Page, browsing
 from tests.clients.inspector.controls import load
 from tests.support.artifacts import copy_artifact
+from tests.support.references import edit_manifest
 from tests.support.servers import Server, serve
 
 
@@ -17,6 +18,7 @@ def inspected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name in ("bert", "gpt", "rotary", "t5", "alibi", "ngrams", "vit"):
         copy_artifact(name, root, name)
     copy_artifact("bert-again", root, "bert")
+    edit_manifest(root / "t5/1", lambda manifest: manifest["source"].update(kind="preset", name="tiny"))
     with serve(root, "--allowed-hosts", "service.test") as running:
         yield running
 

@@ -66,6 +66,13 @@ def test_model_panel_matches_api_description(page: Page, inspected: Server) -> N
     assert other != described["identity"]
 
 
+def test_random_weights_of_preset_are_shown(page: Page) -> None:
+    choose(page, "t5")
+    assert "preset, tiny, random weights" in text(page, "facts")
+    shown = page.evaluate("[...document.querySelectorAll('option')].map((option) => option.innerText)")
+    assert [line for line in shown if "random weights" in line] == ["t5 (t5, random weights)"]
+
+
 def test_stem_model_shows_only_model_panel(page: Page, inspected: Server) -> None:
     choose(page, "vit")
     shown = page.evaluate(f"{list(PANELS)}.filter((name) => !document.getElementById(name).hidden)")

@@ -1,8 +1,8 @@
 // The panel of a model: its identity, source, limits, provider and parity.
 import { describe, element, find, number, short } from "./dom.js";
 
-function describeSource({ kind, name, revision, config_sha256: hash }) {
-  const named = [kind, name, revision && `revision ${revision}`].filter(Boolean).join(", ");
+function describeSource({ kind, name, revision, config_sha256: hash }, random) {
+  const named = [kind, name, random && "random weights", revision && `revision ${revision}`].filter(Boolean).join(", ");
   return hash ? `${named}; config sha256 ${hash.slice(0, 12)}…` : named;
 }
 
@@ -53,7 +53,7 @@ export function showModel(description) {
     ["name", `${description.name}, version ${description.version}`],
     ["identity", description.identity],
     ["family", manifest.family],
-    ["source", describeSource(manifest.source)],
+    ["source", describeSource(manifest.source, description.random_weights)],
     ["token ids", tokens ? `0 to ${number(manifest.vocab_size - 1)}` : null],
     ["max_len", tokens ? (description.max_len === null ? "no limit" : number(description.max_len)) : null],
     ["tokens of a request", number(description.max_tokens)],

@@ -38,8 +38,9 @@ async function openService() {
   status.textContent = "Loading the models.";
   const found = (await getJson("/models")).filter(({ ready }) => ready);
   keyForm.hidden = true;
-  models.replaceChildren(...found.map(({ name, family, max_len: limit }) =>
-    element("option", { value: name }, `${name} (${family}${limit ? `, ${number(limit)} positions` : ""})`)));
+  models.replaceChildren(...found.map(({ name, family, max_len: limit, random_weights: random }) =>
+    element("option", { value: name },
+      `${name} (${family}${limit ? `, ${number(limit)} positions` : ""}${random ? ", random weights" : ""})`)));
   if (found.length) await openModel(found[0].name);
   else status.textContent = "No model is ready.";
 }

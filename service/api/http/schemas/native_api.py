@@ -205,6 +205,9 @@ class ModelSummary(BaseModel):
     version: int
     ready: bool = Field(description="Whether it is served.")
     family: str | None = Field(None, description="Null if the model is not ready.")
+    random_weights: bool | None = Field(
+        None, description="Whether the model is a preset, with weights from a seed; null if the model is not ready."
+    )
     max_len: int | None = Field(None, description="The largest legal offset + real tokens; null without a limit.")
     vocab_size: int | None = Field(None, description="Ids are 0 to vocab_size - 1; null without token ids.")
     max_tokens: int | None = Field(None, description="Most tokens of one request.")
@@ -225,6 +228,7 @@ class ModelDescription(BaseModel):
     version: int
     identity: str = Field(description="SHA-256 of the manifest with the hashes of all files.")
     versions: list[int]
+    random_weights: bool = Field(description="Whether the model is a preset, with weights from a seed.")
     provider: str = Field(description="The active onnxruntime provider.")
     provider_choice: ProviderDescription
     max_len: int | None = Field(description="The largest legal offset + real tokens; null without a limit.")

@@ -15,7 +15,7 @@ from tests.support.servers import LOADING_HINT, serve
 
 
 def test_models_lists_the_highest_version_of_each(tiny: httpx.Client) -> None:
-    limits = {"max_tokens": 65536, "ready": True}
+    limits = {"max_tokens": 65536, "ready": True, "random_weights": False}
     assert tiny.get("/models").json() == [
         {"name": "bert", "version": 2, "family": "bert", "max_len": 8, "vocab_size": 11} | limits,
         {"name": "gpt", "version": 1, "family": "gpt2", "max_len": 6, "vocab_size": 7} | limits,
@@ -26,7 +26,7 @@ def test_unloaded_model_is_listed_as_not_ready(tiny_repository: Path) -> None:
     with serve(tiny_repository, "--model-control", "explicit") as server:
         assert httpx.post(f"{server.address}/v2/repository/models/bert/unload").status_code == 200
         bert, gpt = httpx.get(f"{server.address}/models").json()
-    nothing = dict.fromkeys(("family", "max_len", "vocab_size", "max_tokens"))
+    nothing = dict.fromkeys(("family", "random_weights", "max_len", "vocab_size", "max_tokens"))
     assert bert == {"name": "bert", "version": 2, "ready": False} | nothing
     assert (gpt["name"], gpt["ready"]) == ("gpt", True)
 
