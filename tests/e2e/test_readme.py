@@ -3,13 +3,18 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from safetensors.torch import save_file
 
 from preblock.service.core.auth import read_keys
@@ -33,6 +38,8 @@ ELSEWHERE = {
     "make serve\n": "test_documented_serve_command_starts_server below",
     "preblock serve": "test_documented_serve_command_starts_server below",
     "make test": "this is one of its runs",
+    ". .venv/bin/activate": "`activated` below runs it, before every other block",
+    "PREBLOCK_PORT": "deploy/smoke.sh, which needs a container engine",
     "make reliability": "takes hours; its tests run for seconds in tests/reliability",
     "python -m benchmarks": "measures, and takes minutes",
     ".venv/bin/python examples/choose_positions.py": "tests/e2e/test_position_examples.py",
@@ -43,7 +50,6 @@ ELSEWHERE = {
     "# Needs an NVIDIA GPU": "tests/clients/shared_memory/test_cuda.py, on a machine with one",
     "perf_analyzer": "the package of perf_analyzer holds no program",
     "genai-perf": "genai-perf runs perf_analyzer",
-    "from huggingface_hub": "tests/service/api/http/routes/test_tei.py, on static embedding models",
     "from langchain_openai": "tests/clients/test_other_clients.py, in an environment of its own",
     "docker compose": "deploy/smoke.sh, which needs a container engine",
     "docker run": "deploy/smoke.sh, which needs a container engine",
@@ -64,11 +70,56 @@ ROTARY = '[[steps]]\nkind = "tokens"\nweight = "embed.weight"\n[[rotary]]\nlayou
 """The front-end of the snippet on rotary outputs."""
 
 
+@cache
+def activated() -> dict[str, str]:
+    """Return the variables of a terminal after the second command of the README, from one without our programs."""
+    (command,) = (code for name, _, code in BLOCKS if code.startswith(". .venv/bin/activate"))
+    ours = str(Path(sys.executable).parent)
+    outside = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    outside["PATH"] = ":".join(part for part in os.environ["PATH"].split(":") if part != ours)
+    script = f"{command.strip()} >&2 && env -0"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=outside, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return dict(variable.split("=", 1) for variable in done.stdout.split("\0") if variable)
+
+
 def run(arguments: list[str], cwd: Path) -> str:
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(arguments, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(arguments, cwd=cwd, env=activated(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def requirements_of(names: list[str]) -> set[str]:
+    """Return the names of packages, with their requirements and those of their extras, such as `preblock[cpu]`."""
+    found: set[str] = set()
+    pending = [Requirement(name) for name in names]
+    while pending:
+        asked = pending.pop()
+        name = canonicalize_name(asked.name)
+        for extra in asked.extras or {""}:
+            if f"{name}[{extra}]" in found:
+                continue
+            found |= {name, f"{name}[{extra}]"}
+            try:
+                needed = map(Requirement, requires(name) or ())
+            except PackageNotFoundError:  # for another system
+                continue
+            pending += [one for one in needed if one.marker is None or one.marker.evaluate({"extra": extra})]
+    return found
+
+
+def test_readme_imports_only_installed_packages() -> None:
+    """This environment has more packages than that of a reader."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    made = re.findall(r"^\t\$\(PIP\) -e '\.(\[cpu,export\])'$", makefile, re.MULTILINE)
+    (command,) = (code for name, _, code in BLOCKS if code.startswith(". .venv/bin/activate"))
+    installed = requirements_of([f"preblock{made[0]}", *shlex.split(command.partition("constraints.txt ")[2])])
+    for name, language, code in BLOCKS:
+        if name.startswith("README") and language == "python":
+            modules = re.findall(r"^\s*(?:import|from) (\w+)", code, re.MULTILINE)
+            for module in {*modules} - sys.stdlib_module_names:
+                packages = packages_distributions().get(module, ["preblock"])
+                assert installed & {canonicalize_name(package) for package in packages}, (name, module)
 
 
 def test_code_blocks_use_only_tested_languages() -> None:
@@ -123,7 +174,7 @@ def test_python_blocks_run(code: str, server: Server, folder: Path) -> None:
         run(["preblock", "export", "checkpoint", "--name", "mine"], folder)
     local = code.replace("127.0.0.1:8000", server.address.removeprefix("http://"))
     local = local.replace("127.0.0.1:8001", server.grpc)
-    output = run([sys.executable, "-W", "error", "-c", local], folder)
+    output = run(["python", "-W", "error", "-c", local], folder)
     if "plots.save" in code:
         assert [*folder.glob("*.svg")]
     elif "save_frontend" in code:
@@ -135,7 +186,7 @@ def test_python_blocks_run(code: str, server: Server, folder: Path) -> None:
 def test_documented_trained_module_is_exported(folder: Path) -> None:
     (train,) = (code for name, _, code in BLOCKS if "save_frontend" in code and name.startswith("docs/"))
     (serve,) = (code for _, _, code in BLOCKS if code.startswith("preblock export trained"))
-    run([sys.executable, "-W", "error", "-c", train], folder)
+    run(["python", "-W", "error", "-c", train], folder)
     assert "bit for bit" in run(["bash", "-euo", "pipefail", "-c", serve], folder)
 
 
@@ -177,8 +228,7 @@ def test_documented_serve_command_starts_server(command: str, tmp_path: Path) ->
         # The second time: the first installs and exports missing and outdated files.
         subprocess.run(["make", "models"], cwd=ROOT, check=True, capture_output=True)
         command += f" ARGS='--port {port}'"
-    command = command.replace("8000", port).replace("8001", str(free_port()))
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = command.replace("9000", port).replace("9001", str(free_port()))
     log = tmp_path / "errors"
     with (
         log.open("w") as errors,
@@ -186,7 +236,7 @@ def test_documented_serve_command_starts_server(command: str, tmp_path: Path) ->
             f"exec {command}",
             shell=True,
             cwd=ROOT,
-            env=environment,
+            env=activated(),
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
