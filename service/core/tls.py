@@ -7,14 +7,53 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.file_watch import FileWatcher, check_regular, poll
 from preblock.service.core.settings import Settings
 
 LOG = logging.getLogger(__name__)
+PLAIN_HTTP = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
+"""Reasons of OpenSSL for a request without TLS."""
+TEXT = b"this port speaks TLS: use https:// in place of http://\n"
+PLAIN_HTTP_ANSWER = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(TEXT), TEXT)
+)
 Result = TypeVar("Result")
+
+
+class ServerTls(ssl.SSLObject):
+    """TLS of a connection that answers a request without TLS.
+
+    The event loop closes the transport at an error of the handshake, before it sends anything. It sends pending bytes
+    only when the handshake needs more input. So the first call reports that, and a next call the error, if the client
+    sends more. The client closes the connection after the answer; the time limit of the handshake ends any other.
+    """
+
+    _failure: ssl.SSLError | None = None
+    _outgoing: ssl.MemoryBIO
+
+    @classmethod
+    def _create(cls, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **options: Any) -> "ServerTls":
+        """Keep `outgoing`, to write into; `SSLContext.wrap_bio` calls this."""
+        created: ServerTls = super()._create(incoming, outgoing, *args, **options)  # type: ignore[misc]
+        created._outgoing = outgoing
+        return created
+
+    def do_handshake(self) -> None:
+        """Continue the handshake."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if error.reason not in PLAIN_HTTP:
+                raise
+            self._failure = error.with_traceback(None)  # its frames would hold this object
+            self._outgoing.write(PLAIN_HTTP_ANSWER)
+            raise ssl.SSLWantReadError from error
 
 
 class CertificateFiles:
@@ -123,6 +162,7 @@ def reloading_context(files: CertificateFiles, _: object, make: Callable[[], ssl
         first.options |= ssl.OP_NO_TICKET
         first.num_tickets = 0
     files.watch(make, use)
+    first.sslobject_class = ServerTls
     first.sni_callback = choose  # OpenSSL calls it in every handshake, even without a server name
     return first
 

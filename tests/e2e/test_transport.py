@@ -130,8 +130,11 @@ def test_responses_before_malformed_request_arrive_over_tls(secure: tuple[Server
 
 def test_plaintext_or_untrusted_connection_to_tls_server_fails(secure: tuple[Server, bool], files: Files) -> None:
     server, asked = secure
-    with pytest.raises(httpx.HTTPError):
-        httpx.get(server.address.replace("https", "http") + "/livez", timeout=60)
+    plain = server.address.replace("https", "http")
+    for method in ("GET", "HEAD", "POST", "PUT"):
+        answer = httpx.request(method, f"{plain}/livez", timeout=60)
+        assert answer.status_code == 400
+        assert method == "HEAD" or answer.text == "this port speaks TLS: use https:// in place of http://\n"
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError):
         service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=5)
     with pytest.raises(httpx.ConnectError):  # the authority is not trusted
