@@ -104,7 +104,7 @@ class Settings(BaseModel):
     table_warm_up_file: Path | None = Field(
         None, description="`.npy` file of token ids whose n-gram rows are read at the start; unset: none."
     )
-    header_timeout_seconds: WholeSeconds = Field(60, description="Time to receive the headers of a request.")
+    header_timeout_seconds: WholeSeconds = Field(60, description="Time of a TLS handshake, or of request headers.")
     body_timeout_seconds: WholeSeconds = Field(60, description="Maximum pause while a request body arrives.")
     shutdown_timeout_seconds: WholeSeconds = Field(15, description="Time for open requests to end after SIGTERM.")
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Maximum size of a request body or stream message.")

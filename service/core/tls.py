@@ -16,6 +16,8 @@ from preblock.service.core.settings import Settings
 LOG = logging.getLogger(__name__)
 PLAIN_HTTP = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
 """Reasons of OpenSSL for a request without TLS."""
+NO_TLS = "WRONG_VERSION_NUMBER"
+"""Reason of OpenSSL for other input that is not TLS. It gets no alert."""
 TEXT = b"this port speaks TLS: use https:// in place of http://\n"
 PLAIN_HTTP_ANSWER = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
@@ -25,11 +27,11 @@ Result = TypeVar("Result")
 
 
 class ServerTls(ssl.SSLObject):
-    """TLS of a connection that answers a request without TLS.
+    """TLS of a connection that sends the alert of a failed handshake, and answers a request without TLS.
 
     The event loop closes the transport at an error of the handshake, before it sends anything. It sends pending bytes
     only when the handshake needs more input. So the first call reports that, and a next call the error, if the client
-    sends more. The client closes the connection after the answer; the time limit of the handshake ends any other.
+    sends more. The client closes the connection after the alert or answer; the time limit of the handshake ends others.
     """
 
     _failure: ssl.SSLError | None = None
@@ -48,11 +50,14 @@ class ServerTls(ssl.SSLObject):
             raise self._failure
         try:
             super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
         except ssl.SSLError as error:
-            if error.reason not in PLAIN_HTTP:
+            if error.reason == NO_TLS:
                 raise
             self._failure = error.with_traceback(None)  # its frames would hold this object
-            self._outgoing.write(PLAIN_HTTP_ANSWER)
+            if error.reason in PLAIN_HTTP:
+                self._outgoing.write(PLAIN_HTTP_ANSWER)
             raise ssl.SSLWantReadError from error
 
 
@@ -161,8 +166,8 @@ def reloading_context(files: CertificateFiles, _: object, make: Callable[[], ssl
     if files.client_ca is not None:  # disables the resumption of TLS 1.3; TLS 1.2 resumes by other means
         first.options |= ssl.OP_NO_TICKET
         first.num_tickets = 0
-    files.watch(make, use)
     first.sslobject_class = ServerTls
+    files.watch(make, use)
     first.sni_callback = choose  # OpenSSL calls it in every handshake, even without a server name
     return first
 

@@ -32,14 +32,14 @@ class OutageServer:
     def __init__(
         self, settings: Settings, listener: socket.socket, configure: Callable[[Settings, Any], Config]
     ) -> None:
-        self._listener = listener
+        self._listener, self._seconds = listener, settings.header_timeout_seconds
         self._config = configure(settings, OutageApp(settings))
         self._server: Server | None = None
 
     def begin(self) -> None:
         """Accept connections, in a thread."""
         if self._server is None:
-            self._server = Server(self._config)
+            self._server = Server(self._config, self._seconds)
             # The server closes its socket at its end.
             Thread(target=self._server.run, args=([self._listener.dup()],), daemon=True).start()
 

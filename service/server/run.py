@@ -89,7 +89,7 @@ def _serve_in_process(settings: Settings, bound: Bound, announce: Callable[[Mode
     # uvicorn raises its stop signal again.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    server = _Server(configure(settings, app), bound.listen, partial(announce, models))
+    server = _Server(configure(settings, app), settings.header_timeout_seconds, bound.listen, partial(announce, models))
     _enable_garbage_collection()
     server.run(sockets=[bound.socket])
 
@@ -149,7 +149,7 @@ def serve_as_worker(
     config = configure(
         settings, partial(_create_worker_app, listener, counters, control, settings, parent), factory=True
     )
-    _WorkerServer(config, parent.report_serving).run(sockets=[listener])
+    _WorkerServer(config, settings.header_timeout_seconds, parent.report_serving).run(sockets=[listener])
 
 
 def _create_worker_app(
@@ -186,8 +186,8 @@ class _Lifespan(LifespanOn):
 class _WorkerServer(Server):
     """Calls `opened` after the start of the application, before it accepts connections."""
 
-    def __init__(self, config: Config, opened: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, config: Config, handshake_timeout_seconds: float, opened: Callable[[], None]) -> None:
+        super().__init__(config, handshake_timeout_seconds)
         self._opened = opened
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -199,8 +199,10 @@ class _WorkerServer(Server):
 class _Server(_WorkerServer):
     """Announces when it accepts connections."""
 
-    def __init__(self, config: Config, listen: Callable[[], None], announce: Callable[[], None]) -> None:
-        super().__init__(config, listen)  # uvloop would not report an address in use
+    def __init__(
+        self, config: Config, handshake_timeout_seconds: float, listen: Callable[[], None], announce: Callable[[], None]
+    ) -> None:
+        super().__init__(config, handshake_timeout_seconds, listen)  # uvloop would not report an address in use
         self._announce = announce
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -1,8 +1,13 @@
 """All names of uvicorn in the service; pyproject.toml bounds its version."""
 
+import asyncio
+import socket
+import sys
+from functools import partial
 from typing import Any, cast
 
-from uvicorn import Config, Server
+import uvicorn
+from uvicorn import Config
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.lifespan.on import LifespanOn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -20,6 +25,37 @@ __all__ = [
     "ServerState",
     "WebSocketsSansIOProtocol",
 ]
+
+
+class Server(uvicorn.Server):
+    """A server with a time limit of TLS handshakes; uvicorn has no setting for it.
+
+    Args:
+        config: of the server.
+        handshake_timeout_seconds: time of a handshake.
+
+    """
+
+    def __init__(self, config: Config, handshake_timeout_seconds: float) -> None:
+        super().__init__(config)
+        self._handshake_timeout_seconds = handshake_timeout_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections of `sockets`."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        config, loop = self.config, asyncio.get_running_loop()
+        state = self.server_state, self.lifespan.state
+        protocol = partial(config.http_protocol_class, config, *state)  # type: ignore[call-arg]
+        timeout = None if config.ssl is None else self._handshake_timeout_seconds
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=listener, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=timeout
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
 
 
 def connections_of(state: ServerState) -> set[Any]:

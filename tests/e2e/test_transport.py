@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,55 @@ def test_client_without_required_certificate_is_rejected(secure: tuple[Server, b
     trustme.CA().issue_cert("client.example").configure_cert(stranger)
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"{server.address}/livez", verify=stranger, timeout=60)
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+@pytest.mark.parametrize(
+    ("version", "alert"),
+    [
+        ("TLSv1_1", "TLSV1_ALERT_PROTOCOL_VERSION"),
+        ("TLSv1_2", "SSLV3_ALERT_HANDSHAKE_FAILURE"),
+        ("TLSv1_3", "TLSV13_ALERT_CERTIFICATE_REQUIRED"),
+    ],
+)
+def test_refused_handshake_gets_its_alert(secure: tuple[Server, bool], files: Files, version: str, alert: str) -> None:
+    server, asked = secure
+    client = context(files, certificate=False)
+    client.set_ciphers("ALL:@SECLEVEL=0")
+    client.minimum_version = client.maximum_version = ssl.TLSVersion[version]
+
+    def read() -> bytes:
+        with dial(server.address) as plain, client.wrap_socket(plain, server_hostname="127.0.0.1") as stream:
+            stream.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return stream.recv(2**16)  # with TLS 1.3 a client learns of a refusal when it reads
+
+    if version != "TLSv1_1" and not asked:
+        assert read().startswith(b"HTTP/1.1 200")
+        return
+    with pytest.raises(ssl.SSLError) as refused:
+        read()
+    assert refused.value.reason == alert
+
+
+def test_unfinished_handshake_ends_at_its_time_limit(tiny_repository: Path, files: Files) -> None:
+    options = "--tls-cert-file", str(files.certificate), "--tls-key", str(files.key), "--header-timeout-seconds", "1"
+    with serve(tiny_repository, *options) as server:
+        for address in (server.address, f"https://{server.grpc}"):
+            begin = time.monotonic()
+            with dial(address) as stream, suppress(ConnectionResetError):
+                stream.sendall(b"\x16\x03\x01\x02\x00")
+                assert stream.recv(2**16) == b""
+            assert 0.5 < time.monotonic() - begin < 15
+
+
+def test_input_without_tls_is_closed_at_once(secure: tuple[Server, bool]) -> None:
+    server, _ = secure
+    for sent in (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"SSH-2.0-client\r\n", bytes(200)):
+        begin = time.monotonic()
+        with dial(server.address) as stream, suppress(ConnectionResetError):
+            stream.sendall(sent)
+            assert stream.recv(2**16) == b""
+        assert time.monotonic() - begin < 15
 
 
 @pytest.mark.parametrize(

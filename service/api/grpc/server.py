@@ -101,6 +101,7 @@ async def running(
             # With its probes the library receives whole messages before the service reads them.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.so_reuseport", int(settings.workers > 1)),
+            ("grpc.server_handshake_timeout_ms", min(1000 * settings.header_timeout_seconds, MAX_OPTION)),
             ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
             # Without it the interval of a connection without calls is two hours.
             ("grpc.keepalive_permit_without_calls", 1),
