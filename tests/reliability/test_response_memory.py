@@ -14,6 +14,7 @@ import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
+from tests.reliability.wires import UPGRADE, frame
 from tests.support.artifacts import make_repository
 from tests.support.connections import dial, http_request
 from tests.support.open_inference import infer_message
@@ -53,6 +54,11 @@ REQUESTS = {
             b'{"input_ids": [[1%s]], "encoding": "float", "chunk": 4096}' % (b",1" * 4095),
             JSON | {"Accept": "text/event-stream"},
         ),
+    ),
+    "socket": (
+        60,
+        UPGRADE.replace(b"/gpt/decode", b"/transformer-base/decode?encoding=float")
+        + frame(1, b'{"input_ids": [[1%s]]}' % (b",1" * 4095)),
     ),
     "positions": (120, http_request("/models/transformer-base/positions?count=4096", method="GET")),
 }
