@@ -115,7 +115,7 @@ def _load_folder(
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
     loaded = LoadedSource(frontend, record, discovery=discovery, tables=tables, beside=beside)
-    if not os.path.lexists(tokenizer):
+    if isinstance(frontend, Stem) or not os.path.lexists(tokenizer):
         return loaded
     _check_tokenizer(tokenizer, frontend)
     return replace(loaded, tokenizer=tokenizer)

@@ -126,6 +126,8 @@ class FrontEndConfig:
         for token in self.refused_ids:
             if type(token) is not int or token not in range(self.tokens.rows):
                 raise ValueError(f"refused_ids: got {token!r}, expected ids from 0 to {self.tokens.rows - 1}")
+        if self.padding_idx is not None and type(self.padding_idx) is not int:
+            raise ValueError(f"padding_idx: got {self.padding_idx!r}, expected an id")
         if self.counts == "ids" and self.padding_idx is None:
             raise ValueError("padding_idx: got none, expected an id, since positions skip it")
         if self.rotary and self.counts != "slots":

@@ -39,7 +39,7 @@ from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.step_documents import from_document
 from preblock.models.steps import Positions, Step
 
-FURTHER = ("steps", "rotary", "no_rotary", "bias", "per_layer", "streams", "copies")
+FURTHER = ("steps", "rotary", "no_rotary", "bias", "per_layer", "ngrams", "streams", "copies")
 """Fields of `FrontEndConfig` read apart from the plain values."""
 
 

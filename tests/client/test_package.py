@@ -79,9 +79,11 @@ def test_sync_methods_match_async_signatures_and_have_docs(
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_help_shows_literal_values_of_option(kind: type[Client | AsyncClient]) -> None:
-    page = pydoc.plain(pydoc.render_doc(kind.embed))
-    assert "dtype: Literal['float32', 'float16', 'bfloat16', 'stored'] = 'float32'" in page
+def test_help_shows_names_of_types_and_values_of_options(kind: type[Client | AsyncClient]) -> None:
+    page = pydoc.plain(pydoc.render_doc(kind))
+    assert "position_ids: 'Rows | Sequence[Rows] | None' = None" in page
+    assert 'dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored"' in page
+    assert "collections.abc" not in page
 
 
 def test_client_docs_name_every_method_error_and_option() -> None:

@@ -19,6 +19,7 @@ from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.records import Source
+from tests.families.stems import save
 from tests.support import commands
 from tests.support.tokenizers import write_tokenizer
 
@@ -29,6 +30,13 @@ def test_load_source_of_folder_reads_checkpoint(tiny_checkpoint: Path) -> None:
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.frontend.state_dict().items())
     assert loaded.record.kind == "folder"
     assert loaded.tokenizer == tiny_checkpoint / "tokenizer.json"
+
+
+def test_load_source_of_stem_leaves_tokenizer_out(tmp_path: Path) -> None:
+    save("whisper", tmp_path)
+    write_tokenizer(tmp_path / "tokenizer.json")
+    assert load_source(str(tmp_path), side="encoder").tokenizer is None
+    assert load_source(str(tmp_path), side="decoder").tokenizer == tmp_path / "tokenizer.json"
 
 
 def test_load_source_of_preset_builds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

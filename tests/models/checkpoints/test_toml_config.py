@@ -203,6 +203,8 @@ def test_grid_positions_match_cells(tmp_path: Path, fields: str, expected: torch
         ("steps = 3", "steps: expected a list of tables"),
         ("", "steps: expected a list of tables"),
         ("max_len = [", "frontend.toml"),
+        ("padding_idx = 1.5\n" + TOKENS, "padding_idx: got 1.5, expected an id"),
+        (TOKENS + "[ngrams]\nwidth = 4\n", "ngrams is not known, expected are family"),
         ("width = 3\n" + TOKENS, "width is not known, expected are family, max_len"),
         (TOKENS + TOKENS, "2 of kind 'tokens'"),
         ('[[steps]]\nkind = "scale"\nby = 2.0\n', "no tensor is named by the first step"),
