@@ -60,8 +60,8 @@ def proxies(_: Path) -> Guard:
 
 
 def lines(_: Path) -> Guard:
-    """Log one percent of the requests as JSON."""
-    return Guard({"PREBLOCK_ACCESS_LOG_SAMPLE_RATE": "0.01", "PREBLOCK_LOG_FORMAT": "json"})
+    """Log one percent of the requests."""
+    return Guard({"PREBLOCK_ACCESS_LOG_SAMPLE_RATE": "0.01"})
 
 
 def pages(_: Path) -> Guard:

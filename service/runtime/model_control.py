@@ -129,7 +129,8 @@ class ModelControl:
         """
         name = self._check_allowed(name, caller)
         known = [(state.name, state.version) for state in self._repository.states()]
-        found_artifacts = await _read_repository(partial(find_artifacts, self._repository.root, known))
+        read = partial(find_artifacts, self._repository.root, known, may_be_empty=not known)
+        found_artifacts = await _read_repository(read)
         names = {found for found, _, _ in found_artifacts}
         if name not in names:
             shown = sorted(found for found in names if self._repository.access.shows(found, caller))

@@ -150,9 +150,12 @@ def test_empty_repository_is_served_once_it_has_a_model(mode: str, workers: str,
     with serve(tmp_path, *options, "--alias", "one=gpt") as server:
         assert f"No model yet: the repository {tmp_path} is empty" in server.banner
         assert is_ready(server) == (200, 503, 503, False, health_pb2.HealthCheckResponse.NOT_SERVING)
+        load = f"{server.address}/v2/repository/models/gpt/load"
+        if mode == "explicit":
+            assert httpx.post(load).status_code == 404
         copy_artifact("gpt", tmp_path)
         if mode == "explicit":
-            httpx.post(f"{server.address}/v2/repository/models/gpt/load", timeout=60).raise_for_status()
+            httpx.post(load, timeout=60).raise_for_status()
         served = 200, 200, 200, True, health_pb2.HealthCheckResponse.SERVING
         wait_until(lambda: [is_ready(server) for _ in range(4)] == [served] * 4, 60)
         assert httpx.post(f"{server.address}/models/one/embed", json={"input_ids": [1]}).status_code == 200
