@@ -19,9 +19,9 @@ TOO_BIG = b"x" * (LIMIT + 2**22)
 EMBED = b"POST /models/gpt/embed HTTP/1.1\r\n"
 BODY = b"Content-Length: 18\r\n\r\n" + b'{"input_ids": [1]}'
 UPGRADE = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-CHUNKED = EMBED + b"Host: x\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n12\r\n" + BODY[-18:]
-CHUNKED += b"\r\n0\r\n\r\n"
-SOCKET = b"GET /models/gpt/decode HTTP/1.1\r\nHost: x\r\nSec-WebSocket-Version: 13\r\n" + UPGRADE + b"\r\n"
+CHUNKED = EMBED + b"Host: localhost\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n"
+CHUNKED += b"12\r\n" + BODY[-18:] + b"\r\n0\r\n\r\n"
+SOCKET = b"GET /models/gpt/decode HTTP/1.1\r\nHost: localhost\r\nSec-WebSocket-Version: 13\r\n" + UPGRADE + b"\r\n"
 
 
 def ask(server: Server, sent: bytes) -> tuple[bytes, bytes, bytes]:
@@ -38,19 +38,19 @@ def ask(server: Server, sent: bytes) -> tuple[bytes, bytes, bytes]:
     ("sent", "line", "text"),
     [
         (EMBED + BODY, b"400 Bad Request", b"the request has no Host header; HTTP/1.1 requires one"),
-        (EMBED + b"Host: x\r\nHOST: x\r\n" + BODY, b"400 Bad Request", b"the request has 2 Host headers; send one"),
+        (EMBED + b"Host: y\r\nHOST: y\r\n" + BODY, b"400 Bad Request", b"the request has 2 Host headers; send one"),
         (
-            EMBED.replace(b"1.1", b"1.0") + b"Host: x\r\nHost: y\r\n" + BODY,
+            EMBED.replace(b"1.1", b"1.0") + b"Host: localhost\r\nHost: y\r\n" + BODY,
             b"400 Bad Request",
             b"the request has 2 Host headers; send one",
         ),
         (
-            EMBED + b"Host: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            EMBED + b"Host: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
             b"501 Not Implemented",
             b"Transfer-Encoding: got gzip, chunked, expected chunked",
         ),
         (
-            EMBED + b"Host: x\r\nTransfer-Encoding: identity\r\n\r\n",
+            EMBED + b"Host: localhost\r\nTransfer-Encoding: identity\r\n\r\n",
             b"501 Not Implemented",
             b"Transfer-Encoding: got identity, expected chunked",
         ),
@@ -85,7 +85,7 @@ def test_transfer_encoding_is_case_insensitive(tiny_server: Server) -> None:
 @pytest.mark.parametrize(
     ("sent", "space"),
     [
-        (EMBED + b"Host: x\r\nConnection: close\r\n" + BODY, b" \t "),
+        (EMBED + b"Host: localhost\r\nConnection: close\r\n" + BODY, b" \t "),
         (CHUNKED, b"  "),  # llhttp refuses tabs here
         (SOCKET, b" \t "),
     ],
