@@ -78,6 +78,8 @@ class TextPath:
             if real is not None and not np.add.reduceat(real, rows.starts).all():
                 return None
             run = TextRun(self._fast_path, record, request, real)
+            if not self._fast_path.admission.take_response(record, size):
+                return None
             self._fast_path.admission.enter(record)
         except Exception:
             return None  # a tokenizer may raise any exception; the general path reports it

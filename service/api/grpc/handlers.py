@@ -68,9 +68,7 @@ class CallHandlers:
                 response = await method(message if kind is None else await run(size, partial(parse, kind, message)))
             written: bytes = response if isinstance(response, bytes) else response.SerializeToString()
             self._engine.metrics.count_bytes(GRPC, size, len(written), read_seconds)
-            context = context_of(call)
-            call.set_trailing_metadata(context.metadata())
-            call.add_done_callback(lambda _: context.release())
+            call.set_trailing_metadata(context_of(call).metadata())
             return written
 
         # The request is a stream of one message, so that the reader decides when to read it. Without a deserializer
@@ -126,6 +124,7 @@ class CallHandlers:
             await call.send_initial_metadata(())
         self._open.add(call)
         call.add_done_callback(self._open.discard)
+        call.add_done_callback(lambda _: context.release())  # after an error too, and after the client has read
         access = self._engine.repository.access
         if not access.needs_key:
             access.identify(host)
