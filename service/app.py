@@ -37,7 +37,7 @@ from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import Settings, read_aliases, split_list
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.system import usable_cores, use_single_arena
+from preblock.service.core.system import return_growth, usable_cores, use_single_arena
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
@@ -192,6 +192,7 @@ async def _run(
         engine.control.watch_references,
         partial(streams.watch_keys, engine.repository.access),
         engine.settings.watch,
+        return_growth,
     )
     await engine.control.join()
     tasks = [asyncio.create_task(_keep_running(work)) for work in background]

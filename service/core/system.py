@@ -1,5 +1,6 @@
 """The machine of this process: its processors, and its free memory."""
 
+import asyncio
 import ctypes
 import gc
 import math
@@ -13,6 +14,8 @@ CGROUP_MOUNT, CGROUP_FILE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LIBC = ctypes.CDLL(None)
 M_ARENA_MAX = -8
 """Parameter of `mallopt` for the number of arenas (malloc.h of glibc)."""
+GROWTH_SECONDS, GROWTH_BYTES = 10.0, 2**25
+"""Time between two looks at the memory, and its growth that may be free memory of the allocator."""
 
 
 def usable_cores() -> int:
@@ -87,3 +90,26 @@ def return_free_memory() -> None:
     gc.collect()  # the objects of a closed WebSocket refer to each other, and hold its last messages
     if hasattr(LIBC, "malloc_trim"):
         LIBC.malloc_trim(0)
+
+
+async def return_growth() -> None:
+    """Return free memory to the system whenever the memory of the process has grown, until cancelled.
+
+    Connections take memory that no limit counts, such as the buffers of TLS handshakes.
+    """
+    lowest = anonymous_bytes()
+    while True:
+        await asyncio.sleep(GROWTH_SECONDS)
+        lowest = min(lowest, anonymous_bytes())
+        if anonymous_bytes() - lowest >= GROWTH_BYTES:
+            await asyncio.to_thread(return_free_memory)
+            lowest = anonymous_bytes()  # the rest is in use
+
+
+def anonymous_bytes() -> int:
+    """Return the memory of this process without files, in bytes; 0 where the system does not tell (proc(5))."""
+    try:
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")

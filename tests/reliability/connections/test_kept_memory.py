@@ -1,14 +1,16 @@
-"""Memory after requests with long headers: of templates, of idle connections, and of reset ones."""
+"""Memory after long headers and half handshakes: of templates, of idle connections, and of closed ones."""
 
 import socket
 import struct
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.reliability.wires import memory
-from tests.support.connections import RawConnection, http_request
+from tests.support.connections import RawConnection, dial, http_request
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
 
@@ -62,3 +64,18 @@ def test_reset_connection_leaves_no_memory_in_use(tiny_repository: Path, kind: s
                 assert client.ask(long_request(kind, 8000))[0] == 200
                 client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         wait_until(lambda: memory(server.process.pid) - before < MOST, 5)
+
+
+def test_half_handshakes_leave_no_memory(tiny_repository: Path, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(str(certificate))
+    issued.private_key_pem.write_to_path(str(key))
+    with serve(tiny_repository, "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
+        before = memory(server.process.pid)
+        for _ in range(2):
+            with ExitStack() as stack:
+                for _ in range(800):
+                    stack.enter_context(dial(server.address)).sendall(b"\x16\x03\x01\x02\x00")
+                time.sleep(0.5)
+        wait_until(lambda: memory(server.process.pid) - before < MOST, 60)
