@@ -216,13 +216,13 @@ def verify(
             sys.exit(UNREPEATABLE)
         return
     failed = False
-    for found in find_artifacts(settings.repository):
+    for artifact in map(FoundArtifact._make, find_artifacts(settings.repository)):
         try:
-            _verify(FoundArtifact(*found), settings.reference_folders, provider)
+            _verify(artifact, settings.reference_folders, provider)
         except UnrepeatableError as error:
             click.echo(error)
-        except ExportError as error:
-            click.echo(f"preblock: {error}", err=True)
+        except (ExportError, OSError) as error:
+            click.echo(f"preblock: {artifact.name}@{artifact.version}: {error}", err=True)
             failed = True
     sys.exit(failed)
 

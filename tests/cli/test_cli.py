@@ -201,10 +201,12 @@ def test_verify_of_custom_module_has_its_own_exit_code(copy: Path) -> None:
     everything = run("verify", "--all", "--repository", copy)
     assert everything.returncode == 0, everything.stderr
     assert everything.stdout.count("hashes agree") == 4
+    (copy / "bert/1/model.onnx").unlink()
     (copy / "bert/2/model.onnx").write_bytes(b"")
     failed = run("verify", "--all", "--repository", copy)
-    assert (failed.returncode, failed.stdout.count("hashes agree")) == (1, 3)
-    assert "preblock: model.onnx: got " in failed.stderr
+    assert (failed.returncode, failed.stdout.count("hashes agree")) == (1, 2)
+    assert "preblock: bert@1: model.onnx is missing" in failed.stderr
+    assert "preblock: bert@2: model.onnx: got " in failed.stderr
     for arguments, got in ((("gpt", "--all"), "both"), ((), "neither")):
         assert f"NAME and --all: got {got}" in failing("verify", *arguments, code=2)
 
