@@ -151,13 +151,6 @@ def test_gpt2_export_matches_block_0_input_bit_for_bit(tmp_path: Path) -> None:
             assert np.array_equal(found, caught[-1].numpy())
 
 
-def test_export_keeps_front_end_in_training_mode(tmp_path: Path) -> None:
-    frontend = GPT2Embeddings(7, 4, 6).train()
-    export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
-    assert frontend.training
-    assert frontend.dropout.training
-
-
 def test_computed_positions_are_proven_up_to_max_len(tmp_path: Path) -> None:
     config = FrontEndConfig(
         family="unbounded",
