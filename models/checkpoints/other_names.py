@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from preblock.models.frontend_file import INDEX, WEIGHTS
+
 PICKLE = "a pickle, which can run any code when it is read"
 TENSORFLOW = "weights of TensorFlow or Flax; convert them to safetensors with transformers 4"
 FORMATS: Mapping[str, str] = {
@@ -26,7 +28,9 @@ WRAPPER = re.compile(
 
 
 def describe_other_weights(folder: Path) -> str:
-    """Return the weights of other formats in `folder`, and what to do about them; empty without any."""
+    """Return the weights of other formats in `folder`, and what to do about them; empty without any, or beside ours."""
+    if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
+        return ""
     for pattern, advice in FORMATS.items():
         names = sorted(file.name for file in folder.glob(pattern))
         if names:

@@ -77,6 +77,8 @@ def test_folder_without_front_end_is_rejected(tmp_path: Path) -> None:
     [
         ("0_Transformer/config.json", r"; the model lies in 0_Transformer: export .*/0_Transformer$"),
         ("model.gguf", r", only model\.gguf, a file for other engines"),
+        ("model.safetensors", "$"),
+        ("model.safetensors.index.json", "$"),
     ],
 )
 def test_folder_with_model_elsewhere_is_rejected_with_advice(name: str, advice: str, tmp_path: Path) -> None:
