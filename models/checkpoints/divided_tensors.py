@@ -12,6 +12,8 @@ from preblock.models.serialization import Keys
 
 LEAVES = ("weight", "bias", "gamma", "beta")
 """Names of tensors inside a module of their own: every other tensor of that module is a part of one of them."""
+UNREAD = "_weight"
+"""Name of a tensor beside the `weight` of DeBERTa-v3, left by its training; transformers does not read it."""
 CONFIG, METHOD = "config.json", "quant_method"
 
 
@@ -41,7 +43,8 @@ def find_whole(folder: Path, names: Collection[str], prefix: str, keys: Keys, kn
 
 def check_whole(folder: Path, names: Collection[str], name: str, known: Collection[str] = ()) -> None:
     """Raise CheckpointError if `names` hold parts of the tensor `name`, apart from `known` tensors."""
-    parts = [part for part in find_parts(names, name) if part not in known]
+    unread = {f"{_owner(name)}.{UNREAD}"} if name in names else set()
+    parts = [part for part in find_parts(names, name) if part not in {*known, *unread}]
     if parts:
         raise CheckpointError(f"{folder}: {describe_parts(folder, name, parts)}")
 

@@ -73,6 +73,19 @@ def test_plain_table_beside_quantised_head_is_read(name: str, tmp_path: Path) ->
     assert torch.equal(load_source(str(tmp_path)).frontend.get_parameter("tokens.weight"), table)
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_tensor_of_deberta_training_counts_with_table_only(keep: bool, tmp_path: Path) -> None:
+    """The published mDeBERTa-v3 has both; transformers reads `weight` alone."""
+    library_models.save("deberta-v2", tmp_path)
+    table = load_file(tmp_path / "model.safetensors")["embeddings.word_embeddings.weight"]
+    divide(tmp_path, "embeddings.word_embeddings.weight", "embeddings.word_embeddings._weight", keep, None)
+    if keep:
+        assert torch.equal(load_source(str(tmp_path)).frontend.get_parameter("tokens.weight"), table)
+    else:
+        with pytest.raises(ExportError, match=r"in the files, embeddings\.word_embeddings\._weight"):
+            load_source(str(tmp_path))
+
+
 ROWS: dict[tuple[str, str], list[str]] = {
     ("gpt2", ""): ["wpe.weight"],
     ("bert", ""): [f"embeddings.{name}.weight" for name in ("token_type_embeddings", "LayerNorm")],
