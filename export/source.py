@@ -42,7 +42,8 @@ class LoadedSource:
     """A front-end, its record for the manifest, its tokenizer file if the source has one, and its soft prompts.
 
     `discovery` compares a discovered front-end with the library's model. `sentence` is the pooling of a static model.
-    `tables` are those left in the files of the source. `beside` are left out inputs that belong to `inputs_embeds`.
+    `tables` are those left in the files of the source. `beside` names inputs that belong to `inputs_embeds` and were
+    left out.
     """
 
     frontend: AnyFrontEnd

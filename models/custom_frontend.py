@@ -33,8 +33,8 @@ class CustomFrontEnd(nn.Module):
     Args:
         module: in evaluation mode, with `forward(input_ids, offset)`: int64 `input_ids` (B, L) and `offset` (1,) or
             (B,), the number of tokens already fed; or `forward(input_ids, past_length: int)` with one number for all
-            rows. The second name must not be one of another input, such as `token_type_ids`. Returns float32
-            (B, L, D). A vector must depend on its own id and position alone. Put checks on values under
+            rows. The second must not have the name of another input, such as `token_type_ids`. Returns
+            float32 (B, L, D). A vector must depend on its own id and position alone. Put checks on values under
             `if not torch.compiler.is_compiling()`, because the exporter cannot trace them.
         vocab_size: legal ids are 0 to V - 1.
         max_len: M, the largest legal offset + L; at most 2^24.
