@@ -47,7 +47,7 @@ OPERATORS = frozenset(
         *("Sin", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
     )
 )
-"""Operators of the graphs that an export writes. The graph of somebody's own module may hold any without a subgraph."""
+"""Operators of the graphs that an export writes. The graph of somebody's own module may hold any, but no loop."""
 
 Extent = tuple[int, int]
 """Offset and end of a tensor in the data file."""
@@ -103,15 +103,19 @@ def parse(graph: str, content: bytes) -> ModelProto:
 
 
 def _check_operators(graph: str, model: ModelProto, own_module: bool) -> None:
-    """Refuse control flow: onnxruntime runs a constant loop while it opens the graph, and cannot be stopped."""
+    """Refuse loops: onnxruntime runs a constant one while it opens the graph, and cannot be stopped."""
     if model.functions or model.training_info:
         raise ArtifactError(graph, "functions, or graphs for training", "one graph of operators")
-    for node in model.graph.node:
+    nodes = [*model.graph.node]
+    while nodes:
+        node = nodes.pop()
         field = f"{graph} node {_printable(node.op_type)}"
-        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
-            raise ArtifactError(field, "a subgraph", "an operator without control flow")
+        has_subgraph = any(entry.HasField("g") or entry.graphs for entry in node.attribute)
+        if has_subgraph and not (own_module and node.op_type == "If"):
+            raise ArtifactError(field, "a subgraph", "an operator without one; If in the graph of an own module")
         if not own_module and (node.domain or node.op_type not in OPERATORS):
             raise ArtifactError(field, "an operator that no export writes", ", ".join(sorted(OPERATORS)))
+        nodes += [child for entry in node.attribute for part in (entry.g, *entry.graphs) for child in part.node]
 
 
 def _tensors(graph: str, message: Message) -> Iterator[TensorProto]:
