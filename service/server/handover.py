@@ -87,11 +87,16 @@ class Handover:
 
     def _finish(self, incoming: IncomingRequest) -> None:
         self._scope, self._answering = {}, None
-        if incoming.head_size > MAX_IDLE_HEAD_BYTES and self._inner is not None:  # it keeps the last request
-            self._inner.connection_lost(None)
-            self._inner = None
+        if incoming.complete:
+            self._forget(incoming)
         if incoming is self._connection.active:
             self._connection.finish()
+
+    def _forget(self, incoming: IncomingRequest) -> None:
+        """Drop the contained protocol after a long head, which it would keep. A new one would misread a body's rest."""
+        if incoming.head_size > MAX_IDLE_HEAD_BYTES and self._inner is not None:
+            self._inner.connection_lost(None)
+            self._inner = None
 
     def begin(self, incoming: IncomingRequest) -> None:
         """Forward a request with the body received so far."""
@@ -111,6 +116,8 @@ class Handover:
         """Forward the end of the request body, even before the end of a malformed one."""
         if incoming.transfer_encodings:
             self._protocol().data_received(b"0\r\n\r\n")
+        if incoming.answered:
+            self._forget(incoming)
 
     def cut_body(self, incoming: IncomingRequest) -> None:
         """End the request body early: chunks by a last one, a body of known length by a disconnect."""

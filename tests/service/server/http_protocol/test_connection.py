@@ -79,6 +79,20 @@ def test_connection_is_closed_on_request(running: Server) -> None:
             assert len(connection.getresponse().read()) == 4 * WIDTH
 
 
+def test_late_body_after_long_head_is_no_request(running: Server) -> None:
+    """The response comes before the body. The body holds a whole request, which must not be answered."""
+    hidden, live = http_request("/nowhere"), http_request("/livez", method="GET")
+    for coding, body in (
+        ({"Content-Length": str(len(hidden))}, hidden),
+        ({"Transfer-Encoding": "chunked"}, b"%x\r\n%b\r\n0\r\n\r\n" % (len(hidden), hidden)),
+    ):
+        head = http_request("/models/nothing/bias", headers={"X-Long": "a" * 5000, **coding})
+        with RawConnection(running.address) as stream:
+            for _ in range(2):
+                assert b"got nothing, expected" in stream.ask(head)[2]
+                assert stream.ask(body + live)[0] == 200
+
+
 OFFER = {"Upgrade": "h2c", "Connection": "Upgrade, HTTP2-Settings", "HTTP2-Settings": "AAMAAABkAAQCAAAAAAIAAAAA"}
 """Offer of HTTP/2 by Java's HTTP client (RFC 7540, section 3.2)."""
 
