@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from typing import Any
 
 from websockets import ConnectionClosed, InvalidStatus, WebSocketException
@@ -135,14 +135,19 @@ class SyncSocket(_Socket):
             uds = self._server.uds
             connection = connect(**address) if uds is None else unix_connect(uds, **address)
             self._connection = self._stack.enter_context(connection)
-            self._connection.socket.settimeout(self._timeout)  # of writes; websockets sets none
 
     def exchange(self, message: str | bytes) -> bytes:
         """Send a message, and return the answer, as `AsyncSocket.exchange` does."""
         self._check_owner()
         with self._failures():
+            self._limit(self._timeout)  # websockets sets no timeout of writes
             self._connection.send(message)
+            self._limit(None)  # before version 17.3, websockets would end an idle connection
             return self._connection.recv(self._timeout, decode=False)
+
+    def _limit(self, seconds: float | None) -> None:
+        with suppress(OSError):  # the connection has ended, and its next use says why
+            self._connection.socket.settimeout(seconds)
 
     def close(self, *error: Any) -> None:
         """Close the connection, unless another owner has it. `error` holds the arguments of `__exit__`."""

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import preblock
 from preblock.client import errors
 from tests.client.conftest import Connect as Connecting
 from tests.client.conftest import raises_kind
 from tests.client.flaky_proxy import CUT, DROP, STALL, FlakyProxy, canned
 from tests.client.single_call import whole
-from tests.support.servers import free_port, serve
+from tests.support.servers import Server, free_port, serve
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,13 @@ def test_stopped_server_ends_large_step_and_call_in_time(connect: Connecting, ti
             assert time.monotonic() - began < 12  # with the end of the stream
         finally:
             server.process.send_signal(signal.SIGCONT)
+
+
+def test_idle_stream_has_no_timeout(tiny_server: Server) -> None:
+    """Before version 17.3, websockets also reads with the timeout of the socket, and ends the connection after it."""
+    with preblock.connect(tiny_server.address, timeout=1) as client, client.decode("gpt") as stream:
+        stream.step([1])
+        assert stream._socket._connection.socket.gettimeout() is None
 
 
 def test_stream_errors_name_server_address(connect: Connecting, flaky: FlakyProxy) -> None:
