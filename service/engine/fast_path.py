@@ -112,7 +112,7 @@ class FastPath:
         started: float,
         before: Int64 | None = None,
         *,
-        sent: bool = True,
+        copies: int = 0,
     ) -> "FastRun | None":
         """Start a request after `accepts`, or return None if a limit rejects it. The caller must call `end` later.
 
@@ -123,12 +123,12 @@ class FastPath:
             context: context of the request, or of the stream.
             started: `perf_counter` at the time when the request was complete.
             before: int64 (B, H), legal ids before each row; None for an output without a history.
-            sent: whether a large response is computed while it is sent; default True.
+            copies: memory of the response, in sizes of its vectors; default 0: a large one is computed as it is sent.
 
         """
         record = RequestRecord(protocol, context, started)
         size = ids.size * self.width
-        if not self.admission.take_response(record, min(size, MAX_SENT_VALUES) if sent else size):
+        if not self.admission.take_response(record, copies * size or min(size, MAX_SENT_VALUES)):
             return None  # the general path waits for memory
         try:
             self.admission.enter(record)
@@ -140,6 +140,8 @@ class FastPath:
             return FastRun(self, record, ids, offset, before)
         except BaseException as error:
             self.admission.end(record, error)
+            if context is not None:
+                context.release()
             raise
 
     def accepts(self, ids: Int64, offset: Int64) -> bool:

@@ -22,6 +22,8 @@ from preblock.service.engine.fast_path import FastRun, fast_path_of, is_simple
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
 
+MESSAGE_COPIES = 2
+"""The vectors of a response, and its message."""
 MAX_HEAD_BYTES = 2048
 """Maximum bytes before the ids in the message of a template."""
 
@@ -49,7 +51,7 @@ class CallTemplates:
         ids, offset = template.read_binary(message)
         if not template.fast_path.accepts(ids, offset):
             return None
-        run = template.fast_path.start(protocol, ids, offset, CURRENT_REQUEST.get(), began, sent=False)
+        run = template.fast_path.start(protocol, ids, offset, CURRENT_REQUEST.get(), began, copies=MESSAGE_COPIES)
         if run is None:
             return None
         try:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, MESSAGE_EXPANSION, Receive, Send
-from preblock.service.api.grpc.request_cache import CallTemplates
+from preblock.service.api.grpc.request_cache import MESSAGE_COPIES, CallTemplates
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.shared_outputs import write_shared
 from preblock.service.api.shared_regions import list_extensions, register_device, register_file
@@ -28,8 +28,6 @@ from preblock.service.runtime.cuda_memory import DeviceMemory
 from preblock.service.runtime.model import TokenModel
 
 LOG = logging.getLogger(__name__)
-MESSAGE_COPIES = 2
-"""The vectors of a response, and its message."""
 
 
 class InferenceService:

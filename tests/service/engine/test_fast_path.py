@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of
+from preblock.service.engine.scheduler import MicroBatch, Scheduler
+from preblock.service.observability.context import RequestContext
 from preblock.service.runtime.session import Session
 from tests.support.engines import open_engine
 
@@ -23,6 +25,13 @@ class Failing(Session):
         if feeds["input_ids"].size > 1 or 3 in feeds["input_ids"]:
             raise MemoryError
         return super().run(feeds, outputs)
+
+
+class BrokenScheduler(Scheduler):
+    """Starts no micro-batch."""
+
+    def batch(self, *_: Any, **__: Any) -> MicroBatch[Any, Any]:
+        raise MemoryError
 
 
 @pytest.fixture
@@ -76,3 +85,18 @@ def test_failed_single_run_is_counted(engine: Engine, failing: FastPath) -> None
         run.finish()
     run.end(caught.value)
     assert outcomes(engine) == {"fail": 1}
+
+
+def test_run_holds_memory_of_all_its_copies(engine: Engine, failing: FastPath) -> None:
+    """A run that cannot start holds none."""
+    copies, context, ids = 2**16, RequestContext(), np.array([[1]])
+    run = failing.start("grpc", ids, np.array([0]), context, perf_counter(), copies=copies)
+    assert run is not None
+    run.end()
+    assert context.held == 4 * failing.width * copies
+    context.release()
+    failing.scheduler = BrokenScheduler(1, engine.settings)
+    with pytest.raises(MemoryError):
+        failing.start("grpc", ids, np.array([0]), context, perf_counter(), copies=copies)
+    assert context.held == 0
+    failing.scheduler.close()
