@@ -88,7 +88,10 @@ class CertificateFiles:
 
         async def run() -> None:
             while True:
-                await poll(partial(self.reload, read), use)
+                try:
+                    await poll(partial(self.reload, read), use)
+                except Exception:
+                    LOG.exception("the TLS files could not be read, keeping the previous certificate")
 
         self._watch = asyncio.get_running_loop().create_task(run())  # the loop itself would not keep it
 

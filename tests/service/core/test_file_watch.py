@@ -143,6 +143,27 @@ def test_file_system_without_answer_does_not_block_the_loop() -> None:
     assert used == [True]
 
 
+def test_unexpected_error_does_not_end_watch_of_tls(
+    runner: asyncio.Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, used = trustme.CA().issue_cert("localhost"), list[str]()
+    file, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    made.cert_chain_pems[0].write_to_path(str(file))
+    made.private_key_pem.write_to_path(str(key))
+    files, results = CertificateFiles(file, key, None), iter((0, 1))
+
+    async def run() -> None:
+        files.watch(lambda: str(1 / next(results)), used.append)
+        for seen in (lambda: caplog.records, lambda: used):
+            replace(file, file.read_text())
+            while not seen():
+                await asyncio.sleep(0.05)
+
+    runner.run(asyncio.wait_for(run(), 20))
+    assert used == ["1.0"]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
 def test_settings_from_pipe_are_kept() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"max_request_tokens = 77\n")
