@@ -17,6 +17,7 @@ from preblock.service.core.settings import Settings
 from preblock.service.server.run import configure
 from tests.support.connections import RawConnection, dial, http_request
 from tests.support.servers import Server, live_server, serve
+from tests.support.waiting import wait_until
 
 SECONDS = 1
 """Longest pause of the server."""
@@ -142,10 +143,8 @@ def test_paused_bodies_leave_slots_to_others(hasty: Server) -> None:
     with ExitStack() as stack:
         for _ in range(16):
             stack.enter_context(dial(hasty.address)).sendall(HALF["chunk"])
-        time.sleep(0.2)
-        assert httpx.post(hasty.address + EMBED, content=BODY).status_code == 503
-        time.sleep(SECONDS)
-        assert httpx.post(hasty.address + EMBED, content=BODY).status_code == 200
+        wait_until(lambda: httpx.post(hasty.address + EMBED, content=BODY).status_code == 503)
+        wait_until(lambda: httpx.post(hasty.address + EMBED, content=BODY).status_code == 200)
 
 
 @pytest.mark.parametrize("headers", [{}, CHUNKED, EVENTS | CHUNKED], ids=["template", "application", "events"])
