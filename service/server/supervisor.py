@@ -291,7 +291,7 @@ class Supervisor:
             self._pause = min(max(2 * self._pause, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS)
         self._failed = time.monotonic()
         if reason != self._reason:
-            LOG.error("a worker has failed: %s; new attempts follow, at last every %g s", reason, MAX_PAUSE_SECONDS)
+            LOG.error("a worker has failed: %s; others start after pauses of up to %g s", reason, MAX_PAUSE_SECONDS)
         self._reason = reason
 
     def _update_address(self) -> None:
