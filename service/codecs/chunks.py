@@ -178,7 +178,7 @@ def _write_floats(numbers: JsonFloats) -> Iterator[bytes]:
     """Yield the text of nested lists; the conversion from narrower dtypes to float32 is exact."""
     *rows, width = (*numbers.shape, 1) if len(numbers.shape) == 1 else numbers.shape
     inner = () if len(numbers.shape) == 1 else (width,)
-    sizes = [math.prod(rows[level:]) for level in range(len(rows) + 1)]  # vectors in a list of each level; the last is 1
+    sizes = [math.prod(rows[level:]) for level in range(len(rows) + 1)]  # vectors in a list of each level, 1 at last
     most, done = max(1, MAX_JSON_VALUES // width), 0
     before = b"["
     for array in numbers.values:
