@@ -143,6 +143,12 @@ class RequestContext:
             self._memory = memory
             self.held += size
 
+    def keep(self, size: int) -> None:
+        """Release all but `size` bytes of the memory of the response: those that its client has still to read."""
+        if self._memory is not None and self.held > size:
+            released, self.held = self.held - size, size
+            self._memory.release(released)
+
     def release(self) -> None:
         """Release the memory of the response. The transport calls this when the client has read it, or has left."""
         size, self.held = self.held, 0

@@ -67,6 +67,7 @@ class CallHandlers:
             async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * size):
                 response = await method(message if kind is None else await run(size, partial(parse, kind, message)))
             written: bytes = response if isinstance(response, bytes) else response.SerializeToString()
+            context_of(call).keep(len(written))
             self._engine.metrics.count_bytes(GRPC, size, len(written), read_seconds)
             call.set_trailing_metadata(context_of(call).metadata())
             return written
@@ -92,6 +93,7 @@ class CallHandlers:
 
             async def send(response: bytes) -> None:
                 began = perf_counter()
+                context_of(call).keep(len(response))
                 try:
                     await call.write(response)
                 except grpc.aio.InternalError:  # the client left; the cancellation of this task follows

@@ -106,14 +106,17 @@ async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: S
                 return
             if frame is not None:
                 session.message_format = decode_frames.read_header(frame)[0]
-                await lifetime.wait(partial(socket.send_bytes, await session.answer_frame(frame)))
+                answer = await session.answer_frame(frame)
+                await lifetime.wait(partial(socket.send_bytes, answer))
             else:
                 session.message_format = "text"
                 answer = await session.answer_text(content)
                 await lifetime.wait(partial(socket.send_text, answer.decode()))
-                del answer
+            size = len(answer)
+            del answer
             session.sent = session.stream.running
             if session.context is not None and session.context.held:
+                session.context.keep(size)
                 if connection is not None:
                     await lifetime.wait(connection.drain)
                 session.context.release()

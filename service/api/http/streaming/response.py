@@ -79,6 +79,7 @@ class StreamResponse(Response):
                         await lifetime.wait(partial(send, _body(answer)))
                         sent = running
                         if context is not None and context.held:
+                            context.keep(2 * len(answer))  # with the copy in the transport
                             await lifetime.wait(partial(send, _body(b"")))  # until the client has read the answer
                             context.release()
                         # Lets other tasks run: neither reading nor writing yields while messages wait.
@@ -205,6 +206,7 @@ async def _write_events(engine: Engine, stream: DecodeState, feed: decode_json.F
             write = partial(decode_json.write_answer, answer, feed.encoding, 0)
             written = await engine.scheduler.run(answer.size, write, text=feed.encoding == "float")
         fed += int(answer.lengths.max())
+        del answer, write  # a client that does not read would keep them
         yield b"id: %d\ndata: %b\n\n" % (fed, written), stream.running
     yield _write_event("end", decode_json.write_state(stream.running)), stream.running
 

@@ -156,3 +156,24 @@ def test_response_over_memory_limit_gets_503_after_wait(wide_repository: Path) -
                 detail = "The response waited 0.3 s for other large responses. Retry later."
                 assert answer.json()["detail"] == detail
         wait_until(is_answered)
+
+
+def test_unread_text_step_keeps_only_its_own_size(wide_repository: Path) -> None:
+    """While it is computed, it takes all memory: twelve times 3.7 MB."""
+    step = orjson.dumps({"input_ids": [[1] * 600] * 2})
+    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+    opening = http_request(
+        "/models/gpt/decode?encoding=float&rows=2",
+        headers=upgrade | {"Sec-WebSocket-Key": "A" * 22 + "=="},
+        method="GET",
+    )
+    limits = "--max-buffered-response-bytes", str(2**23), "--queue-timeout-seconds", "0.3"
+    with serve(wide_repository, *limits) as server, dial(server.address) as unread:
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        unread.sendall(opening)
+        assert unread.recv(2**12).startswith(b"HTTP/1.1 101 ")
+        unread.sendall(b"\x81\xfe" + len(step).to_bytes(2) + bytes(4) + step)
+        assert unread.recv(2, socket.MSG_PEEK | socket.MSG_WAITALL) == b"\x81\x7f"
+        rows = {"input_ids": [[1]] * 2700, "pooling": "mean", "encoding": "float"}  # 8 MB of vectors
+        answer = httpx.post(f"{server.address}/models/gpt/embed", json=rows, timeout=20)
+        assert answer.status_code == 200, answer.text
