@@ -12,6 +12,7 @@ import grpc
 
 from preblock.service.api.grpc.errors import SERVICE, context_of, fail
 from preblock.service.api.grpc.message_reader import MessageReader, receive_message
+from preblock.service.api.grpc.request_cache import MESSAGE_COPIES
 from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs.v2.request_message import read as parse
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, Malformed, PreblockError, Unavailable
@@ -67,7 +68,7 @@ class CallHandlers:
             async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * size):
                 response = await method(message if kind is None else await run(size, partial(parse, kind, message)))
             written: bytes = response if isinstance(response, bytes) else response.SerializeToString()
-            context_of(call).keep(len(written))
+            context_of(call).keep(MESSAGE_COPIES * len(written))
             self._engine.metrics.count_bytes(GRPC, size, len(written), read_seconds)
             call.set_trailing_metadata(context_of(call).metadata())
             return written
@@ -93,7 +94,7 @@ class CallHandlers:
 
             async def send(response: bytes) -> None:
                 began = perf_counter()
-                context_of(call).keep(len(response))
+                context_of(call).keep(MESSAGE_COPIES * len(response))
                 try:
                     await call.write(response)
                 except grpc.aio.InternalError:  # the client left; the cancellation of this task follows
