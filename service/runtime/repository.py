@@ -118,8 +118,8 @@ class Repository:
             entries: dict[tuple[str, int], VersionEntry] = {}
             checksums = Checksums(self._cache)
             try:
-                known = versions or self._entries
-                for name, version, folder in find_artifacts(self.root, known, may_be_empty=not known):
+                wanted = versions or self._entries
+                for name, version, folder in find_artifacts(self.root, wanted, may_be_empty=not wanted):
                     if versions is not None and (name, version) not in versions:
                         continue
                     if name in self._aliases:
