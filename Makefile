@@ -28,7 +28,7 @@ CHECKPOINTS := $(VENV)/checkpoints
 ANY_WHEEL := --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.11 --implementation cp --abi cp311
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-all coverage clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto ptx docs dist sbom smoke clean
+.PHONY: help serve models test test-all coverage mutants clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto ptx docs dist sbom smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -59,6 +59,9 @@ test-all: $(VENV)/dev $(MODELS) $(NPM) ## Run every test in one run: real proces
 
 coverage: $(VENV)/dev $(MODELS) $(NPM) ## Run every test and report the covered lines, also in htmlcov/.
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
+
+mutants: $(VENV)/dev $(MODELS) ## Change 300 places of the sources, one at a time, and count the changes that no test notices; hours.
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) $(CLIENTS_NPM) ## Test with clients and engines in separate environments.
 	$(BIN)/python -m pytest tests/clients/test_other_clients.py tests/clients/test_layouts.py
