@@ -21,10 +21,14 @@
 Every error names three things: the field, the value got, the value expected.
 """
 
+import asyncio
 import reprlib
 
 MAX_VALUE_CHARS = 80
 """Maximum characters of a value in a message: enough to recognize it, too few to reflect a whole body."""
+
+ENDS = asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit
+"""Exceptions that end work and are no failure. A panic of a library in Rust is a failure, and no `Exception`."""
 
 INTERNAL_ERROR_MESSAGE = "internal error; the log of the service has the details"
 """The message of any other exception: nothing about the internals."""

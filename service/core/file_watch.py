@@ -10,12 +10,11 @@ import os
 import ssl
 import stat
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import TypeVar
 
 from preblock.service.core.files import FileSignature, signature_of
+from preblock.service.core.threads import start_thread
 
 LOG = logging.getLogger(__name__)
 POLL_INTERVAL_SECONDS = 1.0
@@ -65,32 +64,15 @@ async def poll(load: Callable[[], Result | None], use: Callable[[Result], object
     While `load` hangs, the service keeps its content, and the log says so after `SLOW_SECONDS`.
     """
     await asyncio.sleep(POLL_INTERVAL_SECONDS)
-    loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[Result | None] = loop.create_future()
-
-    def finish(result: Result | None, error: Exception | None) -> None:
-        if loaded.cancelled():
-            return
-        if error is None:
-            loaded.set_result(result)
-        else:
-            loaded.set_exception(error)
-
-    def work() -> None:
-        result, failure = None, None
-        try:
-            result = load()
-        except Exception as error:
-            failure = error
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(finish, result, failure)
-
-    # Not a thread of the executor: the end of the process would wait for it.
-    Thread(target=work, name="file-poll", daemon=True).start()
-    done, _ = await asyncio.wait((loaded,), timeout=SLOW_SECONDS)
-    if not done:
-        LOG.warning("a watched file gives no answer for %d s; its earlier content stays in use", SLOW_SECONDS)
-    if (result := await loaded) is not None:
+    loaded = asyncio.wrap_future(start_thread(load, "file-poll"))
+    try:
+        done, _ = await asyncio.wait((loaded,), timeout=SLOW_SECONDS)
+        if not done:
+            LOG.warning("a watched file gives no answer for %d s; its earlier content stays in use", SLOW_SECONDS)
+        result = await loaded
+    finally:
+        loaded.cancel()  # or the thread would report to a loop that has ended
+    if result is not None:
         use(result)
 
 

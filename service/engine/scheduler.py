@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from preblock.service.core.errors import Unavailable
+from preblock.service.core.errors import ENDS, Unavailable
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
@@ -30,7 +30,7 @@ def contain(work: Callable[[], ResultT]) -> ResultT:
     """
     try:
         return work()
-    except (Exception, KeyboardInterrupt, SystemExit):
+    except (Exception, *ENDS):
         raise
     except BaseException as error:
         raise RuntimeError(f"a library failed with {type(error).__name__}: {error}") from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from preblock.service.artifacts.records import File
-from preblock.service.core.errors import ArtifactError, Invalid, TooLarge, shorten
+from preblock.service.core.errors import ENDS, ArtifactError, Invalid, TooLarge, shorten
 from preblock.service.core.files import open_file, unreadable
 from preblock.service.core.system import return_free_memory
 from preblock.service.core.types import Encoding, Int64, TokenRows
@@ -157,7 +157,7 @@ class Tokenizer:
 
 def is_failure(error: BaseException) -> bool:
     """Return whether `tokenizers` raised `error`: `Exception` itself, or a panic of Rust, which is no `Exception`."""
-    return type(error) is Exception or type(error).__name__ == "PanicException"
+    return type(error) is Exception or not isinstance(error, (Exception, *ENDS))
 
 
 def reason_of(error: BaseException) -> str:

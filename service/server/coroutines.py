@@ -9,8 +9,7 @@ from contextvars import Context
 from types import coroutine
 from typing import Any
 
-ENDS = asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit
-"""Exceptions that are no failure. A panic of a library in Rust is one, and no `Exception`."""
+from preblock.service.core.errors import ENDS
 
 Work = Coroutine[Any, Any, None]
 
