@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from preblock.export.discovery.errors import DiscoveryError
+from preblock.export.discovery.errors import DiscoveryError, MissingTensorError
 from preblock.export.discovery.library import check_document, library_version, model_classes, quiet, read_config
 from preblock.export.discovery.model import BlocklessModel
 from preblock.export.discovery.proof import Proof, refuse
@@ -128,11 +128,10 @@ def _find(folder: Path, model: BlocklessModel, tokens_only: bool) -> FoundSteps:
     search = Search(model)
     try:
         steps = search.find_tokens() if tokens_only else search.find()
-    except DiscoveryError as error:
-        if "lacks" in str(error):
-            _refuse_parts(folder, model, model.missing()[:3])
-            if found := describe_other_name(model.unmatched(), model.missing()[:1]):
-                raise DiscoveryError(f"{error}; {found}") from error
+    except MissingTensorError as error:
+        _refuse_parts(folder, model, model.missing()[:3])
+        if found := describe_other_name(model.unmatched(), model.missing()[:1]):
+            raise DiscoveryError(f"{error}; {found}") from error
         raise
     _refuse_parts(folder, model, [*steps.tensors.values(), *steps.others])
     return steps

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from preblock.export.discovery.calls import ordinary_ids, pad, random_ids, special_ids
-from preblock.export.discovery.errors import DiscoveryError
+from preblock.export.discovery.errors import DiscoveryError, MissingTensorError
 from preblock.export.discovery.further_inputs import find_further_input
 from preblock.export.discovery.index_rules import find_rule, without_fill
 from preblock.export.discovery.model import BlocklessModel
@@ -159,7 +159,7 @@ class Search:
     def _record(self, inputs: dict[str, Tensor]) -> Value:
         recorder = Recorder(inputs, self._model.tensors)
         missing = ", ".join(self._model.missing()[:3])
-        lacks = DiscoveryError(
+        lacks = MissingTensorError(
             f"the checkpoint lacks tensors that the front-end needs, such as {missing}"
             if missing
             else "a table before block 0 is neither a parameter nor a buffer of the library's model"
@@ -202,7 +202,7 @@ class Search:
 
         def key(name: str) -> tuple[str, ...]:
             if name not in self._model.keys:
-                raise DiscoveryError(f"the checkpoint lacks the tensor {name}")
+                raise MissingTensorError(f"the checkpoint lacks the tensor {name}")
             names[self._model.keys[name]] = name
             return (self._model.keys[name],)
 
