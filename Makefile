@@ -60,7 +60,7 @@ test-all: $(VENV)/dev $(MODELS) $(NPM) ## Run every test in one run: real proces
 coverage: $(VENV)/dev $(MODELS) $(NPM) ## Run every test and report the covered lines, also in htmlcov/.
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html $(ARGS)
 
-mutants: $(VENV)/dev $(MODELS) ## Change 300 places of the sources, one at a time, and count the changes that no test notices; hours.
+mutants: $(VENV)/dev $(MODELS) ## Change 300 places of the sources, one at a time, and count the changes that no test notices; hours; resumes (ARGS=--again starts anew).
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 clients: $(VENV)/dev $(foreach client,$(CLIENTS),$(VENV)/$(firstword $(subst ==, ,$(client)))/installed) $(CLIENTS_NPM) ## Test with clients and engines in separate environments.

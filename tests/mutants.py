@@ -1,15 +1,16 @@
 """Measure how many small faults in the sources the tests notice: `make mutants`.
 
 A mutant is the source with one changed operator, condition, number or statement. A seeded sample of all of them is
-tested, each in a copy of the tree: first by the tests of the mirrored folder, files with the name of the module first;
-then by all tests. The tests kill a mutant if one of them fails. docs/reliability.md states the shares.
+tested in copies of the tree, in three passes: by the tests of the mirrored folder, files with the name of the module
+first; the survivors by the tests that run the changed line; a few survivors of these by all tests. The tests kill a
+mutant if one of them fails, and passes without the change. docs/reliability.md states the shares.
 """
 
 import argparse
 import ast
+import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -17,148 +18,39 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count, islice
 from pathlib import Path
 from queue import Queue
+from typing import Any, ClassVar
 
+from coverage import Coverage
+
+from tests.support.contexts import VARIABLE
+from tests.support.mutations import Mutant, Mutator
 from tests.support.paths import ROOT
 
 PACKAGES = ("service/engine", "service/codecs", "service/core", "service/server", "service/api", "models", "export")
-COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-}
-SUMS: dict[type[ast.operator], tuple[str, str]] = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "+"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "*"),
-}
-RUN_SECONDS = 900
+TEST_SECONDS = 300
+RUN_SECONDS = 7200
 """Longest run of the tests for one mutant. A mutant without end counts as killed."""
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change of a file: the characters from `begin` to `end` become `text`."""
-
-    file: str
-    line: int
-    begin: int
-    end: int
-    text: str
-    kind: str
-
-    def apply(self, source: str) -> str:
-        """Return the changed source."""
-        return source[: self.begin] + self.text + source[self.end :]
-
-
-class Mutator:
-    """Finds the mutants of one file.
-
-    Args:
-        file: relative to the root.
-        source: its content.
-
-    """
-
-    def __init__(self, file: str, source: str) -> None:
-        self._file, self._source = file, source
-        # Columns of ast count bytes.
-        self._starts = [0]
-        for line in source.splitlines(keepends=True):
-            self._starts.append(self._starts[-1] + len(line))
-        self._lines = source.splitlines(keepends=True)
-
-    def mutants(self) -> Iterator[Mutant]:
-        """Yield every mutant, in the order of the tree. Annotations, decorators and type-checking blocks have none."""
-        pending: list[ast.AST] = [ast.parse(self._source)]
-        while pending:
-            node = pending.pop()
-            yield from self._of(node)
-            pending += reversed(list(_children(node)))
-
-    def _place(self, line: int, column: int) -> int:
-        text = self._lines[line - 1].encode()[:column].decode()
-        return self._starts[line - 1] + len(text)
-
-    def _begin(self, node: ast.expr | ast.stmt) -> int:
-        return self._place(node.lineno, node.col_offset)
-
-    def _end(self, node: ast.expr | ast.stmt) -> int:
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        return self._place(node.end_lineno, node.end_col_offset)
-
-    def _replace(self, node: ast.expr | ast.stmt, text: str, kind: str) -> Mutant:
-        return Mutant(self._file, node.lineno, self._begin(node), self._end(node), text, kind)
-
-    def _operator(self, left: ast.expr, right: ast.expr, change: tuple[str, str], kind: str) -> Iterator[Mutant]:
-        """Yield the change of the operator between two operands; none where its text is ambiguous."""
-        begin, end = self._end(left), self._begin(right)
-        old, new = change
-        found = list(re.finditer(re.escape(old).replace(r"\ ", r"\s+"), self._source[begin:end]))
-        if len(found) == 1:
-            first, last = (begin + place for place in found[0].span())
-            yield Mutant(self._file, left.lineno, first, last, new, kind)
-
-    def _of(self, node: ast.AST) -> Iterator[Mutant]:
-        match node:
-            case ast.Compare(left=left, ops=[operator], comparators=[right]):
-                yield from self._operator(left, right, COMPARISONS[type(operator)], "comparison")
-            case ast.BoolOp(op=operator, values=[left, right, *_]):
-                change = ("and", "or") if isinstance(operator, ast.And) else ("or", "and")
-                yield from self._operator(left, right, change, "boolean")
-            case ast.BinOp(left=left, op=operator, right=right) if type(operator) in SUMS and not _is_text(left, right):
-                yield from self._operator(left, right, SUMS[type(operator)], "arithmetic")
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                yield self._replace(node, self._source[self._begin(operand) : self._end(operand)], "not")
-            case ast.Constant(value=bool() as value):
-                yield self._replace(node, str(not value), "constant")
-            case ast.Constant(value=int() as value):
-                yield self._replace(node, str(value + 1), "constant")
-            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
-                condition = self._source[self._begin(test) : self._end(test)]
-                yield self._replace(test, f"(not ({condition}))", "condition")
-            case ast.Raise():
-                yield self._replace(node, "pass", "raise")
-            case ast.Return(value=ast.expr() as value) if not isinstance(value, ast.Constant):
-                yield self._replace(value, "None", "return")
-            case ast.Expr(value=ast.Call(func=called)) if not ast.unparse(called).startswith("LOG."):
-                yield self._replace(node, "pass", "call")
-
-
-def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a node that run."""
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-        return
-    for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list", "type_params"):
-            continue
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, ast.AST):
-                yield part
-
-
-def _is_text(*operands: ast.expr) -> bool:
-    return any(
-        isinstance(operand, ast.JoinedStr) or (isinstance(operand, ast.Constant) and isinstance(operand.value, str))
-        for operand in operands
-    )
+MAX_LINE_TESTS = 500
+"""Tests of one line. Lines that run at import have thousands."""
+CONTEXTS = ROOT / "build/contexts"
+COVERAGE = f"""[run]
+data_file = {CONTEXTS}/.coverage
+source_pkgs = preblock.service, preblock.models, preblock.export
+parallel = true
+concurrency = multiprocessing, thread
+context = ${{{VARIABLE}-}}
+patch = _exit
+sigterm = true
+disable_warnings = module-not-imported, module-not-measured, no-data-collected, couldnt-parse
+"""
 
 
 def find_mutants() -> list[Mutant]:
@@ -171,28 +63,78 @@ def find_mutants() -> list[Mutant]:
     return found
 
 
-def draw(mutants: list[Mutant], number: int, generator: random.Random) -> list[Mutant]:
-    """Return a sample of the mutants that compile."""
-    shuffled = generator.sample(mutants, len(mutants))
-    return list(islice(filter(compiles, shuffled), number))
+def draw(mutants: list[Mutant], number: int, seed: int) -> dict[str, Mutant]:
+    """Return a sample of the mutants that compile, by name. A change of the sources draws few others."""
+    named, times = {}, Counter[str]()
+    for mutant in mutants:
+        source = read(mutant.file)
+        begin = source.rfind("\n", 0, mutant.begin) + 1
+        code = " ".join(source[begin : source.find("\n", mutant.end)].split())
+        name = f"{mutant.file}: {code} -> {mutant.text}"
+        times[name] += 1
+        named[f"{name} #{times[name]}"] = mutant
+    shuffled = sorted(named.items(), key=lambda pair: rank(pair[0], seed))
+    return dict(islice((pair for pair in shuffled if compiles(pair[1])), number))
+
+
+def rank(name: str, seed: int = 0) -> str:
+    """Return the place of a name in a random order."""
+    return hashlib.sha256(f"{seed} {name}".encode()).hexdigest()
+
+
+def read(file: str) -> str:
+    """Return a source file."""
+    return (ROOT / file).read_text(encoding="utf-8")
 
 
 def compiles(mutant: Mutant) -> bool:
     """Return whether the changed file is valid Python."""
     try:
-        compile(mutant.apply((ROOT / mutant.file).read_text(encoding="utf-8")), mutant.file, "exec")
+        compile(mutant.apply(read(mutant.file)), mutant.file, "exec")
     except SyntaxError:
         return False
     return True
 
 
-def mirrored_tests(file: str) -> list[str]:
-    """Return the test folder of a source file, behind the test files with the name of its module."""
-    folder = ROOT / "tests" / Path(file).parent
+def mirrored_tests(mutant: Mutant) -> list[str]:
+    """Return the test files in the folder of a source file, files with the name of its module first."""
+    path = Path(mutant.file)
+    folder = ROOT / "tests" / path.parent
     while not folder.exists():
         folder = folder.parent
-    named = sorted(str(test.relative_to(ROOT)) for test in folder.rglob(f"test_{Path(file).stem}*.py"))
-    return [*named, str(folder.relative_to(ROOT))]
+    files = sorted(folder.rglob("test_*.py"), key=lambda file: (not file.name.startswith(f"test_{path.stem}"), file))
+    return [str(file.relative_to(ROOT)) for file in files]
+
+
+class LineTests:
+    """The tests that run a line, from one run of all tests."""
+
+    def __init__(self, jobs: int) -> None:
+        settings = CONTEXTS / "coverage.ini"
+        if not (CONTEXTS / ".coverage").exists():
+            shutil.rmtree(CONTEXTS, ignore_errors=True)
+            CONTEXTS.mkdir(parents=True)
+            settings.write_text(COVERAGE, encoding="utf-8")
+            with tempfile.TemporaryDirectory() as place:
+                arguments = ["-n", str(jobs), "--dist", "worksteal", "-p", "tests.support.contexts", "tests"]
+                Tree(Path(place)).run(arguments, COVERAGE_PROCESS_START=str(settings))
+                Coverage(config_file=str(settings)).combine()
+        measurement = Coverage(config_file=str(settings), data_suffix=False)
+        measurement.load()
+        self._data = measurement.get_data()
+        self._users = json.loads((CONTEXTS / "fixtures.json").read_text(encoding="utf-8"))
+
+    def of(self, mutant: Mutant) -> list[str]:
+        """Return the tests of the statement that holds the mutant."""
+        statements = [node for node in ast.walk(ast.parse(read(mutant.file))) if isinstance(node, ast.stmt)]
+        around = [node.lineno for node in statements if node.lineno <= mutant.line <= (node.end_lineno or 0)]
+        contexts: set[str] = set()
+        for file in self._data.measured_files():
+            if file.endswith(f"/{mutant.file}"):
+                by_line = self._data.contexts_by_lineno(file)
+                contexts = {name for line in range(max(around), mutant.line + 1) for name in by_line.get(line, ())}
+        tests = {test for context in contexts for test in self._users.get(context, [context]) if test}
+        return sorted(sorted(tests, key=rank)[:MAX_LINE_TESTS])
 
 
 class Tree:
@@ -200,6 +142,8 @@ class Tree:
 
     _times = count(int(time.time()) + 1000)
     """Each written file gets a time of its own, or Python would run the compiled file of the mutant before."""
+    _sound: ClassVar[dict[str, bool]] = {}
+    """Whether a test passes without a mutant, by its name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -211,69 +155,131 @@ class Tree:
                 shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
         (folder / "model_repository").symlink_to(ROOT / "model_repository")
 
-    def write(self, file: str, source: str) -> None:
-        """Write a source file."""
+    def kill(self, mutant: Mutant, tests: list[str]) -> dict[str, Any]:
+        """Return the test that kills a mutant, None if it survives, and whether the test ran out of time."""
+        ignored: list[str] = []
+        while True:
+            self._write(mutant.file, mutant.apply(read(mutant.file)))
+            try:
+                killer, output = self.run(["-x", "-n0", *tests, *(f"--deselect={test}" for test in ignored)])
+            finally:
+                self._write(mutant.file, read(mutant.file))
+            if killer is None or "::" not in killer or self._passes(killer):
+                return {"killer": killer, "timeout": killer is not None and "from pytest-timeout" in output}
+            ignored.append(killer)
+
+    def _write(self, file: str, source: str) -> None:
         (self.folder / file).write_text(source, encoding="utf-8")
         now = next(self._times)
         os.utime(self.folder / file, (now, now))
 
-    def fails(self, tests: list[str]) -> bool:
-        """Return whether a test fails, or does not end."""
-        command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", "--timeout=120", *tests]
-        environment = os.environ | {"PYTHONPATH": str(self.folder)}
-        with subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as process:
+    def _passes(self, test: str) -> bool:
+        if test not in self._sound:
+            self._sound[test] = self.run(["-x", "-n0", test])[0] is None
+        return self._sound[test]
+
+    def run(self, arguments: list[str], **variables: str) -> tuple[str | None, str]:
+        """Run tests, and return the first that fails and the output. Without a name there is a reason in its place."""
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}", "-rfE"]
+        environment = os.environ | {"PYTHONPATH": str(self.folder)} | variables
+        with (
+            tempfile.TemporaryFile("w+") as output,  # a pipe ends after the last process that tests leave behind
+            subprocess.Popen(
+                [*command, *arguments],
+                cwd=self.folder,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            ) as process,
+        ):
             try:
-                return process.wait(RUN_SECONDS) not in (0, 5)  # 5: there is no test
+                status = process.wait(RUN_SECONDS)
             except subprocess.TimeoutExpired:
-                return True
+                return "no end", "from pytest-timeout"
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+            output.seek(0)
+            text = output.read()
+        if status in (0, 5):  # 5: there is no test
+            return None, text
+        if failed := re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", text, re.MULTILINE):
+            return failed[1], text
+        if status == 4 and "ImportError while loading conftest" not in text:  # there is no such test
+            return None, text
+        return f"pytest ended with {status}", text
+
+
+def read_lines(file: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the lines of an output, by mutant and pass."""
+    if file is None or not file.exists():
+        return {}
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return {(line["name"], line["pass"]): line for line in lines}
+
+
+class Measurement:
+    """Tests mutants, and writes a line for each that the output does not hold yet."""
+
+    def __init__(self, options: argparse.Namespace, place: Path) -> None:
+        self._jobs, self._output = options.jobs, options.output
+        if options.again:
+            self._output.unlink(missing_ok=True)
+            shutil.rmtree(CONTEXTS, ignore_errors=True)
+        self._output.parent.mkdir(parents=True, exist_ok=True)
+        self._done, self._known = read_lines(self._output), read_lines(options.known)
+        self._trees: Queue[Tree] = Queue()
+        for number in range(options.jobs):
+            self._trees.put(Tree(place / str(number)))
+
+    def survivors(
+        self, mutants: dict[str, Mutant], stage: str, choose: Callable[[Mutant], list[str]]
+    ) -> dict[str, Mutant]:
+        """Return the mutants that the chosen tests do not kill."""
+        with ThreadPoolExecutor(self._jobs) as pool:
+            lines = list(pool.map(lambda name: self._test(name, mutants[name], stage, choose), mutants))
+        left = {line["name"]: mutants[line["name"]] for line in lines if line["killer"] is None}
+        late = sum(line["timeout"] for line in lines)
+        print(f"{stage}: {len(lines) - len(left)} of {len(lines)} mutants killed, {late} by a timeout")  # noqa: T201
+        return left
+
+    def _test(self, name: str, mutant: Mutant, stage: str, choose: Callable[[Mutant], list[str]]) -> dict[str, Any]:
+        if (name, stage) in self._done:
+            return self._done[name, stage]
+        known = self._known.get((name, stage), {}).get("killer") or ""
+        begin, tree = time.monotonic(), self._trees.get()
+        try:
+            result = tree.kill(mutant, [known]) if "::" in known else {"killer": None, "timeout": False}
+            tests = choose(mutant) if result["killer"] is None else []
+            if tests:
+                result = tree.kill(mutant, tests)
+        finally:
+            self._trees.put(tree)
+        line = {"name": name, "pass": stage, **result, "seconds": round(time.monotonic() - begin), **asdict(mutant)}
+        with self._output.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return line
 
 
 def main() -> None:
-    """Test a sample of mutants, and write a line for each."""
+    """Test a sample of mutants."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300, help="mutants in the sample")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tested at once")
     parser.add_argument("--everything", type=int, default=20, help="survivors tested by all tests")
     parser.add_argument("--output", type=Path, default=ROOT / "build/mutants.jsonl", help="one line for each mutant")
+    parser.add_argument("--known", type=Path, help="output of an earlier run: its killers are tried first")
+    parser.add_argument("--again", action="store_true", help="forget the output; without this, an earlier run goes on")
     options = parser.parse_args()
-    generator = random.Random(options.seed)
-    sample = draw(find_mutants(), options.count, generator)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(options.jobs) as pool:
-        trees: Queue[Tree] = Queue()
-        for number in range(options.jobs):
-            trees.put(Tree(Path(place) / str(number)))
-
-        def survives(mutant: Mutant, everywhere: bool = False) -> bool:
-            tree, source = trees.get(), (ROOT / mutant.file).read_text(encoding="utf-8")
-            try:
-                tree.write(mutant.file, mutant.apply(source))
-                lives = not tree.fails(["tests"] if everywhere else mirrored_tests(mutant.file))
-            finally:
-                tree.write(mutant.file, source)
-                trees.put(tree)
-            with options.output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(mutant) | {"everywhere": everywhere, "survives": lives}) + "\n")
-            return lives
-
-        lives = list(pool.map(survives, sample))
-        survivors = [mutant for mutant, lived in zip(sample, lives, strict=True) if lived]
-        drawn = generator.sample(survivors, min(options.everything, len(survivors)))
-        left = sum(pool.map(lambda mutant: survives(mutant, True), drawn))
-    killed = len(sample) - len(survivors)
-    print(f"{killed} of {len(sample)} mutants killed by the tests of their folder")  # noqa: T201
-    print(f"{len(drawn) - left} of {len(drawn)} drawn survivors killed by all tests")  # noqa: T201
+    with tempfile.TemporaryDirectory() as place:
+        measurement = Measurement(options, Path(place))
+        sample = draw(find_mutants(), options.count, options.seed)
+        survivors = measurement.survivors(sample, "folder", mirrored_tests)
+        survivors = measurement.survivors(survivors, "line", LineTests(options.jobs).of)
+        drawn = sorted(survivors, key=lambda name: rank(name, options.seed))[: options.everything]
+        measurement.survivors({name: survivors[name] for name in drawn}, "all", lambda mutant: ["tests"])  # noqa: ARG005
 
 
 if __name__ == "__main__":
