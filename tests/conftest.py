@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ pytest_plugins = ["tests.support.fixtures"]
 
 # Torch reads this when it is imported, here and in processes of their own: more threads slow down such small work.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell lets its background jobs ignore SIGINT, and so would the processes that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Hypothesis draws the same few examples in every run. `make fuzz` and `make reliability` ask for more, and for others.
 hypothesis.settings.register_profile("few", max_examples=20, derandomize=True, deadline=None, database=None)

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -120,7 +119,6 @@ def _begin(
         os.dup2(os.open(file, os.O_RDWR), number)
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if room is not None:
