@@ -3,11 +3,13 @@
 PYTHON ?= python3
 # Address of a package index with CPU builds of torch; empty for the ordinary index.
 TORCH_INDEX ?=
+# Pins of the packages; /dev/null for the newest versions that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
 ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
 REPOSITORY := model_repository
 # Parsers of untrusted bytes, by their names in tests/reliability/parsers.py.
 PARSERS := v2 stem json frames npy raw safetensors protobuf manifest graphs
@@ -28,7 +30,7 @@ CHECKPOINTS := $(VENV)/checkpoints
 ANY_WHEEL := --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.11 --implementation cp --abi cp311
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-all coverage mutants clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto ptx docs dist sbom smoke clean
+.PHONY: help serve models test test-long test-all coverage mutants clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto ptx docs dist sbom smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -46,7 +48,7 @@ models: $(MODELS) ## Export the four models without serving them.
 # Three processes keep two cores busy, because tests wait for servers. With worksteal each process begins at another
 # part of the list, so few fixtures are set up twice.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
-# `make test` skips these folders, `make test-all` runs them; conftest.py marks their tests with the folder's name.
+# `make test` skips these folders, `make test-long` runs only these; conftest.py marks their tests with the folder's name.
 LONG := clients data deploy e2e families reliability
 EMPTY :=
 LONG_MARKS := $(subst $(EMPTY) $(EMPTY), or ,$(LONG))
@@ -54,7 +56,10 @@ LONG_MARKS := $(subst $(EMPTY) $(EMPTY), or ,$(LONG))
 test: $(VENV)/dev $(MODELS) ## Run the tests of the packages, before a commit (ARGS=tests/service/codecs for one folder).
 	$(PYTEST) -m "not ($(LONG_MARKS))" $(ARGS)
 
-test-all: $(VENV)/dev $(MODELS) $(NPM) ## Run every test in one run: real processes, unmodified clients, hostile input (ARGS=tests/e2e for one folder).
+test-long: $(VENV)/dev $(MODELS) $(NPM) ## Run the tests that `make test` leaves out: real processes, unmodified clients, hostile input.
+	$(PYTEST) -m "$(LONG_MARKS)" $(ARGS)
+
+test-all: $(VENV)/dev $(MODELS) $(NPM) ## Run every test in one run (ARGS=tests/e2e for one folder).
 	$(PYTEST) $(ARGS)
 
 coverage: $(VENV)/dev $(MODELS) $(NPM) ## Run every test and report the covered lines, also in htmlcov/.
@@ -165,7 +170,7 @@ $(VENV)/fuzz: $(VENV)/dev
 
 $(VENV)/ray/installed: constraints.txt | $(VENV)/dev
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --disable-pip-version-check -c constraints.txt '$(RAY)' '.[cpu]'
+	$(@D)/bin/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS) '$(RAY)' '.[cpu]'
 	@touch $@
 
 $(VENV)/%/installed: | $(VENV)/dev
