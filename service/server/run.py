@@ -40,6 +40,11 @@ PRELOADED_TRACING = ["preblock.service.observability.tracing", "requests"]
 KEEP_ALIVE_SECONDS = 75
 """Time until an idle connection is closed. Proxies such as nginx and AWS use one again after up to 60 seconds, and a
 POST into a closing connection would fail."""
+SWITCH_INTERVAL_SECONDS = 0.0005
+"""Time that a thread with large work keeps the interpreter after the event loop wants it; Python's default is 0.005.
+
+uvloop asks for the interpreter once for each event, so the parts of 60 large requests can delay a small one 60 times.
+"""
 
 Models = dict[str, ServedModel]
 Announce = Callable[[str, Models], None]
@@ -192,6 +197,7 @@ class _WorkerServer(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, and begin to accept connections."""
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         self.lifespan = _Lifespan(self.config, self._opened)
         await super().startup(sockets)
 
