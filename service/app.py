@@ -196,7 +196,8 @@ async def _run(
     )
     await engine.control.join()
     tasks = [asyncio.create_task(_keep_running(work)) for work in background]
-    state = {"streams": streams, "settings": engine.settings, "bodies": engine.limits.bodies}
+    limits = engine.limits
+    state = {"streams": streams, "settings": engine.settings, "bodies": limits.bodies, "responses": limits.responses}
     if not settings.has_grpc:
         yield state
     else:

@@ -46,6 +46,11 @@ class BodyMemory:
     def _capacity(self) -> int:
         return MAX_LARGEST_BODIES * self._largest
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a body waits for memory."""
+        return bool(self._waiting)
+
     def take(self, size: int) -> int | None:
         """Reserve memory as `reserve`, but return None in place of a wait."""
         if size < LARGE_BODY_BYTES:

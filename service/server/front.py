@@ -27,6 +27,7 @@ from preblock.service.server.tensor_path import TensorPath
 from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, connections_of
 from preblock.service.server.websocket import WebSocket
+from preblock.service.server.write_watch import WriteWatch
 
 LOG = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Front(asyncio.Protocol):
         self.tasks, self._connections = server_state.tasks, connections_of(server_state)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self.scheduler: ReadScheduler = None  # type: ignore[assignment]
+        self._watch: WriteWatch = None  # type: ignore[assignment]
         self.client: tuple[str, int] | None = None
         self.scheme = "http"
         self.keep_alive = True
@@ -78,6 +80,7 @@ class Front(asyncio.Protocol):
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         turns, reader = ReadTurns.of(self.app_state, self.loop), self.reader
         self.scheduler = ReadScheduler(transport, turns, reader.read, lambda: reader.body_bytes, self.fail)
+        self._watch = WriteWatch(transport, self.loop, self.app_state, lambda: self.tensors.held + self._handover.held)
         self._connections.add(self)
         self.reader.wait_for_head()
         socket = transport.get_extra_info("socket")
@@ -96,12 +99,14 @@ class Front(asyncio.Protocol):
         """Pause responses, because the client does not read."""
         self.write_paused = True
         self.writable.clear()
+        self._watch.start()
         self._handover.pause_writing()
 
     def resume_writing(self) -> None:
         """Resume responses."""
         self.write_paused = False
         self.writable.set()
+        self._watch.stop()
         self._handover.resume_writing()
 
     def shutdown(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Message, Receive, Scope, Send
 
+from preblock.service.api.http.dispatcher import held_by
 from preblock.service.api.streams import LIFETIME
 from preblock.service.server.incoming_request import MAX_IDLE_HEAD_BYTES, IncomingRequest
 from preblock.service.server.inner_transport import InnerTransport
@@ -41,6 +42,11 @@ class Handover:
             callbacks = self._close, connection.is_closing, connection.scheduler.pause, connection.resume_reading
             self._inner.connection_made(InnerTransport(connection.transport, *callbacks))
         return self._inner
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that the response in progress holds."""
+        return held_by(self._scope)
 
     def _close(self) -> None:
         """Close the connection during a response; between responses the connection decides."""

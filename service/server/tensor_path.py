@@ -69,6 +69,11 @@ class TensorPath:
         self._held_head = b""  # a known head without its body; empty if none is held
         self._held_since = 0.0  # arrival of that head, until it is answered or parsed; else 0
 
+    @property
+    def held(self) -> int:
+        """Bytes of memory that the response to the last tensor request holds."""
+        return self._responder.held
+
     def answer_repeated(self, data: bytes) -> bytes:
         """Answer a request with the known head, or hold the head until its body arrives; return the remaining input."""
         known = self._known

@@ -49,6 +49,12 @@ class TensorResponder:
         self._connection, self._dispatcher = connection, dispatcher
         self._default_headers: Headers | None = None
         self._default_lines = b""
+        self._context: RequestContext | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that the response to the last request holds."""
+        return 0 if self._context is None else self._context.held
 
     def answer_by_template(
         self, template: Template, request: IncomingRequest, body: bytes, context: RequestContext
@@ -80,6 +86,7 @@ class TensorResponder:
         run_eagerly(self._answer(raw, request, context), copy_context(), connection.tasks, connection.fail)
 
     def _begin_trace(self, request: IncomingRequest, context: RequestContext) -> None:
+        self._context = context
         if self._dispatcher.trace is not None and (route := request.route) is not None:
             scheme = request.scheme or "http"
             trace = start_span(self._dispatcher.trace, context, "POST", route.path, scheme, request.identifying)

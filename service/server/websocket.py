@@ -9,6 +9,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
+from preblock.service.api.http.dispatcher import held_by
 from preblock.service.api.http.routes.decode import CONNECTION, TOO_BIG
 from preblock.service.core.body_memory import BodyMemory
 from preblock.service.server.incoming_request import Refusal
@@ -19,6 +20,7 @@ from preblock.service.server.step_lane import StepLane
 from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.uvicorn_adapter import Config, ServerState, WebSocketsSansIOProtocol, connections_of
 from preblock.service.server.websocket_frames import FrameReader
+from preblock.service.server.write_watch import WriteWatch
 
 LOG = logging.getLogger(__name__)
 MAX_FRAGMENTS = 2**14
@@ -60,6 +62,8 @@ class WebSocket(asyncio.Protocol):
         self._writable.set()
         self._steps = StepLane(transport, loop, self._update_reading, self._writable, self._fail)
         self._loop = loop
+        self._scope: Scope = {}
+        self._watch = WriteWatch(transport, loop, app_state, lambda: held_by(self._scope))
         self._accepted = self._ended = self._closing = False
         self._inner_paused = self._write_paused = False
         config, own_state = copy(config), copy(server_state)
@@ -84,6 +88,7 @@ class WebSocket(asyncio.Protocol):
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application, and record whether it accepts the WebSocket."""
+        self._scope = scope
 
         async def send_and_record(message: Message) -> None:
             await send(message)
@@ -119,6 +124,7 @@ class WebSocket(asyncio.Protocol):
         self._connections.discard(self)
         self._steps.end()
         self._writable.set()
+        self._watch.stop()
         self._scheduler.end()
         self._inner.connection_lost(exc)
         if self._bodies is not None:
@@ -152,6 +158,7 @@ class WebSocket(asyncio.Protocol):
         """Stop reading from a client that does not read: each ping would add a response."""
         self._write_paused = True
         self._writable.clear()
+        self._watch.start()
         self._inner.pause_writing()
         self._update_reading()
 
@@ -159,6 +166,7 @@ class WebSocket(asyncio.Protocol):
         """Resume reading."""
         self._write_paused = False
         self._writable.set()
+        self._watch.stop()
         self._steps.release()
         self._inner.resume_writing()
         self._update_reading()

@@ -47,8 +47,16 @@ EXPOSED_HEADERS = (
 """Response headers readable by a web page."""
 CountBytes = Callable[[str, int, int, float, float], None]
 """Counts, for a protocol, the bytes received and sent, and the seconds of reading and writing."""
+CONTEXT = "preblock.context"
+"""Key in the state of a request: its context. Preblock's own server looks there for the memory of the response."""
 START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """ASGI messages with response headers."""
+
+
+def held_by(scope: Scope) -> int:
+    """Return the bytes of memory that the response to a request holds; 0 before the application has the request."""
+    context: RequestContext | None = scope.get("state", {}).get(CONTEXT)
+    return 0 if context is None else context.held
 
 
 def is_public(path: str) -> bool:
@@ -116,6 +124,7 @@ class Dispatcher:
         channel.context.load_report = requested_report(scope["headers"], self.load)
         channel.context.target = scope.get("method", "GET"), scope["path"], client[0] if client else ""
         CURRENT_REQUEST.set(channel.context)
+        scope.setdefault("state", {})[CONTEXT] = channel.context
         try:
             if self.trace is None or scope["path"] in HEALTH_PATHS:
                 await self._enter(scope, channel.receive, channel.send)
