@@ -18,7 +18,7 @@ from types import FrameType
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import VERSION, create_app, create_engine, create_tracing
 from preblock.service.core.auth import SERVICE
-from preblock.service.core.errors import PreblockError
+from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.settings import Settings
 from preblock.service.core.tls import load_certificates, reloading_context
 from preblock.service.engine.engine import Engine
@@ -116,7 +116,7 @@ def _serve_with_workers(settings: Settings, bound: Bound, announce: Callable[[Mo
             settings,
             partial(serve_as_worker, bound.socket, counters, control),
             partial(_open_address, bound.listen, announce, models),
-            OutageServer(settings, bound.socket, configure),
+            OutageServer(bound.socket, allowed_hosts(settings, bound.socket), configure),
         )
         del models
         grpc = PRELOADED_GRPC if settings.has_grpc else []
@@ -151,9 +151,12 @@ def serve_as_worker(
     listener: socket.socket, counters: Path, control: Path, settings: Settings, parent: ParentPipe
 ) -> None:
     """Serve in a worker until SIGTERM."""
-    config = configure(
-        settings, partial(_create_worker_app, listener, counters, control, settings, parent), factory=True
-    )
+    create = partial(_create_worker_app, listener, counters, control, settings, parent)
+    try:
+        config = configure(settings, create, factory=True)
+    except Invalid as error:  # the TLS files have changed
+        parent.report_failure(str(error))
+        raise SystemExit(1) from None
     _WorkerServer(config, settings.header_timeout_seconds, parent.report_serving).run(sockets=[listener])
 
 

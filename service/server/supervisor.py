@@ -92,7 +92,10 @@ class ParentPipe:
         self._send(reason)
 
     def answer_checks(self) -> None:
-        """Answer checks until the parent is gone or replaces this worker, then stop: an orphan would keep the port."""
+        """Answer checks until the parent is gone or replaces this worker, then stop: an orphan would keep the port.
+
+        Before it serves, the worker has no request to finish, and models take minutes to open: it ends at once.
+        """
         with suppress(EOFError, OSError):
             while True:
                 self._pipe.recv()
@@ -103,7 +106,7 @@ class ParentPipe:
                         self._loop.call_soon_threadsafe(self._send, ALIVE)
                 except RuntimeError:  # the loop is closed, because the process ends
                     self._send(ALIVE)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL if self._loop is None else signal.SIGTERM)
 
     def _send(self, message: bytes | str) -> None:
         with suppress(OSError):  # the parent is gone
@@ -231,7 +234,7 @@ class Supervisor:
             signal.signal(number, lambda *_: None)  # SIG_IGN would be inherited by the workers
 
     def _stop(self, number: int, _: FrameType | None) -> None:
-        if not self._workers:  # the forkserver is still starting
+        if not self._workers and self._open_address is not None:  # the forkserver is still starting
             sys.exit()
         if self._stopping:
             self.killed_by = number
@@ -310,7 +313,7 @@ class Supervisor:
                 self._error, self._stopping = error, True
             self._open_address = None
         if self._open_address is None and now - self._served > OUTAGE_SECONDS and not self._stopping:
-            self._outage.begin()
+            self._outage.begin(self._settings)
         else:
             self._outage.end()
 

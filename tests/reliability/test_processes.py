@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.artifacts.manifest import DATA, MANIFEST
+from preblock.service.server.supervisor import OUTAGE_SECONDS
 from tests.reliability.load import BYTES, answers, ended, load, ready, replaced, wait_for
 from tests.reliability.wires import still_right
+from tests.support.connections import dial
 from tests.support.paths import PREBLOCK
 from tests.support.processes import children, fork_servers, workers
 from tests.support.servers import Server, free_port, read_banner, serve
@@ -248,6 +252,62 @@ def test_parent_answers_health_checks_without_workers(weighty_repository: Path, 
         finally:
             process.terminate()
         assert process.wait(60) == 0
+
+
+def test_outage_server_keeps_the_rules_of_workers(tiny_repository: Path, tmp_path: Path) -> None:
+    """The rules are allowed hosts and current TLS files, in each outage; and SIGTERM ends it at once."""
+    root, away, authority = shutil.copytree(tiny_repository, tmp_path / "root"), tmp_path / "away", trustme.CA()
+    certificate, key, context = tmp_path / "certificate.pem", tmp_path / "key.pem", ssl.create_default_context()
+    authority.configure_trust(context)
+
+    def issue() -> bytes:
+        issued = authority.issue_cert("127.0.0.1")
+        issued.private_key_pem.write_to_path(str(key))
+        issued.cert_chain_pems[0].write_to_path(str(certificate))
+        return ssl.PEM_cert_to_DER_cert(issued.cert_chain_pems[0].bytes().decode())
+
+    def status(path: str, host: str = "localhost") -> int:
+        with suppress(httpx.TransportError):
+            return httpx.get(server.address + path, headers={"Host": host}, timeout=5, verify=context).status_code
+        return 0
+
+    def shown() -> bytes | None:
+        with (
+            suppress(OSError),
+            dial(server.address, 5) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+        ):
+            return stream.getpeercert(binary_form=True)
+        return None
+
+    def begin_outage() -> None:
+        shutil.move(root / "gpt", away)
+        shutil.move(root / "bert", away)
+        for pid in workers(server.process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+    away.mkdir()
+    issue()
+    with serve(root, "--workers", "2", "--tls-cert-file", str(certificate), "--tls-key", str(key)) as server:
+        begin_outage()
+        wait_for(lambda: status("/readyz") == 503)
+        assert [status(path, "evil.example") for path in ("/livez", "/models")] == [421, 421]
+        second = issue()
+        wait_for(lambda: shown() == second)
+        for name in ("gpt", "bert"):
+            shutil.move(away / name, root)
+        wait_for(lambda: status("/readyz") == 200)
+        certificate.write_text("no certificate")
+        begin_outage()
+        time.sleep(OUTAGE_SECONDS + 1)  # the parent could not serve
+        third = issue()
+        wait_for(lambda: shown() == third)
+        with dial(server.address) as late, context.wrap_socket(late, server_hostname="127.0.0.1") as stream:
+            stream.sendall(b"GET /livez HTTP/1.1\r\n")
+            began = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            server.process.wait(60)
+            assert time.monotonic() - began < 5  # a request has 15 s
 
 
 @pytest.mark.parametrize("mode", ["none", "explicit"])

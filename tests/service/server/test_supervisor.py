@@ -5,6 +5,7 @@ import signal
 import time
 
 from preblock.service.server.supervisor import ParentPipe, Worker, start_forkserver
+from preblock.service.server.uvicorn_adapter import Config, Server
 from tests.support.waiting import wait_until
 
 SECONDS = 60
@@ -14,6 +15,16 @@ TIMEOUT_SECONDS = 1.0
 def sleep(_: ParentPipe) -> None:
     """Block the main thread during the start, as opening a large model does."""
     time.sleep(2 * SECONDS)
+
+
+def open_models(parent: ParentPipe) -> None:
+    """Report the start, and open models for minutes, as a factory does in the server."""
+
+    def create() -> None:
+        parent.report_failure("it opens models")
+        time.sleep(2 * SECONDS)
+
+    Server(Config(create, factory=True), 1).run(sockets=[])
 
 
 def block_event_loop(parent: ParentPipe) -> None:
@@ -32,7 +43,18 @@ def test_worker_stopped_during_start_terminates() -> None:
         time.sleep(pause)
         worker.stop()
         worker.process.join(SECONDS)
-        assert worker.process.exitcode == -signal.SIGTERM
+        assert worker.process.exitcode == -signal.SIGKILL
+
+
+def test_worker_stopped_while_it_opens_models_terminates() -> None:
+    """The server has its handler of SIGTERM by then, which would wait for the models."""
+    start_forkserver(["preblock.service.server.preload"])
+    worker = Worker(open_models)
+    wait_until(lambda: not worker.is_healthy())
+    assert worker.failure == "it opens models"
+    worker.stop()
+    worker.process.join(10)
+    assert worker.process.exitcode == -signal.SIGKILL
 
 
 def test_blocked_event_loop_makes_worker_unhealthy() -> None:
