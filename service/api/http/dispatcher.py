@@ -51,6 +51,10 @@ CONTEXT = "preblock.context"
 """Key in the state of a request: its context. Preblock's own server looks there for the memory of the response."""
 START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """ASGI messages with response headers."""
+NO_LIFESPAN = (
+    "this ASGI server runs no lifespan, so changed API keys, settings and models have no effect before a restart, and "
+    "gRPC does not serve; turn its lifespan on"
+)
 
 
 def held_by(scope: Scope) -> int:
@@ -99,6 +103,7 @@ class Dispatcher:
         self.load = load
         self.hosts = hosts or AllowedHosts()
         self._access = access
+        self._expects_lifespan = True
         self.templates = templates
         self._settings = settings
         self._allow_origins(None)
@@ -117,8 +122,12 @@ class Dispatcher:
         if self._settings is not None and self._settings.current.cors_origins != self._cors_origins:
             self._allow_origins(self._settings.current.cors_origins)
         if scope["type"] == "lifespan":
+            self._expects_lifespan = False
             await self.app(scope, receive, send)
             return
+        if self._expects_lifespan:
+            self._expects_lifespan = False
+            LOG.warning(NO_LIFESPAN)
         channel = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
         client = scope.get("client")
         channel.context.load_report = requested_report(scope["headers"], self.load)

@@ -5,7 +5,9 @@ Oracle: NumPy over the raw tables.
 
 import gzip
 import json
+import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -83,6 +85,17 @@ def test_websocket_of_wrong_path_is_not_found(server: Server, path: str) -> None
     response = refused.value.response
     assert (response.status_code, response.headers["Content-Type"]) == (404, "application/problem+json")
     assert json.loads(response.body or b"")["detail"] == f"GET {path}: Not Found"
+
+
+@pytest.mark.parametrize("lifespan", [True, False])
+def test_server_without_lifespan_is_logged_once(
+    wide_repository: Path, lifespan: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`TestClient` runs the lifespan only in a `with` block."""
+    client = TestClient(create_app(Settings(repository=wide_repository)))
+    with client if lifespan else nullcontext(), caplog.at_level(logging.WARNING):
+        assert [client.get("/models").status_code for _ in range(2)] == [200, 200]
+    assert caplog.text.count("runs no lifespan, so changed API keys") == (0 if lifespan else 1)
 
 
 IDS_TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
