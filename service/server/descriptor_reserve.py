@@ -8,10 +8,10 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
 from heapq import nsmallest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 LOG = logging.getLogger(__name__)
 RESERVED_DESCRIPTORS = 16
@@ -24,12 +24,14 @@ NEW_SECONDS = 1.0
 LOG_INTERVAL_SECONDS = 60.0
 
 
-class Connection(Protocol):
+class WaitingConnection(asyncio.Protocol, ABC):
     """A connection that may wait for its client."""
 
+    @abstractmethod
     def waits_since(self) -> tuple[bool, float] | None:
         """Return whether the connection is idle, and since when; None if it does not wait for its client."""
 
+    @abstractmethod
     def abort(self) -> None:
         """Close the connection at once."""
 
@@ -37,16 +39,16 @@ class Connection(Protocol):
 class DescriptorReserve:
     """Closes waiting connections while few descriptors are free.
 
-    Connections with incomplete requests are closed first, then idle ones, then those with input in the last second. In
-    each group the longest wait ends first.
+    Connections with incomplete requests or handshakes are closed first, then idle ones, then those with input in the
+    last second. In each group the longest wait ends first.
 
     Args:
         loop: of the connections.
-        connections: returns the open connections.
+        connections: the open connections of the server, a set that changes.
 
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, connections: Callable[[], Iterable[Connection]]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, connections: set[Any]) -> None:
         self._loop, self._connections = loop, connections
         self._most_open = 0  # since the last count: connections may have been closed
         self._is_scheduled = False
@@ -54,10 +56,7 @@ class DescriptorReserve:
 
     @classmethod
     def of(
-        cls,
-        app_state: dict[str, Any],
-        loop: asyncio.AbstractEventLoop,
-        connections: Callable[[], Iterable[Connection]],
+        cls, app_state: dict[str, Any], loop: asyncio.AbstractEventLoop, connections: set[Any]
     ) -> "DescriptorReserve":
         """Return the reserve of all connections with this state of the application."""
         reserve: DescriptorReserve | None = app_state.get("reserve")
@@ -95,11 +94,11 @@ class DescriptorReserve:
                 self._most_open,
             )
 
-    def _waiting(self) -> list[tuple[bool, bool, float, int, Connection]]:
+    def _waiting(self) -> list[tuple[bool, bool, float, int, WaitingConnection]]:
         """Return the waiting connections, with their places in the order of closing."""
         new, found = self._loop.time() - NEW_SECONDS, []
-        for connection in self._connections():
-            rank = connection.waits_since()
+        for connection in self._connections:
+            rank = connection.waits_since() if isinstance(connection, WaitingConnection) else None
             if rank is not None:
                 found.append((rank[1] > new, *rank, id(connection), connection))
         return found

@@ -9,7 +9,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from functools import partial
 from typing import Any, cast
 
 from preblock.service.core.settings import Settings
@@ -17,7 +16,7 @@ from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.context import RequestContext, find_request_id
 from preblock.service.server.coroutines import run_eagerly
 from preblock.service.server.deadline import Deadline
-from preblock.service.server.descriptor_reserve import DescriptorReserve
+from preblock.service.server.descriptor_reserve import DescriptorReserve, WaitingConnection
 from preblock.service.server.handover import Handover
 from preblock.service.server.incoming_request import IncomingRequest, Refusal
 from preblock.service.server.lingering_close import LingeringClose
@@ -32,7 +31,7 @@ from preblock.service.server.write_watch import WriteWatch
 LOG = logging.getLogger(__name__)
 
 
-class Front(asyncio.Protocol):
+class Front(WaitingConnection):
     """One HTTP/1.1 connection. Its responses have the order of the requests, for any segments of the input.
 
     Args:
@@ -83,8 +82,9 @@ class Front(asyncio.Protocol):
         self._watch = WriteWatch(transport, self.loop, self.app_state, lambda: self.tensors.held + self._handover.held)
         self._connections.add(self)
         self.reader.wait_for_head()
-        socket = transport.get_extra_info("socket")
-        DescriptorReserve.of(self.app_state, self.loop, partial(_fronts, self._connections)).admit(socket.fileno())
+        if self.scheme == "http":  # else its handshake has reported it
+            socket = transport.get_extra_info("socket")
+            DescriptorReserve.of(self.app_state, self.loop, self._connections).admit(socket.fileno())
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio passes it
         """End all requests of the connection."""
@@ -302,8 +302,3 @@ class Front(asyncio.Protocol):
         self.connection_lost(None)
         socket = WebSocket(self.transport, self.config, self.server_state, self.app_state, self.loop)
         socket.open(incoming.head_of_websocket(), rest)
-
-
-def _fronts(connections: set[Any]) -> list[Front]:
-    """Return the connections that are no WebSocket, and are not closing."""
-    return [connection for connection in connections if isinstance(connection, Front)]

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -14,6 +15,9 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+
+from preblock.service.server.descriptor_reserve import DescriptorReserve
+from preblock.service.server.tls_handshake import TlsHandshake
 
 __all__ = [
     "STARTUP_FAILURE",
@@ -45,15 +49,16 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
-        config, loop = self.config, asyncio.get_running_loop()
-        state = self.server_state, self.lifespan.state
-        protocol = partial(config.http_protocol_class, config, *state)  # type: ignore[call-arg]
-        timeout = None if config.ssl is None else self._handshake_timeout_seconds
+        config, loop, state = self.config, asyncio.get_running_loop(), self.lifespan.state
+        protocol: Callable[[], asyncio.Protocol]
+        protocol = partial(config.http_protocol_class, config, self.server_state, state)  # type: ignore[call-arg]
+        if config.ssl is not None:
+            connections, tasks = connections_of(self.server_state), self.server_state.tasks
+            reserve = DescriptorReserve.of(state, loop, connections)
+            seconds = self._handshake_timeout_seconds
+            protocol = partial(TlsHandshake, protocol, config.ssl, seconds, connections, tasks, reserve)
         self.servers = [
-            await loop.create_server(
-                protocol, sock=listener, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=timeout
-            )
-            for listener in sockets or ()
+            await loop.create_server(protocol, sock=listener, backlog=config.backlog) for listener in sockets or ()
         ]
         self.started = True
 

@@ -3,6 +3,7 @@
 import re
 import resource
 import shutil
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 from preblock.service.observability.metric_files import RESERVED_BYTES
 from tests.reliability.load import answers, descriptors, load, ready, wait_for
@@ -118,6 +120,29 @@ def test_waiting_clients_leave_descriptors_to_others(tiny_repository: Path, expe
                 stream.sendall(sent)
         for _ in range(5):
             with httpx.Client(base_url=server.address, timeout=10) as client:
+                still_right(client, expected)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00"], ids=["silent", "half"])
+def test_handshakes_leave_descriptors_to_others(
+    tiny_repository: Path, tmp_path: Path, expected: bytes, sent: bytes
+) -> None:
+    """Each unfinished handshake holds a descriptor for up to `header_timeout_seconds`."""
+    authority, context = trustme.CA(), ssl.create_default_context()
+    authority.configure_trust(context)
+    issued, file = authority.issue_cert("127.0.0.1"), str(tmp_path / "both.pem")
+    issued.private_key_and_cert_chain_pem.write_to_path(file)
+    with serve(tiny_repository, "--tls-cert-file", file, "--tls-key", file) as server, ExitStack() as stack:
+        stack.enter_context(limited(server.process.pid, resource.RLIMIT_NOFILE, 64))
+        idle = stack.enter_context(httpx.Client(base_url=server.address, timeout=10, verify=context))
+        still_right(idle, expected)
+        for _ in range(100):
+            stream = stack.enter_context(connection(server))
+            with suppress(ConnectionError):
+                stream.sendall(sent)
+        still_right(idle, expected)
+        for _ in range(5):
+            with httpx.Client(base_url=server.address, timeout=10, verify=context) as client:
                 still_right(client, expected)
 
 
