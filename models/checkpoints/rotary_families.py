@@ -31,7 +31,8 @@ class RotaryFamily:
             a head too.
         thetas: ending of the names of the outputs -> the key of theta beside `rope_parameters`, or None, and its
             default. Several if layers differ: `rope_parameters` then has an object for each.
-        scaled: endings, of several, for an old `rope_scaling`.
+        scaled: endings, of several, for an old `rope_scaling`; none if the library reads it in place of
+            `rope_parameters`.
         strict: the library fails for `rope_parameters` in the form of other types: an object for each kind of layer, or
             one for all. Default False: it does not read such keys.
         layers: endings in use by the layers, given the config; default all.
@@ -118,12 +119,12 @@ _GEMMA4 = RotaryFamily(
     },
 )
 _QWEN2_VL = RotaryFamily(
-    heads=64, thetas={"": ("rope_theta", 1_000_000.0)}, sections=(16, 24, 24), aliases={"mrope": "default"}
+    heads=64, thetas={"": ("rope_theta", 1_000_000.0)}, sections=(16, 24, 24), aliases={"mrope": "default"}, strict=True
 )
 _QWEN3_5 = RotaryFamily(
-    heads=16, head_dim=256, share=("partial_rotary_factor", 0.25), sections=(11, 11, 10), order="mixed"
+    heads=16, head_dim=256, share=("partial_rotary_factor", 0.25), sections=(11, 11, 10), order="mixed", strict=True
 )
-_QWEN4 = replace(_QWEN3_5, share=("partial_rotary_factor", 1.0))
+_QWEN4 = replace(_QWEN3_5, share=("partial_rotary_factor", 1.0), strict=False)
 _GLM4V = RotaryFamily(heads=32, share=("partial_rotary_factor", 1.0), layout="interleaved", sections=(8, 12, 12))
 _GLM4V_MOE = replace(_GLM4V, heads=96, share=_HALF, layout="half")
 _GLM46V = replace(_GLM4V, other_types=("glm4v_moe_text",))
@@ -132,8 +133,8 @@ _GLM_OCR = replace(_GLM4V, heads=16)
 ROTARY: dict[str, RotaryFamily] = {
     "llama": RotaryFamily(heads=32),
     "mistral": RotaryFamily(heads=32),
-    "qwen2": RotaryFamily(heads=32),
-    "qwen3": RotaryFamily(heads=32, head_dim=128),
+    "qwen2": RotaryFamily(heads=32, strict=True),
+    "qwen3": RotaryFamily(heads=32, head_dim=128, strict=True),
     "phi": RotaryFamily(heads=32, share=("partial_rotary_factor", 0.5)),
     "phi3": RotaryFamily(
         heads=32,
@@ -147,16 +148,16 @@ ROTARY: dict[str, RotaryFamily] = {
     "granitemoe": RotaryFamily(heads=32),
     "granitemoeshared": RotaryFamily(heads=32),
     "mixtral": RotaryFamily(heads=32, thetas={"": ("rope_theta", 1_000_000.0)}),
-    "qwen2_moe": RotaryFamily(heads=16),
+    "qwen2_moe": RotaryFamily(heads=16, strict=True),
     "qwen3_moe": RotaryFamily(heads=32),
     "olmo": RotaryFamily(heads=32),
     "olmo2": RotaryFamily(heads=32),
     "olmoe": RotaryFamily(heads=16),
     "starcoder2": RotaryFamily(heads=24),
     "stablelm": RotaryFamily(heads=32, share=("partial_rotary_factor", 0.25)),
-    "smollm3": RotaryFamily(heads=16, thetas={"": ("rope_theta", 2_000_000.0)}),
+    "smollm3": RotaryFamily(heads=16, thetas={"": ("rope_theta", 2_000_000.0)}, strict=True),
     "exaone": RotaryFamily(heads=32, thetas={"": ("rope_theta", 500_000.0)}),
-    "exaone4": RotaryFamily(heads=32),
+    "exaone4": RotaryFamily(heads=32, strict=True),
     "sarvam_mla": replace(_DEEPSEEK, interleaved="rope_interleave", aliases={"deepseek_yarn": "yarn"}),
     "sarvam_moe": RotaryFamily(
         heads=64,
@@ -167,7 +168,7 @@ ROTARY: dict[str, RotaryFamily] = {
     "seed_oss": RotaryFamily(heads=80, head_dim=128),
     "falcon_h1": RotaryFamily(heads=32),
     "cohere": RotaryFamily(heads=64, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
-    "cohere2": RotaryFamily(heads=64, layout="interleaved"),
+    "cohere2": RotaryFamily(heads=64, layout="interleaved", strict=True),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": replace(_DEEPSEEK, interleaved="rope_interleave", repeated="head_dim"),
     "deepseek_v32": _DEEPSEEK,
@@ -177,6 +178,7 @@ ROTARY: dict[str, RotaryFamily] = {
     "glm4": RotaryFamily(heads=32, head_dim=128, share=_HALF, layout="interleaved"),
     "glm4_moe": RotaryFamily(heads=96, share=_HALF),
     "gpt_oss": RotaryFamily(
+        strict=True,
         heads=64,
         head_dim=64,
         thetas={"": ("rope_theta", 150_000.0)},
@@ -184,8 +186,10 @@ ROTARY: dict[str, RotaryFamily] = {
     ),
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": _HUNYUAN,
-    "llama4_text": RotaryFamily(heads=40, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
-    "minimax": RotaryFamily(heads=32, thetas={"": ("rope_theta", 1_000_000.0)}),
+    "llama4_text": RotaryFamily(
+        heads=40, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved", strict=True
+    ),
+    "minimax": RotaryFamily(heads=32, thetas={"": ("rope_theta", 1_000_000.0)}, strict=True),
     "minimax_m2": RotaryFamily(
         heads=48,
         head_dim=128,
@@ -199,7 +203,7 @@ ROTARY: dict[str, RotaryFamily] = {
         scaled=(FULL,),
         layers=alternating_kinds(32, None, 4, lambda distance: distance - 1),
     ),
-    "qwen3_next": RotaryFamily(heads=16, head_dim=256, share=("partial_rotary_factor", 0.25)),
+    "qwen3_next": RotaryFamily(heads=16, head_dim=256, share=("partial_rotary_factor", 0.25), strict=True),
     "qwen2_vl/text": _QWEN2_VL,
     "qwen2_5_vl/text": _QWEN2_VL,
     "qwen3_vl/text": RotaryFamily(
@@ -236,7 +240,7 @@ ROTARY: dict[str, RotaryFamily] = {
     "bamba": RotaryFamily(heads=32, share=(None, 0.5)),
     "granitemoehybrid": RotaryFamily(heads=32, when=lambda c: c.nullable("position_embedding_type", None) == "rope"),
     "gemma": RotaryFamily(heads=16, head_dim=256),
-    "gemma2": RotaryFamily(heads=8, head_dim=256),
+    "gemma2": RotaryFamily(heads=8, head_dim=256, strict=True),
     "gemma3_text": RotaryFamily(
         heads=8,
         head_dim=256,
@@ -255,6 +259,7 @@ ROTARY: dict[str, RotaryFamily] = {
     "codegen": _GPTJ,
     "nomic_bert": RotaryFamily(heads=12, thetas={"": ("rope_theta", 1000.0)}),
     "modernbert": RotaryFamily(
+        strict=True,
         heads=12,
         thetas=_per_layer(full=("global_rope_theta", 160_000.0), sliding=("local_rope_theta", 10000.0)),
         scaled=(FULL, SLIDING),
@@ -276,13 +281,6 @@ ROTARY: dict[str, RotaryFamily] = {
         when=lambda c: c.nullable("position_embedding_type", "absolute") == "rotary",
     ),
 }
-
-for _name in (
-    *("cohere2", "exaone4", "gemma2", "gpt_oss", "llama4_text", "minimax", "qwen2", "qwen2_moe", "qwen3", "qwen3_next"),
-    *("smollm3", "qwen2_vl/text", "qwen2_5_vl/text", "qwen3_5/text", "qwen3_5_moe/text", "qwen3_5_text"),
-    *("qwen3_5_moe_text", "gemma4_text", "gemma4/text", "gemma4_unified_text", "gemma4_unified/text", "modernbert"),
-):
-    ROTARY[_name] = replace(ROTARY[_name], strict=True)
 
 
 def find_rotary(family: str, values: Mapping[str, Any]) -> RotaryFamily | None:

@@ -100,17 +100,16 @@ class MissingLengthError(ValueError):
 def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the values in the file for each rope of the row, by the keys that the library reads."""
     new, old = (_mapping(key, values.get(key) or {}) for key in ("rope_parameters", "rope_scaling"))
-    if not row.types and (new or old):
-        raise ValueError(f"rope_parameters: got {dict(new or old)}, expected none: the library does not read them here")
+    if not row.types:
+        return {"": {}}
     if "" in row.thetas:
         stated = dict(old or new or (row.default if values.get("rope_parameters") is None else {}))
         if not row.strict:
             stated = {key: value for key, value in stated.items() if key not in (FULL, SLIDING)}
         return {"": stated}
-    if old and not row.scaled:
-        raise ValueError(
-            f"rope_scaling: got {dict(old)}, expected rope_parameters, with an object for each kind of layer"
-        )
+    if not row.scaled:  # the library reads one of both, whole
+        stated = old or new or row.default
+        return {name: dict(_mapping(name, stated.get(name))) for name in row.thetas}
     if values.get("rope_parameters") is None:
         new = row.default
     unread = new.keys() - row.thetas.keys()
@@ -214,9 +213,11 @@ def _share(row: RotaryFamily, rope: dict[str, Any], config: Config, scaling: str
         stated = config.nullable(key, outside)
         outside = 1.0 if stated is None else stated
     share = _number("partial_rotary_factor", rope.pop("partial_rotary_factor", outside))
-    if not row.share and share != 1 and scaling != "proportional":
+    if row.share or scaling == "proportional":
+        return share
+    if share != 1 and scaling != "default":  # the library computes too few columns, and its model fails
         raise ValueError(f"partial_rotary_factor: got {share}, expected 1: all of a head turns")
-    return share
+    return 1.0
 
 
 def _rotary_width(row: RotaryFamily, name: str, config: Config, width: int, share: float) -> int:

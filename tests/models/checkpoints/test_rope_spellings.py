@@ -36,13 +36,19 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "theta among layers": {"rope_parameters": LAYERS | {"rope_theta": 9e5}},
     "scaling beside layers": {"rope_scaling": OLD, "rope_parameters": LAYERS},
     "layers in scaling": {"rope_scaling": LAYERS},
+    "layers in both": {"rope_scaling": LAYERS, "rope_parameters": {FULL: dict(PLAIN), SLIDING: dict(PLAIN)}},
+    "one layer missing": {"rope_parameters": {FULL: LINEAR}},
+    "share": {"partial_rotary_factor": 0.5},
+    "share inside": {"rope_parameters": PLAIN | THETA | {"partial_rotary_factor": 0.5}},
 }
-REFUSED = {("gemma4_text", "theta among layers"), ("gemma4_text", "layers in scaling")}
-"""Spellings that the library loads without the numbers in the file."""
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "phi", "gpt_neox", "gpt_oss", "qwen2", "gemma3_text", "gemma4_text", "olmo3", "modernbert"]
+    "family",
+    [
+        *("llama", "phi", "gpt_neox", "gpt_oss", "qwen2", "gemma3_text", "gemma4_text", "olmo3", "modernbert"),
+        *("gptj", "codegen"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore")  # of the library, on keys that it does not read
 def test_spelling_loads_with_angles_of_transformers(family: str) -> None:
@@ -54,14 +60,13 @@ def test_spelling_loads_with_angles_of_transformers(family: str) -> None:
             expected = library(family, values)
         except Exception:  # the library has many errors
             expected = {}
+        if (family, name) == ("gpt_oss", "share"):  # too few columns for its attention, which fails
+            expected = {}
         try:
             outputs = read_rotary(row, deepcopy(values), sizes.hidden_size, sizes.max_position_embeddings)
         except ValueError:
             outputs = ()
         found = {output.name: RotaryEmbedding(output.config)(POSITIONS, position_ids=POSITIONS) for output in outputs}
-        if (family, name) in REFUSED:
-            assert (bool(expected), bool(found)) == (True, False)
-            continue
         assert found.keys() == expected.keys(), (name, values)
         for layer, tables in expected.items():
             assert all(map(torch.equal, found[layer], tables)), name
