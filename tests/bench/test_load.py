@@ -37,18 +37,18 @@ def model(tiny_server: Server) -> Model:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_bench_each_protocol_reports_all_requests(protocol: str, tiny_server: Server) -> None:
-    before = answered(tiny_server)
-    done = bench(tiny_server, "--model", "gpt", "--protocol", protocol, "--shape", "2,3", "--json")
+def test_bench_each_protocol_reports_all_requests(protocol: str, counted_server: Server) -> None:
+    before = answered(counted_server)
+    done = bench(counted_server, "--model", "gpt", "--protocol", protocol, "--shape", "2,3", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     (found,) = json.loads(done.stdout)["results"]
     assert (found["protocol"], found["shape"], found["connections"], found["errors"]) == (protocol, [2, 3], 2, {})
     # Of two rows each. The first of each connection is not counted by the load, but by the server.
     rows = 2 * (found["requests"] + 2)
     until = time.monotonic() + 5
-    while answered(tiny_server) - before < rows and time.monotonic() < until:
+    while answered(counted_server) - before < rows and time.monotonic() < until:
         time.sleep(0.05)
-    assert answered(tiny_server) - before == rows
+    assert answered(counted_server) - before == rows
     assert found["requests"] >= 2
     assert found["seconds"] >= 0.2
     assert found["rates"]["requests"] == pytest.approx(found["requests"] / found["seconds"])
@@ -247,14 +247,14 @@ def test_bench_over_tls_works_only_with_trusted_certificate(tiny_repository: Pat
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_bench_measures_requested_version(protocol: str, tiny_server: Server) -> None:
-    before = rows_by_version(tiny_server)
-    done = bench(tiny_server, "--model", "bert@1", "--protocol", protocol, "--shape", "1,1", "--json")
+def test_bench_measures_requested_version(protocol: str, counted_server: Server) -> None:
+    before = rows_by_version(counted_server)
+    done = bench(counted_server, "--model", "bert@1", "--protocol", protocol, "--shape", "1,1", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert (document["system"]["model"], document["system"]["version"]) == ("bert", 1)
-    wait_until(lambda: rows_by_version(tiny_server)["1"] > before.get("1", 0), 5)
-    assert rows_by_version(tiny_server).get("2", 0) == before.get("2", 0)
+    wait_until(lambda: rows_by_version(counted_server)["1"] > before.get("1", 0), 5)
+    assert rows_by_version(counted_server).get("2", 0) == before.get("2", 0)
 
 
 def rows_by_version(server: Server) -> dict[str, float]:

@@ -69,15 +69,16 @@ def steps_done(server: Server) -> float:
 
 
 def test_step_with_lost_response_is_repeated_on_resume(
-    connect: Connecting, flaky: FlakyProxy, tiny: Any, tiny_server: Server
+    connect: Connecting, flaky: FlakyProxy, tiny: Any, counted_server: Server
 ) -> None:
+    flaky.aim(counted_server.address)
     with connect(flaky.address).decode("gpt", resume=True) as stream:
         stream.step([1])
-        before = steps_done(tiny_server)
+        before = steps_done(counted_server)
         flaky.hold()
 
         def lose_the_answer() -> None:
-            while steps_done(tiny_server) == before:
+            while steps_done(counted_server) == before:
                 time.sleep(0.01)
             flaky.break_all()
             flaky.release()

@@ -134,13 +134,13 @@ def test_sigterm_before_workers_start_stops_server(models: Path, tmp_path: Path)
 def test_sighup_is_ignored(models: Path, workers: str) -> None:
     with serve(models, "--workers", workers) as server, httpx.Client(base_url=server.address, timeout=30) as client:
         assert client.get("/readyz").status_code == 200
-        before = workers_of(server.process.pid)
+        before = workers_of(server.pid)
         server.process.send_signal(signal.SIGHUP)
         for child in before:  # as a closed terminal sends it
             os.kill(child, signal.SIGHUP)
         time.sleep(1)
         assert client.get("/readyz").status_code == 200
-        assert workers_of(server.process.pid) == before
+        assert workers_of(server.pid) == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

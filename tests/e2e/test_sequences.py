@@ -32,7 +32,9 @@ __all__ = ["client"]
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
-def test_separate_requests_continue_their_sequence(client: TritonClient, tiny_clients: Clients, id_: int | str) -> None:
+def test_separate_requests_continue_their_sequence(
+    client: TritonClient, counted_clients: Clients, id_: int | str
+) -> None:
     answers: list[bytes | str] = []
     for ids, told, _ in STEPS:
         try:
@@ -40,11 +42,11 @@ def test_separate_requests_continue_their_sequence(client: TritonClient, tiny_cl
             answers.append(result.as_numpy("embeddings").tobytes())
         except InferenceServerException as error:
             answers.append(str(error.message()))
-    check(answers, id_, tiny_clients)
-    assert sequences_open(tiny_clients.http) == 0
+    check(answers, id_, counted_clients)
+    assert sequences_open(counted_clients.http) == 0
 
 
-def test_json_request_continues_sequence_of_grpc_request(tiny_clients: Clients) -> None:
+def test_json_request_continues_sequence_of_grpc_request(counted_clients: Clients) -> None:
     def infer(http: httpx.Client, **told: Any) -> list[float]:
         tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
         body = {"inputs": [tensor], "parameters": {"sequence_id": 2**64 - 1, **told}}
@@ -54,26 +56,26 @@ def test_json_request_continues_sequence_of_grpc_request(tiny_clients: Clients) 
 
     message = request([[1, 2]], 0, sequence_start=True)
     message.parameters["sequence_id"].uint64_param = 2**64 - 1
-    call_grpc(tiny_clients, "ModelInfer", message)
-    found = np.array([infer(tiny_clients.http), infer(tiny_clients.http, sequence_end=True)], np.float32)
-    expected = native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 1]], "offset": 2})
+    call_grpc(counted_clients, "ModelInfer", message)
+    found = np.array([infer(counted_clients.http), infer(counted_clients.http, sequence_end=True)], np.float32)
+    expected = native_bytes(counted_clients, "gpt", {"input_ids": [[1, 1]], "offset": 2})
     assert found.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("id_", [5, "a sequence"])
-def test_grpc_streams_have_separate_sequences(tiny_server: Server, tiny_clients: Clients, id_: int | str) -> None:
-    with streaming(tiny_server) as stream, streaming(tiny_server) as other:
+def test_grpc_streams_have_separate_sequences(counted_server: Server, counted_clients: Clients, id_: int | str) -> None:
+    with streaming(counted_server) as stream, streaming(counted_server) as other:
         for ids, told, _ in STEPS:  # without waiting: answers keep the order of requests
             stream.send(ids, id_, **told)
-        check([stream.recv() for _ in STEPS], id_, tiny_clients)
+        check([stream.recv() for _ in STEPS], id_, counted_clients)
         first = stream.ask([[1]], id_, sequence_start=True)
         assert str(other.ask([[1]], id_)).startswith("parameters.sequence_id ")
         assert other.ask([[1]], id_, sequence_start=True) == first
-        assert sequences_open(tiny_clients.http) == 2
-    wait_for_sequences(tiny_clients.http, 0)
+        assert sequences_open(counted_clients.http) == 2
+    wait_for_sequences(counted_clients.http, 0)
 
 
-def test_aio_client_stream_continues_sequence(tiny_server: Server, tiny_clients: Clients) -> None:
+def test_aio_client_stream_continues_sequence(counted_server: Server, counted_clients: Clients) -> None:
     asked = TritonClient(tritonclient.grpc.aio, "")
 
     async def requests() -> Any:
@@ -81,50 +83,50 @@ def test_aio_client_stream_continues_sequence(tiny_server: Server, tiny_clients:
             yield {"model_name": "gpt", "inputs": asked.inputs(input_ids=ids), "sequence_id": 5, **told}
 
     async def run() -> list[bytes | str]:
-        async with tritonclient.grpc.aio.InferenceServerClient(tiny_server.grpc) as streaming:
+        async with tritonclient.grpc.aio.InferenceServerClient(counted_server.grpc) as streaming:
             return [
                 str(error.message()) if error else result.as_numpy("embeddings").tobytes()
                 async for result, error in streaming.stream_infer(requests())
             ]
 
-    check(asyncio.run(run()), 5, tiny_clients)
+    check(asyncio.run(run()), 5, counted_clients)
 
 
-def test_sequence_ids_are_separate_per_version(tiny_server: Server, tiny_clients: Clients) -> None:
-    with streaming(tiny_server) as stream:
+def test_sequence_ids_are_separate_per_version(counted_server: Server, counted_clients: Clients) -> None:
+    with streaming(counted_server) as stream:
         versions = [{"model_version": "1"}, {"model_version": "2"}, {}]
         for rows, told in enumerate(versions[:2], 1):
             stream.ask([[1] * rows], 5, "bert", sequence_start=True, **told)
         for offset, told in ((1, versions[0]), (2, versions[2]), (3, versions[1])):
             version = told.get("model_version", "2")
-            expected = native_bytes(tiny_clients, f"bert/versions/{version}", {"input_ids": [[3]], "offset": offset})
+            expected = native_bytes(counted_clients, f"bert/versions/{version}", {"input_ids": [[3]], "offset": offset})
             assert stream.ask([[3]], 5, "bert", **told) == expected.tobytes()
 
 
-def test_statistics_count_sequence_requests(tiny_server: Server, tiny_clients: Clients) -> None:
+def test_statistics_count_sequence_requests(counted_server: Server, counted_clients: Clients) -> None:
     def counts() -> tuple[int, int, int]:
-        (model,) = tiny_clients.http.get("/v2/models/gpt/stats").json()["model_stats"]
+        (model,) = counted_clients.http.get("/v2/models/gpt/stats").json()["model_stats"]
         stats = model["inference_stats"]
         return model["inference_count"], stats["success"]["count"], stats["fail"]["count"]
 
     before = counts()
-    with streaming(tiny_server) as stream:
+    with streaming(counted_server) as stream:
         stream.ask([[1], [2]], 5, sequence_start=True)
         stream.ask([[1], [2]], 5)
         stream.ask([[7], [2]], 5)
     assert tuple(np.subtract(counts(), before)) == (4, 2, 1)
 
 
-def test_configuration_has_no_sequence_batching(tiny_clients: Clients) -> None:
-    assert "sequence_batching" not in tiny_clients.http.get("/v2/models/gpt/config").json()
+def test_configuration_has_no_sequence_batching(counted_clients: Clients) -> None:
+    assert "sequence_batching" not in counted_clients.http.get("/v2/models/gpt/config").json()
 
 
 @pytest.mark.parametrize("leave", ["cancel", "disconnect"])
 def test_cancelled_or_closed_stream_releases_its_sequences(
-    tiny_clients: Clients, tiny_server: Server, leave: str
+    counted_clients: Clients, counted_server: Server, leave: str
 ) -> None:
-    wait_for_sequences(tiny_clients.http, 0)
-    channel = grpc.insecure_channel(tiny_server.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
+    wait_for_sequences(counted_clients.http, 0)
+    channel = grpc.insecure_channel(counted_server.grpc, options=[("grpc.use_local_subchannel_pool", 1)])
     waiting: queue.Queue[Any] = queue.Queue()
     for id_ in (5, 6):
         waiting.put(request([[1]], id_, sequence_start=True))
@@ -135,11 +137,11 @@ def test_cancelled_or_closed_stream_releases_its_sequences(
     )
     answers: Any = method(iter(waiting.get, None))
     assert [next(answers).error_message for _ in range(2)] == ["", ""]
-    assert sequences_open(tiny_clients.http) == 2
+    assert sequences_open(counted_clients.http) == 2
     if leave == "cancel":
         answers.cancel()
     channel.close()
-    wait_for_sequences(tiny_clients.http, 0)
+    wait_for_sequences(counted_clients.http, 0)
     waiting.put(None)
 
 
@@ -204,12 +206,12 @@ def test_unread_stream_is_throttled_and_its_sequences_end(repository: Path) -> N
 
     with serve(repository, PREBLOCK_SEQUENCE_IDLE_TIMEOUT_SECONDS="1") as server, connect(server) as clients:
         with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
-            before = status_bytes(server.process.pid, "VmRSS")
+            before = status_bytes(server.pid, "VmRSS")
             answers: Any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(flood())
             next(answers)
             wait_for_sequences(clients.http, 1)
             wait_for_sequences(clients.http, 0)
-            assert status_bytes(server.process.pid, "VmRSS") - before < 64 * 2**20
+            assert status_bytes(server.pid, "VmRSS") - before < 64 * 2**20
             answers.cancel()
         wait_for_streams(clients.http, 0)
 

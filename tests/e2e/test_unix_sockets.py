@@ -120,8 +120,8 @@ def test_workers_share_socket_and_remove_its_file(tiny_repository: Path) -> None
         with serve(tiny_repository, "--workers", "2", "--uds", str(path)) as server, open_http(path) as http:
             assert list(Path(name).iterdir()) == [path]
             expected = http.post(**EMBED).content
-            wait_until(lambda: len(workers(server.process.pid)) == 2, 30)
-            killed = workers(server.process.pid)[0]
+            wait_until(lambda: len(workers(server.pid)) == 2, 30)
+            killed = workers(server.pid)[0]
             os.kill(killed, signal.SIGKILL)
             # Its connections stay open until its last thread has ended; before, it may be a zombie.
             wait_until(lambda: not Path(f"/proc/{killed}").exists(), 30)

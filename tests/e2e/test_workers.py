@@ -114,8 +114,8 @@ def kilobytes(pid: int, field: str) -> int:
 
 
 def test_workers_share_imported_modules(two: Server) -> None:
-    (server,) = fork_servers(two.process.pid)
-    both = workers(two.process.pid)
+    (server,) = fork_servers(two.pid)
+    both = workers(two.pid)
     assert len(both) == 2
     for worker in both:
         httpx.get(f"{two.address}/readyz", timeout=60)
@@ -132,8 +132,8 @@ def test_parent_closes_models_once_workers_serve(repository: Path) -> None:
             return "model.onnx.data" in Path(f"/proc/{pid}/maps").read_text()
 
         # The first worker makes the server ready; the other one may still open its models.
-        wait_until(lambda: len(found := workers(server.process.pid)) == 2 and all(map(mapped, found)))
-        wait_until(lambda: not mapped(server.process.pid))
+        wait_until(lambda: len(found := workers(server.pid)) == 2 and all(map(mapped, found)))
+        wait_until(lambda: not mapped(server.pid))
 
 
 def test_request_ids_are_unique_and_name_worker(two: Server) -> None:
@@ -156,7 +156,7 @@ def test_model_change_returns_after_all_workers_applied_it(tiny_repository: Path
     (root / "bert/2").rename(later)
     with serve(root, "--workers", "2", "--model-control", "explicit") as server, ExitStack() as stack:
         httpx.get(f"{server.address}/readyz", timeout=60)
-        while len(before := accepted(server.process.pid)) < 2:
+        while len(before := accepted(server.pid)) < 2:
             time.sleep(0.05)
         deadline = time.monotonic() + 150
         clients: list[httpx.Client] = []
@@ -164,7 +164,7 @@ def test_model_change_returns_after_all_workers_applied_it(tiny_repository: Path
             for _ in range(4):
                 clients.append(stack.enter_context(httpx.Client(base_url=server.address, timeout=60)))
                 assert clients[-1].get("/readyz").status_code == 200
-            now = accepted(server.process.pid)
+            now = accepted(server.pid)
             if len(now) == len(before) == 2 and all(new - old >= 3 for new, old in zip(now, before, strict=True)):
                 break
             assert time.monotonic() < deadline, (before, now)
@@ -260,7 +260,7 @@ def test_memory_and_byte_metrics_are_summed_over_workers(two: Server) -> None:
     found = samples_of(text)
     assert found["preblock_request_bytes_total", "native"] >= 6 * len(body)
     assert len([name for name, *_ in found if name == "preblock_provider_info"]) == 1
-    largest = max(status_bytes(worker, "RssAnon") for worker in workers(two.process.pid))
+    largest = max(status_bytes(worker, "RssAnon") for worker in workers(two.pid))
     assert found["preblock_resident_memory_bytes", "anonymous"] > 1.5 * largest
 
 
@@ -278,8 +278,8 @@ def test_running_requests_gauge_excludes_dead_workers(two: Server) -> None:
             connection = stack.enter_context(socket.create_connection((host, int(port))))
             connection.sendall(head)
         wait_until(lambda: running() == {6})
-        killed = workers(two.process.pid)
+        killed = workers(two.pid)
         for worker in killed:
             os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: not set(killed) & set(workers(two.process.pid)))
+        wait_until(lambda: not set(killed) & set(workers(two.pid)))
         wait_until(lambda: running() == {0})

@@ -138,12 +138,12 @@ def encode(vectors: torch.Tensor) -> dict[str, str]:
 
 def test_many_soft_prompts_are_rejected_in_little_memory(repository: Path) -> None:
     with serve(repository, "--max-request-tokens", "1000") as server:
-        before = status_bytes(server.process.pid, "VmHWM")
+        before = status_bytes(server.pid, "VmHWM")
         parts = [{"soft_prompt": "polite"}] * 200_000
         answer = httpx.post(f"{server.address}/models/gpt2/embed", json={"parts": parts}, timeout=60)
         detail = "parts: got more than 1000 tokens, expected at most 1000 tokens in a request"
         assert (answer.status_code, answer.json()["detail"]) == (413, detail)
-        assert status_bytes(server.process.pid, "VmHWM") - before < 2**28
+        assert status_bytes(server.pid, "VmHWM") - before < 2**28
 
 
 def test_soft_prompts_are_part_of_the_artifact(repository: Path) -> None:

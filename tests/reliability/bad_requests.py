@@ -116,7 +116,7 @@ class Bad:
     def __init__(self, server: Server, parsers: dict[str, Parser], expected: bytes) -> None:
         url = httpx.URL(server.address)
         self._host, self._port, self._grpc = url.host, int(url.port or 0), server.grpc
-        self._pid, self._parsers, self._expected = server.process.pid, parsers, expected
+        self._pid, self._parsers, self._expected = server.pid, parsers, expected
         self._infers = (*parsers["protobuf"].seeds, *images(), sequence())
         self.seen = Seen()
 

@@ -41,7 +41,7 @@ def answers(server: Server) -> bool:
 def ready(server: Server) -> bool:
     """Return whether both workers have started; before that, a start may fail."""
     own = server.grpc.rpartition(":")[2]
-    return len(workers(server.process.pid)) == listening(own) == 2 and answers(server)
+    return len(workers(server.pid)) == listening(own) == 2 and answers(server)
 
 
 def ended(processes: list[int]) -> bool:
@@ -49,7 +49,7 @@ def ended(processes: list[int]) -> bool:
 
 
 def replaced(server: Server, before: list[int]) -> bool:
-    return len(set(workers(server.process.pid)) - set(before)) == 1
+    return len(set(workers(server.pid)) - set(before)) == 1
 
 
 @dataclass

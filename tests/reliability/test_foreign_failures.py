@@ -22,7 +22,7 @@ PRODUCTS = 60
 
 
 def open_files(server: Server) -> int:
-    return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+    return len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
 
 
 def test_tokenizer_panic_is_an_error_on_every_api(tmp_path: Path) -> None:

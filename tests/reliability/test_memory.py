@@ -104,7 +104,7 @@ def server(tiny_repository: Path) -> Iterator[Server]:
 @pytest.mark.parametrize("name", FLOODS)
 def test_flood_of_large_bodies_leaves_no_memory_in_use(server: Server, name: str, expected: bytes) -> None:
     send, status = FLOODS[name]()
-    pid, over = server.process.pid, Event()
+    pid, over = server.pid, Event()
 
     def good() -> int:
         with httpx.Client(base_url=server.address, timeout=60) as http:
@@ -139,7 +139,7 @@ CUT = {
 @pytest.mark.parametrize("kind", CUT)
 def test_disconnects_within_body_leave_no_memory_in_use(tiny_repository: Path, kind: str) -> None:
     with serve(tiny_repository) as server, ExitStack() as stack:
-        pid, host = server.process.pid, server.address.removeprefix("http://").split(":")
+        pid, host = server.pid, server.address.removeprefix("http://").split(":")
         before = status_bytes(pid, "VmRSS")
         for _ in range(2 * CONNECTIONS):
             if kind == "http":

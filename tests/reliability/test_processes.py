@@ -36,7 +36,7 @@ def test_killed_worker_loses_only_its_requests_and_is_replaced(
         with load(server, expected, clients) as seen:
             for _ in range(20 if long else 1):
                 wait_for(partial(seen.answered, 100))
-                before, broken = workers(server.process.pid), seen.broken
+                before, broken = workers(server.pid), seen.broken
                 os.kill(before[0], signal.SIGKILL)
                 wait_for(partial(replaced, server, before))
                 wait_for(partial(answers, server))
@@ -49,12 +49,12 @@ def test_killed_worker_loses_only_its_requests_and_is_replaced(
 def test_worker_that_does_not_run_delays_neither_replacement_nor_end(tiny_repository: Path) -> None:
     with serve(tiny_repository, "--workers", "2", "--shutdown-timeout-seconds", "1") as server:
         wait_for(partial(ready, server))
-        stopped, killed = workers(server.process.pid)
+        stopped, killed = workers(server.pid)
         os.kill(stopped, signal.SIGSTOP)
         time.sleep(1)  # it has been checked, and does not answer
         began = time.monotonic()
         os.kill(killed, signal.SIGKILL)
-        wait_for(lambda: len(set(workers(server.process.pid)) - {stopped, killed}) == 1)
+        wait_for(lambda: len(set(workers(server.pid)) - {stopped, killed}) == 1)
         assert time.monotonic() - began < 10  # half the time of a check
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(30)
@@ -71,7 +71,7 @@ def test_workers_end_with_the_longest_shutdown_timeout(tiny_repository: Path) ->
 def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Path, expected: bytes) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
-        before, (first,) = workers(server.process.pid), fork_servers(server.process.pid)
+        before, (first,) = workers(server.pid), fork_servers(server.pid)
         os.kill(first, signal.SIGSTOP)
         os.kill(before[0], signal.SIGKILL)
         time.sleep(1.5)  # the next is asked for, and not given
@@ -105,7 +105,7 @@ def test_killed_service_frees_its_port(
         for _ in range(2):
             process = stack.enter_context(parent(tiny_repository, port, grpc_port))
             banner, address = read_banner(process)
-            port, server = httpx.URL(address).port or 0, Server(address, f"127.0.0.1:{grpc_port}", process, banner)
+            port, server = httpx.URL(address).port or 0, Server(address, f"127.0.0.1:{grpc_port}", process.pid, banner)
             wait_for(partial(ready, server))
             family = [*children(process.pid), *workers(process.pid)]
             assert len(family) > 2
@@ -120,15 +120,15 @@ def test_killed_fork_server_is_replaced_with_its_workers(tiny_repository: Path, 
     """Nobody can report their ends any more, so all are replaced, after their requests in flight."""
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
-        before, (first,) = workers(server.process.pid), fork_servers(server.process.pid)
+        before, (first,) = workers(server.pid), fork_servers(server.pid)
         clients = 8
         with load(server, expected, clients, 0.02) as seen:
             wait_for(partial(seen.answered, 50))
             os.kill(first, signal.SIGKILL)
             wait_for(partial(ended, [first, *before]))
             wait_for(partial(ready, server))
-            assert fork_servers(server.process.pid) != [first]
-            right, after = seen.right, workers(server.process.pid)
+            assert fork_servers(server.pid) != [first]
+            right, after = seen.right, workers(server.pid)
             wait_for(partial(seen.answered, right + 50))
             os.kill(after[0], signal.SIGKILL)
             wait_for(partial(replaced, server, after))
@@ -193,19 +193,19 @@ def test_failed_worker_start_is_retried(tiny_repository: Path, tmp_path: Path, e
     root = shutil.copytree(tiny_repository, tmp_path / "root")
     with serve(root, "--workers", "2") as server:
         wait_for(partial(ready, server))
-        first, second = workers(server.process.pid)
+        first, second = workers(server.pid)
         (root / "bert").rename(tmp_path / "away")
         (root / "gpt").rename(tmp_path / "gpt")
         with load(server, expected, 2, 0.02) as seen:
             os.kill(first, signal.SIGKILL)
-            wait_for(lambda: first not in workers(server.process.pid))
+            wait_for(lambda: first not in workers(server.pid))
             time.sleep(2)  # starts fail
-            assert workers(server.process.pid) == [second]
+            assert workers(server.pid) == [second]
             (tmp_path / "gpt").rename(root / "gpt")
-            wait_for(lambda: len(workers(server.process.pid)) == 2)
+            wait_for(lambda: len(workers(server.pid)) == 2)
             right = seen.right
             wait_for(partial(seen.answered, right + 20))
-        assert second in workers(server.process.pid)
+        assert second in workers(server.pid)
         assert not seen.wrong
         assert seen.broken <= 2
 
@@ -318,10 +318,10 @@ def test_replaced_workers_serve_the_same_versions(tiny_repository: Path, tmp_pat
         wait_for(partial(ready, server))
         unloaded = httpx.post(f"{server.address}/v2/repository/models/gpt/unload", timeout=60).status_code == 200
         later.rename(root / "bert/2")
-        before, answered = workers(server.process.pid), set()
+        before, answered = workers(server.pid), set()
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: len(set(workers(server.process.pid)) - set(before)) == 2)
+        wait_for(lambda: len(set(workers(server.pid)) - set(before)) == 2)
         for _ in range(40):
             asked = [httpx.get(f"{server.address}/models/{name}", timeout=60) for name in ("bert", "gpt")]
             answered.add((asked[0].json()["version"], asked[1].status_code))

@@ -49,7 +49,7 @@ def test_full_disk_does_not_affect_clients(tiny_repository: Path, expected: byte
     folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE_DIR": str(small_disk / "cache")}
     with serve(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
         wait_for(partial(ready, server))
-        before = workers(server.process.pid)
+        before = workers(server.pid)
         filling = fill(small_disk)
         with load(server, expected, 4, 0.02) as seen, httpx.Client(base_url=server.address, timeout=60) as client:
             for rows in range(1, 64):  # each number of rows has counters of its own
@@ -66,7 +66,7 @@ def test_full_disk_does_not_affect_clients(tiny_repository: Path, expected: byte
             assert client.post("/models/bert/embed", json={"input_ids": [1]}).status_code == 404
         assert not seen.wrong
         assert not seen.broken
-        assert workers(server.process.pid) == before
+        assert workers(server.pid) == before
 
 
 def test_metric_file_space_is_reserved_at_start(tiny_repository: Path, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_metric_file_space_is_reserved_at_start(tiny_repository: Path, tmp_path:
         wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED_BYTES))
         for file in folder.glob("*.db"):
             kind, _, pid = file.stem.rpartition("_")
-            assert int(pid) in workers(server.process.pid)
+            assert int(pid) in workers(server.pid)
             assert file.stat().st_blocks * 512 >= RESERVED_BYTES[kind]
 
 
@@ -88,9 +88,9 @@ def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_pat
         httpx.Client(base_url=server.address, timeout=60) as client,
     ):
         still_right(client, expected)
-        used = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
-        limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 10, limits[1]))
+        used = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
+        limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used + 10, limits[1]))
         with ExitStack() as stack:
             for _ in range(60):
                 stream = stack.enter_context(connection(server))
@@ -102,7 +102,7 @@ def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_pat
             time.sleep(0.5)
         wait_for(partial(answers, server))  # new connections
         still_right(client, expected)
-        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
         wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
 
 
@@ -113,7 +113,7 @@ def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_pat
 )
 def test_waiting_clients_leave_descriptors_to_others(tiny_repository: Path, expected: bytes, sent: bytes) -> None:
     with serve(tiny_repository) as server, ExitStack() as stack:
-        stack.enter_context(limited(server.process.pid, resource.RLIMIT_NOFILE, 64))
+        stack.enter_context(limited(server.pid, resource.RLIMIT_NOFILE, 64))
         for _ in range(100):
             stream = stack.enter_context(connection(server))
             with suppress(ConnectionError):
@@ -165,7 +165,7 @@ def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, e
         wait_for(partial(ready, server))
         assert client.post("/v2/repository/models/bert/unload").status_code == 200
         with ExitStack() as stack:
-            for pid in workers(server.process.pid):
+            for pid in workers(server.pid):
                 used = max(int(descriptor.name) for descriptor in descriptors(pid)) + 1
                 stack.enter_context(limited(pid, resource.RLIMIT_NOFILE, used))
             refused = client.post("/v2/repository/models/bert/load")
@@ -190,7 +190,7 @@ def test_version_without_memory_is_opened_later(tiny_repository: Path, repositor
         httpx.Client(base_url=server.address, timeout=60) as client,
     ):
         assert client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
-        pid = server.process.pid
+        pid = server.pid
         used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
         with limited(pid, resource.RLIMIT_AS, used + 2**26):  # less than its table
             later.rename(root / "gpt2-small")
@@ -216,7 +216,7 @@ def test_load_reports_a_worker_without_memory(tiny_repository: Path, repository:
     ):
         wait_for(partial(ready, server))
         assert client.post(f"{address}unload").status_code == 200
-        pid = workers(server.process.pid)[0]
+        pid = workers(server.pid)[0]
         used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
         with limited(pid, resource.RLIMIT_AS, used + 2**26):
             refused = client.post(f"{address}load")
@@ -237,7 +237,7 @@ def test_metrics_without_descriptors_are_correct_or_503(tiny_repository: Path, e
         clients = [stack.enter_context(httpx.Client(base_url=server.address, timeout=60)) for _ in range(8)]
         for client in clients:
             still_right(client, expected)
-        pid = server.process.pid
+        pid = server.pid
 
         def told() -> bool:
             """Return whether all is told, and is true; else it is unavailable."""

@@ -46,7 +46,7 @@ def test_soak_detects_wrong_response_bit(server: Server, repository: Path, proto
     truth = Truth(repository / "gpt2-small" / "1")
     truth.positions = truth.positions.copy()
     truth.positions.view(np.uint32)[:, 5] ^= 1
-    served = soak.SoakTarget(server.address.removeprefix("http://"), server.grpc, server.process.pid)
+    served = soak.SoakTarget(server.address.removeprefix("http://"), server.grpc, server.pid)
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(soak.run(Soak(truth, "gpt2-small", 1000), served, 1, 0, 0, [protocol]))
     assert all(isinstance(error, SoakFailure) for error in raised.value.exceptions)
@@ -54,7 +54,7 @@ def test_soak_detects_wrong_response_bit(server: Server, repository: Path, proto
 
 def test_soak_runs_for_the_requested_time(server: Server, repository: Path) -> None:
     soaking = Soak(Truth(repository / "gpt2-small" / "1"), "gpt2-small", seconds=0.5)
-    served = soak.SoakTarget(server.address.removeprefix("http://"), server.grpc, server.process.pid)
+    served = soak.SoakTarget(server.address.removeprefix("http://"), server.grpc, server.pid)
     asyncio.run(soak.run(soaking, served, 1, 0, 16, ["frames"]))
     assert 0.5 <= soaking.seconds < 30
 

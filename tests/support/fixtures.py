@@ -10,6 +10,7 @@ import pytest
 from tests.support.artifacts import Floats, copy_artifact, make_repository, read_tables
 from tests.support.protocols import Clients, connect
 from tests.support.servers import Server, serve
+from tests.support.shared import Shared
 
 
 @pytest.fixture(scope="session")
@@ -37,11 +38,29 @@ def tiny(tiny_clients: Clients) -> httpx.Client:
 
 
 @pytest.fixture(scope="session")
+def counted_server(tiny_repository: Path) -> Iterator[Server]:
+    """Serve the tiny models for this worker only: tests compare its metrics and open streams."""
+    with serve(tiny_repository) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def counted_clients(counted_server: Server) -> Iterator[Clients]:
+    """Clients of `counted_server`."""
+    with connect(counted_server) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="session")
+def counted_http(counted_clients: Clients) -> httpx.Client:
+    return counted_clients.http
+
+
+@pytest.fixture(scope="session")
 def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Serve tiny models under the names in the examples of the OpenAPI document; models can be loaded and unloaded."""
-    root = tmp_path_factory.mktemp("examples")
-    for name, stored in (("gpt2-small", "gpt"), ("minilm", "bert"), ("t5-small", "t5")):
-        copy_artifact(stored, root, name)
+    names = {"gpt2-small": "gpt", "minilm": "bert", "t5-small": "t5"}
+    root = make_repository(tmp_path_factory.mktemp("examples"), **names)
     manifest = copy_artifact("llama", root, "potion") / "manifest.json"
     sentence = {"pooling": "mean", "normalize": True, "ignored_ids": []}
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sentence": sentence}))
@@ -50,22 +69,21 @@ def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 
 
 @pytest.fixture(scope="session")
-def weighty_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weighty_repository(shared: Shared) -> Path:
     """Return one `gpt` with weights in the data file; those of the tiny models lie in the graph."""
-    return make_repository(tmp_path_factory.mktemp("weighty"), gpt="gpt-100x32x50")
+    return shared.make("weighty", lambda root: make_repository(root, gpt="gpt-100x32x50"))
 
 
 @pytest.fixture(scope="session")
-def wide_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wide_repository(shared: Shared) -> Path:
     """Return one `gpt` with wide vectors (V 50, D 768, M 700), for large answers."""
-    return make_repository(tmp_path_factory.mktemp("wide"), gpt="gpt-50x768x700")
+    return shared.make("wide", lambda root: make_repository(root, gpt="gpt-50x768x700"))
 
 
 @pytest.fixture(scope="session")
-def wide_server(wide_repository: Path) -> Iterator[Server]:
-    """Serve the wide `gpt`, with limits beyond every test."""
-    with serve(wide_repository, PREBLOCK_MAX_REQUEST_TOKENS="120000") as server:
-        yield server
+def wide_server(wide_repository: Path, shared: Shared) -> Server:
+    """Serve the wide `gpt`, with limits beyond every test, for all workers."""
+    return shared.server("wide", wide_repository, PREBLOCK_MAX_REQUEST_TOKENS="120000")
 
 
 @pytest.fixture(scope="session")

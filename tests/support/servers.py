@@ -38,13 +38,20 @@ class Server:
 
     address: str
     grpc: str
-    process: subprocess.Popen[str]
+    pid: int
     banner: str
 
     @property
     def socket(self) -> str:
         """Return the address for WebSockets."""
         return self.address.replace("http", "ws", 1)
+
+
+@dataclass(frozen=True)
+class OwnServer(Server):
+    """A server of one test or module, which may stop it."""
+
+    process: subprocess.Popen[str]
 
 
 def free_port() -> int:
@@ -61,10 +68,15 @@ def read_banner(process: subprocess.Popen[str]) -> tuple[str, str]:
     banner = ""
     for line in process.stdout:
         banner += line
-        if line.startswith("  curl"):
+        if address_in(banner):
             break
-    found = re.search(r"https?(?:\+unix)?://\S+", banner)
-    return banner, found[0] if found else ""
+    return banner, address_in(banner)
+
+
+def address_in(banner: str) -> str:
+    """Return the address in the output of a server that serves; "" before."""
+    found = re.search(r"(https?(?:\+unix)?://\S+).*\n  curl .*\n", banner, re.DOTALL)
+    return found[1] if found else ""
 
 
 def wait_for_answer(address: str) -> str:
@@ -79,25 +91,27 @@ def wait_for_answer(address: str) -> str:
     return address
 
 
+def serve_command(repository: Path, *options: str) -> tuple[list[str], str]:
+    """Return the command of a server on free ports, and its gRPC address."""
+    port = free_port()
+    arguments = ["--repository", str(repository), "--port", "0", "--grpc-port", str(port), *options]
+    return [PREBLOCK, "serve", *arguments], f"127.0.0.1:{port}"
+
+
 @contextmanager
-def serve(repository: Path, *options: str, **environment: str) -> Iterator[Server]:
+def serve(repository: Path, *options: str, **environment: str) -> Iterator[OwnServer]:
     """Serve `repository` from a process on free ports, and check its end for errors."""
-    grpc_port = free_port()
-    arguments = ["--repository", str(repository), "--port", "0", "--grpc-port", str(grpc_port), *options]
+    command, grpc = serve_command(repository, *options)
     with (
         tempfile.TemporaryFile("w+") as errors,  # a full pipe without a reader would stop the server
         subprocess.Popen(
-            [PREBLOCK, "serve", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | environment,
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | environment
         ) as process,
     ):
         try:
             banner, address = read_banner(process)
             if address:
-                yield Server(address, f"127.0.0.1:{grpc_port}", process, banner)
+                yield OwnServer(address, grpc, process.pid, banner, process)
         finally:
             process.terminate()
             try:
@@ -124,20 +138,29 @@ def serve_replicas(repository: Path, count: int) -> Iterator[dict[str, "subproce
             process.communicate()
 
 
-@contextmanager
-def serve_asgi(name: str, repository: Path, **environment: str) -> Iterator[Server]:
-    """Serve `repository` with one of ASGI_SERVERS, without gRPC, and check its log for errors."""
+def asgi_command(name: str) -> tuple[list[str], str]:
+    """Return the command of one of ASGI_SERVERS on a free port, and its address."""
     port = str(free_port())
     bind = ["--bind", f"127.0.0.1:{port}"] if name == "hypercorn" else ["--port", port]
-    command = [sys.executable, "-m", *ASGI_SERVERS[name], *bind]
-    environment = {**os.environ, **environment, "PREBLOCK_REPOSITORY": str(repository)}
-    address = f"http://127.0.0.1:{port}"
+    return [sys.executable, "-m", *ASGI_SERVERS[name], *bind], f"http://127.0.0.1:{port}"
 
-    def is_ready() -> bool:
+
+def is_ready(address: str) -> bool:
+    """Return whether a server at this address serves."""
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{address}/readyz").status_code == 200
+    return False
+
+
+@contextmanager
+def serve_asgi(name: str, repository: Path, **environment: str) -> Iterator[OwnServer]:
+    """Serve `repository` with one of ASGI_SERVERS, without gRPC, and check its log for errors."""
+    command, address = asgi_command(name)
+    environment = {**os.environ, **environment, "PREBLOCK_REPOSITORY": str(repository)}
+
+    def started() -> bool:
         assert process.poll() is None
-        with suppress(httpx.TransportError):
-            return httpx.get(f"{address}/readyz").status_code == 200
-        return False
+        return is_ready(address)
 
     with (
         tempfile.TemporaryFile("w+") as errors,
@@ -146,8 +169,8 @@ def serve_asgi(name: str, repository: Path, **environment: str) -> Iterator[Serv
         ) as process,
     ):
         try:
-            wait_until(is_ready, 60)
-            yield Server(address, "", process, "")
+            wait_until(started, 60)
+            yield OwnServer(address, "", process.pid, "", process)
         finally:
             process.terminate()
             process.wait(60)

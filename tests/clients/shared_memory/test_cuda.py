@@ -138,7 +138,7 @@ def test_unregistered_gpu_memory_is_unmapped(client: GpuClient, gpu_server: Serv
     if memory is not StandInMemory:
         pytest.skip("only the driver of the tests maps a file")
     file = base64.b64decode(client.gpu_region("ids", IDS).handle).rstrip(b"\0").decode()
-    maps = Path(f"/proc/{gpu_server.process.pid}/maps")
+    maps = Path(f"/proc/{gpu_server.pid}/maps")
     assert file in maps.read_text()
     client.unregister_cuda_shared_memory("ids")
     assert file not in maps.read_text()

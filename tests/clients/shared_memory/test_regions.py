@@ -138,7 +138,7 @@ def test_idle_regions_are_released(tiny_repository: Path) -> None:
 def test_refused_range_does_not_keep_its_file_open(client: Client, shared_server: Server) -> None:
     key = client.region("ids", IDS)._shm_key
     client.refusal("gpt", [client.shared_input("ids", IDS.nbytes, offset=1)])
-    files = Path(f"/proc/{shared_server.process.pid}/fd")
+    files = Path(f"/proc/{shared_server.pid}/fd")
     assert any(file.resolve().name == key for file in files.iterdir())
     client.unregister_system_shared_memory("ids")
     assert not any(file.resolve().name == key for file in files.iterdir())

@@ -19,7 +19,7 @@ MOST = 24 * 2**20
 def unharmed(server: Server, http: httpx.Client, expected: bytes) -> Iterator[None]:
     """Check the answers to others during and after a block, and the growth of the server."""
     still_right(http, expected)
-    before = memory(server.process.pid)
+    before = memory(server.pid)
     over = threading.Event()
     failed: list[BaseException] = []
 
@@ -35,7 +35,7 @@ def unharmed(server: Server, http: httpx.Client, expected: bytes) -> Iterator[No
     asking.start()
     try:
         yield
-        grown = memory(server.process.pid) - before
+        grown = memory(server.pid) - before
     finally:
         over.set()
         asking.join()

@@ -124,7 +124,7 @@ def test_server_answers_beside_many_open_connections(
     seconds = 60.0 if long else 1.0
     with serve(tiny_repository) as server, httpx.Client(base_url=server.address, timeout=60) as client:
         still_right(client, expected)
-        before = memory(server.process.pid)
+        before = memory(server.pid)
         with held(server, count) as holder:
             begin = end = time.monotonic()
             served, slowest = 0, 0.0
@@ -133,7 +133,7 @@ def test_server_answers_beside_many_open_connections(
                 still_right(client, expected)
                 end = time.monotonic()
                 served, slowest = served + 1, max(slowest, end - began)
-            grown = memory(server.process.pid) - before
+            grown = memory(server.pid) - before
             answered, _ = holder.communicate("\n")
     assert grown < 2**14 * count + MOST
     assert (holder.returncode, int(answered)) == (0, count)

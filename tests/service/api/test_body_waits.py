@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -43,7 +42,7 @@ def served(tiny_repository: Path) -> Iterator[tuple[Server, Engine]]:
     settings = Settings(repository=tiny_repository, max_body_bytes=MAX_BODY_BYTES, queue_timeout_seconds=0.1)
     engine = create_engine(settings)
     with live_server(configure(settings, create_app(settings, engine))) as port:
-        yield Server(f"http://127.0.0.1:{port}", "", cast(Any, None), ""), engine
+        yield Server(f"http://127.0.0.1:{port}", "", 0, ""), engine
 
 
 @pytest.mark.parametrize("path", ROWS, ids=lambda path: path.name)

@@ -3,7 +3,6 @@
 import json
 import time
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ def told(wide_repository: Path) -> Told:
     """Return the log and the spans of one good and one bad request of every row of `preblock serve`."""
 
     def ask_everything(address: str, calls: str) -> None:
-        servers = {PREBLOCK: Server(address, calls, cast(Any, None), "")}
+        servers = {PREBLOCK: Server(address, calls, 0, "")}
         for number, path in enumerate(DIRECT, 1):
             headers = {"x-request-id": path.name, "traceparent": f"00-{TRACE:032x}-{number:016x}-01"}
             with path.open(servers, headers) as caller:

@@ -26,8 +26,8 @@ def named_metrics(answer: httpx.Response) -> object:
 
 
 @pytest.mark.parametrize("value", ["JSON", "json"])
-def test_header_has_the_load_of_the_process(tiny: httpx.Client, value: str) -> None:
-    answer = tiny.get("/readyz", headers={FORMAT: value})
+def test_header_has_the_load_of_the_process(counted_http: httpx.Client, value: str) -> None:
+    answer = counted_http.get("/readyz", headers={FORMAT: value})
     load = {"requests_running": 0, "queue_depth": 0}
     assert named_metrics(answer) == load
     assert answer.json() == load | {"ready": True}
@@ -36,20 +36,20 @@ def test_header_has_the_load_of_the_process(tiny: httpx.Client, value: str) -> N
 @pytest.mark.parametrize(
     "body", [{"input_ids": [[1]]}, {"input_ids": [[-1]]}, []], ids=["right", "invalid", "malformed"]
 )
-def test_every_answer_has_the_header(tiny: httpx.Client, body: object) -> None:
-    assert named_metrics(tiny.post(EMBED, json=body, headers={FORMAT: "JSON"}))
-    assert TEXT.fullmatch(tiny.post(EMBED, json=body, headers={FORMAT: "TEXT"}).headers[HEADER])
+def test_every_answer_has_the_header(counted_http: httpx.Client, body: object) -> None:
+    assert named_metrics(counted_http.post(EMBED, json=body, headers={FORMAT: "JSON"}))
+    assert TEXT.fullmatch(counted_http.post(EMBED, json=body, headers={FORMAT: "TEXT"}).headers[HEADER])
 
 
-def test_requests_with_a_known_template_and_head_have_the_header(tiny: httpx.Client) -> None:
+def test_requests_with_a_known_template_and_head_have_the_header(counted_http: httpx.Client) -> None:
     for _ in range(4):
-        assert named_metrics(embed(tiny, {FORMAT: "JSON"}))
-        assert TEXT.fullmatch(embed(tiny, {FORMAT: "text"}).headers[HEADER])
-        assert HEADER not in embed(tiny, {}).headers
+        assert named_metrics(embed(counted_http, {FORMAT: "JSON"}))
+        assert TEXT.fullmatch(embed(counted_http, {FORMAT: "text"}).headers[HEADER])
+        assert HEADER not in embed(counted_http, {}).headers
 
 
 @pytest.mark.parametrize("headers", [{}, {FORMAT: "BIN"}, {FORMAT: ""}])
-def test_without_a_known_format_there_is_no_header(tiny: httpx.Client, headers: dict[str, str]) -> None:
-    for answer in (tiny.get("/readyz", headers=headers), embed(tiny, headers)):
+def test_without_a_known_format_there_is_no_header(counted_http: httpx.Client, headers: dict[str, str]) -> None:
+    for answer in (counted_http.get("/readyz", headers=headers), embed(counted_http, headers)):
         assert answer.status_code == 200
         assert HEADER not in answer.headers

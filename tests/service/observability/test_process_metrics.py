@@ -25,7 +25,7 @@ OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 @pytest.fixture(scope="module", params=["1", "2"])
 def running(request: pytest.FixtureRequest, tiny_repository: Path) -> Iterator[Server]:
     with serve(tiny_repository, "--workers", request.param) as server:
-        pid = server.process.pid
+        pid = server.pid
         wait_until(lambda: len(workers(pid)) == (int(request.param) if request.param != "1" else 0))
         httpx.post(f"{server.address}/models/gpt/embed", json={"input_ids": [1]}).raise_for_status()
         yield server
@@ -38,7 +38,7 @@ def families(server: Server) -> dict[str, Metric]:
 
 
 def processes(server: Server) -> list[int]:
-    pid = server.process.pid
+    pid = server.pid
     return [pid, *fork_servers(pid), *workers(pid)]
 
 

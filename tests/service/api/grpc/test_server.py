@@ -241,17 +241,17 @@ def malformed(server: Server, protocol: str) -> float:
     return read_metrics(server.address).get(("preblock_requests_total", "", "Malformed", protocol), 0)
 
 
-def test_malformed_call_is_counted(tiny_server: Server) -> None:
-    before = malformed(tiny_server, "grpc")
-    with grpc.insecure_channel(tiny_server.grpc) as channel, pytest.raises(grpc.RpcError):
+def test_malformed_call_is_counted(counted_server: Server) -> None:
+    before = malformed(counted_server, "grpc")
+    with grpc.insecure_channel(counted_server.grpc) as channel, pytest.raises(grpc.RpcError):
         channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff\xff\xff")
-    assert malformed(tiny_server, "grpc") == before + 1
+    assert malformed(counted_server, "grpc") == before + 1
 
 
-def test_malformed_message_does_not_end_grpc_stream(tiny_server: Server) -> None:
+def test_malformed_message_does_not_end_grpc_stream(counted_server: Server) -> None:
     good = request(id="2").SerializeToString()
-    before = malformed(tiny_server, "grpc-stream")
-    with grpc.insecure_channel(tiny_server.grpc) as channel:
+    before = malformed(counted_server, "grpc-stream")
+    with grpc.insecure_channel(counted_server.grpc) as channel:
         stream = channel.stream_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
@@ -263,4 +263,4 @@ def test_malformed_message_does_not_end_grpc_stream(tiny_server: Server) -> None
     assert refused.error_message.startswith("offset[0] + tokens: got 5 + 2 = 7")
     assert (refused.infer_response.id, right.infer_response.id, right.error_message) == ("1", "2", "")
     assert right.infer_response.outputs[0].shape == [1, 2, 4]
-    assert malformed(tiny_server, "grpc-stream") == before + 1
+    assert malformed(counted_server, "grpc-stream") == before + 1

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from tests.support.open_inference import infer_message
-from tests.support.servers import Server, serve
+from tests.support.servers import OwnServer, serve
 
 NOTHING_WAITS_SECONDS = 8
 """Below the limit of 10 s for the end of a call, and far above its usual time."""
@@ -25,13 +25,13 @@ def request(rows: int) -> Any:
 
 
 @contextmanager
-def connected(repository: Path, *options: str) -> Iterator[tuple[Server, Any]]:
+def connected(repository: Path, *options: str) -> Iterator[tuple[OwnServer, Any]]:
     with serve(repository, *options) as server, grpc.insecure_channel(server.grpc) as channel:
         grpc.channel_ready_future(channel).result(30)
         yield server, channel
 
 
-def end(server: Server, then: Callable[[], Any] = lambda: None) -> Any:
+def end(server: OwnServer, then: Callable[[], Any] = lambda: None) -> Any:
     """Stop a server, do something meanwhile, and check for a prompt end."""
     began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)

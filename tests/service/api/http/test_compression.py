@@ -141,12 +141,12 @@ def test_decompression_bomb_is_rejected_without_expansion(tiny_repository: Path)
         for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
             small = httpx.post(server.address + path, content=zlib.compress(b"{}"), headers=headers)
             assert small.status_code in (400, 422)
-        before = status_bytes(server.process.pid, "VmHWM")
+        before = status_bytes(server.pid, "VmHWM")
         for path in ("/models/gpt/embed", "/models/gpt/bias", "/v1/embeddings", "/v2/models/gpt/infer"):
             answer = httpx.post(server.address + path, content=bomb, headers=headers)
             assert answer.status_code == 413
             assert "body: got more than 16777216 bytes after decompression" in answer.text
-        assert status_bytes(server.process.pid, "VmHWM") - before < 2**27
+        assert status_bytes(server.pid, "VmHWM") - before < 2**27
 
 
 @pytest.mark.parametrize("coding", COMPRESS)

@@ -199,29 +199,29 @@ def test_bad_decode_handshake_is_rejected(tiny_clients: Clients, path: str, stat
     assert json.loads(response.body or b"")["detail"].startswith(detail)
 
 
-def test_stream_gauge_counts_open_streams(tiny_clients: Clients) -> None:
-    wait_for_streams(tiny_clients.http, 0)
-    with stream_of(tiny_clients, "gpt") as one, stream_of(tiny_clients, "gpt"):
+def test_stream_gauge_counts_open_streams(counted_clients: Clients) -> None:
+    wait_for_streams(counted_clients.http, 0)
+    with stream_of(counted_clients, "gpt") as one, stream_of(counted_clients, "gpt"):
         send_text(one, input_ids=[1])
-        wait_for_streams(tiny_clients.http, 2)
-    wait_for_streams(tiny_clients.http, 0)
+        wait_for_streams(counted_clients.http, 2)
+    wait_for_streams(counted_clients.http, 0)
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_abrupt_disconnect_leaves_server_healthy(clients: Clients, busy: bool) -> None:
+def test_abrupt_disconnect_leaves_server_healthy(counted_clients: Clients, busy: bool) -> None:
     async def leave_without_a_word() -> None:
-        async with connect_async(f"{clients.socket}/models/gpt2-small/decode") as stream:
+        async with connect_async(f"{counted_clients.socket}/models/gpt/decode") as stream:
             await stream.send('{"input_ids": [1]}')
             await stream.recv()
-            await asyncio.to_thread(wait_for_streams, clients.http, 1)
+            await asyncio.to_thread(wait_for_streams, counted_clients.http, 1)
             if busy:  # the server is about to answer
                 await stream.send(step_frame([0] * 1000))
             stream.transport.abort()
 
-    wait_for_streams(clients.http, 0)
+    wait_for_streams(counted_clients.http, 0)
     asyncio.run(leave_without_a_word())
-    wait_for_streams(clients.http, 0)
-    with stream_of(clients, "gpt2-small") as other:
+    wait_for_streams(counted_clients.http, 0)
+    with stream_of(counted_clients, "gpt") as other:
         assert send_text(other, input_ids=[1])["next_offset"] == [1]
 
 

@@ -24,8 +24,8 @@ from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
 
-def test_livez_has_no_body(tiny: httpx.Client) -> None:
-    response = tiny.get("/livez")
+def test_livez_has_no_body(counted_http: httpx.Client) -> None:
+    response = counted_http.get("/livez")
     assert response.status_code == 200
     assert response.content == b""
 
@@ -33,25 +33,25 @@ def test_livez_has_no_body(tiny: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("api", "protocol"), [("models/gpt/embed", "native"), ("v2/models/gpt/infer", "open-inference")]
 )
-def test_unfinished_request_counts_as_running(tiny: httpx.Client, api: str, protocol: str) -> None:
+def test_unfinished_request_counts_as_running(counted_http: httpx.Client, api: str, protocol: str) -> None:
     key = "preblock_requests_running", protocol
-    wait_until(lambda: tiny.get("/readyz").json() == {"ready": True, "requests_running": 0, "queue_depth": 0})
-    before = read_metrics(tiny)
+    wait_until(lambda: counted_http.get("/readyz").json() == {"ready": True, "requests_running": 0, "queue_depth": 0})
+    before = read_metrics(counted_http)
     assert (before[key], before["preblock_queue_depth",]) == (0, 0)
     # A body over 256 KiB, of which only the beginning is sent.
     head = f"POST /{api} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n{{"
-    with socket.create_connection((tiny.base_url.host, tiny.base_url.port or 0)) as connection:
+    with socket.create_connection((counted_http.base_url.host, counted_http.base_url.port or 0)) as connection:
         connection.sendall(head.encode())
-        wait_until(lambda: read_metrics(tiny)[key] == 1)
-        assert tiny.get("/readyz").json() == {"ready": True, "requests_running": 1, "queue_depth": 0}
-    wait_until(lambda: read_metrics(tiny)[key] == 0)
-    assert tiny.get("/readyz").json()["requests_running"] == 0
+        wait_until(lambda: read_metrics(counted_http)[key] == 1)
+        assert counted_http.get("/readyz").json() == {"ready": True, "requests_running": 1, "queue_depth": 0}
+    wait_until(lambda: read_metrics(counted_http)[key] == 0)
+    assert counted_http.get("/readyz").json()["requests_running"] == 0
 
 
-def test_every_protocol_has_a_gauge_of_running_requests(tiny: httpx.Client) -> None:
+def test_every_protocol_has_a_gauge_of_running_requests(counted_http: httpx.Client) -> None:
     for path in ("positions", "neighbours?id=1"):
-        assert tiny.get(f"/models/gpt/{path}").status_code == 200
-    protocols = {key[1] for key in read_metrics(tiny) if key[0] == "preblock_requests_running"}
+        assert counted_http.get(f"/models/gpt/{path}").status_code == 200
+    protocols = {key[1] for key in read_metrics(counted_http) if key[0] == "preblock_requests_running"}
     assert protocols == set(PROTOCOLS)
 
 
@@ -64,22 +64,22 @@ def test_every_protocol_has_a_gauge_of_running_requests(tiny: httpx.Client) -> N
         ("/models/nope/embed", "", "NotFound"),
     ],
 )
-def test_rejections_are_counted_by_kind(tiny: httpx.Client, path: str, model: str, outcome: str) -> None:
+def test_rejections_are_counted_by_kind(counted_http: httpx.Client, path: str, model: str, outcome: str) -> None:
     key = ("preblock_requests_total", model, outcome, "native")
-    before = read_metrics(tiny).get(key, 0)
-    tiny.post(path, content=b"x")
-    assert read_metrics(tiny)[key] == before + 1
+    before = read_metrics(counted_http).get(key, 0)
+    counted_http.post(path, content=b"x")
+    assert read_metrics(counted_http)[key] == before + 1
 
 
-def test_unknown_names_add_no_metric_labels(tiny: httpx.Client) -> None:
-    tiny.post("/models/invented/embed", json={})
-    tiny.post("/v2/models/invented/infer", json={})
-    tiny.get("/invented")
-    assert "invented" not in tiny.get("/metrics").text
+def test_unknown_names_add_no_metric_labels(counted_http: httpx.Client) -> None:
+    counted_http.post("/models/invented/embed", json={})
+    counted_http.post("/v2/models/invented/infer", json={})
+    counted_http.get("/invented")
+    assert "invented" not in counted_http.get("/metrics").text
 
 
-def test_metrics_are_prometheus_text_by_default(tiny: httpx.Client) -> None:
-    response = tiny.get("/metrics")
+def test_metrics_are_prometheus_text_by_default(counted_http: httpx.Client) -> None:
+    response = counted_http.get("/metrics")
     assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     families = list(parser.text_string_to_metric_families(response.text))
     types = {family.name: family.type for family in families}
@@ -107,15 +107,15 @@ def test_metrics_are_prometheus_text_by_default(tiny: httpx.Client) -> None:
         ("application/openmetrics-text;q=many", "text/plain; version=0.0.4"),
     ],
 )
-def test_metrics_format_follows_accept(accept: str, kind: str, tiny: httpx.Client) -> None:
-    answer = tiny.get("/metrics", headers={"Accept": accept})
+def test_metrics_format_follows_accept(accept: str, kind: str, counted_http: httpx.Client) -> None:
+    answer = counted_http.get("/metrics", headers={"Accept": accept})
     assert answer.headers["Content-Type"].startswith(kind)
     assert answer.text.endswith("# EOF\n") == ("openmetrics" in kind)
 
 
-def test_metrics_are_openmetrics_on_request(tiny: httpx.Client) -> None:
+def test_metrics_are_openmetrics_on_request(counted_http: httpx.Client) -> None:
     accept = "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"
-    response = tiny.get("/metrics", headers={"Accept": accept})
+    response = counted_http.get("/metrics", headers={"Accept": accept})
     assert response.headers["Content-Type"].startswith("application/openmetrics-text")
     names = {family.name for family in read_openmetrics(response.text)}  # type: ignore[no-untyped-call]
     assert {"preblock_requests", "preblock_tokens"} <= names
@@ -127,12 +127,12 @@ def documented() -> set[str]:
     return set(re.findall(r"^\| `((?:preblock|process)_\w+)` \|", text, re.MULTILINE))
 
 
-def test_every_metric_is_documented(tiny: httpx.Client) -> None:
-    families = list(parser.text_string_to_metric_families(tiny.get("/metrics").text))
+def test_every_metric_is_documented(counted_http: httpx.Client) -> None:
+    families = list(parser.text_string_to_metric_families(counted_http.get("/metrics").text))
     assert {f.name + ("_total" if f.type == "counter" else "") for f in families} == documented()
 
 
-def test_decode_seconds_of_a_grpc_stream_exclude_its_pauses(tiny_clients: Clients) -> None:
+def test_decode_seconds_of_a_grpc_stream_exclude_its_pauses(counted_clients: Clients) -> None:
     name = "preblock_request_decode_seconds_total", "grpc-stream"
 
     def requests() -> Iterator[Any]:
@@ -140,22 +140,22 @@ def test_decode_seconds_of_a_grpc_stream_exclude_its_pauses(tiny_clients: Client
             yield infer_message([[1, 1]])
             time.sleep(0.1)
 
-    before = read_metrics(tiny_clients.http)
-    assert len(list(tiny_clients.stub.ModelStreamInfer(requests()))) == 3
-    assert 0 < read_metrics(tiny_clients.http)[name] - before.get(name, 0) < 0.1
+    before = read_metrics(counted_clients.http)
+    assert len(list(counted_clients.stub.ModelStreamInfer(requests()))) == 3
+    assert 0 < read_metrics(counted_clients.http)[name] - before.get(name, 0) < 0.1
 
 
-def test_read_seconds_of_calls_are_counted(tiny_clients: Clients) -> None:
+def test_read_seconds_of_calls_are_counted(counted_clients: Clients) -> None:
     read = "preblock_request_body_read_seconds_total", "grpc"
-    before = read_metrics(tiny_clients.http)
-    tiny_clients.stub.ModelInfer(infer_message([[0]]))
-    assert 0 < read_metrics(tiny_clients.http)[read] - before.get(read, 0) < 1
+    before = read_metrics(counted_clients.http)
+    counted_clients.stub.ModelInfer(infer_message([[0]]))
+    assert 0 < read_metrics(counted_clients.http)[read] - before.get(read, 0) < 1
 
 
-def test_write_seconds_are_counted_for_streams_only(tiny_clients: Clients) -> None:
-    http, sent = tiny_clients.http, ("preblock_request_response_write_seconds_total", "decode")
+def test_write_seconds_are_counted_for_streams_only(counted_clients: Clients) -> None:
+    http, sent = counted_clients.http, ("preblock_request_response_write_seconds_total", "decode")
     found = [read_metrics(http)]
-    with connect_socket(f"{tiny_clients.socket}/models/gpt/decode") as stream:
+    with connect_socket(f"{counted_clients.socket}/models/gpt/decode") as stream:
         for _ in range(4):
             stream.send(step_frame([1]))
             assert len(stream.recv()) > 16
@@ -163,9 +163,9 @@ def test_write_seconds_are_counted_for_streams_only(tiny_clients: Clients) -> No
     values = [metrics.get(sent, 0) for metrics in found]
     assert values == sorted(set(values))
     request = infer_message([[0]])
-    (answer,) = tiny_clients.stub.ModelStreamInfer(iter([request]))
+    (answer,) = counted_clients.stub.ModelStreamInfer(iter([request]))
     assert not answer.error_message
-    tiny_clients.stub.ModelInfer(request)
+    counted_clients.stub.ModelInfer(request)
     last = read_metrics(http)
     assert last["preblock_request_response_write_seconds_total", "grpc-stream"] > 0
     assert last.get(("preblock_request_response_write_seconds_total", "grpc"), 0) == 0
@@ -174,15 +174,15 @@ def test_write_seconds_are_counted_for_streams_only(tiny_clients: Clients) -> No
         assert last.get(read, 0) == found[0].get(read, 0)
 
 
-def test_memory_and_provider_are_reported(tiny: httpx.Client, tiny_server: Server) -> None:
-    found = read_metrics(tiny)
-    anonymous = status_bytes(tiny_server.process.pid, "RssAnon")
+def test_memory_and_provider_are_reported(counted_http: httpx.Client, counted_server: Server) -> None:
+    found = read_metrics(counted_http)
+    anonymous = status_bytes(counted_server.pid, "RssAnon")
     assert anonymous / 2 < found["preblock_resident_memory_bytes", "anonymous"] < 2 * anonymous
-    for listed in tiny.get("/models").json():
-        model = tiny.get(f"/models/{listed['name']}").json()
+    for listed in counted_http.get("/models").json():
+        model = counted_http.get(f"/models/{listed['name']}").json()
         declared = model["manifest"]["files"]["model.onnx.data"]["bytes"]
         assert found["preblock_model_tables_bytes", model["name"], str(model["version"])] == declared
-    model = tiny.get("/models/gpt").json()
+    model = counted_http.get("/models/gpt").json()
     choice = model["provider_choice"]
     told = choice["active"], choice["probed"] or "none", choice["requested"]
     assert found["preblock_provider_info", *told] == 1

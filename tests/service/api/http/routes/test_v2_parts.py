@@ -99,10 +99,10 @@ def test_placeholders_take_rows_of_a_tensor(server: Server, triton: tuple[Any, A
 
 def test_vectors_lie_in_shared_memory(server: Server, triton: tuple[Any, Any]) -> None:
     module, client = triton
-    region = shared_memory.create_shared_memory_region("given", f"preblock-parts-{server.process.pid}", GIVEN.nbytes)
+    region = shared_memory.create_shared_memory_region("given", f"preblock-parts-{server.pid}", GIVEN.nbytes)
     try:
         shared_memory.set_shared_memory_region(region, [GIVEN])
-        client.register_system_shared_memory("given", f"preblock-parts-{server.process.pid}", GIVEN.nbytes)
+        client.register_system_shared_memory("given", f"preblock-parts-{server.pid}", GIVEN.nbytes)
         vectors = module.InferInput("vectors", GIVEN.shape, "FP32")
         vectors.set_shared_memory("given", GIVEN.nbytes)
         ids = array_input(module, "input_ids", np.array([[9, 9, 9]]))

@@ -284,12 +284,12 @@ def test_stream_without_rows_accepts_append(tiny_clients: Clients, ask: Ask) -> 
         assert ask(stream, input_ids=[[1], [1]]).offset == [1, 4]
 
 
-def test_successful_operations_are_counted(tiny_clients: Clients) -> None:
+def test_successful_operations_are_counted(counted_clients: Clients) -> None:
     def counts() -> dict[str, float]:
         name = "preblock_stream_operations_total", "gpt"
-        return {labels[2]: value for labels, value in read_metrics(tiny_clients.http).items() if labels[:2] == name}
+        return {labels[2]: value for labels, value in read_metrics(counted_clients.http).items() if labels[:2] == name}
 
-    with stream_of(tiny_clients, "gpt") as stream:
+    with stream_of(counted_clients, "gpt") as stream:
         text(stream, input_ids=[1])
         text(stream, rewind=[0])
         before = counts()

@@ -103,7 +103,7 @@ def test_idle_ndjson_stream_ends_with_its_offsets(impatient: Server) -> None:
 
 def memory_of(server: Server) -> int:
     """Return the resident bytes of the server."""
-    return status_bytes(server.process.pid, "VmRSS")
+    return status_bytes(server.pid, "VmRSS")
 
 
 def floods() -> dict[str, tuple[bytes, bytes]]:
