@@ -3,7 +3,7 @@
     python -m benchmarks.streams
 
 Serves gpt2-small of `model_repository`, and in the same server a bare WebSocket with canned answers of the same size.
-Steps have one row and one token, in frames of version 2. Prints:
+Steps have one row and one token, in frames. Prints:
 
 - memory of an idle stream: growth of the proportional set size of the server with 500 streams;
 - 500 streams under load: steps per second, slowest stream over the mean, and steps per run of the model;
@@ -32,7 +32,7 @@ import uvicorn
 import uvloop
 
 from preblock.service.app import create_app
-from preblock.service.codecs.decode_frames import HEADER, MAGIC, REWIND, STEP
+from preblock.service.codecs.decode_frames import HEADER, MAGIC, REWIND, STEP, VERSION
 from preblock.service.core.settings import Settings
 from preblock.service.core.system import LIBC
 from preblock.service.server.addresses import bind
@@ -60,8 +60,8 @@ def masked(frame: bytes) -> bytes:
     return bytes((0x82, 0x80 | len(frame))) + bytes(4) + frame
 
 
-STEP_MESSAGE = masked(HEADER.pack(MAGIC, 2, STEP, 0, 0, 1, 1, 0, bytes(3)) + struct.pack("<qI", 50, 1))
-REWIND_MESSAGE = masked(HEADER.pack(MAGIC, 2, REWIND, 0, 0, 1, 0, 0, bytes(3)) + bytes(8))
+STEP_MESSAGE = masked(HEADER.pack(MAGIC, VERSION, STEP, 0, 0, 1, 1, 0, bytes(3)) + struct.pack("<qI", 50, 1))
+REWIND_MESSAGE = masked(HEADER.pack(MAGIC, VERSION, REWIND, 0, 0, 1, 0, 0, bytes(3)) + bytes(8))
 VECTORS_BYTES = HEADER.size + 8 + 4 + 4 + 4 * WIDTH
 ANSWER_BYTES = 4 + VECTORS_BYTES
 STATE_BYTES = 2 + HEADER.size + 8

@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 import preblock
 from benchmarks.soak.common import PATIENCE, SoakFailure, Vectors
 from preblock.client.errors import ServiceError
-from preblock.client.frames import ERROR, AnswerFrame, read_frame, write_move, write_step
+from preblock.client.frames import ERROR, read_frame, write_move, write_step
 from preblock.client.token_ids import read_rows
 
 MOVES = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8}
@@ -87,8 +87,7 @@ class Frames:
     def read(self, answer: bytes | str) -> StepAnswer:
         """Read the frame of an answer."""
         assert isinstance(answer, bytes)
-        # The service answers invalid frames in version 1; those hold an error.
-        found = AnswerFrame(ERROR, 0, [], [], answer) if answer[4] == 1 else read_frame(answer)
+        found = read_frame(answer)
         if found.kind == ERROR:
             return StepAnswer(refused=str(found.text))
         return StepAnswer(

@@ -1,4 +1,4 @@
-"""The frames of a decode stream, version 2, described in `docs/decode.md`. Letters: R rows, T tokens."""
+"""The frames of a decode stream, described in `docs/decode.md`. Letters: R rows, T tokens."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -97,7 +97,9 @@ def read_frame(frame: bytes) -> AnswerFrame:
     if len(frame) < HEADER.size:
         raise ValueError(f"a frame of {len(frame)} bytes")
     magic, version, kind, flags, number, rows, tokens, dtype, last = HEADER.unpack_from(frame)
-    if (magic, version, flags & ~CONTEXT) != (MAGIC, VERSION, 0) or kind not in (VECTORS, ERROR, STATE, CLOSING):
+    if (magic, version) != (MAGIC, VERSION):
+        raise ValueError(f"frame: got magic {magic!r}, version {version}, expected magic {MAGIC!r}, version {VERSION}")
+    if flags & ~CONTEXT or kind not in (VECTORS, ERROR, STATE, CLOSING):
         raise ValueError(repr(frame[:80]))
     if kind == ERROR:
         return AnswerFrame(kind, number, [], [], frame[HEADER.size :])

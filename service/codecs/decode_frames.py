@@ -2,21 +2,20 @@
 
 Every frame begins with 24 bytes:
 
-    bytes   field      version 2                                                version 1
+    bytes   field      value
     0-3     magic      "PRBK"
-    4       version    2                                                        1
-    5       kind       see below                                                1 step, 2 vectors, 3 error
-    6-7     flags      of a step: its optional parts; 8: contexts; else 0       0
-    8-11    step       0, or an ascending number of the client; the answer      any number; the answer
-                       repeats it                                               repeats it
+    4       version    2
+    5       kind       see below
+    6-7     flags      of a step: its optional parts; 8: contexts; else 0
+    8-11    step       0, or an ascending number of the client; the answer repeats it
     12-15   rows       R, number of rows, or of integers
     16-19   tokens     T, number of tokens of all rows
     20      dtype      of vectors: 1 float32, 2 float16, 3 bfloat16, 4 int64, 5 float8_e4m3fn, 255 several;
                        0 in other frames
-    21-23              of vectors: N, the number of outputs; else 0. From the   width D of vectors; else 0
-                       server with flag 8: H, ids of a context; else 0. Then 0
+    21-23              of vectors: N, the number of outputs; else 0. From the server with flag 8: H, ids of a context;
+                       else 0. Then 0
 
-Version 2, from the client:
+From the client:
     1   step       ids int64 (T); with flag 1 position_ids int64 (T); with flags 1 and 16 also positions of height and
                    width int64 (2, T); with flag 32 position_rows int64 (T); with flag 2 attention_mask int64 (T); with
                    flag 256 << i the i-th of the model's first 8 further inputs int64 (T), in the order of its manifest;
@@ -28,7 +27,7 @@ Version 2, from the client:
     7   drop       rows int64 (R)
     8   ping, or 9 close
 
-and from the server:
+From the server:
     2   vectors    next offsets int64 (R), lengths uint32 (R), widths uint32 (N), with dtype 255 the dtype of each
                    output uint8 (N), each output (T, width) in its dtype
     3   error      the problem as UTF-8 JSON
@@ -37,14 +36,15 @@ and from the server:
 
 With flag 8, the next contexts int64 (R, H) follow the next offsets: an output of the stream depends on earlier ids.
 
-Version 1 has one output. Its step holds ids int64 (T), lengths uint32 (R); its vectors next offsets int64 (R), lengths
-uint32 (R), vectors (T, D) in `dtype`. A reader rejects unknown kinds and flags, to leave them free for later versions.
+A reader rejects unknown kinds and flags, to leave them free for later versions.
+
+Simple steps have rows of one length, and no optional part except offsets. The fast path answers them.
 """
 
 import struct
 from collections.abc import Iterable, Mapping
-from functools import cache
-from typing import Literal
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,9 +54,9 @@ from preblock.service.codecs.token_rows import token_inputs
 from preblock.service.core.decode_ops import BARE_OPS, INTEGER_OPS, DecodeMessage, Operation, RunningRows, StepOp
 from preblock.service.core.errors import Invalid, Malformed
 from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import POSITION_ROWS, TokenRows
+from preblock.service.core.types import POSITION_ROWS, Int64, TokenRows
 
-MAGIC = b"PRBK"
+MAGIC, VERSION = b"PRBK", 2
 HEADER = struct.Struct("<4sBBHIIIB3s")
 STEP, VECTORS, ERROR, REWIND, REORDER, APPEND, DROP, PING, CLOSE, STATE, CLOSING = range(1, 12)
 POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, CONTEXT_FLAG, AXES_FLAG, ROWS_FLAG, INDICES_FLAG = 1, 2, 4, 8, 16, 32, 256
@@ -67,8 +67,12 @@ NO_WIDTH = bytes(3)
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3, "int64": 4, "float8_e4m3fn": 5}
 SEVERAL_DTYPES = 255
 NAMES = {STEP: "step"} | dict(enumerate(("rewind", "reorder", "append", "drop", "ping", "close"), REWIND))
-KINDS = {1: (STEP,), 2: tuple(NAMES)}
-"""Kinds of a client's frames, by version."""
+"""Names of a client's frames, by kind."""
+INT64 = np.dtype("<i8")
+MAX_SIMPLE_STEP_BYTES = 2**16
+"""The fast path gains nothing for longer frames."""
+OutputForms = tuple[tuple[int, str], ...]
+"""Width and type of each output."""
 
 
 def read_frame(frame: bytes, indices: Iterable[str] = (), history: int = 0) -> DecodeMessage:
@@ -84,11 +88,11 @@ def read_frame(frame: bytes, indices: Iterable[str] = (), history: int = 0) -> D
     if len(frame) < HEADER.size:
         raise Malformed("frame", f"{len(frame)} bytes", f"a header of {HEADER.size} bytes and its declared parts")
     magic, version, kind, flags, number, rows, tokens, dtype, width = HEADER.unpack_from(frame)
-    if magic != MAGIC or version not in KINDS:
-        raise Malformed("frame", f"magic {magic!r}, version {version}", f"magic {MAGIC!r}, version 1 or 2")
-    if kind not in KINDS[version]:
-        raise Invalid("kind", kind, ", ".join(f"{code} ({NAMES[code]})" for code in KINDS[version]))
-    parts = _step_flags(tuple(indices)) if version == 2 and kind == STEP else {}
+    if (magic, version) != (MAGIC, VERSION):
+        raise Malformed("frame", f"magic {magic!r}, version {version}", f"magic {MAGIC!r}, version {VERSION}")
+    if kind not in NAMES:
+        raise Invalid("kind", kind, ", ".join(f"{code} ({name})" for code, name in NAMES.items()))
+    parts = _step_flags(tuple(indices)) if kind == STEP else {}
     if history and kind == APPEND:
         parts = {"context": CONTEXT_FLAG}
     known_flags = sum(parts.values())
@@ -99,24 +103,7 @@ def read_frame(frame: bytes, indices: Iterable[str] = (), history: int = 0) -> D
         operation: Operation = _read_step(frame, rows, tokens, [name for name, flag in parts.items() if flags & flag])
     else:
         operation = _read_operation(frame, NAMES[kind], rows, tokens, history if flags else 0)
-    # The number of version 1 is an echo and does not mark repetitions.
-    return DecodeMessage(operation) if version == 1 or not number else DecodeMessage(operation, number, digest(frame))
-
-
-def write_header(
-    version: int, kind: int, number: int, rows: int = 0, tokens: int = 0, dtype: int = 0, last: bytes = NO_WIDTH
-) -> bytes:
-    """Write the header of a frame from the server; `last` are its last three bytes."""
-    flags = CONTEXT_FLAG if version == 2 and last[1] else 0
-    return HEADER.pack(MAGIC, version, kind, flags, number, rows, tokens, dtype, last)
-
-
-def describe_outputs(version: int, widths: list[int], codes: list[int], history: int) -> tuple[int, bytes, bytes]:
-    """Return the type and the last bytes of the header of vectors, and the part of the frame after the lengths."""
-    several = len(set(codes)) > 1
-    last = widths[0].to_bytes(3, "little") if version == 1 else bytes((len(widths), history, 0))
-    end = b"" if version == 1 else struct.pack(f"<{len(widths)}I", *widths)
-    return (SEVERAL_DTYPES if several else codes[0]), last, end + (bytes(codes) if several else b"")
+    return DecodeMessage(operation, number, digest(frame)) if number else DecodeMessage(operation)
 
 
 @cache
@@ -164,40 +151,21 @@ def _check_size(frame: bytes, declared: int, rows: int, tokens: int) -> None:
         raise Malformed("frame", f"{len(frame)} bytes", f"{declared} bytes for {tokens} tokens in {rows} rows")
 
 
-def read_header(frame: bytes) -> tuple[Literal[1, 2], int]:
-    """Return the version for the answer to a frame, and the client's number; 1 and 0 for a broken frame."""
-    if len(frame) < HEADER.size:
-        return 1, 0
-    _, version, _, _, number, *_ = HEADER.unpack_from(frame)
-    return (2 if version == 2 else 1), int(number)
+def read_number(frame: bytes) -> int:
+    """Return the client's number of a frame, which may be broken; 0 for a shorter frame than a header."""
+    return int.from_bytes(frame[8:12], "little") if len(frame) >= HEADER.size else 0
 
 
-def write_vectors(answer: EmbedResult, number: int, version: int = 2) -> bytes:
-    """Write the vectors of a step.
-
-    Raises:
-        Invalid: several outputs, or contexts, in version 1.
-
-    """
+def write_vectors(answer: EmbedResult, number: int) -> bytes:
+    """Write the vectors of a step."""
     tensors = list(answer.arrays.values())
-    if version == 1 and len(tensors) > 1:
-        raise Invalid("output", list(answer.arrays), "one output, or frames of version 2")
-    widths = [tensor.shape[-1] for tensor in tensors]
-    history = 0 if answer.next_context is None else answer.next_context.shape[1]
-    if version == 1 and history:
-        raise Invalid("version", 1, f"2, since {', '.join(answer.arrays)} depend on earlier ids")
+    forms = tuple((tensor.shape[-1], tensor.dtype.name) for tensor in tensors)
+    running = RunningRows(answer.next_offset, answer.next_context)
     rows, tokens = len(answer.lengths), int(answer.lengths.sum())
-    codes = [DTYPE_CODES[tensor.dtype.name] for tensor in tensors]
-    dtype, last, end = describe_outputs(version, widths, codes, history)
-    return b"".join(
-        (
-            write_header(version, VECTORS, number, rows, tokens, dtype, last),
-            _write_rows(RunningRows(answer.next_offset, answer.next_context)),
-            answer.lengths.astype("<u4").tobytes(),
-            end,
-            *map(raw_bytes, tensors),
-        )
-    )
+    dtype, last, end = _describe_outputs(forms, running.history)
+    header = _write_header(VECTORS, number, rows, tokens, dtype, last)
+    lengths = answer.lengths.astype("<u4").tobytes()
+    return b"".join((header, _write_rows(running), lengths, end, *map(raw_bytes, tensors)))
 
 
 def write_state(running: RunningRows, number: int = 0) -> bytes:
@@ -210,9 +178,30 @@ def write_closing(running: RunningRows, reason: str) -> bytes:
     return _state_header(CLOSING, 0, running) + _write_rows(running) + reason.encode()
 
 
+def write_error(problem: bytes, number: int) -> bytes:
+    """Write an error; `problem` is JSON in UTF-8."""
+    return _write_header(ERROR, number) + problem
+
+
+def _write_header(
+    kind: int, number: int, rows: int = 0, tokens: int = 0, dtype: int = 0, last: bytes = NO_WIDTH
+) -> bytes:
+    """Write the header of a frame from the server; `last` are its last three bytes."""
+    flags = CONTEXT_FLAG if last[1] else 0
+    return HEADER.pack(MAGIC, VERSION, kind, flags, number, rows, tokens, dtype, last)
+
+
 def _state_header(kind: int, number: int, running: RunningRows) -> bytes:
-    history = 0 if running.context is None else running.context.shape[1]
-    return write_header(2, kind, number, len(running.offset), last=bytes((0, history, 0)))
+    return _write_header(kind, number, len(running.offset), last=bytes((0, running.history, 0)))
+
+
+def _describe_outputs(forms: OutputForms, history: int) -> tuple[int, bytes, bytes]:
+    """Return the type and the last bytes of the header of vectors, and the part of the frame after the lengths."""
+    codes = [DTYPE_CODES[dtype] for _, dtype in forms]
+    several = len(set(codes)) > 1
+    widths = struct.pack(f"<{len(forms)}I", *(width for width, _ in forms))
+    last = bytes((len(forms), history, 0))
+    return (SEVERAL_DTYPES if several else codes[0]), last, widths + (bytes(codes) if several else b"")
 
 
 def _write_rows(running: RunningRows) -> bytes:
@@ -220,6 +209,81 @@ def _write_rows(running: RunningRows) -> bytes:
     return running.offset.astype("<i8").tobytes() + context
 
 
-def write_error(problem: bytes, number: int, version: int = 2) -> bytes:
-    """Write an error; `problem` is JSON in UTF-8."""
-    return write_header(version, ERROR, number) + problem
+class SimpleStepShape(NamedTuple):
+    """The common part of simple steps with the same header and size: R rows of L ids each.
+
+    Args:
+        rows: R.
+        length: L.
+        offset_size: number of bytes of the client's offsets, or 0.
+        lengths: last bytes of the frame, the lengths of the rows.
+        advance: int64 (1,), L, for the growth of the offsets.
+
+    """
+
+    rows: int
+    length: int
+    offset_size: int
+    lengths: bytes
+    advance: Int64
+
+
+class SimpleStep(NamedTuple):
+    """A step with rows of one length, and no optional part except offsets.
+
+    Args:
+        shape: the part in common with other steps.
+        number: the client's number of the step, or 0.
+        ids: int64 (R, L).
+        offset: the client's offsets as int64 bytes (R,), or empty.
+
+    """
+
+    shape: SimpleStepShape
+    number: int
+    ids: Int64
+    offset: bytes
+
+
+def read_simple_step(frame: bytes) -> SimpleStep | None:
+    """Read a simple step; return None for any other frame, which `read_frame` then reads or rejects."""
+    # Clients repeat the same header with another number.
+    shape = _simple_step_shape(frame[:8], frame[12 : HEADER.size], len(frame))
+    if shape is None or not frame.endswith(shape.lengths):
+        return None
+    ids: Int64 = np.ndarray((shape.rows, shape.length), INT64, frame, HEADER.size)
+    until = len(frame) - len(shape.lengths)
+    return SimpleStep(shape, int.from_bytes(frame[8:12], "little"), ids, frame[until - shape.offset_size : until])
+
+
+@lru_cache  # entries are small: shorter than their frames
+def _simple_step_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape | None:
+    """Return the common part of simple steps with a header of `first`, a number and `last`; None for other frames."""
+    header = first + bytes(4) + last
+    if len(header) < HEADER.size or size > MAX_SIMPLE_STEP_BYTES:
+        return None
+    _, _, _, flags, _, rows, tokens, _, _ = HEADER.unpack(header)
+    offset_size = 8 * rows if flags == OFFSETS_FLAG else 0
+    plain = HEADER.pack(MAGIC, VERSION, STEP, OFFSETS_FLAG if offset_size else 0, 0, rows, tokens, 0, NO_WIDTH)
+    if header != plain or not rows or not tokens or tokens % rows:
+        return None
+    if size != HEADER.size + 8 * tokens + offset_size + 4 * rows:
+        return None
+    length = tokens // rows
+    return SimpleStepShape(rows, length, offset_size, length.to_bytes(4, "little") * rows, np.array([length]))
+
+
+def write_simple_step_header(step: SimpleStep, after: RunningRows, forms: OutputForms) -> bytes:
+    """Return the bytes before the vectors in the answer to a step, after which the rows are in the state `after`."""
+    shape = step.shape
+    first, last, end = _simple_step_header(shape.rows, shape.length, forms, after.history)
+    context = b"" if after.context is None else after.context.data
+    return b"".join((first, step.number.to_bytes(4, "little"), last, after.offset.data, context, shape.lengths, end))
+
+
+@lru_cache
+def _simple_step_header(rows: int, length: int, forms: OutputForms, history: int) -> tuple[bytes, bytes, bytes]:
+    """Return the bytes before and after the number in the header of an answer, and the bytes after its lengths."""
+    dtype, last, end = _describe_outputs(forms, history)
+    header = _write_header(VECTORS, 0, rows, rows * length, dtype, last)
+    return header[:8], header[12:], end

@@ -163,6 +163,11 @@ class RunningRows(NamedTuple):
     offset: Int64
     context: Int64 | None = None
 
+    @property
+    def history(self) -> int:
+        """H, the number of ids of a context; 0 without contexts."""
+        return 0 if self.context is None else self.context.shape[1]
+
 
 @dataclass(frozen=True)
 class DecodeMessage:

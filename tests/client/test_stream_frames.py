@@ -87,6 +87,12 @@ def test_invalid_response_frame_closes_stream(frame: bytes) -> None:
         assert raised.value.offset == stream.offset == [5]
 
 
+def test_frame_of_another_version_is_named() -> None:
+    stream, _ = opened(HEADER.pack(b"PRBK", 1, 2, 0, 1, 1, 1, 1, b"\1\0\0"))
+    with pytest.raises(errors.StreamClosed, match=r"version 1, expected magic b'PRBK', version 2"):
+        stream.step([1])
+
+
 @pytest.mark.parametrize("message", [b"", b"\xff", b"[]", b"{}"])
 def test_stream_opening_with_invalid_response_raises_error(message: bytes) -> None:
     socket: Any = ScriptedSocket(message)

@@ -95,8 +95,8 @@ def _npy(array: Any) -> bytes:
     return stream.getvalue()
 
 
-def _frame(kind: int, flags: int, rows: int, tokens: int, body: bytes, version: int = 2) -> bytes:
-    return b"PRBK" + struct.pack("<BBHIII", version, kind, flags, 7, rows, tokens) + bytes(4) + body
+def _frame(kind: int, flags: int, rows: int, tokens: int, body: bytes) -> bytes:
+    return b"PRBK" + struct.pack("<BBHIII", 2, kind, flags, 7, rows, tokens) + bytes(4) + body
 
 
 def _v2(header: dict[str, Any], data: bytes = b"") -> bytes:
@@ -190,7 +190,6 @@ def parsers(folder: Path) -> dict[str, Parser]:
             (
                 _frame(1, 0, 1, 3, step + struct.pack("<I", 3)),
                 _frame(1, 7, 1, 3, 3 * step + struct.pack("<qI", 0, 3)),
-                _frame(1, 0, 1, 3, step + struct.pack("<I", 3), version=1),
                 _frame(4, 0, 2, 0, bytes(16)),
                 _frame(8, 0, 0, 0, b""),
             ),

@@ -33,11 +33,10 @@ def decode_frame(clients: Clients, model: str, fields: Fields) -> Vectors:
         stream.send(step_frame(fields["input_ids"][0]))
         frame = stream.recv()
     assert isinstance(frame, bytes)
-    kind, width = frame[5], int.from_bytes(frame[21:24], "little")
-    if kind == ERROR:
+    if frame[5] == ERROR:
         problem = json.loads(frame[FRAME.size :])
         raise RequestRefused(problem["status"], problem["detail"])
-    return np.frombuffer(frame, "<f4", offset=FRAME.size + 12).reshape(-1, width)
+    return read_vectors(frame)
 
 
 @contextmanager
@@ -52,5 +51,11 @@ def open_stream(clients: Clients, model: str, options: Fields) -> Iterator[Any]:
 
 def step_frame(ids: list[int], number: int = 0) -> bytes:
     """Write a step as `docs/decode.md` describes it."""
-    header = FRAME.pack(b"PRBK", 1, STEP, 0, number, 1, len(ids), 0, bytes(3))
+    header = FRAME.pack(b"PRBK", 2, STEP, 0, number, 1, len(ids), 0, bytes(3))
     return header + np.array(ids, "<i8").tobytes() + np.array([len(ids)], "<u4").tobytes()
+
+
+def read_vectors(frame: bytes) -> Vectors:
+    """Return the vectors (T, D) of the answer to a step of one row, with one output in float32."""
+    (width,) = struct.unpack_from("<I", frame, FRAME.size + 12)
+    return np.frombuffer(frame, "<f4", offset=FRAME.size + 16).reshape(-1, width)

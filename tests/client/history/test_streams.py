@@ -206,11 +206,3 @@ def test_events_and_lines_hold_contexts(server: Server, session: Session) -> Non
     response = httpx.post(f"{url}?output={OUTPUT}&encoding=float", content=lines, headers=headers)
     found = np.concatenate([np.array(json.loads(line)[OUTPUT], np.float32)[0] for line in response.text.splitlines()])
     assert found.tobytes() == whole(session, IDS).tobytes()
-
-
-def test_frames_of_version_1_hold_no_context(server: Server) -> None:
-    with connect(f"{server.socket}/models/ngrams/decode?output={OUTPUT}") as stream:
-        header = b"PRBK\x01\x01\0\0" + (0).to_bytes(4, "little") + (1).to_bytes(4, "little") * 2 + bytes(4)
-        stream.send(header + (5).to_bytes(8, "little") + (1).to_bytes(4, "little"))
-        answer = stream.recv()
-        assert b"version: got 1, expected 2, since ngram_embeddings depend on earlier ids" in answer

@@ -8,7 +8,7 @@ import pytest
 
 from preblock.service.codecs.decode_frames import (
     read_frame,
-    read_header,
+    read_number,
     write_closing,
     write_error,
     write_state,
@@ -33,13 +33,13 @@ from preblock.service.core.results import EmbedResult
 INDICES = ("token_type_ids", "word")
 
 
-def frame_of(kind: int, flags: int, number: int, rows: int, tokens: int, body: bytes, version: int = 2) -> bytes:
-    return b"PRBK" + struct.pack("<BBHIII", version, kind, flags, number, rows, tokens) + bytes(4) + body
+def frame_of(kind: int, flags: int, number: int, rows: int, tokens: int, body: bytes) -> bytes:
+    return b"PRBK" + struct.pack("<BBHIII", 2, kind, flags, number, rows, tokens) + bytes(4) + body
 
 
-def step(ids: list[int], lengths: list[int], number: int = 5, version: int = 1) -> bytes:
+def step(ids: list[int], lengths: list[int], number: int = 5) -> bytes:
     body = struct.pack(f"<{len(ids)}q", *ids) + struct.pack(f"<{len(lengths)}I", *lengths)
-    return frame_of(1, 0, number, len(lengths), len(ids), body, version)
+    return frame_of(1, 0, number, len(lengths), len(ids), body)
 
 
 def step_of(message: DecodeMessage) -> StepOp:
@@ -47,14 +47,13 @@ def step_of(message: DecodeMessage) -> StepOp:
     return message.operation
 
 
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
     ("ids", "lengths"), [([1], [1]), ([1, -2, 2**63 - 1], [3]), ([1, 2, 3], [1, 0, 2]), ([], []), ([], [0])]
 )
-def test_step_frame_has_ids_and_lengths(ids: list[int], lengths: list[int], version: int) -> None:
-    message = read_frame(step(ids, lengths, 2**32 - 1, version))
+def test_step_frame_has_ids_and_lengths(ids: list[int], lengths: list[int]) -> None:
+    message = read_frame(step(ids, lengths, 2**32 - 1))
     read = step_of(message)
-    assert message.number == (0 if version == 1 else 2**32 - 1)
+    assert message.number == 2**32 - 1
     assert (read.input_ids.values.tolist(), read.input_ids.lengths.tolist()) == (ids, lengths)
     assert read.input_ids.values.dtype == read.input_ids.lengths.dtype == np.int64
     assert (read.offset, read.position_ids, read.attention_mask, read.indices) == (None, None, None, {})
@@ -62,7 +61,7 @@ def test_step_frame_has_ids_and_lengths(ids: list[int], lengths: list[int], vers
 
 @pytest.mark.parametrize("flags", range(8))
 @pytest.mark.parametrize("further", range(4))
-def test_version_2_step_has_parts_selected_by_flags(flags: int, further: int) -> None:
+def test_step_has_parts_selected_by_flags(flags: int, further: int) -> None:
     parts = {"position_ids": flags & 1, "attention_mask": flags & 2, "token_type_ids": further & 1, "word": further & 2}
     values = {name: [10 * index, 10 * index + 1] for index, name in enumerate(parts) if parts[name]}
     body = struct.pack("<2q", 3, 4) + b"".join(struct.pack("<2q", *value) for value in values.values())
@@ -124,25 +123,22 @@ def test_every_operation_has_a_frame_kind(kind: int, values: list[int] | None, o
         read_frame(frame_of(kind, 0, 3, count, 1, bytes(8 * count)))
     with pytest.raises(PreblockError):
         read_frame(frame_of(kind, 1, 3, count, 0, bytes(8 * count)))
-    with pytest.raises(PreblockError):
-        read_frame(frame_of(kind, 0, 3, count, 0, bytes(8 * count), version=1))
     if values is None:
         with pytest.raises(PreblockError, match="expected no rows and tokens in a "):
             read_frame(frame_of(kind, 0, 3, 1, 0, bytes(8)))
 
 
 def test_repeated_frame_has_equal_digest() -> None:
-    assert read_frame(step([1], [1], 5, 2)).digest == read_frame(step([1], [1], 5, 2)).digest != b""
-    assert read_frame(step([1], [1], 5, 2)).digest != read_frame(step([2], [1], 5, 2)).digest
-    assert read_frame(step([1], [1], 0, 2)).digest == read_frame(step([1], [1], 5, 1)).digest == b""
+    assert read_frame(step([1], [1], 5)).digest == read_frame(step([1], [1], 5)).digest != b""
+    assert read_frame(step([1], [1], 5)).digest != read_frame(step([2], [1], 5)).digest
+    assert read_frame(step([1], [1], 0)).digest == b""
 
 
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("cut", range(36))
-def test_truncated_step_frame_is_rejected(cut: int, version: int) -> None:
+def test_truncated_step_frame_is_rejected(cut: int) -> None:
     assert len(step([1], [1])) == 36
     with pytest.raises(PreblockError, match=f"^frame: got {cut} bytes"):
-        read_frame(step([1], [1], version=version)[:cut])
+        read_frame(step([1], [1])[:cut])
 
 
 def test_changed_header_byte_is_rejected_or_changes_number() -> None:
@@ -151,7 +147,7 @@ def test_changed_header_byte_is_rejected_or_changes_number() -> None:
         changed = bytearray(frame)
         changed[position] ^= 1
         if 8 <= position < 12:
-            assert read_header(bytes(changed))[1] != 5
+            assert read_number(bytes(changed)) != 5
             assert step_of(read_frame(bytes(changed))).input_ids.values.tolist() == [1, 2]
         else:
             with pytest.raises(PreblockError):
@@ -165,16 +161,11 @@ def test_lengths_not_matching_ids_are_rejected(frame: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frame", "known"),
-    [
-        (b"", (1, 0)),
-        (bytes(23), (1, 0)),
-        (b"x" * 8 + b"\1\2\0\0" + b"x" * 12, (1, 513)),
-        (b"PRBK\2" + bytes(3) + b"\1\2\0\0" + bytes(12), (2, 513)),
-    ],
+    ("frame", "number"),
+    [(b"", 0), (bytes(23), 0), (b"x" * 8 + b"\1\2\0\0" + b"x" * 12, 513), (b"PRBK\2" + bytes(3) + b"\1\2\0\0", 0)],
 )
-def test_version_and_number_of_broken_frame_are_read(frame: bytes, known: tuple[int, int]) -> None:
-    assert read_header(frame) == known
+def test_number_of_broken_frame_is_read(frame: bytes, number: int) -> None:
+    assert read_number(frame) == number
 
 
 def answer_of(**tensors: Any) -> EmbedResult:
@@ -188,25 +179,7 @@ def answer_of(**tensors: Any) -> EmbedResult:
     )
 
 
-def test_version_1_vectors_frame_layout_is_unchanged() -> None:
-    vectors = np.arange(12, dtype=np.float16).reshape(3, 4)
-    assert write_vectors(answer_of(embeddings=vectors), 7, version=1) == (
-        b"PRBK\x01\x02\x00\x00"
-        + struct.pack("<III", 7, 2, 3)
-        + b"\x02\x04\x00\x00"
-        + struct.pack("<qq", 10, 2**40)
-        + struct.pack("<II", 1, 2)
-        + vectors.tobytes()
-    )
-
-
-def test_version_1_frame_with_two_outputs_is_rejected() -> None:
-    vectors = np.zeros((3, 4), np.float16)
-    with pytest.raises(Invalid, match=r"^output: got \['a', 'b'\], expected one output, or"):
-        write_vectors(answer_of(a=vectors, b=vectors), 7, version=1)
-
-
-def test_version_2_vectors_frame_has_width_of_each_output() -> None:
+def test_vectors_frame_has_width_of_each_output() -> None:
     vectors = np.arange(12, dtype=np.float16).reshape(3, 4)
     cosines = np.arange(6, dtype=np.float16).reshape(3, 2)
     assert write_vectors(answer_of(embeddings=vectors, rotary_cos=cosines), 7) == (
@@ -245,7 +218,5 @@ def test_contexts_follow_the_offsets() -> None:
             read_frame(frame, history=history)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_error_frame_holds_the_problem(version: int) -> None:
-    head = b"PRBK" + bytes([version]) + b"\x03\x00\x00"
-    assert write_error(b'{"a":1}', 7, version) == head + struct.pack("<I", 7) + bytes(12) + b'{"a":1}'
+def test_error_frame_holds_the_problem() -> None:
+    assert write_error(b'{"a":1}', 7) == b"PRBK\x02\x03\x00\x00" + struct.pack("<I", 7) + bytes(12) + b'{"a":1}'

@@ -47,7 +47,7 @@ def test_steps_of_many_streams_share_runs(wide_clients: Clients) -> None:
             for stream, answers in zip(streams, found, strict=True):
                 answer = stream.recv()
                 assert isinstance(answer, bytes)
-                answers.append(answer[FRAME.size + 12 :])
+                answers.append(answer[FRAME.size + 16 :])
     runs, rows = np.subtract(runs_and_rows(wide_clients.http, "gpt"), before)
     assert rows == STREAMS * STEPS
     assert runs < rows

@@ -106,7 +106,7 @@ def write_events(ids: Ids, offset: int, model: str) -> Request:
 
 
 def step_frame(ids: Ids) -> bytes:
-    """Return a step of the decode protocol, version 2."""
+    """Return a step of a decode stream as a frame."""
     header = FRAME.pack(b"PRBK", 2, STEP, 0, 0, len(ids), ids.size, 0, bytes(3))
     return header + ids.astype("<i8").tobytes() + np.full(len(ids), ids.shape[1], "<u4").tobytes()
 

@@ -27,9 +27,9 @@ from tests.support.servers import Server
 MODEL, WIDTH = "gpt2-small", 768
 
 
-def step(ids: list[list[int]], number: int = 0, version: int = 2, stated: list[int] | None = None) -> bytes:
+def step(ids: list[list[int]], number: int = 0, stated: list[int] | None = None) -> bytes:
     values, lengths = [value for row in ids for value in row], [len(row) for row in ids]
-    header = FRAME.pack(b"PRBK", version, 1, 4 if stated else 0, number, len(ids), len(values), 0, bytes(3))
+    header = FRAME.pack(b"PRBK", 2, 1, 4 if stated else 0, number, len(ids), len(values), 0, bytes(3))
     offsets = b"" if stated is None else np.array(stated).tobytes()
     return header + np.array(values).tobytes() + offsets + np.array(lengths, np.uint32).tobytes()
 
@@ -124,18 +124,17 @@ def test_steps_in_any_segmentation_are_answered_in_order(server: Server, clients
             assert offsets == [offset]
 
 
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("mask", [bytes(4), b"\xff\x00\x12\x80"])
-def test_equal_and_unequal_rows_are_answered(server: Server, clients: Clients, version: int, mask: bytes) -> None:
+def test_equal_and_unequal_rows_are_answered(server: Server, clients: Clients, mask: bytes) -> None:
     with opened(server, "?offset=[2,9,40]") as raw:
-        raw.stream.sendall(masked(step([[1, 2], [3, 4], [5, 6]], version=version), mask))
+        raw.stream.sendall(masked(step([[1, 2], [3, 4], [5, 6]]), mask))
         offsets, vectors = raw.vectors((3, 2))
         assert offsets == [4, 11, 42]
         assert vectors == expected(clients, [[1, 2], [3, 4], [5, 6]], [2, 9, 40])
-        raw.stream.sendall(masked(step([[1], [2, 3], [4]], version=version), mask))  # six bytes of lengths differ
+        raw.stream.sendall(masked(step([[1], [2, 3], [4]]), mask))  # six bytes of lengths differ
         frame = bytes(raw.recv().data)
         assert np.frombuffer(frame, np.int64, 3, FRAME.size).tolist() == [5, 13, 43]
-        raw.stream.sendall(masked(step([[7], [8], [9]], version=version), mask))
+        raw.stream.sendall(masked(step([[7], [8], [9]]), mask))
         offsets, vectors = raw.vectors((3, 1))
         assert offsets == [6, 14, 44]
         assert vectors == expected(clients, [[7], [8], [9]], [5, 13, 43])

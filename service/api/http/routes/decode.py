@@ -105,7 +105,7 @@ async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: S
                 await socket.close(TOO_BIG)
                 return
             if frame is not None:
-                session.message_format = decode_frames.read_header(frame)[0]
+                session.message_format = "frame"
                 answer = await session.answer_frame(frame)
                 await lifetime.wait(partial(socket.send_bytes, answer))
             else:
@@ -136,6 +136,6 @@ async def send_close_message(socket: WebSocket, session: DecodeSession, closing:
         async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
             if session.message_format == "text":
                 await socket.send_text(decode_json.write_state(sent, closing=closing.reason).decode())
-            elif session.message_format == 2:
+            elif session.message_format == "frame":
                 await socket.send_bytes(decode_frames.write_closing(sent, closing.reason))
             await socket.close(CLOSE_CODES[closing.reason], reason)

@@ -14,7 +14,6 @@ from preblock.service.codecs import decode_frames, decode_json
 from preblock.service.codecs.chunks import Buffer, raw_bytes
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.native_json_response import TEXT_COPIES
-from preblock.service.codecs.simple_steps import read_simple_step, write_simple_step_header
 from preblock.service.core.decode_ops import CloseOp, DecodeMessage, StepOp
 from preblock.service.core.errors import Conflict, PreblockError
 from preblock.service.engine.decode_stream import DecodeState
@@ -37,7 +36,7 @@ class DecodeSession:
 
     Attributes:
         sent: rows after the last answer sent. An answer without delivery has fed nothing.
-        message_format: format of the client's last message, `text` or a frame version; None before the first message.
+        message_format: format of the client's last message; None before the first message.
 
     Raises:
         ClientFault: an option is not allowed.
@@ -51,7 +50,7 @@ class DecodeSession:
         self._query = query
         self._open(model, query)
         self.sent = self.stream.running
-        self.message_format: Literal["text", 1, 2] | None = None
+        self.message_format: Literal["text", "frame"] | None = None
         self._error: PreblockError | None = None  # of the started step
 
     def _open(self, model: TokenModel, fields: dict[str, Any]) -> None:
@@ -94,14 +93,14 @@ class DecodeSession:
         return written
 
     async def answer_frame(self, frame: bytes) -> bytes:
-        """Answer a frame in its own version. An error leaves the stream unchanged, and is answered with a frame.
+        """Answer a frame. An error leaves the stream unchanged, and is answered with a frame.
 
         Raises:
             StreamEnd: the client ends the stream.
 
         """
         engine, stream = self.engine, self.stream
-        version, number = decode_frames.read_header(frame)
+        number = decode_frames.read_number(frame)
         try:
             with engine.admission.request("decode") as record, stream.attempt():
                 record.model, record.copies = stream.model.name, FRAME_COPIES
@@ -114,10 +113,10 @@ class DecodeSession:
                 if answer is None:
                     written = decode_frames.write_state(stream.running, number)
                 else:
-                    write = partial(decode_frames.write_vectors, answer, number, version)
+                    write = partial(decode_frames.write_vectors, answer, number)
                     written = await engine.scheduler.run(answer.size, write)
         except PreblockError as error:
-            return decode_frames.write_error(errors.problem(error), number, version)
+            return decode_frames.write_error(errors.problem(error), number)
         self._done(message)
         return written
 
@@ -127,7 +126,7 @@ class DecodeSession:
         Return None for any other message.
         """
         began, stream, fast_path = perf_counter(), self.stream, self._fast_path
-        step = None if fast_path is None else read_simple_step(frame)
+        step = None if fast_path is None else decode_frames.read_simple_step(frame)
         if (
             fast_path is None
             or step is None
@@ -137,8 +136,7 @@ class DecodeSession:
             or step.ids.size > self.engine.max_tokens
             or step.shape.rows > self.engine.limits.max_rows
             or step.ids.size * fast_path.width > fast_path.max_step_values
-            or (step.shape.version == 1 and (stream.histories is not None or len(fast_path.forms) > 1))
-            or (step.number and step.shape.version == 2 and not stream.is_new(step.number))
+            or (step.number and not stream.is_new(step.number))
             or not fast_path.accepts(step.ids, stream.offset)
         ):
             return None
@@ -160,20 +158,18 @@ class DecodeSession:
             vectors = run.finish()
         except PreblockError as error:
             self._error = error
-            return [decode_frames.write_error(errors.problem(error), step.number, step.shape.version)]
+            return [decode_frames.write_error(errors.problem(error), step.number)]
         after = stream.offset + step.shape.advance
         histories = None if stream.histories is None else stream.histories.extended(step.ids)
-        # In version 1 the number does not detect repeated messages.
-        number = step.number if step.shape.version == 2 else 0
-        stream.advance(after, number, decode_json.digest(frame) if number else b"", histories)
+        stream.advance(after, step.number, decode_json.digest(frame) if step.number else b"", histories)
         self.opened = True
-        return [write_simple_step_header(step, stream.running, fast_path.forms), *map(raw_bytes, vectors)]
+        return [decode_frames.write_simple_step_header(step, stream.running, fast_path.forms), *map(raw_bytes, vectors)]
 
     def end(self, run: FastRun, size: int, send: float) -> None:
         """Record the started step, with the bytes and seconds of its answer; `size` is 0 if it was not sent."""
-        frame, step = self._begun
+        frame, _ = self._begun
         if size:
-            self.sent, self.message_format = self.stream.running, step.shape.version
+            self.sent, self.message_format = self.stream.running, "frame"
         error, self._error = self._error, None
         run.end(error)
         self.engine.metrics.count_bytes("decode", len(frame), size, 0, send)

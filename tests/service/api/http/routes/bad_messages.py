@@ -46,7 +46,7 @@ BAD_TEXT = [
 
 def header(
     magic: bytes = b"PRBK",
-    version: int = 1,
+    version: int = 2,
     kind: int = STEP,
     flags: int = 0,
     rows: int = 1,
@@ -59,16 +59,17 @@ def header(
 
 BODY = np.array([1], "<i8").tobytes() + np.array([1], "<u4").tobytes()
 BAD_FRAMES = [
-    (header(magic=b"KBRP") + BODY, "frame: got magic b'KBRP', version 1, expected magic b'PRBK', version 1"),
-    (header(version=3) + BODY, "frame: got magic b'PRBK', version 3, expected magic b'PRBK', version 1 or 2"),
+    (header(magic=b"KBRP") + BODY, "frame: got magic b'KBRP', version 2, expected magic b'PRBK', version 2"),
+    (header(version=1) + BODY, "frame: got magic b'PRBK', version 1, expected magic b'PRBK', version 2"),
+    (header(version=3) + BODY, "frame: got magic b'PRBK', version 3, expected magic b'PRBK', version 2"),
     (header(kind=0) + BODY, "kind: got 0, expected 1 (step)"),
-    (header(kind=VECTORS) + BODY, "kind: got 2, expected 1 (step)"),
+    (header(kind=VECTORS) + BODY, "kind: got 2, expected 1 (step), 4 (rewind), 5 (reorder)"),
     (header(kind=ERROR) + BODY, "kind: got 3, expected 1 (step)"),
     (header(kind=255) + BODY, "kind: got 255, expected 1 (step)"),
-    (header(flags=1) + BODY, "flags, dtype and width: got 1, 0 and 000000, expected 0 in a step"),
-    (header(flags=0x8000) + BODY, "flags, dtype and width: got 32768, 0 and 000000, expected 0 in a step"),
-    (header(dtype=1) + BODY, "flags, dtype and width: got 0, 1 and 000000, expected 0 in a step"),
-    (header(width=b"\0\0\1") + BODY, "flags, dtype and width: got 0, 0 and 000001, expected 0 in a step"),
+    (header(flags=8) + BODY, "flags, dtype and width: got 8, 0 and 000000, expected flags 55 and 0 in a step"),
+    (header(flags=0x8000) + BODY, "flags, dtype and width: got 32768, 0 and 000000, expected flags 55 and 0 in a step"),
+    (header(dtype=1) + BODY, "flags, dtype and width: got 0, 1 and 000000, expected flags 55 and 0 in a step"),
+    (header(width=b"\0\0\1") + BODY, "flags, dtype and width: got 0, 0 and 000001, expected flags 55 and 0 in a step"),
     (header() + BODY[:-1], "frame: got 35 bytes, expected 36 bytes for 1 tokens in 1 rows"),
     (header() + BODY + b"\0", "frame: got 37 bytes, expected 36 bytes for 1 tokens in 1 rows"),
     (header(), "frame: got 24 bytes, expected 36 bytes for 1 tokens in 1 rows"),

@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
 from tests.service.api.http.routes.bad_messages import BAD_FRAMES, BAD_TEXT, header
-from tests.support.decode_protocols import FRAME, step_frame
+from tests.support.decode_protocols import FRAME, read_vectors, step_frame
 from tests.support.protocols import ERROR, VECTORS, Clients, Vectors, native_bytes
 from tests.support.scrapes import wait_for_streams
 from tests.support.servers import LOADING_HINT
@@ -46,7 +46,7 @@ def vectors_of(answer: bytes | dict[str, Any]) -> Vectors:
     """Return the float32 vectors (T, D) of an answer of either kind."""
     if isinstance(answer, bytes):
         assert answer[5] == VECTORS, answer
-        return np.frombuffer(answer, "<f4", offset=FRAME.size + 12).reshape(-1, int.from_bytes(answer[21:24], "little"))
+        return read_vectors(answer)
     return np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(-1, answer["shape"][-1])
 
 
@@ -78,11 +78,12 @@ def test_decode_frame_has_documented_layout(tiny_clients: Clients, tables: dict[
     expected = tables["tokens"][[4, 5]] + tables["positions"][[3, 4]]
     assert frame == (
         b"PRBK"  # magic
-        + bytes([1, 2, 0, 0])  # version 1, kind vectors, flags 0
+        + bytes([2, 2, 0, 0])  # version 2, kind vectors, flags 0
         + struct.pack("<III", 0xFFFFFFFE, 1, 2)  # step, rows, tokens
-        + bytes([1, 4, 0, 0])  # float32, width 4
+        + bytes([1, 1, 0, 0])  # float32, one output
         + struct.pack("<q", 5)  # next offset
         + struct.pack("<I", 2)  # length of the row
+        + struct.pack("<I", 4)  # width
         + expected.tobytes()
     )
 
@@ -97,7 +98,7 @@ def test_query_dtype_applies_to_text_and_frames(tiny_clients: Clients, dtype: st
     with stream_of(tiny_clients, "gpt", f"?dtype={dtype}") as stream:
         answer = send_text(stream, input_ids=[1, 2])
     assert frame[20] == code
-    assert frame[FRAME.size + 12 :] == content
+    assert frame[FRAME.size + 16 :] == content
     assert answer["dtype"] == dtype
     assert base64.b64decode(answer["embeddings"]) == content
 
@@ -151,7 +152,7 @@ def test_bad_frame_leaves_decode_stream_usable(tiny_clients: Clients, frame: byt
         first = send_frame(stream, step_frame([3]))
         answer = send_frame(stream, frame)
         second = send_frame(stream, step_frame([5]))
-    assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 1, ERROR, 0, 77, 0, 0, 0, bytes(3))
+    assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 2, ERROR, 0, 77, 0, 0, 0, bytes(3))
     assert json.loads(answer[FRAME.size :])["detail"].startswith(detail)
     both = native_bytes(tiny_clients, "gpt", {"input_ids": [3, 5]})
     assert np.concatenate([vectors_of(first), vectors_of(second)]).tobytes() == both.tobytes()
@@ -161,7 +162,7 @@ def test_bad_frame_leaves_decode_stream_usable(tiny_clients: Clients, frame: byt
 def test_truncated_frame_header_is_answered_with_step_0(tiny_clients: Clients, length: int) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         answer = send_frame(stream, header()[:length])
-        assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 1, ERROR, 0, 0, 0, 0, 0, bytes(3))
+        assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 2, ERROR, 0, 0, 0, 0, 0, bytes(3))
         assert json.loads(answer[FRAME.size :])["got"] == f"{length} bytes"
         assert send_text(stream, input_ids=[1])["next_offset"] == [1]
 

@@ -54,7 +54,7 @@ def text(stream: ClientConnection, **fields: Any) -> FrameAnswer:
 
 
 def frame(stream: ClientConnection, **fields: Any) -> FrameAnswer:
-    """Send a frame of version 2 and read its answer."""
+    """Send a frame and read its answer."""
     number = fields.pop("step", 0)
     if "input_ids" in fields:
         rows = fields["input_ids"]
@@ -195,23 +195,12 @@ def test_full_stream_stays_open_for_rewind(tiny_clients: Clients, ask: Ask) -> N
 
 
 @pytest.mark.parametrize("kind", [*KINDS.values(), 1])
-def test_bad_version_2_frame_is_answered_in_version_2(tiny_clients: Clients, kind: int) -> None:
+def test_malformed_frame_is_answered_with_an_error(tiny_clients: Clients, kind: int) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         stream.send(FRAME.pack(b"PRBK", 2, kind, 0, 3, 1, 1, 0, bytes(3)) + bytes(3))
         answer = read(stream.recv())
         assert (answer.kind, answer.step, answer.status) == ("error", 3, 400)
         assert frame(stream, ping=True).offset == [0]
-
-
-def test_version_1_frame_is_answered_in_version_1(tiny_clients: Clients) -> None:
-    with stream_of(tiny_clients, "gpt", "?rows=2") as stream:
-        body = np.array([1, 2, 3], "<i8").tobytes() + np.array([1, 2], "<u4").tobytes()
-        for number, offset in ((4, [1, 2]), (4, [2, 4])):  # numbers of version 1 are echoes
-            stream.send(FRAME.pack(b"PRBK", 1, 1, 0, number, 2, 3, 0, bytes(3)) + body)
-            answer = stream.recv()
-            assert isinstance(answer, bytes)
-            assert FRAME.unpack_from(answer)[:6] == (b"PRBK", 1, VECTORS, 0, 4, 2)
-            assert list(struct.unpack_from("<2q", answer, FRAME.size)) == offset
 
 
 def test_first_message_can_open_the_stream(tiny_clients: Clients) -> None:

@@ -189,7 +189,6 @@ def test_simple_steps_of_one_batch_keep_their_histories(engine: Engine) -> None:
         ({"output": ["ngram_embeddings"]}, step([[5]], version=1)),
         ({"output": ["ngram_embeddings"]}, step([[99]])),
         ({"output": ["ngram_embeddings"], "dtype": "float16"}, step([[5]])),
-        ({"output": ["embeddings", "token_embeddings"]}, step([[5]], version=1)),
     ],
 )
 def test_other_steps_take_the_general_path(fields: dict[str, Any], frame: bytes, engine: Engine) -> None:
