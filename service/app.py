@@ -172,7 +172,6 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
         templates=templates,
         count_bytes=engine.metrics.count_bytes,
         trace=None if tracing is None else tracing.trace,
-        load=engine.metrics.load,
         hosts=hosts or AllowedHosts(split_list(settings.allowed_hosts) or None),
     )
 

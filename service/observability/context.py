@@ -11,17 +11,16 @@ from itertools import count
 from time import perf_counter
 
 from preblock.service.core.body_memory import BodyMemory
-from preblock.service.observability.load_report import LOAD, LOAD_FORMAT, LoadReport
 from preblock.service.observability.record import OK, OPENING_SUFFIX, RequestRecord
 
 ID, TIMING = b"x-request-id", b"server-timing"
 PER_REQUEST_HEADERS = frozenset(
     (
-        *(ID, LOAD_FORMAT, b"traceparent", b"tracestate", b"baggage"),
+        *(ID, b"traceparent", b"tracestate", b"baggage"),
         *(b"forwarded", b"x-forwarded-for", b"x-forwarded-proto", b"x-real-ip"),
     )
 )
-"""Headers that identify a request or its client, or request a header. They do not change the rest of the response."""
+"""Headers that identify a request or its client. They do not change the rest of the response."""
 _ALLOWED = re.compile(rb"[!-~]{1,128}")
 """Visible ASCII: such an id cannot forge a header or a log line."""
 
@@ -108,7 +107,6 @@ class RequestContext:
         target: method, path and client; None outside of a server.
         status: of the response, or a name of gRPC; None before it is known.
         on_status: calls to make once the status is known, in order; a stream may take its first step before.
-        load_report: writes the load of the process for a response header; None for no header.
         held: bytes of memory reserved for the response; 0 for a small one.
 
     Args:
@@ -118,7 +116,7 @@ class RequestContext:
     """
 
     __slots__ = (
-        *("began", "id", "load_report", "on_status", "read", "received", "record", "status", "target", "trace"),
+        *("began", "id", "on_status", "read", "received", "record", "status", "target", "trace"),
         *("_memory", "held"),
     )
 
@@ -133,7 +131,6 @@ class RequestContext:
         self.target: Target | None = None
         self.status: int | str | None = None
         self.on_status: tuple[Callable[[], None], ...] = ()
-        self.load_report: LoadReport | None = None
         self._memory: BodyMemory | None = None
         self.held = 0
 
@@ -192,10 +189,7 @@ class RequestContext:
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response headers of this request, for HTTP and for gRPC."""
         timing = self._timing()
-        headers = [(ID, self.id), (TIMING, timing)] if timing else [(ID, self.id)]
-        if self.load_report is not None:
-            headers.append((LOAD, self.load_report()))
-        return headers
+        return [(ID, self.id), (TIMING, timing)] if timing else [(ID, self.id)]
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the headers as metadata of gRPC."""

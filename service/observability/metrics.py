@@ -71,7 +71,7 @@ class Metrics:
         return self._running.total()
 
     def load(self) -> dict[str, int]:
-        """Return the load of this process by the names in load reports."""
+        """Return the load of this process by the names of `/readyz`."""
         return {"requests_running": self.requests_running, "queue_depth": self.queue_depth()}
 
     def start(self, record: RequestRecord) -> None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from preblock.service.api.http.request import Route
 from preblock.service.api.http.response import Headers
 from preblock.service.observability.context import PER_REQUEST_HEADERS, Target
-from preblock.service.observability.load_report import LoadReport
 
 MAX_VALUE_CHARS = 80
 MAX_HEAD_BYTES = 2**16  # of URL and headers, and of the trailers of a chunked body
@@ -61,7 +60,6 @@ class IncomingRequest:
         key: of its template in the cache.
         key_changes: version of the API keys, from `Dispatcher.changes`.
         request_id: from the headers, if the client sent one.
-        load_report: writes the load for a response header, if the client requested one.
         client: address and port of the client, as reported by a trusted proxy.
         scheme: of the URL, as reported by a trusted proxy.
 
@@ -92,7 +90,6 @@ class IncomingRequest:
     key: Hashable = ()
     key_changes: int = 0
     request_id: bytes | None = None
-    load_report: LoadReport | None = None
     client: tuple[str, int] | None = None
     scheme: str | None = None
 

@@ -12,7 +12,6 @@ from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.request_cache import Template
 from preblock.service.observability.context import RequestContext, find_request_id
-from preblock.service.observability.load_report import requested_report
 from preblock.service.server.incoming_request import MAX_IDLE_HEAD_BYTES, IncomingRequest
 from preblock.service.server.tensor_responder import TensorResponder
 from preblock.service.server.uvicorn_adapter import ProxyHeadersMiddleware
@@ -125,7 +124,6 @@ class TensorPath:
         if template is None or caller is None:
             return False
         context = RequestContext(request.request_id, began)
-        context.load_report = request.load_report
         context.received, context.read = len(body), perf_counter() - began
         context.target = request.target
         return caller.run(self._responder.answer_by_template, template, request, body, context)
@@ -177,9 +175,7 @@ class TensorPath:
         body = b"".join(request.chunks)
         request.chunks = []
         request.request_id = find_request_id(request.identifying)
-        request.load_report = requested_report(request.identifying, self._dispatcher.load)
         context = RequestContext(request.request_id, request.began)
-        context.load_report = request.load_report
         context.received, context.read = len(body), perf_counter() - request.began
         context.target = request.target
         template, caller, respond = self._find(request), request.caller, self._responder.answer_by_template

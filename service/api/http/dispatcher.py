@@ -25,7 +25,6 @@ from preblock.service.core.errors import Misdirected, PreblockError
 from preblock.service.core.settings import split_list
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
-from preblock.service.observability.load_report import requested_report
 
 LOG = logging.getLogger(__name__)
 
@@ -41,8 +40,8 @@ METHODS = ("GET", "HEAD", "POST")
 EXPOSED_HEADERS = (
     *("Preblock-Model", "Preblock-Version", "Preblock-Output", "Preblock-Use-As", "Preblock-Shape", "Preblock-Dtype"),
     *("Preblock-Next-Offset", "Preblock-Next-Context", "Preblock-Position-Delta", "Preblock-Lengths"),
-    *("Preblock-Truncated", "Endpoint-Load-Metrics"),
-    *("Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id", "Server-Timing"),
+    *("Preblock-Truncated", "Inference-Header-Content-Length", "Retry-After", "WWW-Authenticate", "X-Request-Id"),
+    "Server-Timing",
 )
 """Response headers readable by a web page."""
 CountBytes = Callable[[str, int, int, float, float], None]
@@ -80,7 +79,6 @@ class Dispatcher:
         templates: cache of request templates; default: no cache.
         count_bytes: counts bytes and seconds; default: no counting.
         trace: starts the span of a request; default: no tracing.
-        load: returns the load of the process by name, for load reports; default: empty.
         hosts: hosts that requests may address; default: any.
 
     """
@@ -94,13 +92,11 @@ class Dispatcher:
         templates: TemplateCache | None = None,
         count_bytes: CountBytes = lambda *_: None,
         trace: Begin | None = None,
-        load: Callable[[], dict[str, int]] = dict,
         hosts: AllowedHosts | None = None,
     ) -> None:
         self.app = app
         self.count_bytes = count_bytes
         self.trace = trace
-        self.load = load
         self.hosts = hosts or AllowedHosts()
         self._access = access
         self._expects_lifespan = True
@@ -130,7 +126,6 @@ class Dispatcher:
             LOG.warning(NO_LIFESPAN)
         channel = _MeteredChannel(RequestContext.of(scope["headers"]), receive, send, self.count_bytes)
         client = scope.get("client")
-        channel.context.load_report = requested_report(scope["headers"], self.load)
         channel.context.target = scope.get("method", "GET"), scope["path"], client[0] if client else ""
         CURRENT_REQUEST.set(channel.context)
         scope.setdefault("state", {})[CONTEXT] = channel.context
