@@ -256,10 +256,10 @@ class AsyncDecodeStream:
             document = json.loads(received)
             if "error" in document:
                 raise of_stream(json.dumps(document["error"]).encode())
-            version, offset, indices = (document[name] for name in ("version", "next_offset", "indices"))
+            version, identity = document["version"], document["identity"]
+            offset, indices = document["next_offset"], document["indices"]
         except (KeyError, TypeError, ValueError) as error:
             raise ConnectionFailed(f"the server opened no decode stream: it sent {received[:200]!r}") from error
-        identity = document.get("identity", self._identity)  # an earlier server states none
         if self._identity not in (None, identity):
             got = f"identity: got {identity}, expected {self._identity}"
             raise ConnectionFailed(f"{got}: version {version} of {self._model!r} is another artifact there")

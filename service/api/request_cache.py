@@ -173,16 +173,12 @@ class TemplateCache:
     Args:
         engine: runs the requests.
 
-    Attributes:
-        hits: number of requests with a template.
-
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._settings = engine, engine.settings.current
         self._templates: dict[Hashable, Template] = {}
         self._size = 0
-        self.hits = 0
         engine.repository.listeners.append(self.clear)
 
     def find(self, key: Hashable) -> Template | None:
@@ -191,10 +187,7 @@ class TemplateCache:
             self._settings = self._engine.settings.current
             self.clear()
         template = self._templates.get(key)
-        if template is None or not self._is_served(template, caller()):
-            return None
-        self.hits += 1
-        return template
+        return template if template is not None and self._is_served(template, caller()) else None
 
     def __contains__(self, key: Hashable) -> bool:
         """Return whether there is a template of `key`, perhaps of a model that is no longer served."""

@@ -12,6 +12,7 @@ from preblock.service.core.auth import new_key
 from preblock.service.core.settings import Settings
 from preblock.service.server.run import configure
 from tests.support.servers import live_server
+from tests.support.templates import CountedTemplates
 
 BINARY = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 BODY = np.array([[1, 2]]).tobytes()
@@ -30,16 +31,17 @@ def test_callers_with_different_keys_share_a_template(tiny_repository: Path, tmp
     narrow = new_key("c", ("bert",), admin=False)
     (tmp_path / "keys.toml").write_text(allowed[1] + other[1] + narrow[1])
     settings = Settings(repository=tiny_repository, api_keys_file=tmp_path / "keys.toml")
-    app = create_app(settings)
-    assert app.templates is not None
+    engine = create_engine(settings)
+    app = create_app(settings, engine)
+    templates = CountedTemplates(engine, app)
     with live_server(configure(settings, app)) as port:
         assert embed(port, allowed[0]) == 200
-        assert app.templates.hits == 0
+        assert templates.hits == 0
         assert embed(port, other[0]) == 200
-        assert app.templates.hits == 1
+        assert templates.hits == 1
         assert embed(port, "wrong") == 401
         assert embed(port, narrow[0]) == 403
-        assert app.templates.hits == 1
+        assert templates.hits == 1
 
 
 def test_unloaded_model_is_freed(tiny_repository: Path) -> None:

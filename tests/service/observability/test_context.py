@@ -18,6 +18,7 @@ from preblock.service.observability.context import RequestContext
 from preblock.service.server.run import configure
 from tests.support.connections import dial
 from tests.support.servers import live_server
+from tests.support.templates import CountedTemplates
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 MADE = re.compile(r"[0-9a-f]{16}-[0-9a-f]+")
@@ -67,6 +68,7 @@ def test_problem_names_its_request_id(tiny: httpx.Client, body: bytes) -> None:
 def test_tracing_headers_do_not_prevent_template_reuse(tiny_repository: Path) -> None:
     engine = create_engine(Settings(repository=tiny_repository))
     app = create_app(Settings(), engine)
+    templates = CountedTemplates(engine, app)
     body = np.array([[1, 2]]).tobytes()
     with (
         live_server(configure(Settings(), app)) as port,
@@ -83,8 +85,7 @@ def test_tracing_headers_do_not_prevent_template_reuse(tiny_repository: Path) ->
             answer = connection.getresponse()
             assert answer.headers["X-Request-Id"] == f"r{number}"
             assert len(answer.read()) == 32
-    assert app.templates is not None
-    assert app.templates.hits == 19  # one template for all of them
+    assert templates.hits == 19  # one template for all of them
 
 
 def test_pipelined_requests_keep_their_ids(alike: httpx.Client) -> None:

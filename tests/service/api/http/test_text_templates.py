@@ -27,6 +27,7 @@ from tests.support.artifacts import copy_artifact
 from tests.support.references import edit_manifest
 from tests.support.servers import live_server
 from tests.support.static_models import WIDTH, make_table, save_bag, save_mapped
+from tests.support.templates import CountedTemplates
 
 Answer = tuple[int, dict[str, str], Any]
 
@@ -87,8 +88,7 @@ def texts(repository: Path) -> Iterator[Texts]:
 def run(settings: Settings, **headers: str) -> Iterator[Texts]:
     engine = create_engine(settings)
     app = create_app(settings, engine)
-    assert app.templates is not None
-    cache = app.templates
+    cache = CountedTemplates(engine, app)
     with (
         live_server(configure(settings, app)) as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Accept-Encoding": "", **headers}) as http,
