@@ -49,7 +49,7 @@ class KernelMeans:
 
 
 class NumpyMeans:
-    """Means by NumPy; see `Means`. Several chunks need a D of 2 or more: NumPy sums one column in another order."""
+    """Means by NumPy; see `Means`."""
 
     def __init__(self, lengths: Int64, width: int) -> None:
         self._lengths: list[int] = lengths.tolist()
@@ -59,6 +59,8 @@ class NumpyMeans:
 
     def add(self, vectors: Float32) -> None:
         """Add the next vectors."""
+        # NumPy adds row after row only to a contiguous array with several columns; it sums one column in pairs.
+        vectors = np.ascontiguousarray(np.repeat(vectors, 2, axis=1) if vectors.shape[1] == 1 else vectors)
         while len(vectors):
             length, count = self._lengths[self._row], self._count
             part, vectors = vectors[: length - count], vectors[length - count :]
@@ -66,7 +68,7 @@ class NumpyMeans:
             self._total = np.add.reduce(summands, axis=0, dtype=np.float64, keepdims=True)
             self._count += len(part)
             if self._count == length:
-                self.means[self._row] = self._total[0] / length
+                self.means[self._row] = self._total[0, : self.means.shape[1]] / length
                 self._row, self._count = self._row + 1, 0
 
 
