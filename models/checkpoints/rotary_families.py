@@ -33,8 +33,8 @@ class RotaryFamily:
             default. Several if layers differ: `rope_parameters` then has an object for each.
         scaled: endings, of several, for an old `rope_scaling`; none if the library reads it in place of
             `rope_parameters`.
-        strict: the library fails for `rope_parameters` in the form of other types: an object for each kind of layer, or
-            one for all. Default False: it does not read such keys.
+        strict: whether the library fails for keys in `rope_parameters` that have the form of other types: objects for
+            kinds of layers, or numbers for all layers. If not, it does not read them.
         layers: endings in use by the layers, given the config; default all.
         types: rope types known to the library; none if it reads no `rope_parameters`.
         aliases: other names of rope types.
@@ -63,7 +63,7 @@ class RotaryFamily:
     share: tuple[str | None, float | Callable[[Config], float]] | None = None
     thetas: Mapping[str, Theta] = field(default_factory=lambda: {"": ("rope_theta", 10000.0)})
     scaled: tuple[str, ...] = ()
-    strict: bool = False
+    strict: bool
     layers: Callable[[Config], Container[str]] | None = None
     types: tuple[str, ...] = TYPES
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -97,15 +97,16 @@ def _rotary_dim(c: Config) -> float:
 
 
 _HALF = ("partial_rotary_factor", 0.5)
-_DEEPSEEK = RotaryFamily(dim=("qk_rope_head_dim", 64), layout="interleaved")
-_HUNYUAN = RotaryFamily(heads=32, ntk_alpha=True)
-_GPTJ = RotaryFamily(dim=("rotary_dim", 64), thetas={"": (None, 10000.0)}, types=(), layout="interleaved")
+_DEEPSEEK = RotaryFamily(dim=("qk_rope_head_dim", 64), layout="interleaved", strict=False)
+_HUNYUAN = RotaryFamily(heads=32, ntk_alpha=True, strict=False)
+_GPTJ = RotaryFamily(dim=("rotary_dim", 64), thetas={"": (None, 10000.0)}, types=(), layout="interleaved", strict=False)
 _GEMMA3N = RotaryFamily(
     heads=8,
     head_dim=256,
     thetas=_per_layer(full=("rope_theta", 1_000_000.0), sliding=("rope_local_base_freq", 10000.0)),
     scaled=(FULL,),
     layers=alternating_kinds(35, None, 5, lambda distance: distance - 1),
+    strict=False,
 )
 _GEMMA4_KINDS = alternating_kinds(30, None, 6, lambda distance: distance - 1, last_full=True)
 _GEMMA4 = RotaryFamily(
@@ -117,6 +118,7 @@ _GEMMA4 = RotaryFamily(
         FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
         SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
     },
+    strict=False,
 )
 _QWEN2_VL = RotaryFamily(
     heads=64, thetas={"": ("rope_theta", 1_000_000.0)}, sections=(16, 24, 24), aliases={"mrope": "default"}, strict=True
@@ -125,38 +127,43 @@ _QWEN3_5 = RotaryFamily(
     heads=16, head_dim=256, share=("partial_rotary_factor", 0.25), sections=(11, 11, 10), order="mixed", strict=True
 )
 _QWEN4 = replace(_QWEN3_5, share=("partial_rotary_factor", 1.0), strict=False)
-_GLM4V = RotaryFamily(heads=32, share=("partial_rotary_factor", 1.0), layout="interleaved", sections=(8, 12, 12))
+_GLM4V = RotaryFamily(
+    heads=32, share=("partial_rotary_factor", 1.0), layout="interleaved", sections=(8, 12, 12), strict=False
+)
 _GLM4V_MOE = replace(_GLM4V, heads=96, share=_HALF, layout="half")
 _GLM46V = replace(_GLM4V, other_types=("glm4v_moe_text",))
 _GLM_OCR = replace(_GLM4V, heads=16)
 
 ROTARY: dict[str, RotaryFamily] = {
-    "llama": RotaryFamily(heads=32),
-    "mistral": RotaryFamily(heads=32),
+    "llama": RotaryFamily(heads=32, strict=False),
+    "mistral": RotaryFamily(heads=32, strict=False),
     "qwen2": RotaryFamily(heads=32, strict=True),
     "qwen3": RotaryFamily(heads=32, head_dim=128, strict=True),
-    "phi": RotaryFamily(heads=32, share=("partial_rotary_factor", 0.5)),
+    "phi": RotaryFamily(heads=32, share=("partial_rotary_factor", 0.5), strict=False),
     "phi3": RotaryFamily(
         heads=32,
         share=("partial_rotary_factor", 1.0),
         types=("default", "longrope"),
         aliases={"su": "longrope", "yarn": "longrope"},
         original_len=4096,
+        strict=False,
     ),
-    "gpt_neox": RotaryFamily(heads=64, share=("rotary_pct", 0.25), thetas={"": ("rotary_emb_base", 10000.0)}),
-    "granite": RotaryFamily(heads=32),
-    "granitemoe": RotaryFamily(heads=32),
-    "granitemoeshared": RotaryFamily(heads=32),
-    "mixtral": RotaryFamily(heads=32, thetas={"": ("rope_theta", 1_000_000.0)}),
+    "gpt_neox": RotaryFamily(
+        heads=64, share=("rotary_pct", 0.25), thetas={"": ("rotary_emb_base", 10000.0)}, strict=False
+    ),
+    "granite": RotaryFamily(heads=32, strict=False),
+    "granitemoe": RotaryFamily(heads=32, strict=False),
+    "granitemoeshared": RotaryFamily(heads=32, strict=False),
+    "mixtral": RotaryFamily(heads=32, thetas={"": ("rope_theta", 1_000_000.0)}, strict=False),
     "qwen2_moe": RotaryFamily(heads=16, strict=True),
-    "qwen3_moe": RotaryFamily(heads=32),
-    "olmo": RotaryFamily(heads=32),
-    "olmo2": RotaryFamily(heads=32),
-    "olmoe": RotaryFamily(heads=16),
-    "starcoder2": RotaryFamily(heads=24),
-    "stablelm": RotaryFamily(heads=32, share=("partial_rotary_factor", 0.25)),
+    "qwen3_moe": RotaryFamily(heads=32, strict=False),
+    "olmo": RotaryFamily(heads=32, strict=False),
+    "olmo2": RotaryFamily(heads=32, strict=False),
+    "olmoe": RotaryFamily(heads=16, strict=False),
+    "starcoder2": RotaryFamily(heads=24, strict=False),
+    "stablelm": RotaryFamily(heads=32, share=("partial_rotary_factor", 0.25), strict=False),
     "smollm3": RotaryFamily(heads=16, thetas={"": ("rope_theta", 2_000_000.0)}, strict=True),
-    "exaone": RotaryFamily(heads=32, thetas={"": ("rope_theta", 500_000.0)}),
+    "exaone": RotaryFamily(heads=32, thetas={"": ("rope_theta", 500_000.0)}, strict=False),
     "exaone4": RotaryFamily(heads=32, strict=True),
     "sarvam_mla": replace(_DEEPSEEK, interleaved="rope_interleave", aliases={"deepseek_yarn": "yarn"}),
     "sarvam_moe": RotaryFamily(
@@ -164,19 +171,22 @@ ROTARY: dict[str, RotaryFamily] = {
         head_dim=64,
         share=("partial_rotary_factor", 1.0),
         thetas={"": ("rope_theta", 8_000_000.0)},
+        strict=False,
     ),
-    "seed_oss": RotaryFamily(heads=80, head_dim=128),
-    "falcon_h1": RotaryFamily(heads=32),
-    "cohere": RotaryFamily(heads=64, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
+    "seed_oss": RotaryFamily(heads=80, head_dim=128, strict=False),
+    "falcon_h1": RotaryFamily(heads=32, strict=False),
+    "cohere": RotaryFamily(heads=64, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved", strict=False),
     "cohere2": RotaryFamily(heads=64, layout="interleaved", strict=True),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": replace(_DEEPSEEK, interleaved="rope_interleave", repeated="head_dim"),
     "deepseek_v32": _DEEPSEEK,
-    "ernie4_5": RotaryFamily(heads=16, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
-    "ernie4_5_moe": RotaryFamily(heads=20, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved"),
-    "glm": RotaryFamily(heads=32, head_dim=128, share=_HALF, layout="interleaved"),
-    "glm4": RotaryFamily(heads=32, head_dim=128, share=_HALF, layout="interleaved"),
-    "glm4_moe": RotaryFamily(heads=96, share=_HALF),
+    "ernie4_5": RotaryFamily(
+        heads=16, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved", strict=False
+    ),
+    "ernie4_5_moe": RotaryFamily(heads=20, thetas={"": ("rope_theta", 500_000.0)}, layout="interleaved", strict=False),
+    "glm": RotaryFamily(heads=32, head_dim=128, share=_HALF, layout="interleaved", strict=False),
+    "glm4": RotaryFamily(heads=32, head_dim=128, share=_HALF, layout="interleaved", strict=False),
+    "glm4_moe": RotaryFamily(heads=96, share=_HALF, strict=False),
     "gpt_oss": RotaryFamily(
         strict=True,
         heads=64,
@@ -195,22 +205,29 @@ ROTARY: dict[str, RotaryFamily] = {
         head_dim=128,
         share=("partial_rotary_factor", _rotary_dim),
         thetas={"": ("rope_theta", 5_000_000.0)},
+        strict=False,
     ),
-    "nemotron": RotaryFamily(heads=48, share=_HALF),
+    "nemotron": RotaryFamily(heads=48, share=_HALF, strict=False),
     "olmo3": RotaryFamily(
         heads=32,
         thetas=_per_layer(full=("rope_theta", 500_000.0), sliding=(None, 500_000.0)),
         scaled=(FULL,),
         layers=alternating_kinds(32, None, 4, lambda distance: distance - 1),
+        strict=False,
     ),
     "qwen3_next": RotaryFamily(heads=16, head_dim=256, share=("partial_rotary_factor", 0.25), strict=True),
     "qwen2_vl/text": _QWEN2_VL,
     "qwen2_5_vl/text": _QWEN2_VL,
     "qwen3_vl/text": RotaryFamily(
-        heads=32, head_dim=128, thetas={"": ("rope_theta", 500_000.0)}, sections=(24, 20, 20), order="mixed"
+        heads=32,
+        head_dim=128,
+        thetas={"": ("rope_theta", 500_000.0)},
+        sections=(24, 20, 20),
+        order="mixed",
+        strict=False,
     ),
     "qwen3_vl_moe/text": RotaryFamily(
-        heads=16, thetas={"": ("rope_theta", 500_000.0)}, sections=(24, 20, 20), order="mixed"
+        heads=16, thetas={"": ("rope_theta", 500_000.0)}, sections=(24, 20, 20), order="mixed", strict=False
     ),
     "qwen3_5/text": _QWEN3_5,
     "qwen3_5_moe/text": _QWEN3_5,
@@ -233,13 +250,16 @@ ROTARY: dict[str, RotaryFamily] = {
         layout="interleaved",
         sections=(22, 22, 20),
         order="time_last",
+        strict=False,
     ),
     "phimoe": RotaryFamily(
-        heads=32, thetas={"": ("rope_theta", 1_000_000.0)}, types=("default", "longrope"), mscales=True
+        heads=32, thetas={"": ("rope_theta", 1_000_000.0)}, types=("default", "longrope"), mscales=True, strict=False
     ),
-    "bamba": RotaryFamily(heads=32, share=(None, 0.5)),
-    "granitemoehybrid": RotaryFamily(heads=32, when=lambda c: c.nullable("position_embedding_type", None) == "rope"),
-    "gemma": RotaryFamily(heads=16, head_dim=256),
+    "bamba": RotaryFamily(heads=32, share=(None, 0.5), strict=False),
+    "granitemoehybrid": RotaryFamily(
+        heads=32, when=lambda c: c.nullable("position_embedding_type", None) == "rope", strict=False
+    ),
+    "gemma": RotaryFamily(heads=16, head_dim=256, strict=False),
     "gemma2": RotaryFamily(heads=8, head_dim=256, strict=True),
     "gemma3_text": RotaryFamily(
         heads=8,
@@ -247,6 +267,7 @@ ROTARY: dict[str, RotaryFamily] = {
         thetas=_per_layer(full=("rope_theta", 1_000_000.0), sliding=("rope_local_base_freq", 10000.0)),
         scaled=(FULL,),
         layers=alternating_kinds(26, "sliding_window_pattern", 6, lambda distance: distance - 1),
+        strict=False,
     ),
     "gemma3n_text": _GEMMA3N,
     "gemma3n/text": _GEMMA3N,
@@ -254,10 +275,10 @@ ROTARY: dict[str, RotaryFamily] = {
     "gemma4/text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
     "gemma4_unified/text": _GEMMA4,
-    "falcon": RotaryFamily(heads=71, when=lambda c: not c("alibi", False)),
+    "falcon": RotaryFamily(heads=71, when=lambda c: not c("alibi", False), strict=False),
     "gptj": _GPTJ,
     "codegen": _GPTJ,
-    "nomic_bert": RotaryFamily(heads=12, thetas={"": ("rope_theta", 1000.0)}),
+    "nomic_bert": RotaryFamily(heads=12, thetas={"": ("rope_theta", 1000.0)}, strict=False),
     "modernbert": RotaryFamily(
         strict=True,
         heads=12,
@@ -272,6 +293,7 @@ ROTARY: dict[str, RotaryFamily] = {
         layout="interleaved",
         angles="float64",
         tensors=("encoder.embed_positions.weight",),
+        strict=False,
     ),
     # Published files hold frequencies rounded to float16 in training.
     "esm": RotaryFamily(
@@ -279,6 +301,7 @@ ROTARY: dict[str, RotaryFamily] = {
         types=(),
         tensors=("rotary_embeddings.inv_freq", "encoder.layer.0.attention.self.rotary_embeddings.inv_freq"),
         when=lambda c: c.nullable("position_embedding_type", "absolute") == "rotary",
+        strict=False,
     ),
 }
 

@@ -50,12 +50,11 @@ def read_rotary(
     interleaved = row.interleaved is None or config.nullable(row.interleaved, True)
     layout = row.layout if interleaved else "half"
     outputs = []
-    for name, rope in _rope_parameters(row, values).items():
-        if name in used:
-            sections = _sections(row, rope)
-            angles = _read_one(row, name, rope, values, width, longest, length)
-            axes = _axes(sections, row.order, angles.dim // 2)
-            outputs.append(RotaryOutput(name=name, layout=layout, axes=axes, config=angles))
+    for name, rope in _rope_parameters(row, values, [name for name in row.thetas if name in used]).items():
+        sections = _sections(row, rope)
+        angles = _read_one(row, name, rope, values, width, longest, length)
+        axes = _axes(sections, row.order, angles.dim // 2)
+        outputs.append(RotaryOutput(name=name, layout=layout, axes=axes, config=angles))
     return tuple(outputs)
 
 
@@ -97,26 +96,28 @@ class MissingLengthError(ValueError):
     """The rope type depends on the length of the whole sequence, and none was given."""
 
 
-def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the values in the file for each rope of the row, by the keys that the library reads."""
+def _rope_parameters(row: RotaryFamily, values: Mapping[str, Any], used: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the values in the file for each rope in `used`, by the keys that the library reads."""
     new, old = (_mapping(key, values.get(key) or {}) for key in ("rope_parameters", "rope_scaling"))
     if not row.types:
-        return {"": {}}
+        return {name: {} for name in used}
     if "" in row.thetas:
         stated = dict(old or new or (row.default if values.get("rope_parameters") is None else {}))
         if not row.strict:
             stated = {key: value for key, value in stated.items() if key not in (FULL, SLIDING)}
         return {"": stated}
     if not row.scaled:  # the library reads one of both, whole
-        stated = old or new or row.default
-        return {name: dict(_mapping(name, stated.get(name))) for name in row.thetas}
+        key = "rope_scaling" if "rope_scaling" in values else "rope_parameters"
+        absent = key == "rope_parameters" and values.get(key) is None
+        whole = row.default if absent else _mapping(key, values[key])
+        return {name: dict(_mapping(f"{key}.{name}", whole.get(name))) for name in used}
     if values.get("rope_parameters") is None:
         new = row.default
     unread = new.keys() - row.thetas.keys()
     if unread and (row.strict or (values.get("rope_scaling") is not None and FULL not in new)):
         raise ValueError(f"rope_parameters: got the key {min(unread)!r}, expected {', '.join(row.thetas)}")
-    ropes = {name: dict(_mapping(name, new.get(name) or {"rope_type": "default"})) for name in row.thetas}
-    for name in row.scaled:
+    ropes = {name: dict(_mapping(name, new.get(name) or {"rope_type": "default"})) for name in used}
+    for name in {*row.scaled} & {*used}:
         ropes[name].update({key: value for key, value in old.items() if key not in row.thetas})
     return ropes
 
@@ -212,12 +213,14 @@ def _share(row: RotaryFamily, rope: dict[str, Any], config: Config, scaling: str
     if key is not None:
         stated = config.nullable(key, outside)
         outside = 1.0 if stated is None else stated
-    share = _number("partial_rotary_factor", rope.pop("partial_rotary_factor", outside))
-    if row.share or scaling == "proportional":
-        return share
-    if share != 1 and scaling != "default":  # the library computes too few columns, and its model fails
-        raise ValueError(f"partial_rotary_factor: got {share}, expected 1: all of a head turns")
-    return 1.0
+    share = rope.pop("partial_rotary_factor", outside)
+    if not row.share and scaling == "default":  # the library does not read it
+        return 1.0
+    share = _number("partial_rotary_factor", share)
+    if not row.share and scaling != "proportional" and share != 1:
+        # The library computes too few columns, and its attention fails.
+        raise ValueError(f"partial_rotary_factor: got {share}, expected 1 with rope_type {scaling!r} for this type")
+    return share
 
 
 def _rotary_width(row: RotaryFamily, name: str, config: Config, width: int, share: float) -> int:

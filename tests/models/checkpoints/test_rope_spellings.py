@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from preblock.models.checkpoints.rotary_families import find_rotary
+from preblock.models.checkpoints.rotary_families import ROTARY, find_rotary
 from preblock.models.checkpoints.rotary_reader import read_rotary
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
+from tests.families.library_models import config_class, model_class
+from tests.families.published_models import PUBLISHED
 from tests.models.checkpoints.rotary_models import config_of
 from tests.models.checkpoints.test_rotary_families import POSITIONS, library
 
@@ -38,8 +40,12 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "layers in scaling": {"rope_scaling": LAYERS},
     "layers in both": {"rope_scaling": LAYERS, "rope_parameters": {FULL: dict(PLAIN), SLIDING: dict(PLAIN)}},
     "one layer missing": {"rope_parameters": {FULL: LINEAR}},
+    "one kind of layer": {"layer_types": [FULL] * 2, "num_hidden_layers": 2, "rope_parameters": {FULL: LAYERS[FULL]}},
+    "parameters empty": {"rope_parameters": {}},
+    "scaling null": {"rope_scaling": None},
     "share": {"partial_rotary_factor": 0.5},
     "share inside": {"rope_parameters": PLAIN | THETA | {"partial_rotary_factor": 0.5}},
+    "share of no number": {"partial_rotary_factor": "half"},
 }
 
 
@@ -47,7 +53,7 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "family",
     [
         *("llama", "phi", "gpt_neox", "gpt_oss", "qwen2", "gemma3_text", "gemma4_text", "olmo3", "modernbert"),
-        *("gptj", "codegen"),
+        *("gptj", "codegen", "hunyuan_v1_dense", "deepseek_v3"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of the library, on keys that it does not read
@@ -60,7 +66,7 @@ def test_spelling_loads_with_angles_of_transformers(family: str) -> None:
             expected = library(family, values)
         except Exception:  # the library has many errors
             expected = {}
-        if (family, name) == ("gpt_oss", "share"):  # too few columns for its attention, which fails
+        if (family, name) == ("gpt_oss", "share"):  # its default is a scaling: see the last test
             expected = {}
         try:
             outputs = read_rotary(row, deepcopy(values), sizes.hidden_size, sizes.max_position_embeddings)
@@ -70,3 +76,31 @@ def test_spelling_loads_with_angles_of_transformers(family: str) -> None:
         assert found.keys() == expected.keys(), (name, values)
         for layer, tables in expected.items():
             assert all(map(torch.equal, found[layer], tables)), name
+
+
+@pytest.mark.parametrize("family", sorted(ROTARY))
+@pytest.mark.filterwarnings("ignore")  # of the library, on keys that it does not read
+def test_rows_say_which_types_fail_for_other_forms(family: str) -> None:
+    row = ROTARY[family]
+    other = LAYERS if "" in row.thetas else LAYERS | THETA
+    # Some types have an impossible width of a head by default.
+    width = {"head_dim": 128 if "moe" in family else 64} if family.startswith(("glm4v", "glm46v", "glmga")) else {}
+    try:
+        library(family, {"position_embedding_type": "rotary", "rope_parameters": deepcopy(other), **width})
+        fails = False
+    except Exception:  # the library has many errors
+        fails = True
+    assert row.strict == fails
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma3_text", "deepseek_v3"])
+def test_share_of_scaled_whole_heads_fails_in_library(family: str) -> None:
+    rope = LINEAR | THETA | {"partial_rotary_factor": 0.5}
+    row = ROTARY[family]
+    values = {"rope_parameters": rope if "" in row.thetas else dict.fromkeys(row.thetas, rope)}
+    with pytest.raises(ValueError, match=r"partial_rotary_factor: got 0\.5, expected 1 with rope_type 'linear'"):
+        read_rotary(row, values, 32, 64)
+    config = {**PUBLISHED[family].config, **deepcopy(values)}
+    model = model_class(family)(config_class(family)(**config))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        model(input_ids=torch.arange(9)[None])

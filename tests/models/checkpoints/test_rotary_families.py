@@ -138,7 +138,7 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("falcon", {"rope_theta": 5e5}),
     ("gptj", {"rotary_dim": 32, "rope_theta": 7.0}),
     ("codegen", {"rotary_dim": 32}),
-    ("roformer", {"hidden_size": 96}),
+    ("roformer", {"hidden_size": 96, "rope_parameters": LINEAR, "partial_rotary_factor": 0.5}),
     ("esm", {"position_embedding_type": "rotary"}),
     ("esm", {"position_embedding_type": "rotary", "rope_theta": 500.0}),
 ]
@@ -157,7 +157,7 @@ def library(family: str, values: dict[str, Any]) -> dict[str, tuple[Tensor, Tens
     else:
         (name,) = (name for name in dir(modeling) if re.fullmatch("(?!.*Vision).*RotaryEmbedding", name))
         module = getattr(modeling, name)(config)
-        layers = list(ROTARY[family].thetas)
+        layers = [layer for layer in ROTARY[family].thetas if not layer or layer in config.layer_types]
         return {layer: in_our_form(module(torch.zeros(1), POSITIONS, *([layer] if layer else []))) for layer in layers}
     sin, cos = tables[POSITIONS].chunk(2, dim=-1)
     return {"": (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))}
@@ -209,7 +209,7 @@ def test_rotary_config_matches_transformers(family: str, values: dict[str, Any])
         ("gemma4_text", {"per_layer_config": {"one": {}}}, "per_layer_config: got .*, expected objects with values"),
         ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 8}}}, "got 8 and 256 in layers of sliding_attention"),
         ("gemma4_text", {"num_hidden_layers": 2**16 + 1}, "num_hidden_layers: got 65537, expected 1 to 65536"),
-        ("gemma4_text", {"rope_scaling": LINEAR}, "full_attention: got None, expected a JSON object"),
+        ("gemma4_text", {"rope_scaling": LINEAR}, "rope_scaling.full_attention: got None, expected a JSON"),
         ("gemma4_text", {"global_head_dim": None}, "head_dim: got None, expected"),
         ("minimax_m2", {"rotary_dim": 300}, "rotary_dim: got 300, expected 1 to head_dim, 128"),
         (
