@@ -196,7 +196,12 @@ async def _run(
     await engine.control.join()
     tasks = [asyncio.create_task(_keep_running(work)) for work in background]
     limits = engine.limits
-    state = {"streams": streams, "settings": engine.settings, "bodies": limits.bodies, "responses": limits.responses}
+    state = {
+        "streams": streams,
+        "settings": engine.settings,
+        "incoming": limits.incoming,
+        "responses": limits.responses,
+    }
     if not settings.has_grpc:
         yield state
     else:

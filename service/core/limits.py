@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from preblock.service.core.auth import caller
 from preblock.service.core.body_memory import BodyMemory, ResponseMemory
 from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
+from preblock.service.core.incoming_memory import IncomingMemory
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.system import return_free_memory
 from preblock.service.core.write_turns import WriteTurns
@@ -32,7 +33,8 @@ class Limits:
         free: returns the free memory of large responses to the system; default: that of the allocator.
 
     Attributes:
-        bodies: memory of large request bodies.
+        incoming: memory of large request bodies while they arrive.
+        bodies: memory of complete ones.
         responses: memory of large responses.
         turns: turns of large responses that are computed while they are sent.
 
@@ -41,7 +43,7 @@ class Limits:
     def __init__(self, settings: LiveSettings, free: Callable[[], None] = return_free_memory) -> None:
         self._settings = settings
         self.bodies, self.responses = BodyMemory(settings), ResponseMemory(settings, free)
-        self.turns = WriteTurns()
+        self.incoming, self.turns = IncomingMemory(settings, self.bodies.drop), WriteTurns()
         self._running = 0
         # By caller: the theoretical arrival time of its next request.
         self._arrivals: dict[str, float] = {}

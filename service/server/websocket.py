@@ -4,6 +4,7 @@ import asyncio
 import logging
 import struct
 from copy import copy
+from functools import partial
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -11,7 +12,8 @@ from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from preblock.service.api.http.dispatcher import held_by
 from preblock.service.api.http.routes.decode import CONNECTION, TOO_BIG
-from preblock.service.core.body_memory import BodyMemory
+from preblock.service.core.body_memory import LARGE_BODY_BYTES
+from preblock.service.core.incoming_memory import IncomingBody, IncomingMemory
 from preblock.service.server.incoming_request import Refusal
 from preblock.service.server.inner_transport import InnerTransport
 from preblock.service.server.lingering_close import LingeringClose
@@ -23,6 +25,8 @@ from preblock.service.server.websocket_frames import FrameReader
 from preblock.service.server.write_watch import WriteWatch
 
 LOG = logging.getLogger(__name__)
+TRY_AGAIN_LATER = 1013
+"""Close code of a server without room for a message (the registry of RFC 6455)."""
 MAX_FRAGMENTS = 2**14
 """Frames of one message: a list of empty frames takes many times their bytes."""
 CLOSE_FRAME = 0x88
@@ -35,8 +39,8 @@ class WebSocket(asyncio.Protocol):
         transport: of the connection.
         config: of the server, loaded.
         server_state: of the server.
-        app_state: of the application; its `streams`, if any, close the connection at shutdown, and its `bodies` return
-            the memory of a message that was cut.
+        app_state: of the application; its `streams`, if any, close the connection at shutdown, and its `incoming`
+            bounds the memory of large messages.
         loop: of the connection.
 
     """
@@ -51,13 +55,15 @@ class WebSocket(asyncio.Protocol):
     ) -> None:
         self.transport = transport
         self._app, self._streams = config.loaded_app, app_state.get("streams")
-        self._bodies: BodyMemory | None = app_state.get("bodies")
+        self._incoming: IncomingMemory | None = app_state.get("incoming")
+        self._arriving: IncomingBody | None = None  # the large message that arrives
+        self._complete: IncomingBody | None = None  # the large message that the application answers
+        self._receives = 0  # calls of `receive` until it is answered
+        self._receiving = False
         self._tasks, self._connections = server_state.tasks, connections_of(server_state)
         self._frames = frames = FrameReader(config.ws_max_size)
         turns = ReadTurns.of(app_state, loop)
-        self._scheduler = ReadScheduler(
-            transport, turns, self._read, lambda: 0 if frames.between_messages else frames.received, self._fail
-        )
+        self._scheduler = ReadScheduler(transport, turns, self._read, lambda: frames.received, self._fail)
         self._writable = asyncio.Event()
         self._writable.set()
         self._steps = StepLane(transport, loop, self._update_reading, self._writable, self._fail)
@@ -90,6 +96,16 @@ class WebSocket(asyncio.Protocol):
         """Run the application, and record whether it accepts the WebSocket."""
         self._scope = scope
 
+        async def receive_next() -> Message:
+            self._receives -= 1
+            if self._complete is not None and self._receives <= 0:
+                self._end_message()
+            self._receiving = True
+            try:
+                return await receive()
+            finally:
+                self._receiving = False
+
         async def send_and_record(message: Message) -> None:
             await send(message)
             if message["type"] == "websocket.accept":
@@ -97,9 +113,10 @@ class WebSocket(asyncio.Protocol):
                 self._update_reading()
 
         try:
-            await self._app(scope, receive, send_and_record)
+            await self._app(scope, receive_next, send_and_record)
         finally:
             self._ended = True
+            self._end_message()
 
     def _is_closing(self) -> bool:
         return self._closing or self.transport.is_closing()
@@ -127,8 +144,9 @@ class WebSocket(asyncio.Protocol):
         self._watch.stop()
         self._scheduler.end()
         self._inner.connection_lost(exc)
-        if self._bodies is not None:
-            self._bodies.drop(self._frames.received)
+        self._end_message()
+        if self._arriving is not None:
+            self._arriving.end()
 
     def shutdown(self) -> None:
         """Let an open stream send its close message; close any other WebSocket."""
@@ -149,10 +167,39 @@ class WebSocket(asyncio.Protocol):
             return
         data = self._frames.feed(data)
         if self._frames.fragments > MAX_FRAGMENTS:
-            self.transport.write(struct.pack("!BBH", CLOSE_FRAME, 2, TOO_BIG))
-            self._close()
+            self._close_with(TOO_BIG)
         else:
             self._inner.data_received(data)
+            if self._incoming is not None and not self._is_closing():
+                self._count_message(self._incoming)
+
+    def _close_with(self, code: int) -> None:
+        self.transport.write(struct.pack("!BBH", CLOSE_FRAME, 2, code))
+        self._close()
+
+    def _count_message(self, memory: IncomingMemory) -> None:
+        """Count the bytes of the message that arrives; a complete large one keeps them until it is answered."""
+        received, arriving = self._frames.received, self._arriving
+        if arriving is not None and received < arriving.size:
+            arriving.complete()
+            self._arriving, self._complete = None, arriving
+            self._receives = self._inner.queue.qsize() + (not self._receiving)
+            if not self._inner.queue.qsize():  # the application has ended, and takes no message
+                self._end_message()
+            self._update_reading()
+        elif received >= LARGE_BODY_BYTES:
+            if arriving is None:
+                refuse = partial(self._close_with, TRY_AGAIN_LATER)
+                arriving = self._arriving = IncomingBody(memory, self._update_reading, refuse)
+            if not arriving.grow(received):
+                self._update_reading()
+
+    def _end_message(self) -> None:
+        """Release the memory of an answered message, and read on."""
+        complete, self._complete = self._complete, None
+        if complete is not None:
+            complete.end()
+            self._update_reading()
 
     def pause_writing(self) -> None:
         """Stop reading from a client that does not read: each ping would add a response."""
@@ -172,8 +219,9 @@ class WebSocket(asyncio.Protocol):
         self._update_reading()
 
     def _update_reading(self) -> None:
-        """Read only after the handshake, while the client reads, the application waits, and no step is in progress."""
-        if not self._accepted or self._inner_paused or self._write_paused or self._steps.busy:
+        """Read only after the handshake, while client and application read, and memory for large messages is free."""
+        memory_paused = self._complete is not None or (self._arriving is not None and self._arriving.paused)
+        if not self._accepted or self._inner_paused or self._write_paused or self._steps.busy or memory_paused:
             self._scheduler.pause()
         else:
             self._scheduler.resume()

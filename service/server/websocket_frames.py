@@ -51,7 +51,7 @@ class FrameReader:
 
     Attributes:
         fragments: frames of the incomplete message; 0 between two messages.
-        received: payload bytes of the last message, complete or not, and of control frames after its start.
+        received: payload bytes of the incomplete message, and of control frames within it.
 
     """
 
@@ -83,6 +83,8 @@ class FrameReader:
                 self._head += data[position : position + 1]
                 position += 1
                 found.append(self._read_head())
+            if self.between_messages:
+                self.received = 0
         return b"".join(found)
 
     def _read_head(self) -> bytes:
@@ -100,7 +102,6 @@ class FrameReader:
             self._head, self._payload, self._split = b"", length, split
             self._first, self._mask = head[0], head[-MASK_BYTES:]
             if not head[0] & CONTROL:
-                self.received = self.received if self.fragments else 0
                 self.fragments = 0 if head[0] & FINAL else self.fragments + 1
         if split:
             return b""

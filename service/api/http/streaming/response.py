@@ -22,6 +22,7 @@ from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.native_json_response import TEXT_COPIES
 from preblock.service.core.decode_ops import DecodeMessage, PartsOp, RunningRows, StepOp
 from preblock.service.core.errors import PreblockError, TooLarge
+from preblock.service.core.incoming_memory import AwaitedBody
 from preblock.service.engine.decode_stream import DecodeState, split_step
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.context import CURRENT_REQUEST
@@ -101,11 +102,17 @@ def answer_lines(streams: StreamRegistry, session: DecodeSession, max_line_bytes
     """Return the response with an answer for each line of the request body, at most `max_line_bytes` long."""
 
     async def answers(lifetime: StreamLifetime, receive: Receive) -> Answers:
-        reader = LineReader(receive, max_line_bytes)
+        reader, incoming = LineReader(receive, max_line_bytes), session.engine.limits.incoming
         # An empty chunk tells the client that it may write.
         yield b"", session.stream.running
-        while (line := await lifetime.wait(reader.line)) is not None:
-            yield await session.answer_text(line) + b"\n", session.stream.running
+        while True:
+            async with incoming.arrive() as body:
+                line = await lifetime.wait(partial(reader.line, body))
+                if line is None:
+                    return
+                body.complete()
+                answer = await session.answer_text(line)
+            yield answer + b"\n", session.stream.running
 
     return StreamResponse(streams, NDJSON, session.stream.running, answers, lambda _, document: document + b"\n")
 
@@ -125,8 +132,10 @@ class LineReader:
         self._searched = 0
         self._more = True
 
-    async def line(self) -> bytes | None:
+    async def line(self, incoming: AwaitedBody) -> bytes | None:
         """Return the next line with content; None at the end of the body, or after the client left.
+
+        `incoming` counts the bytes of an incomplete line.
 
         Raises:
             TooLarge: a line is too long; the rest of the stream cannot be read.
@@ -141,6 +150,7 @@ class LineReader:
                     return None
                 self._bytes += message.get("body", b"")
                 self._more = message.get("more_body", False)
+                await incoming.wait(len(self._bytes))
                 continue
             size = len(self._bytes) if end < 0 else end
             if size > self._max_line_bytes:
