@@ -14,6 +14,7 @@ from preblock.export import export_module
 from preblock.service.runtime.providers import cuda_unavailable_reason
 from tests.cli.command_line import failing, run, run_installed
 from tests.export.test_module import Sum
+from tests.support.artifacts import copy_artifact
 
 
 @pytest.fixture
@@ -71,10 +72,10 @@ def test_export_as_int8_reports_error_and_bytes_saved(tmp_path: Path) -> None:
     assert "tokens.weight 7 x 4, error at most 0, mean 0, worst cosine 1.00000000, 32 bytes, 80 saved" in shown
 
 
-def test_verify_without_version_checks_newest(tiny_repository: Path) -> None:
-    done = run("verify", "bert", "--repository", tiny_repository)
+def test_verify_without_version_checks_newest(tmp_path: Path) -> None:
+    _, folder = copy_artifact("bert", tmp_path), copy_artifact("bert-again", tmp_path, "bert")
+    done = run("verify", "bert", "--repository", tmp_path)
     assert done.returncode == 0, done.stderr
-    folder = tiny_repository / "bert" / "2"
     assert re.fullmatch(rf"{folder}: hashes agree, embeddings: \d+ cases .*\(CPUExecutionProvider\)\n", done.stdout)
     assert done.stderr.splitlines() == ["bert: checking the hashes", "bert: proving it equal"]
 

@@ -19,6 +19,7 @@ from preblock.service.core.files import open_file, signature_of
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support import commands
+from tests.support.artifacts import copy_artifact
 
 FALSE = "f" * 64
 
@@ -246,12 +247,12 @@ def test_repository_files_are_hashed_once(
     assert hashed[len(files) :] == [data.stat().st_size]
 
 
-def test_check_uses_the_cache_and_verify_ignores_it(tiny_repository: Path, tmp_path: Path) -> None:
-    file = tiny_repository / "gpt/1" / DATA
+def test_check_uses_the_cache_and_verify_ignores_it(tmp_path: Path) -> None:
+    file = copy_artifact("gpt", tmp_path / "models") / DATA  # verify writes the report
     plant(tmp_path / "cache", json.dumps({key_of(file): FALSE}))
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        arguments += ("--repository", str(tiny_repository))
+        arguments += ("--repository", str(tmp_path / "models"))
         return commands.run(commands.preblock, *arguments, environment={"PREBLOCK_CACHE_DIR": str(tmp_path / "cache")})
 
     refused, verified = run("check"), run("verify", "gpt")
