@@ -25,6 +25,7 @@ from preblock.models.modules.bias import (
 )
 from preblock.models.modules.bias_modules import build_bias
 from tests.families.bias_models import BIASED, HEADS, save
+from tests.models.rejections import rejection
 
 BUCKETS = "{}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 
@@ -51,18 +52,13 @@ def side_of(name: str) -> str | None:
     return name.partition("/")[2] or None
 
 
-def change(folder: Path, **values: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-
-
 def test_bias_table_rows_have_families_and_oracles() -> None:
     assert set(BIASES) <= set(FAMILIES)
     assert set(BIASES) == set(BIASED) == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_bias_config_and_weight_are_read_from_checkpoint(name: str, tmp_path: Path) -> None:
+def test_bias_is_read_from_checkpoint_and_from_document(name: str, tmp_path: Path) -> None:
     weights = dict(save(name, tmp_path).named_parameters())
     frontend = read_frontend(tmp_path, side_of(name))
     assert frontend.config.bias == EXPECTED[name]
@@ -70,15 +66,9 @@ def test_bias_config_and_weight_are_read_from_checkpoint(name: str, tmp_path: Pa
     assert ("bias.weight" in state) == name.startswith("t5/")
     if name.startswith("t5/"):
         assert torch.equal(state["bias.weight"], weights[BUCKETS.format(side_of(name))])
-
-
-@pytest.mark.parametrize("name", BIASED)
-def test_bias_survives_document_round_trip(name: str, tmp_path: Path) -> None:
-    save(name, tmp_path)
-    frontend = read_frontend(tmp_path, side_of(name))
     document = json.loads(json.dumps(frontend.config.to_document()))
     assert "weight" not in document["bias"]
-    again = type(frontend).from_tensors(FrontEndConfig.from_document(document), frontend.state_dict())
+    again = type(frontend).from_tensors(FrontEndConfig.from_document(document), state)
     assert again.config.bias == from_document(to_document(EXPECTED[name]))
     lengths = (3, 4) if name == "xlnet" else (2, 3, 4)
     assert torch.equal(again.bias(*lengths), frontend.bias(*lengths))
@@ -116,60 +106,58 @@ def test_xlnet_bias_follows_config(tmp_path: Path) -> None:
     assert read_frontend(tmp_path).config.bias == RelativeSinusoidConfig(width=48, clamp_len=5, bidirectional=False)
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("mpt", {"attn_config": {"alibi": False}}, "attn_config.alibi is False, understood is True"),
-        ("mpt", {"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max is 16, understood is 8"),
-        ("mpt", {"attn_config": 3}, "attn_config is 3, understood is an object"),
-        ("mpt", {"n_heads": 0}, "n_heads is 0, understood is 1 or more"),
-        ("bloom", {"num_attention_heads": 4}, "num_attention_heads is 4, understood is 6, as n_head"),
-        ("falcon", {"alibi": "yes"}, "alibi is 'yes', understood is True or False"),
-        ("falcon", {"num_attention_heads": 0}, "num_attention_heads is 0, understood is 1 or more"),
-        ("xlnet", {"bi_data": True}, "bi_data is True, understood is False"),
-        ("xlnet", {"attn_type": "other"}, "attn_type is 'other', understood is 'bi' or 'uni'"),
-        ("xlnet", {"clamp_len": 2.5}, "clamp_len: got 2.5, expected 1 or more"),
-        ("t5/decoder", {"num_heads": 2.0}, "num_heads is 2.0, understood is 1 or more"),
+INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "mpt": [
+        ({"attn_config": {"alibi": False}}, "attn_config.alibi is False, understood is True"),
+        ({"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max is 16, understood is 8"),
+        ({"attn_config": 3}, "attn_config is 3, understood is an object"),
+        ({"n_heads": 0}, "n_heads is 0, understood is 1 or more"),
     ],
-)
-def test_unsupported_bias_value_is_rejected(name: str, values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    "bloom": [({"num_attention_heads": 4}, "num_attention_heads is 4, understood is 6, as n_head")],
+    "falcon": [
+        ({"alibi": "yes"}, "alibi is 'yes', understood is True or False"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, understood is 1 or more"),
+    ],
+    "xlnet": [
+        ({"bi_data": True}, "bi_data is True, understood is False"),
+        ({"attn_type": "other"}, "attn_type is 'other', understood is 'bi' or 'uni'"),
+        ({"clamp_len": 2.5}, "clamp_len: got 2.5, expected 1 or more"),
+    ],
+    "t5/decoder": [({"num_heads": 2.0}, "num_heads is 2.0, understood is 1 or more")],
+    "t5/encoder": [({"num_heads": 3}, "disagree: "), ({"relative_attention_num_buckets": 16}, "disagree: ")],
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_unsupported_bias_value_is_rejected(name: str, tmp_path: Path) -> None:
     save(name, tmp_path)
-    change(tmp_path, **values)
-    with pytest.raises(CheckpointError, match=f"config.json: {message}"):
-        read_frontend(tmp_path, side_of(name))
-
-
-@pytest.mark.parametrize("values", [{"num_heads": 3}, {"relative_attention_num_buckets": 16}])
-def test_bias_table_with_wrong_size_is_rejected(values: dict[str, int], tmp_path: Path) -> None:
-    save("t5/encoder", tmp_path)
-    change(tmp_path, **values)
-    with pytest.raises(CheckpointError, match=r"tensors and config\.json disagree: .*bias\.weight"):
-        read_frontend(tmp_path, "encoder")
+    valid = (tmp_path / "config.json").read_text()
+    for values, message in INVALID[name]:
+        (tmp_path / "config.json").write_text(json.dumps(json.loads(valid) | values))
+        found = rejection(CheckpointError, read_frontend, tmp_path, side_of(name))
+        assert "config.json" in found, values
+        assert message in found, values
 
 
 def test_missing_bias_table_is_rejected(tmp_path: Path) -> None:
     save("t5/decoder", tmp_path)
-    file = tmp_path / "model.safetensors"
+    file, key = tmp_path / "model.safetensors", BUCKETS.format("decoder")
     tensors = load_file(file)
-    del tensors[BUCKETS.format("decoder")]
+    del tensors[key]
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=f"no tensor {BUCKETS.format('decoder')}"):
-        read_frontend(tmp_path, "decoder")
+    assert f"no tensor {key}" in rejection(CheckpointError, read_frontend, tmp_path, "decoder")
     read_frontend(tmp_path, "encoder")
 
 
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
+def test_invalid_bias_document_is_rejected() -> None:
+    documents: list[tuple[dict[str, Any], str]] = [
         ({"kind": "rotary"}, "kind: got 'rotary', expected alibi, t5, relative_sinusoid"),
-        ({"kind": "alibi"}, "alibi: .*heads"),
-        ({"kind": "alibi", "heads": 4, "width": 4}, "alibi: .*width"),
+        ({"kind": "alibi"}, "heads"),
+        ({"kind": "alibi", "heads": 4, "width": 4}, "width"),
         ({"kind": "alibi", "heads": True}, "heads: got True, expected 1 or more"),
-    ],
-)
-def test_invalid_bias_document_is_rejected(document: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        from_document(document)
+    ]
+    for document, message in documents:
+        assert message in rejection(ValueError, from_document, document), document
 
 
 def test_build_bias_sets_attributes_of_config() -> None:

@@ -1,4 +1,4 @@
-"""The position modules learn a task with order, and their exports equal them.
+"""The position modules learn a task with order.
 
 The task: two of eight tokens are marked; name the first. Every input is the same bag of tokens in another order,
 then one question token. A model without positions answers every input alike, and cannot come below the entropy of
@@ -8,8 +8,6 @@ the answer, log 2 = 0.693.
 import math
 from collections.abc import Callable
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -115,49 +113,3 @@ def test_every_position_kind_learns_token_order(build: Callable[[], Reader]) -> 
 def test_model_without_positions_cannot_learn_token_order() -> None:
     torch.manual_seed(0)
     assert loss_after_training(Reader(nn.Identity())) > BASELINE - 1e-4
-
-
-def cells(batch: int, length: int) -> Tensor:
-    """Random indices of 2 rows and 4 columns."""
-    return torch.stack((torch.randint(2, (batch, length)), torch.randint(4, (batch, length))), dim=-1)
-
-
-@pytest.mark.filterwarnings("ignore")  # of the exporter's own deprecations
-@pytest.mark.parametrize(
-    ("module", "others"),
-    [
-        pytest.param(HybridPositionalEncoding(D, M), lambda _: {"offset": torch.tensor([M - 2])}, id="hybrid, offset"),
-        pytest.param(
-            HybridPositionalEncoding(D, M, base=12345.678),
-            lambda x: {"position_ids": torch.randint(10**6, x.shape[:2]) * torch.randint(2, x.shape[:2])},
-            id="hybrid, ids",
-        ),
-        pytest.param(
-            HierarchicalPositionalEncoding(D, {"sentence": 2, "word": 4}),
-            lambda x: {"position_ids": cells(*x.shape[:2])},
-            id="hierarchical",
-        ),
-        *(
-            pytest.param(kind(D, 2, 4), others, id=f"{kind.__name__}, {name}")
-            for kind in (LearnedGridEncoding, SinusoidalGridEncoding, FactorisedGridEncoding)
-            for name, others in (("whole", lambda _: {}), ("ids", lambda x: {"position_ids": cells(*x.shape[:2])}))
-        ),
-    ],
-)
-def test_exported_positions_with_dynamic_axes_match_torch(
-    module: nn.Module, others: Callable[[Tensor], dict[str, Tensor]]
-) -> None:
-    torch.manual_seed(0)
-    # A whole grid has but one length.
-    lengths = (3, 1, 7) if others(torch.zeros(1, 1, D)) else (8,) * 3
-    samples = [torch.randn(batch, length, D) for batch, length in zip((2, 1, 5), lengths, strict=True)]
-    inputs = [{"x": x, **others(x)} for x in samples]
-    axes = {name: dict.fromkeys(range(tensor.ndim)[:2], torch.export.Dim.AUTO) for name, tensor in inputs[0].items()}
-    program = torch.onnx.export(
-        module.eval(), kwargs=inputs[0], dynamo=True, dynamic_shapes=axes, verbose=False, opset_version=20
-    )
-    assert program is not None
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    for feed in inputs:
-        found = session.run(None, {name: tensor.numpy() for name, tensor in feed.items()})[0]
-        assert np.array_equal(found, module(**feed).detach().numpy())

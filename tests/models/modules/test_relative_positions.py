@@ -1,17 +1,16 @@
 """Relative positions, against the modules of transformers that they stand for."""
 
-import warnings
+import re
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import T5Config, XLNetConfig, XLNetModel
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention
 
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
+from tests.models.rejections import rejection
 
 HEADS = 4
 SETTINGS = pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (32, 256), (8, 20), (64, 1000), (4, 3)])
@@ -44,36 +43,27 @@ def published(attention: T5Attention, query_offset: int, query_length: int, key_
 
 @SETTINGS
 @SIDES
-@pytest.mark.parametrize(("query_length", "key_length"), [(1, 1), (40, 40), (7, 300), (300, 7), (0, 3), (3, 0)])
-def test_t5_bias_equals_transformers(
-    buckets: int, max_distance: int, bidirectional: bool, query_length: int, key_length: int
-) -> None:
+def test_t5_bias_equals_transformers(buckets: int, max_distance: int, bidirectional: bool) -> None:
     module, attention = t5(buckets, max_distance, bidirectional)
-    expected = published(attention, 0, query_length, key_length)
-    assert expected.shape == (1, HEADS, query_length, key_length)
-    assert torch.equal(module(0, query_length, key_length), expected)
-
-
-@SETTINGS
-@SIDES
-@pytest.mark.parametrize("past", [1, 30, 2000])
-def test_t5_bias_with_past_keys_equals_transformers(
-    buckets: int, max_distance: int, bidirectional: bool, past: int
-) -> None:
-    module, attention = t5(buckets, max_distance, bidirectional)
-    assert torch.equal(module(past, 3, past + 3), published(attention, past, 3, past + 3))
+    for lengths in (
+        (0, 1, 1),
+        (0, 40, 40),
+        (0, 7, 300),
+        (0, 300, 7),
+        (0, 0, 3),
+        (0, 3, 0),
+        (30, 3, 33),
+        (2000, 3, 2003),
+    ):
+        expected = published(attention, *lengths)
+        assert expected.shape == (1, HEADS, *lengths[1:])
+        assert torch.equal(module(*lengths), expected), lengths
 
 
 @SIDES
 def test_t5_bias_at_far_distances_equals_transformers(bidirectional: bool) -> None:
     module, attention = t5(32, 10**6, bidirectional)
     assert torch.equal(module(10**6, 1, 1_100_000), published(attention, 10**6, 1, 1_100_000))
-
-
-@SIDES
-def test_t5_bias_with_past_keys_equals_last_rows_of_full_bias(bidirectional: bool) -> None:
-    module, _ = t5(32, 128, bidirectional)
-    assert torch.equal(module(200, 5, 205), module(0, 205, 205)[:, :, -5:])
 
 
 @SIDES
@@ -95,41 +85,23 @@ def test_future_keys_share_one_bucket_only_in_decoder() -> None:
     assert len(encoder(0, 1, 8)[0, 0, 0].unique()) == 8
 
 
-def test_t5_table_starts_normally_distributed() -> None:
-    torch.manual_seed(0)
-    table = T5RelativeBias(512, 128, 1000, True).weight.detach().double()
-    assert table.shape == (128, 512)
-    assert abs(table.mean()) < 3e-4
-    assert abs(table.std() - 0.02) < 3e-4
-
-
 def test_t5_bias_has_dtype_of_module() -> None:
     module, _ = t5(32, 128, True)
     expected = module(0, 9, 9).to(torch.bfloat16)
     assert torch.equal(module.to(torch.bfloat16)(0, 9, 9), expected)
 
 
-@pytest.mark.parametrize(
-    ("buckets", "bidirectional", "allowed"), [(1, False, 2), (2, True, 4), (5, True, 4), (0, True, 4)]
-)
-def test_too_few_buckets_are_rejected(buckets: int, bidirectional: bool, allowed: int) -> None:
-    with pytest.raises(ValueError, match=f"buckets: got {buckets}, expected an? .*number of {allowed} or more"):
-        T5RelativeBias(HEADS, buckets, 128, bidirectional)
-
-
-@pytest.mark.parametrize(("bidirectional", "allowed"), [(True, 9), (False, 17)])
-def test_max_distance_within_exact_buckets_is_rejected(bidirectional: bool, allowed: int) -> None:
-    T5RelativeBias(HEADS, 32, allowed, bidirectional)
-    with pytest.raises(ValueError, match=f"max_distance: got {allowed - 1}, expected {allowed} or more"):
-        T5RelativeBias(HEADS, 32, allowed - 1, bidirectional)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "name"), [((-1, 2, 3), "query_offset"), ((0, -1, 3), "query_length"), ((0, 2, -1), "key_length")]
-)
-def test_t5_bias_negative_length_is_rejected(lengths: tuple[int, int, int], name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: got -1, expected 0 or more"):
-        T5RelativeBias(HEADS, 32, 128, True)(*lengths)
+def test_invalid_t5_arguments_are_rejected() -> None:
+    for buckets, bidirectional, allowed in ((1, False, 2), (2, True, 4), (5, True, 4), (0, True, 4)):
+        kind = f"expected an? .*number of {allowed} or more"
+        found = rejection(ValueError, T5RelativeBias, HEADS, buckets, 128, bidirectional)
+        assert re.match(f"buckets: got {buckets}, {kind}", found)
+    for bidirectional, allowed in ((True, 9), (False, 17)):
+        T5RelativeBias(HEADS, 32, allowed, bidirectional)
+        found = rejection(ValueError, T5RelativeBias, HEADS, 32, allowed - 1, bidirectional)
+        assert found == f"max_distance: got {allowed - 1}, expected {allowed} or more"
+    for lengths, name in (((-1, 2, 3), "query_offset"), ((0, -1, 3), "query_length"), ((0, 2, -1), "key_length")):
+        assert rejection(ValueError, t5(32, 128, True)[0], *lengths) == f"{name}: got -1, expected 0 or more"
 
 
 def xlnet(d_model: int, clamp_len: int | None, bidirectional: bool) -> XLNetModel:
@@ -147,8 +119,7 @@ def xlnet(d_model: int, clamp_len: int | None, bidirectional: bool) -> XLNetMode
 
 
 @SIDES
-@pytest.mark.parametrize("clamp_len", [None, 1, 20, 400])
-@pytest.mark.parametrize("d_model", [2, 8, 130])
+@pytest.mark.parametrize(("d_model", "clamp_len"), [(2, None), (8, 1), (8, 20), (130, 400), (130, None)])
 def test_relative_sinusoid_equals_transformers_xlnet(d_model: int, clamp_len: int | None, bidirectional: bool) -> None:
     module, oracle = RelativeSinusoid(d_model, clamp_len, bidirectional), xlnet(d_model, clamp_len, bidirectional)
     for query_length, key_length in ((1, 1), (7, 7), (1, 50), (5, 300), (300, 3000)):
@@ -180,74 +151,20 @@ def test_relative_sinusoid_rows_equal_transformer_xl_formula() -> None:
     torch.testing.assert_close(rows.double(), torch.cat((angle.sin(), angle.cos()), -1), rtol=0, atol=1e-6)
 
 
-def test_relative_sinusoid_has_no_parameters_or_state() -> None:
-    module = RelativeSinusoid(8)
-    assert list(module.parameters()) == []
-    assert module.state_dict() == {}
-
-
-def test_relative_sinusoid_rows_ignore_dtype_cast() -> None:
-    expected = RelativeSinusoid(8)(2, 3000)
+def test_relative_sinusoid_is_no_state_and_stays_float32() -> None:
+    module, expected = RelativeSinusoid(8), RelativeSinusoid(8)(2, 3000)
+    assert (list(module.parameters()), module.state_dict()) == ([], {})
     assert torch.equal(RelativeSinusoid(8).to(torch.bfloat16)(2, 3000), expected)
+    assert module.to("meta")(2, 3).device.type == "meta"
+    assert torch.equal(module.to_empty(device="cpu")(2, 3000), expected)
 
 
-def test_relative_sinusoid_is_filled_after_meta_device() -> None:
-    module = RelativeSinusoid(8).to("meta")
-    assert module(2, 3).device.type == "meta"
-    assert torch.equal(module.to_empty(device="cpu")(2, 3), RelativeSinusoid(8)(2, 3))
-
-
-@pytest.mark.parametrize("d_model", [0, 7])
-def test_relative_sinusoid_odd_width_is_rejected(d_model: int) -> None:
-    with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected an even width of 2 or more"):
-        RelativeSinusoid(d_model)
-
-
-@pytest.mark.parametrize("clamp_len", [0, -1])
-def test_clamp_len_below_one_is_rejected(clamp_len: int) -> None:
-    with pytest.raises(ValueError, match=f"clamp_len: got {clamp_len}, expected 1 or more, or None"):
-        RelativeSinusoid(8, clamp_len)
-
-
-@pytest.mark.parametrize(("lengths", "name"), [((-1, 3), "query_length"), ((2, -1), "key_length")])
-def test_relative_sinusoid_negative_length_is_rejected(lengths: tuple[int, int], name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: got -1, expected 0 or more"):
-        RelativeSinusoid(8)(*lengths)
-
-
-def session(module: nn.Module, *lengths: int) -> onnxruntime.InferenceSession:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations inside the exporter
-        program = torch.onnx.export(
-            module,
-            lengths,
-            dynamo=True,
-            opset_version=20,
-            dynamic_shapes=(torch.export.Dim.DYNAMIC,) * len(lengths),
-            verbose=False,
-        )
-    assert program is not None
-    return onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-
-
-def run(graph: onnxruntime.InferenceSession, **lengths: int) -> Tensor:
-    return torch.from_numpy(graph.run(None, {name: np.array(length) for name, length in lengths.items()})[0])
-
-
-@SIDES
-def test_exported_t5_bias_equals_module(bidirectional: bool) -> None:
-    module, _ = t5(32, 128, bidirectional)
-    graph = session(module, 5, 3, 8)
-    for past, queries, keys in ((5, 3, 8), (0, 1, 1), (0, 9, 9), (3000, 1, 3001), (0, 300, 2500), (4, 0, 4), (4, 2, 0)):
-        found = run(graph, query_offset=past, query_length=queries, key_length=keys)
-        assert torch.equal(found, module(past, queries, keys))
-
-
-@SIDES
-@pytest.mark.parametrize("clamp_len", [None, 5])
-def test_exported_relative_sinusoid_equals_module(clamp_len: int | None, bidirectional: bool) -> None:
-    module = RelativeSinusoid(16, clamp_len, bidirectional)
-    graph = session(module, 3, 8)
-    for queries, keys in ((3, 8), (1, 1), (9, 9), (1, 3001), (300, 2500), (0, 4), (2, 0)):
-        found = run(graph, query_length=queries, key_length=keys)
-        torch.testing.assert_close(found, module(queries, keys), rtol=0, atol=1.2e-7)
+def test_invalid_relative_sinusoid_arguments_are_rejected() -> None:
+    for d_model in (0, 7):
+        message = f"d_model: got {d_model}, expected an even width of 2 or more"
+        assert rejection(ValueError, RelativeSinusoid, d_model) == message
+    for clamp_len in (0, -1):
+        message = f"clamp_len: got {clamp_len}, expected 1 or more, or None"
+        assert rejection(ValueError, RelativeSinusoid, 8, clamp_len) == message
+    for lengths, name in (((-1, 3), "query_length"), ((2, -1), "key_length")):
+        assert rejection(ValueError, RelativeSinusoid(8), *lengths) == f"{name}: got -1, expected 0 or more"

@@ -19,6 +19,7 @@ from transformers.models.xlm import modeling_xlm
 
 from preblock.models.modules.sinusoids import RECIPES
 from tests.models.modules.precise_sinusoids import bits
+from tests.models.rejections import rejection
 
 
 def interleaved_by(library: Any) -> Callable[[int, int], Tensor]:
@@ -38,7 +39,7 @@ def all_float32_by(library: Any) -> Callable[[int, int], Tensor]:
     return lambda rows, d_model: library(rows, d_model, torch.float32)
 
 
-LIBRARY: dict[str, tuple[str, Callable[[int, int], Tensor]]] = {
+LIBRARY: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "marian": ("pair_half", half_by(MarianSinusoidalPositionalEmbedding)),
     "pegasus": ("pair_half", half_by(PegasusSinusoidalPositionalEmbedding)),
     "xlm": ("pair_interleaved", interleaved_by(modeling_xlm)),
@@ -51,63 +52,40 @@ LIBRARY: dict[str, tuple[str, Callable[[int, int], Tensor]]] = {
 }
 """Of a family of transformers: the recipe of its table, and what builds it there."""
 
-SHAPES = [(1, 4), (2, 6), (50, 256), (1024, 512), (1500, 384), (514, 768), (200, 1026)]
-ODD_SHAPES = [(3, 5), (300, 63), (70, 511)]
+SHAPES = [(1, 4), (2, 6), (50, 256), (514, 768)]
+ODD_SHAPES = [(3, 5), (300, 63)]
 
 
-@pytest.mark.parametrize(("rows", "d_model"), SHAPES)
 @pytest.mark.parametrize("family", LIBRARY)
-def test_table_equals_library_bit_for_bit(family: str, rows: int, d_model: int) -> None:
+def test_table_equals_library_bit_for_bit(family: str) -> None:
     recipe, library = LIBRARY[family]
-    found = RECIPES[recipe](rows, d_model)
-    assert found.dtype == torch.float32
-    assert np.array_equal(bits(found), bits(library(rows, d_model)))
+    for rows, d_model in [*SHAPES, *([] if family == "whisper" else ODD_SHAPES)]:
+        found = RECIPES[recipe](rows, d_model)
+        assert found.dtype == torch.float32
+        assert np.array_equal(bits(found), bits(library(rows, d_model))), (rows, d_model)
 
 
-@pytest.mark.parametrize(("rows", "d_model"), ODD_SHAPES)
-@pytest.mark.parametrize("family", [family for family in LIBRARY if family != "whisper"])
-def test_odd_width_table_equals_library_bit_for_bit(family: str, rows: int, d_model: int) -> None:
+@pytest.mark.parametrize("family", ["m2m_100", "xglm", "speech_to_text"])
+def test_padding_row_is_zero_as_in_library(family: str) -> None:
     recipe, library = LIBRARY[family]
-    assert np.array_equal(bits(RECIPES[recipe](rows, d_model)), bits(library(rows, d_model)))
-
-
-@pytest.mark.parametrize("zero_row", [0, 1, 39])
-@pytest.mark.parametrize(
-    "library",
-    [
-        M2M100SinusoidalPositionalEmbedding,
-        XGLMSinusoidalPositionalEmbedding,
-        Speech2TextSinusoidalPositionalEmbedding,
-    ],
-)
-def test_padding_row_is_zero_as_in_library(library: Any, zero_row: int) -> None:
-    found = RECIPES["tensor2tensor"](40, 24, zero_row)
-    assert np.array_equal(bits(found), bits(library.get_embedding(40, 24, zero_row)))
-    assert (found[zero_row] == 0).all()
+    for zero_row in (0, 1, 39):
+        found = RECIPES[recipe](40, 24, zero_row)
+        assert np.array_equal(bits(found), bits(library(40, 24, zero_row))), zero_row
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_only_padding_row_is_zeroed(recipe: str) -> None:
     expected = RECIPES[recipe](9, 8)
+    with torch.device("meta"):
+        assert torch.equal(RECIPES[recipe](9, 8), expected)
     expected[5] = 0
     assert torch.equal(RECIPES[recipe](9, 8, 5), expected)
+    for zero_row in (-1, 9):
+        message = f"zero_row: got {zero_row}, expected 0 to 8"
+        assert rejection(ValueError, RECIPES[recipe], 9, 8, zero_row) == message
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("zero_row", [-1, 9])
-def test_padding_row_outside_table_is_rejected(recipe: str, zero_row: int) -> None:
-    with pytest.raises(ValueError, match=f"zero_row: got {zero_row}, expected 0 to 8"):
-        RECIPES[recipe](9, 8, zero_row)
-
-
-@pytest.mark.parametrize("d_model", [2, 3])
-def test_tensor2tensor_width_dividing_by_zero_is_rejected(d_model: int) -> None:
-    with pytest.raises(ValueError, match=f"d_model: got {d_model}, expected 4 or more"):
-        RECIPES["tensor2tensor"](4, d_model)
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_table_is_real_on_the_meta_device(recipe: str) -> None:
-    with torch.device("meta"):
-        found = RECIPES[recipe](9, 8)
-    assert torch.equal(found, RECIPES[recipe](9, 8))
+def test_tensor2tensor_width_dividing_by_zero_is_rejected() -> None:
+    for d_model in (2, 3):
+        message = f"d_model: got {d_model}, expected 4 or more"
+        assert rejection(ValueError, RECIPES["tensor2tensor"], 4, d_model) == message

@@ -1,0 +1,3 @@
+"""Some of these tests export."""
+
+from tests.support.exports import translations  # noqa: F401
