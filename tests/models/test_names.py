@@ -8,46 +8,18 @@ from torch import nn
 
 from preblock import models
 
-NAMES = [
-    "AlibiBias",
-    "AudioConfig",
-    "AudioStem",
-    "BertEmbeddings",
-    "FactorisedGridEncoding",
-    "FrontEnd",
-    "FrontEndConfig",
-    "GPT2Embeddings",
-    "GridEmbedding",
-    "HierarchicalEmbedding",
-    "HierarchicalPositionalEncoding",
-    "HybridEmbedding",
-    "HybridPositionalEncoding",
-    "LearnedGridEncoding",
-    "LearnedPositionalEncoding",
-    "PatchConfig",
-    "PatchStem",
-    "RelativeSinusoid",
-    "RotaryConfig",
-    "RotaryEmbedding",
-    "SinusoidalGridEncoding",
-    "SinusoidalPositionalEncoding",
-    "T5RelativeBias",
-    "TokenEmbedding",
-    "TransformerEmbedding",
-    "rotate",
-]
+NAMES = """
+AlibiBias AudioConfig AudioStem BertEmbeddings FactorisedGridEncoding FrontEnd FrontEndConfig GPT2Embeddings
+GridEmbedding HierarchicalEmbedding HierarchicalPositionalEncoding HybridEmbedding HybridPositionalEncoding
+LearnedGridEncoding LearnedPositionalEncoding PatchConfig PatchStem RelativeSinusoid RotaryConfig RotaryEmbedding
+SinusoidalGridEncoding SinusoidalPositionalEncoding T5RelativeBias TokenEmbedding TransformerEmbedding rotate
+"""
 
 
-def test_public_names_are_locked() -> None:
-    assert models.__all__ == NAMES == sorted(NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_public_name_is_importable(name: str) -> None:
-    assert getattr(models, name).__name__ == name
-
-
-def test_unknown_public_name_raises_attribute_error() -> None:
+def test_public_names_are_locked_and_importable() -> None:
+    names = NAMES.split()
+    assert models.__all__ == names == sorted(names)
+    assert [getattr(models, name).__name__ for name in names] == names
     with pytest.raises(AttributeError, match="has no attribute 'TokenTable'"):
         _ = models.TokenTable  # type: ignore[attr-defined]
 
@@ -57,24 +29,21 @@ def test_import_of_models_does_not_import_torch() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 
 
-@pytest.mark.parametrize(
-    ("module", "sizes"),
-    [
+AUDIO = models.AudioConfig(family="a", width=4, channels=2, positions=3)
+PATCHES = models.PatchConfig(family="p", width=4, channels=3, image_size=4, patch_size=2)
+
+
+def test_module_repr_names_its_sizes() -> None:
+    modules: list[tuple[nn.Module, str]] = [
         (models.AlibiBias(4), "heads=4, anchor='query'"),
-        (
-            models.AudioStem(models.AudioConfig(family="a", width=4, channels=2, positions=3)),
-            "family='a', width=4, positions=3",
-        ),
+        (models.AudioStem(AUDIO), "family='a', width=4, positions=3"),
         (models.BertEmbeddings(9, 4, 6), "family='bert', vocab_size=9, d_model=4, max_len=6"),
         (models.FactorisedGridEncoding(4, 2, 3), "height=2, width=3"),
         (models.HierarchicalPositionalEncoding(4, {"word": 5}), "levels={'word': 5}"),
         (models.HybridPositionalEncoding(4, 6), "max_len=6, d_model=4"),
         (models.LearnedGridEncoding(4, 2, 3), "height=2, width=3, d_model=4"),
         (models.LearnedPositionalEncoding(4, 6), "max_len=6, d_model=4"),
-        (
-            models.PatchStem(models.PatchConfig(family="p", width=4, channels=3, image_size=4, patch_size=2)),
-            "family='p', width=4, image_size=4",
-        ),
+        (models.PatchStem(PATCHES), "family='p', width=4, image_size=4"),
         (models.RelativeSinusoid(4), "d_model=4, clamp_len=None, bidirectional=True"),
         (models.RotaryEmbedding(models.RotaryConfig(dim=4)), "dim=4, theta=10000, scaling='default'"),
         (models.SinusoidalGridEncoding(4, 2, 3), "height=2, width=3"),
@@ -82,8 +51,6 @@ def test_import_of_models_does_not_import_torch() -> None:
         (models.T5RelativeBias(2), "heads=2, buckets=32, max_distance=128, bidirectional=True"),
         (models.TokenEmbedding(9, 4, True, 1), "vocab_size=9, d_model=4, scale=2, padding_idx=1"),
         (models.TokenEmbedding(9, 4), "vocab_size=9, d_model=4"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
-)
-def test_module_repr_names_its_sizes(module: nn.Module, sizes: str) -> None:
-    assert module.extra_repr() == sizes
+    ]
+    for module, sizes in modules:
+        assert module.extra_repr() == sizes

@@ -17,6 +17,7 @@ from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from tests.families.library_models import in_our_form, save
 from tests.models.checkpoints.rotary_models import TEXT_PARTS, config_of, modeling_of
+from tests.models.rejections import rejection
 
 POSITIONS = torch.cat((torch.arange(100), torch.arange(100, 1536, 37))).unsqueeze(0)
 LINEAR = {"factor": 4.0, "rope_type": "linear"}
@@ -27,12 +28,8 @@ QWEN4 = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.2
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e6}
 PER_LAYER = {"sliding_attention": {"rope_type": "default", "rope_theta": 5e3}, "full_attention": LINEAR}
 LONG = {"short_factor": [1.0 + i / 50 for i in range(48)], "long_factor": [1.0 + i for i in range(48)]}
-PHIMOE: dict[str, Any] = {
-    "type": "longrope",
-    "short_factor": [1.0 + i / 50 for i in range(64)],
-    "long_factor": [2.0] * 64,
-}
-PHIMOE |= {"short_mscale": 1.1, "long_mscale": 1.3}
+PHIMOE: dict[str, Any] = {"type": "longrope", "short_factor": [1.0 + i / 50 for i in range(64)]}
+PHIMOE |= {"long_factor": [2.0] * 64, "short_mscale": 1.1, "long_mscale": 1.3}
 DEEPSEEK = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.6, "beta_fast": 32, "beta_slow": 1}
 DEEPSEEK |= {"original_max_position_embeddings": 1024}
 GPT_OSS = {"rope_type": "yarn", "factor": 16.0, "truncate": False, "original_max_position_embeddings": 4096}
@@ -47,12 +44,6 @@ MULTIMODAL = {"type": "default", "mrope_section": [8, 12, 12]}
 # Defaults of the library for missing keys, and both spellings of each key.
 FILES: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in ROTARY if family not in (*NO_DEFAULTS, *TEXT_PARTS)),
-    ("llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
-    ("llama", {"rope_parameters": {"rope_theta": 5e5, **LLAMA3}, "head_dim": 64}),
-    ("llama", {"num_attention_heads": 16}),
-    ("mistral", {"rope_theta": 1e6, "head_dim": 128}),
-    ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}),
-    ("qwen3", {"rope_theta": 1e6, "head_dim": 64}),
     ("phi", {"partial_rotary_factor": 0.375}),
     ("phi", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}),
     ("phi", {"rope_scaling": LINEAR, "partial_rotary_factor": 0.375}),
@@ -64,13 +55,10 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2_vl/text", {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "rope_theta": 1e5}),
     ("qwen3_vl/text", {"rope_scaling": {"rope_type": "default", "mrope_interleaved": True}, "rope_theta": 5e6}),
     ("qwen3_5_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [9, 9, 9]}}),
-    ("qwen3_5_moe/text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [9, 9, 9]}}),
     ("qwen3_vl_moe/text", {"head_dim": 64, "rope_scaling": {"rope_type": "default", "mrope_section": [12, 10, 10]}}),
     ("glm4v/text", {"rope_scaling": MULTIMODAL, "rope_theta": 2e4, "partial_rotary_factor": 0.5}),
-    ("glm4v/text", {"rope_parameters": LINEAR | {"mrope_section": [8, 12, 12]}, "head_dim": 64}),
     ("glm4v_moe/text", {"rope_scaling": MULTIMODAL, "head_dim": 128}),
     ("glm4v_moe_text", {"rope_parameters": MULTIMODAL, "head_dim": 128}),
-    ("glm46v/text", {"rope_parameters": MULTIMODAL, "partial_rotary_factor": 0.5}),
     ("glm46v/text", {"model_type": "glm4v_moe_text", "rope_parameters": MULTIMODAL, "head_dim": 128}),
     ("glmga/text", {"model_type": "glm4v_text", "rope_parameters": MULTIMODAL, "partial_rotary_factor": 0.5}),
     ("qwen4_exp_text", {"rope_parameters": QWEN4}),
@@ -78,32 +66,21 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("gemma4_text", {"head_dim": 128, "global_head_dim": 384, "num_hidden_layers": 7}),
     ("gemma4_text", {"layer_types": ["sliding_attention"] * 2, "num_hidden_layers": 2}),
     ("gemma4_text", {"rope_parameters": PER_LAYER | {"full_attention": PROPORTIONAL | {"factor": 4.0}}}),
-    (
-        "gemma4_text",
-        {"rope_parameters": PER_LAYER | {"full_attention": {**PROPORTIONAL, "partial_rotary_factor": 0.3}}},
-    ),
+    ("gemma4_text", {"rope_parameters": PER_LAYER | {"full_attention": PROPORTIONAL | {"partial_rotary_factor": 0.3}}}),
     ("gemma4_text", {"rope_parameters": PER_LAYER | {"full_attention": YARN | {"rope_theta": 1e6}}}),
     ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 64}}, "num_hidden_layers": 2}),
     ("gemma4_unified_text", {"global_head_dim": 64, "rope_theta": 7.0}),
     ("gemma4/text", {"per_layer_config": {}}),
     ("glm_ocr/text", {"rope_parameters": MULTIMODAL, "head_dim": 128, "partial_rotary_factor": 0.5}),
-    (
-        "ernie4_5_vl_moe/text",
-        {"rope_parameters": {"rope_type": "default", "mrope_section": [10, 10, 12]}, "head_dim": 64},
-    ),
+    ("ernie4_5_vl_moe/text", {"rope_parameters": MULTIMODAL | {"mrope_section": [10, 10, 12]}, "head_dim": 64}),
     ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 25000, "rope_theta": 7.0, "partial_rotary_factor": 0.7}),
-    ("gpt_neox", {"rope_scaling": LINEAR}),
-    ("granite", {"rope_theta": 1e7}),
     ("bamba", {"partial_rotary_factor": 0.25}),
     ("bamba", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}),
-    ("cohere", {"rope_theta": 8e6}),
-    ("cohere2", {"rope_theta": 5e4, "head_dim": 64}),
     *(
         (family, {"rope_scaling": DEEPSEEK, "rope_theta": 2e4, "qk_rope_head_dim": 32})
         for family in ("deepseek_v2", "deepseek_v3", "deepseek_v32")
     ),
     ("ernie4_5", {"head_dim": None, "num_attention_heads": 8}),
-    ("exaone", {"num_layers": 2, "rope_theta": 1e6, "rope_scaling": LLAMA3}),
     ("glm", {"head_dim": None, "partial_rotary_factor": 0.25}),
     ("glm4", {"partial_rotary_factor": 0.25, "rope_scaling": LINEAR}),
     ("glm4_moe", {"head_dim": 128, "rope_theta": 1e6}),
@@ -120,22 +97,13 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("minimax", {"head_dim": 64, "rotary_dim": 32}),
     ("minimax_m2", {"rotary_dim": 64}),
     ("minimax_m2", {"rotary_dim": 64, "partial_rotary_factor": 0.25}),
-    ("nemotron", {"head_dim": 64, "partial_rotary_factor": 0.25}),
     ("olmo3", {"rope_scaling": OLMO3, "rope_theta": 5e5}),
-    ("olmo3", {"rope_theta": 2e4}),
-    ("olmo3", {"rope_parameters": PER_LAYER}),
-    ("qwen3_next", {"rope_theta": 1e7}),
     ("sarvam_mla", {"head_dim": 576, "q_head_dim": 192, "rope_scaling": DEEPSEEK | {"type": "deepseek_yarn"}}),
     ("sarvam_mla", {"qk_rope_head_dim": 32, "rope_interleave": False}),
     ("sarvam_moe", {"rope_theta": 1e6, "partial_rotary_factor": 0.5, "num_experts": 4}),
-    ("gemma", {"head_dim": 64, "rope_theta": 2e4}),
-    ("gemma2", {"head_dim": 64}),
     ("gemma3_text", {"rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": LINEAR}),
     ("gemma3_text", {"rope_parameters": PER_LAYER, "rope_theta": 3e6}),
     ("modernbert", {"global_rope_theta": 2e5, "local_rope_theta": 2e4, "rope_scaling": LINEAR}),
-    ("modernbert", {"rope_parameters": PER_LAYER}),
-    ("nomic_bert", {"rope_theta": 1e4}),
-    ("falcon", {"rope_theta": 5e5}),
     ("gptj", {"rotary_dim": 32, "rope_theta": 7.0}),
     ("codegen", {"rotary_dim": 32}),
     ("roformer", {"hidden_size": 96, "rope_parameters": LINEAR, "partial_rotary_factor": 0.5}),
@@ -181,70 +149,69 @@ def test_rotary_config_matches_transformers(family: str, values: dict[str, Any])
             assert (found[name][1] - sin).abs().max() <= tolerance
 
 
-@pytest.mark.parametrize(
-    ("family", "values", "message"),
-    [
-        ("phi3", {"rope_scaling": LINEAR}, "rope_type: got 'linear', expected default, longrope"),
+INVALID: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "llama": [
+        ({"rope_parameters": LINEAR, "partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, expected 1"),
+        ({"rope_parameters": LINEAR | {"fator": 4.0}}, "rope_parameters: got the key 'fator', not known"),
+    ],
+    "phi3": [({"rope_scaling": LINEAR}, "rope_type: got 'linear', expected default, longrope")],
+    "qwen2_vl/text": [
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [9]}, "head_dim": 16}, "with the sum 8"),
+        ({"rope_parameters": {"mrope_section": 4}}, "mrope_section: got 4, expected a list of"),
+    ],
+    "qwen3_vl/text": [({"rope_parameters": {"mrope_section": [4, -1, 4]}}, "mrope_section: got .*-1")],
+    "qwen3_5_text": [({"rope_parameters": {"mrope_section": [4]}}, r"mrope_section: got \[4\], expected three")],
+    "phimoe": [
+        ({"rope_scaling": LINEAR}, "rope_type: got 'linear', expected default, longrope"),
+        ({"rope_scaling": {"type": "longrope", **LONG}}, "short_mscale: got None, expected a number"),
+    ],
+    "gemma4_text": [
         (
-            "llama",
-            {"rope_parameters": LINEAR, "partial_rotary_factor": 0.5},
-            "partial_rotary_factor: got 0.5, expected 1",
-        ),
-        ("qwen2_vl/text", {"rope_scaling": {"type": "mrope", "mrope_section": [9]}, "head_dim": 16}, "with the sum 8"),
-        ("qwen2_vl/text", {"rope_parameters": {"mrope_section": 4}}, "mrope_section: got 4, expected a list of"),
-        ("qwen3_vl/text", {"rope_parameters": {"mrope_section": [4, -1, 4]}}, "mrope_section: got .*-1"),
-        ("qwen3_5_text", {"rope_parameters": {"mrope_section": [4]}}, r"mrope_section: got \[4\], expected three"),
-        ("phimoe", {"rope_scaling": LINEAR}, "rope_type: got 'linear', expected default, longrope"),
-        ("phimoe", {"rope_scaling": {"type": "longrope", **LONG}}, "short_mscale: got None, expected a number"),
-        (
-            "gemma4_text",
             {"rope_parameters": PER_LAYER | {"full_attention": PROPORTIONAL | {"partial_rotary_factor": 0.0}}},
             "partial_rotary_factor: got 0.0, expected a share of 1 to 256 pairs of a head",
         ),
+        ({"per_layer_config": {"2": {}}, "num_hidden_layers": 2}, "per_layer_config: got .* from 0 to 1"),
+        ({"per_layer_config": {"one": {}}}, "per_layer_config: got .*, expected objects with values"),
+        ({"per_layer_config": {"0": {"head_dim": 8}}}, "got 8 and 256 in layers of sliding_attention"),
+        ({"num_hidden_layers": 2**16 + 1}, "num_hidden_layers: got 65537, expected 1 to 65536"),
+        ({"rope_scaling": LINEAR}, "rope_scaling.full_attention: got None, expected a JSON"),
+        ({"global_head_dim": None}, "head_dim: got None, expected"),
+    ],
+    "minimax_m2": [({"rotary_dim": 300}, "rotary_dim: got 300, expected 1 to head_dim, 128")],
+    "gemma3_text": [
         (
-            "gemma4_text",
-            {"per_layer_config": {"2": {}}, "num_hidden_layers": 2},
-            "per_layer_config: got .* from 0 to 1",
-        ),
-        ("gemma4_text", {"per_layer_config": {"one": {}}}, "per_layer_config: got .*, expected objects with values"),
-        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 8}}}, "got 8 and 256 in layers of sliding_attention"),
-        ("gemma4_text", {"num_hidden_layers": 2**16 + 1}, "num_hidden_layers: got 65537, expected 1 to 65536"),
-        ("gemma4_text", {"rope_scaling": LINEAR}, "rope_scaling.full_attention: got None, expected a JSON"),
-        ("gemma4_text", {"global_head_dim": None}, "head_dim: got None, expected"),
-        ("minimax_m2", {"rotary_dim": 300}, "rotary_dim: got 300, expected 1 to head_dim, 128"),
-        (
-            "gemma3_text",
             {"rope_parameters": LINEAR, "rope_scaling": LINEAR},
             "got the key 'factor', expected full_attention, sliding_attention",
         ),
-        ("llama", {"rope_parameters": LINEAR | {"fator": 4.0}}, "rope_parameters: got the key 'fator', not known"),
+    ],
+    "modernbert": [
         (
-            "modernbert",
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}},
             "got the key 'truncate', not known",
         ),
     ],
-)
-def test_unsupported_rotary_config_is_rejected(family: str, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_rotary(ROTARY[family], values, 64, 2048, 100)
+}
+
+
+@pytest.mark.parametrize("family", INVALID)
+def test_unsupported_rotary_config_is_rejected(family: str) -> None:
+    for values, message in INVALID[family]:
+        assert re.search(message, rejection(ValueError, read_rotary, ROTARY[family], values, 64, 2048, 100)), values
 
 
 def test_number_of_streams_below_one_is_rejected(tmp_path: Path) -> None:
     save("gemma3n_text", tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | {"altup_num_inputs": 0}))
-    with pytest.raises(CheckpointError, match="streams: got 0, expected 1 or more"):
-        read_frontend(tmp_path)
+    assert "streams: got 0, expected 1 or more" in rejection(CheckpointError, read_frontend, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["phi", "stablelm", "glm4", "qwen3_next"])
-def test_null_partial_rotary_factor_covers_whole_head(family: str) -> None:
-    values: dict[str, Any] = {"partial_rotary_factor": None}
-    ((cos, _),) = library(family, values).values()
-    config = CONFIG_MAPPING[family](**values)
-    (output,) = read_rotary(ROTARY[family], values, config.hidden_size, 9)
-    assert output.config.dim == cos.shape[-1]
+def test_null_partial_rotary_factor_covers_whole_head() -> None:
+    for family in ("phi", "stablelm", "glm4", "qwen3_next"):
+        values: dict[str, Any] = {"partial_rotary_factor": None}
+        ((cos, _),) = library(family, values).values()
+        (output,) = read_rotary(ROTARY[family], values, CONFIG_MAPPING[family](**values).hidden_size, 9)
+        assert output.config.dim == cos.shape[-1], family
 
 
 def test_model_without_rotary_attention_has_no_rotary_row() -> None:

@@ -1,10 +1,13 @@
 """A front-end described in TOML: the same as the family it describes, or refused by name."""
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from preblock.models.checkpoints.toml_config import files_described, read_description
@@ -14,39 +17,33 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.grid import SinusoidalGridEncoding
 from preblock.models.modules.sinusoids import sinusoid
 from preblock.models.step_documents import from_document, to_document
-from tests.models.checkpoints.toml_files import IDS, TABLES, TOKENS, describe
+from tests.models.rejections import rejection
 
+SHAPES: dict[str, tuple[int, ...]] = {"embed": (11, 4), "places": (9, 4), "kinds": (2, 4), "gain": (4,), "shift": (4,)}
+SHAPES |= {"widen": (6, 4), "corner": (3, 4), "unused": (1,)}
+RANDOM = torch.Generator().manual_seed(1)
+TABLES = {name: torch.randn(shape, generator=RANDOM) for name, shape in SHAPES.items()}
+TOKENS = '[[steps]]\nkind = "tokens"\nweight = "embed"\n'
+IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+STEP = '\n[[steps]]\nkind = "{}"\n'
 ALL = (
-    TOKENS
-    + """
-[[steps]]
-kind = "scale"
-by = 2.0
-
-[[steps]]
-kind = "segments"
-weight = "kinds"
-
-[[steps]]
-kind = "positions"
-weight = "places"
-first = 1
-
-[[steps]]
-kind = "norm"
-eps = 1e-5
-weight = "gain"
-bias = "shift"
-
-[[steps]]
-kind = "project"
-weight = "widen"
-"""
+    ("scale", "by = 2.0"),
+    ("segments", 'weight = "kinds"'),
+    ("positions", 'weight = "places"\nfirst = 1'),
+    ("norm", 'eps = 1e-5\nweight = "gain"\nbias = "shift"'),
+    ("project", 'weight = "widen"'),
 )
 
 
+def describe(folder: Path, text: str) -> Path:
+    (folder / "frontend.toml").write_text(text)
+    save_file(TABLES, folder / "model.safetensors")
+    return folder
+
+
 def test_described_steps_match_torch(tmp_path: Path) -> None:
-    frontend = read_description(describe(tmp_path, ALL)).eval()
+    text = TOKENS + "".join(STEP.format(kind) + fields for kind, fields in ALL)
+    frontend = read_description(describe(tmp_path, text)).eval()
     types = torch.tensor([[0, 1, 0], [1, 1, 0]])
     x = TABLES["embed"][IDS] * 2.0 + TABLES["kinds"][types] + TABLES["places"][torch.arange(3) + 1]
     expected = F.layer_norm(x, (4,), TABLES["gain"], TABLES["shift"], 1e-5) @ TABLES["widen"].T
@@ -74,31 +71,15 @@ def test_exact_positions_step_needs_no_tensor(tmp_path: Path) -> None:
 
 def test_description_without_positions_has_no_max_len(tmp_path: Path) -> None:
     assert read_description(describe(tmp_path, TOKENS)).config.max_len is None
-    assert read_description(describe(tmp_path, "max_len = 7\n" + TOKENS)).config.max_len == 7
+    file = describe(tmp_path, "max_len = 7\n" + TOKENS) / "frontend.toml"
+    file.write_text(file.read_text(), encoding="utf-8-sig")  # with a byte order mark
+    config = read_description(tmp_path).config
+    assert (config.max_len, config.tokens.rows) == (7, 11)
 
 
-def test_description_with_byte_order_mark_is_read(tmp_path: Path) -> None:
-    folder = describe(tmp_path, TOKENS)
-    file = folder / "frontend.toml"
-    file.write_text(file.read_text(), encoding="utf-8-sig")
-    assert read_description(folder).config.tokens.rows == 11
-
-
-SINUSOIDS = TOKENS + '[[steps]]\nkind = "positions"\ntable = "tensor2tensor"\nrows = 16\n'
-STEP = '\n[[steps]]\nkind = "{}"\n'
-LEVELS = (
-    TOKENS
-    + STEP.format("levels")
-    + """
-[[steps.levels]]
-input = "sentence"
-weight = "places"
-
-[[steps.levels]]
-input = "word"
-weight = "kinds"
-"""
-)
+LEVEL = '\n[[steps.levels]]\ninput = "{}"\n{}\n'
+LEVELS = TOKENS + STEP.format("levels") + LEVEL.format("sentence", 'weight = "places"')
+LEVELS += LEVEL.format("word", 'weight = "kinds"')
 
 
 def test_levels_step_has_one_input_per_level(tmp_path: Path) -> None:
@@ -111,7 +92,7 @@ def test_levels_step_has_one_input_per_level(tmp_path: Path) -> None:
 
 
 def test_level_can_use_token_table(tmp_path: Path) -> None:
-    text = LEVELS + '\n[[steps.levels]]\ninput = "topic"\ntable = "tokens"\n'
+    text = LEVELS + LEVEL.format("topic", 'table = "tokens"')
     frontend = read_description(describe(tmp_path, text)).eval()
     assert frontend.config.indices == {"sentence": 9, "word": 2, "topic": 11}
     topic = torch.tensor([[10, 0, 3]])
@@ -136,8 +117,8 @@ def test_hybrid_positions_are_limited_only_by_max_len(tmp_path: Path) -> None:
     found = frontend(IDS, 8)
     assert torch.equal(found[:, 0], TABLES["embed"][IDS[:, 0]] + TABLES["places"][8])
     assert torch.equal(found[:, 1:], TABLES["embed"][IDS[:, 1:]] + sinusoid(torch.tensor([9, 10]), 4))
-    with pytest.raises(ValueError, match="exceeds the maximum length 20"):
-        read_description(describe(tmp_path, "max_len = 20\n" + text))(IDS, 18)
+    limited = read_description(describe(tmp_path, "max_len = 20\n" + text))
+    assert "exceeds the maximum length 20" in rejection(ValueError, limited, IDS, 18)
 
 
 @pytest.mark.parametrize(
@@ -159,108 +140,156 @@ def test_grid_positions_match_cells(tmp_path: Path, fields: str, expected: torch
     assert torch.equal(frontend(ids), TABLES["embed"][ids] + expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        *(
-            (TOKENS + STEP.format(kind) + fields, message)
-            for kind, fields, message in (
-                ("positions", 'weight = "places"\ngrid = [3, 4]', "rows: got 9, expected 12, the cells of the grid"),
-                ("positions", 'weight = "places"\ngrid = [0, 4]', "grid: got .0, 4., expected two numbers"),
-                ("positions", 'weight = "places"\ngrid = 9', "grid: got 9, expected two numbers"),
-                ("positions", 'table = "tensor2tensor"\nrows = 9\ngrid = [3, 3]', "expected none for a table 'tensor"),
-                ("positions", 'table = "factorised"\nweight = "places"\ncolumns = "kinds"', "grid: got none"),
-                ("positions", 'table = "factorised"\nweight = "kinds"\ngrid = [2, 2]', "named by positions.columns"),
-                (
-                    "positions",
-                    'table = "factorised"\nweight = "places"\ncolumns = "kinds"\ngrid = [8, 2]',
-                    "size mismatch for positions.rows",
-                ),
-                ("positions", 'table = "hybrid"\nrows = 9', "is named by positions.weight"),
-                ("positions", 'table = "hybrid"\nweight = "places"\nfirst = 2', "counts and first: got 'slots' and 2"),
-                ("segments", 'table = "other"\nweight = "kinds"', "segments.table: got 'other', expected own, tokens"),
-                ("segments", 'input = "offset"\nweight = "kinds"', "input: got 'offset', expected small letters"),
-                ("segments", 'input = "dtype"\nweight = "kinds"', "input: got 'dtype', expected small letters"),
-                ("segments", 'input = "A b"\nweight = "kinds"', "input: got 'A b', expected small letters"),
-                ("levels", "", "levels: .*missing"),
-                ("levels", "levels = []", "levels: got none, expected one or more"),
-                ("levels", "levels = [3]", "levels: got 3, expected tables with the fields of segments"),
-                ("levels", "levels = 3", "levels: .*not iterable"),
-                ("levels", '[[steps.levels]]\nkind = "norm"\neps = 1.0', "levels: got .*, expected tables"),
-                ("levels", '[[steps.levels]]\ninput = "word"', "no tensor is named by levels.0.weight"),
-                (
-                    "levels",
-                    '[[steps.levels]]\nweight = "kinds"\n[[steps.levels]]\nweight = "kinds"',
-                    "input: got 'token_type_ids' 2 times, expected once",
-                ),
-                (
-                    "project",
-                    'weight = "widen"\n[[steps]]\nkind = "segments"\ntable = "tokens"',
-                    "segments.table: got 'tokens', expected at a width of 4",
-                ),
-            )
+PLACES = 'weight = "places"'
+NORM = "eps = 1e-5"
+INVALID_STEPS: dict[str, list[tuple[str, str]]] = {
+    "positions": [
+        (f"{PLACES}\ngrid = [3, 4]", "rows: got 9, expected 12, the cells of the grid"),
+        (f"{PLACES}\ngrid = [0, 4]", "grid: got .0, 4., expected two numbers"),
+        (f"{PLACES}\ngrid = 9", "grid: got 9, expected two numbers"),
+        ('table = "tensor2tensor"\nrows = 9\ngrid = [3, 3]', "expected none for a table 'tensor"),
+        (f'table = "factorised"\n{PLACES}\ncolumns = "kinds"', "grid: got none"),
+        ('table = "factorised"\nweight = "kinds"\ngrid = [2, 2]', "named by positions.columns"),
+        (f'table = "factorised"\n{PLACES}\ncolumns = "kinds"\ngrid = [8, 2]', "size mismatch for positions.rows"),
+        ('table = "hybrid"\nrows = 9', "is named by positions.weight"),
+        (f'table = "hybrid"\n{PLACES}\nfirst = 2', "counts and first: got 'slots' and 2"),
+        ('weight = "elsewhere"', "no tensor elsewhere"),
+        ('table = "round"\nrows = 4', "table: got 'round', expected learned"),
+        (f'{PLACES}\ncounts = "ids"', "first: got 0, expected 1 or more"),
+        (f'{PLACES}\ncounts = "foo"', "counts: got 'foo'"),
+        (f'{PLACES}\ncounts = "ids"\nfirst = 1', "padding_idx: got none"),
+        (f"{PLACES}\nzero_row = 1", "zero_row: got 1, expected none for a table 'learned'"),
+        ('table = "tensor2tensor"\nrows = 16\nzero_row = 16', "zero_row: got 16, expected 0 to 15"),
+        ('table = "tensor2tensor"\nrows = 16\nzero_row = 1.0', "positions.zero_row: got 1.0, expected a whole"),
+        ('table = "tensor2tensor"\nrows = 16\nzero_row = true', "positions.zero_row: got True, expected a whole"),
+    ],
+    "segments": [
+        ('table = "other"\nweight = "kinds"', "segments.table: got 'other', expected own, tokens"),
+        ('input = "offset"\nweight = "kinds"', "input: got 'offset', expected small letters"),
+        ('input = "dtype"\nweight = "kinds"', "input: got 'dtype', expected small letters"),
+        ('input = "A b"\nweight = "kinds"', "input: got 'A b', expected small letters"),
+        ('weight = "kinds"\nneeded = 1', "segments.needed: got 1, expected a"),
+    ],
+    "levels": [
+        ("", "levels: .*missing"),
+        ("levels = []", "levels: got none, expected one or more"),
+        ("levels = [3]", "levels: got 3, expected tables with the fields of segments"),
+        ("levels = 3", "levels: .*not iterable"),
+        ('[[steps.levels]]\nkind = "norm"\neps = 1.0', "levels: got .*, expected tables"),
+        ('[[steps.levels]]\ninput = "word"', "no tensor is named by levels.0.weight"),
+        ('[[steps.levels]]\nweight = "kinds"\n' * 2, "input: got 'token_type_ids' 2 times, expected once"),
+    ],
+    "project": [
+        (
+            'weight = "widen"\n[[steps]]\nkind = "segments"\ntable = "tokens"',
+            "segments.table: got 'tokens', expected at a width of 4",
         ),
+    ],
+    "rotate": [("", "kind: got 'rotate', expected tokens, scale")],
+    "norm": [
+        ("", "norm: .*eps"),
+        ("eps = -1e-5", "norm.eps: got -1e-05, expected a finite number from 0"),
+        (f"eps = 1{'0' * 400}", "norm.eps: got 10+, expected a finite number from 0"),
+        (f"{NORM}\n{PLACES}", "size mismatch"),
+        (f"{NORM}\nweight = {{ a = 1 }}", "weight: got .'a': 1., expected the name"),
+        (f"{NORM}\nbias = [3]", "bias: got .3., expected the name of a tensor"),
+    ],
+    "rms_norm": [
+        ('eps = "x"', "rms_norm.eps: got 'x', expected a finite"),
+        ("eps = -1", "rms_norm.eps: got -1, expected a finite number from 0"),
+    ],
+    "scale": [
+        ('by = "x"', "scale.by: got 'x', expected a number"),
+        ('by = 2.0\ncast = "false"', "scale.cast: got 'false', expected a bool"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", INVALID_STEPS)
+def test_unsupported_step_is_rejected(kind: str, tmp_path: Path) -> None:
+    for fields, message in INVALID_STEPS[kind]:
+        folder = describe(tmp_path, TOKENS + STEP.format(kind) + fields + "\n")
+        assert re.search(message, rejection(CheckpointError, read_description, folder)), fields
+
+
+def test_unsupported_description_is_rejected(tmp_path: Path) -> None:
+    positions = STEP.format("positions") + PLACES
+    for text, message in (
         ("steps = 3", "steps: expected a list of tables"),
         ("", "steps: expected a list of tables"),
         ("max_len = [", "frontend.toml"),
-        ("padding_idx = 1.5\n" + TOKENS, "padding_idx: got 1.5, expected an id"),
-        (TOKENS + "[ngrams]\nwidth = 4\n", "ngrams is not known, expected are family"),
-        ("width = 3\n" + TOKENS, "width is not known, expected are family, max_len"),
+        (STEP.format("scale") + "by = 2.0", "no tensor is named by the first step"),
         (TOKENS + TOKENS, "2 of kind 'tokens'"),
-        ('[[steps]]\nkind = "scale"\nby = 2.0\n', "no tensor is named by the first step"),
-        (TOKENS + '[[steps]]\nkind = "rotate"\n', "kind: got 'rotate', expected tokens, scale"),
-        (TOKENS + '[[steps]]\nkind = "norm"\n', "norm: .*eps"),
-        (TOKENS + '[[steps]]\nkind = "rms_norm"\neps = "x"\n', "rms_norm.eps: got 'x', expected a finite"),
-        (TOKENS + '[[steps]]\nkind = "rms_norm"\neps = -1\n', "rms_norm.eps: got -1, expected a finite number from 0"),
-        (TOKENS + '[[steps]]\nkind = "norm"\neps = -1e-5\n', "norm.eps: got -1e-05, expected a finite number from 0"),
+        (f"{TOKENS}[ngrams]\nwidth = 4", "ngrams is not known, expected are family"),
+        (f"width = 3\n{TOKENS}", "width is not known, expected are family, max_len"),
+        (f"padding_idx = 1.5\n{TOKENS}", "padding_idx: got 1.5, expected an id"),
+        (f"max_len = 50\n{TOKENS}{positions}", "max_len: got 50, expected 1 to 9"),
+        (f"lookup = 2\n{TOKENS}", "lookup: got 2, expected 1 to 1"),
+        (f"lookup = 1.0\n{TOKENS}", "lookup: got 1.0, expected 1 to 1"),
+        (f"family = [1]\n{TOKENS}", "family: got .1., expected a text"),
+        (f'consumer_scales = "no"\n{TOKENS}', "consumer_scales: got 'no', expected true or false"),
+        (f'refused_ids = "3"\n{TOKENS}', "refused_ids: got '3', expected a list of token ids"),
+        (f"refused_ids = [5, -1]\n{TOKENS}", "refused_ids: got -1, expected ids from 0 to 10"),
+        (f"refused_ids = [1.0]\n{TOKENS}", "refused_ids: got 1.0, expected ids from 0 to 10"),
+        (f"{TOKENS}[rotary]\ndim = 4", r"rotary: expected a list of tables, \[\[rotary\]\]"),
         (
-            TOKENS + f'[[steps]]\nkind = "norm"\neps = 1{"0" * 400}\n',
-            "norm.eps: got 10+, expected a finite number from 0",
+            f'{TOKENS}{positions}\ncounts = "mask"\nfirst = 1\n[[rotary]]\ndim = 4',
+            "rotary: got positions that count 'mask', expected 'slots'",
         ),
-        (TOKENS + '[[steps]]\nkind = "positions"\nweight = "elsewhere"\n', "no tensor elsewhere"),
-        (TOKENS + '[[steps]]\nkind = "positions"\ntable = "round"\nrows = 4\n', "table: got 'round', expected learned"),
-        (TOKENS + '[[steps]]\nkind = "norm"\neps = 1e-5\nweight = "places"\n', "size mismatch"),
-        (
-            TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "ids"\n',
-            "first: got 0, expected 1 or more",
-        ),
-        (TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "foo"\n', "counts: got 'foo'"),
-        (
-            "max_len = 50\n" + TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\n',
-            "max_len: got 50, expected 1 to 9",
-        ),
-        (TOKENS + '[[steps]]\nkind = "scale"\nby = "x"\n', "scale.by: got 'x', expected a number"),
-        ("lookup = 2\n" + TOKENS, "lookup: got 2, expected 1 to 1"),
-        ("lookup = 1.0\n" + TOKENS, "lookup: got 1.0, expected 1 to 1"),
-        ("family = [1]\n" + TOKENS, "family: got .1., expected a text"),
-        ('consumer_scales = "no"\n' + TOKENS, "consumer_scales: got 'no', expected true or false"),
-        ('refused_ids = "3"\n' + TOKENS, "refused_ids: got '3', expected a list of token ids"),
-        ("refused_ids = [5, -1]\n" + TOKENS, "refused_ids: got -1, expected ids from 0 to 10"),
-        (SINUSOIDS + "zero_row = 16\n", "zero_row: got 16, expected 0 to 15"),
-        (SINUSOIDS + "zero_row = 1.0\n", "positions.zero_row: got 1.0, expected a whole number"),
-        (SINUSOIDS + "zero_row = true\n", "positions.zero_row: got True, expected a whole number"),
-        ("refused_ids = [1.0]\n" + TOKENS, "refused_ids: got 1.0, expected ids from 0 to 10"),
-        (
-            TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\nzero_row = 1\n',
-            "zero_row: got 1, expected none for a table 'learned'",
-        ),
-        (TOKENS + '[[steps]]\nkind = "scale"\nby = 2.0\ncast = "false"\n', "scale.cast: got 'false', expected a bool"),
-        (TOKENS + '[[steps]]\nkind = "segments"\nweight = "kinds"\nneeded = 1\n', "segments.needed: got 1, expected a"),
-        (
-            TOKENS + '[[steps]]\nkind = "norm"\neps = 1e-5\nweight = { a = 1 }\n',
-            "weight: got .'a': 1., expected the name",
-        ),
-        (TOKENS + '[[steps]]\nkind = "norm"\neps = 1e-5\nbias = [3]\n', "bias: got .3., expected the name of a tensor"),
-        (TOKENS + f"[[rotary]]\ndim = 4\nscaling = 'linear'\nfactor = 1{'0' * 400}\n", "too large|too big"),
-        (
-            TOKENS + '[[steps]]\nkind = "positions"\nweight = "places"\ncounts = "ids"\nfirst = 1\n',
-            "padding_idx: got none",
-        ),
-    ],
-)
-def test_unsupported_description_is_rejected(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        read_description(describe(tmp_path, text))
+    ):
+        found = rejection(CheckpointError, read_description, describe(tmp_path, text + "\n"))
+        assert re.search(message, found), text
+
+
+ROTARY = """
+[[rotary]]
+name = "near"
+dim = 4
+layout = "interleaved"
+
+[[rotary]]
+dim = 2
+theta = 500
+scaling = "longrope"
+factor = 4
+original_len = 8
+length = 16
+short_factor = [1]
+long_factor = [2.5]
+"""
+
+
+def test_described_rotary_outputs_are_built(tmp_path: Path) -> None:
+    frontend = read_description(describe(tmp_path, TOKENS + ROTARY))
+    widths = {"rotary_cos_near": 4, "rotary_sin_near": 4, "rotary_cos": 2, "rotary_sin": 2}
+    assert (frontend.signature.rotary, frontend.signature.rotary_len) == (widths, 16)
+    assert [output.layout for output in frontend.config.rotary] == ["interleaved", "half"]
+    angle = torch.arange(3) / 2.5
+    cos, factor = frontend.rotary_outputs(IDS)["rotary_cos"], (1 + math.log(4) / math.log(8)) ** 0.5
+    torch.testing.assert_close(cos, (angle.cos() * factor).reshape(1, 3, 1).expand(1, 3, 2))
+    document = json.loads(json.dumps(frontend.config.to_document()))
+    assert FrontEndConfig.from_document(document).rotary == frontend.config.rotary
+
+
+def test_unsupported_rotary_output_is_rejected(tmp_path: Path) -> None:
+    for text, message in (
+        ("dim = 3", "dim: got 3, expected an even width"),
+        ("dim = 4.0", "dim: got 4.0, expected a whole number"),
+        ("theta = 5.0", "rotary.dim: got none"),
+        ('dim = 4\ntheta = "5"', "rotary.theta: got '5', expected a number"),
+        ("dim = 4\ntheta = true", "rotary.theta: got True, expected a number"),
+        ("dim = 4\ntruncate = 1", "rotary.truncate: got 1, expected true or false"),
+        ('dim = 4\nscaling = "given"\nfrequencies = 1.0', "rotary.frequencies: got 1.0, expected numbers"),
+        ('dim = 4\nscaling = "given"\nfrequencies = [1, "2"]', "rotary.frequencies: got .*, expected numbers"),
+        (f"dim = 4\nscaling = 'linear'\nfactor = 1{'0' * 400}", "too large|too big"),
+        ('dim = 4\nlayout = "pairs"', "rotary.layout: got 'pairs', expected 'half', 'interleaved'"),
+        ('dim = 4\nangles = "bfloat16"', "angles: got 'bfloat16', expected float32, float64"),
+        ('dim = 4\nname = "a-b"', "rotary.name: got 'a-b', expected lower-case"),
+        ("dim = 4\nbase = 3", "rotary.base is not known, expected are name, layout, form, dtype, axes, dim, theta"),
+        ("dim = 4\n[[rotary]]\ndim = 4", r"rotary: got the names \['', ''\], expected each once"),
+    ):
+        found = rejection(CheckpointError, read_description, describe(tmp_path, f"{TOKENS}\n[[rotary]]\n{text}\n"))
+        assert re.search(message, found), text
 
 
 def test_steps_survive_document_round_trip(tmp_path: Path) -> None:
@@ -278,5 +307,4 @@ def test_files_described_are_shards_of_named_tensors(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     assert files_described(tmp_path) == ["0.safetensors", "1.safetensors", "2.safetensors"]
     (tmp_path / "frontend.toml").write_text("steps = 3")
-    with pytest.raises(CheckpointError, match="steps: expected a list"):
-        files_described(tmp_path)
+    assert "steps: expected a list" in rejection(CheckpointError, files_described, tmp_path)

@@ -9,9 +9,10 @@ from safetensors.torch import save_file
 
 from preblock.models.checkpoints.unmapped_weights import UnmappedWeights
 from preblock.models.checkpoints.weight_files import CheckpointError
+from tests.models.rejections import rejection
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64])
 @pytest.mark.parametrize("shape", [(), (3,), (5, 4)])
 def test_tensors_equal_mapped_ones(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
     tensor = (torch.randn(shape) * 100).to(dtype)
@@ -28,7 +29,5 @@ def test_tensors_equal_mapped_ones(dtype: torch.dtype, shape: tuple[int, ...], t
 def test_missing_and_unsupported_tensors_are_rejected(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2, dtype=torch.complex64)}, tmp_path / "f")
     with UnmappedWeights(tmp_path / "f") as weights:
-        with pytest.raises(CheckpointError, match="f: no tensor b"):
-            weights.get_tensor("b")
-        with pytest.raises(CheckpointError, match="f: tensor a is C64, expected F64, F32"):
-            weights.get_slice("a")
+        assert "f: no tensor b" in rejection(CheckpointError, weights.get_tensor, "b")
+        assert "f: tensor a is C64, expected F64, F32" in rejection(CheckpointError, weights.get_slice, "a")
