@@ -66,45 +66,6 @@ def worst(places: Iterable[tuple[int, int]], d_model: int, base: float = 10000.0
     return largest
 
 
-def reference(
-    positions: NDArray[np.int64], pairs: NDArray[np.int64], d_model: int, base: float = 10000.0
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The same values much faster: reduced to an eighth of a turn exactly in integers, then in long double.
-
-    Where long double is float64, they are still right to 2^-27 units in the last place of a float32.
-    """
-    turns = turns_per_position(d_model, base)
-    digits = np.array([[turn >> 32 * k & 0xFFFFFFFF for k in range(4)] for turn in turns], np.uint64)[pairs]
-    fraction, carry = [], np.zeros(len(pairs), np.uint64)
-    for k in range(4):  # from the lowest; whole turns run out at the top
-        product = positions.astype(np.uint64) * digits[:, k] + carry
-        fraction.append((product & np.uint64(0xFFFFFFFF)).astype(np.int64))
-        carry = product >> np.uint64(32)
-    quarters = fraction[3] + 2**29 >> 30
-    fraction[3] -= quarters << 30
-    negative = fraction[3] < 0
-    angle = np.zeros(len(pairs), np.longdouble)
-    for k, digit in enumerate(fraction):  # of a negative number the complement, so that nothing cancels
-        angle += np.where(negative, ~digit if k == 3 else ~digit & 0xFFFFFFFF, digit) * np.longdouble(2) ** (
-            32 * k - 128
-        )
-    angle *= np.where(negative, -1, 1) * np.longdouble("6.28318530717958647692528676655900577")
-    sine, cosine = np.sin(angle), np.cos(angle)
-    return (
-        np.choose(quarters % 4, (sine, cosine, -sine, -cosine)),
-        np.choose(quarters % 4, (cosine, -sine, -cosine, sine)),
-    )
-
-
-def units_off_reference(
-    vectors: NDArray[np.float32], positions: NDArray[np.int64], pairs: NDArray[np.int64], d_model: int, base: float
-) -> Iterator[NDArray[Any]]:
-    """The distances of the sines, then of the cosines, of one pair of columns per row; the positions are not 0."""
-    for phase, exact in enumerate(reference(positions, pairs, d_model, base)):
-        distance = np.abs(vectors[np.arange(len(positions)), 2 * pairs + phase] - exact)
-        yield np.ldexp(distance, 24 - np.frexp(exact)[1])
-
-
 def bits(values: Tensor | NDArray[np.float32]) -> NDArray[np.int32]:
     return np.asarray(values).view(np.int32)
 

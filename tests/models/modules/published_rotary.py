@@ -111,6 +111,7 @@ PUBLISHED = {
     "qwen2 yarn with its own factor on cos and sin": qwen({**YARN, "attention_factor": 0.8}),
     "qwen2 yarn not rounded": qwen({**YARN, "beta_fast": 16, "beta_slow": 2, "truncate": False}),
     "qwen2 yarn after short pretraining": qwen({**YARN, "original_max_position_embeddings": 64}),
+    "qwen2 yarn after pretraining too short for a turn": qwen({**YARN, "original_max_position_embeddings": 6}),
     "qwen2 yarn of short wavelengths": qwen({**YARN, "original_max_position_embeddings": 1000, "rope_theta": 10.0}),
     "qwen2 yarn for shorter inputs": qwen({**YARN, "factor": 0.5}),
     "llama yarn as deepseek's": llama(DEEPSEEK, max_position_embeddings=163840),

