@@ -1,5 +1,7 @@
 """Tiny random models of every family, made, saved and run by transformers: the oracle."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,16 @@ class TransformersModel:
         **inputs: NDArray[Any],
     ) -> NDArray[np.float32]:
         """Return the input of the first block, from a forward hook; `inputs` may have `inputs_embeds` or indices."""
+        with self.first_block_inputs() as seen:
+            self._run(input_ids=input_ids, attention_mask=attention_mask, **inputs)
+        first = seen[0][0] if seen[0].ndim == 4 else seen[0]  # the first of several streams
+        first = first[..., :WIDTH] if self.name in STREAMS else first
+        vectors: NDArray[np.float32] = (first.transpose(0, 1) if self.name == "xlnet" else first).float().numpy()
+        return vectors
+
+    @contextmanager
+    def first_block_inputs(self) -> Iterator[list[Tensor]]:
+        """Collect the inputs of the first block."""
         seen: list[Tensor] = []
 
         def hook(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -102,12 +114,8 @@ class TransformersModel:
 
         block = self.whole.get_submodule(PUBLISHED[self.name].block)
         handle = block.register_forward_pre_hook(hook, with_kwargs=True)
-        self._run(input_ids=input_ids, attention_mask=attention_mask, **inputs)
+        yield seen
         handle.remove()
-        first = seen[0][0] if seen[0].ndim == 4 else seen[0]  # the first of several streams
-        first = first[..., :WIDTH] if self.name in STREAMS else first
-        vectors: NDArray[np.float32] = (first.transpose(0, 1) if self.name == "xlnet" else first).float().numpy()
-        return vectors
 
     def rotary(self, input_ids: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
         """Return the cosines and sines (1, L, R) of attention, by the names and in the form of our outputs."""

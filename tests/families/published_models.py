@@ -26,40 +26,21 @@ class Published:
     rotary: str = ""
 
 
-_ENCODER: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "intermediate_size": 37,
-    "max_position_embeddings": LONGEST,
-}
+def _sized(width: str, heads: str, layers: str, longest: str = "", **others: Any) -> dict[str, Any]:
+    """Return a tiny configuration, given the names of its sizes."""
+    named = {"vocab_size": VOCABULARY, width: WIDTH, heads: 4, layers: 2} | ({longest: LONGEST} if longest else {})
+    return named | others
+
+
+_PLACES, _ENDS = "max_position_embeddings", {"bos_token_id": 1, "eos_token_id": 2}
+_ENCODER = _sized("hidden_size", "num_attention_heads", "num_hidden_layers", _PLACES, intermediate_size=37)
 _ROTARY = _ENCODER | {"num_key_value_heads": 2, "pad_token_id": 0}
-_GPT: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_head": 4, "n_layer": 2, "n_positions": LONGEST}
-_GPT |= {"bos_token_id": 1, "eos_token_id": 2}
-_BOTH: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "d_model": WIDTH,
-    **{
-        f"{side}_{part}": value
-        for side in ("encoder", "decoder")
-        for part, value in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 37))
-    },
-    "scale_embedding": True,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
-_SEQUENCES = _BOTH | {"max_position_embeddings": LONGEST}
-_T5: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "d_model": WIDTH,
-    "d_kv": 8,
-    "d_ff": 37,
-    "num_layers": 2,
-    "num_heads": 4,
-}
+_GPT = _sized("n_embd", "n_head", "n_layer", "n_positions", **_ENDS)
+_BOTH = _sized("d_model", "encoder_attention_heads", "encoder_layers", encoder_ffn_dim=37, scale_embedding=True)
+_BOTH |= {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 37, "pad_token_id": 1}
+_BOTH |= {"bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+_SEQUENCES, _LISTENER = _BOTH | {_PLACES: LONGEST}, _BOTH | {"max_target_positions": LONGEST}
+_T5 = _sized("d_model", "num_heads", "num_layers", d_kv=8, d_ff=37)
 
 
 def _sides(family: str, model: str, config: dict[str, Any], block: str = "layers.0") -> dict[str, Published]:
@@ -98,23 +79,19 @@ def _vision_language(name: str) -> Published:
 
 LAYER, MODULE = "encoder.layer.0", "rotary_emb"
 VISION_LANGUAGE = (
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "glm4v",
-    "glm4v_moe",
-    "glm46v",
-    "glmga",
-    "glm_ocr",
-    "ernie4_5_vl_moe",
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+    *("glm4v", "glm4v_moe", "glm46v", "glmga", "glm_ocr", "ernie4_5_vl_moe"),
 )
 """Models of texts and images, with positions of three axes."""
 THREE_AXES = {"glm4v_text": MULTIMODAL_ROPE, "glm4v_moe_text": HALF_ROPE, "glm_ocr_text": MULTIMODAL_ROPE}
 """Text parts with positions of three axes, and their tiny `rope_parameters`."""
 GEMMA4, DECODER_TYPES = ("gemma4", "gemma4_unified"), ("gemma4_text", "gemma4_unified_text", "qwen4_exp_text")
+_CLIP_VISION = {key: value for key, value in _ENCODER.items() if key != "vocab_size"} | {
+    "image_size": 8,
+    "patch_size": 4,
+}
+_SINGLE = {f"{name}_token_id": 1 for name in ("pad", "bos", "eos", "cls", "sep")}
+_SLIDING = {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
 PUBLISHED: dict[str, Published] = {
     "bert": Published("BertModel", _ENCODER, LAYER),
     "roberta": Published("RobertaModel", _ENCODER, LAYER),
@@ -123,22 +100,11 @@ PUBLISHED: dict[str, Published] = {
     "xlm-roberta-xl": Published("XLMRobertaXLModel", _ENCODER, LAYER),
     "mpnet": Published("MPNetModel", _ENCODER, LAYER),
     "distilbert": Published(
-        "DistilBertModel",
-        {
-            "vocab_size": VOCABULARY,
-            "dim": WIDTH,
-            "n_heads": 4,
-            "n_layers": 2,
-            "hidden_dim": 37,
-            "max_position_embeddings": LONGEST,
-        },
-        "transformer.layer.0",
+        "DistilBertModel", _sized("dim", "n_heads", "n_layers", _PLACES, hidden_dim=37), "transformer.layer.0"
     ),
     "electra": Published("ElectraModel", _ENCODER | {"embedding_size": 16}, LAYER),
     "albert": Published("AlbertModel", _ENCODER | {"embedding_size": 16}, "encoder.albert_layer_groups.0"),
-    "rembert": Published(
-        "RemBertModel", _ENCODER | {"input_embedding_size": 16, "bos_token_id": 1, "eos_token_id": 2}, LAYER
-    ),
+    "rembert": Published("RemBertModel", _ENCODER | {"input_embedding_size": 16} | _ENDS, LAYER),
     "big_bird": Published(
         "BigBirdModel", _ENCODER | {"attention_type": "original_full", "rescale_embeddings": True}, LAYER
     ),
@@ -152,50 +118,22 @@ PUBLISHED: dict[str, Published] = {
     ),
     "roformer": Published("RoFormerModel", _ENCODER | {"embedding_size": 16}, LAYER, "encoder.embed_positions.weight"),
     "nomic_bert": Published("NomicBertModel", _ENCODER, "layers.0", MODULE),
-    "modernbert": Published(
-        "ModernBertModel",
-        _ENCODER | {f"{name}_token_id": 1 for name in ("pad", "bos", "eos", "cls", "sep")},
-        "layers.0",
-        MODULE,
-    ),
+    "modernbert": Published("ModernBertModel", _ENCODER | _SINGLE, "layers.0", MODULE),
     "funnel": Published(
         "FunnelBaseModel",
         {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_head": 4, "d_head": 8, "d_inner": 37, "block_sizes": [1, 1]},
         "encoder.blocks.0.0",
     ),
-    "xlm": Published(
-        "XLMModel",
-        {"vocab_size": VOCABULARY, "emb_dim": WIDTH, "n_heads": 4, "n_layers": 2, "max_position_embeddings": LONGEST},
-        "attentions.0",
-    ),
-    "xlnet": Published(
-        "XLNetModel", {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_head": 4, "n_layer": 2, "d_inner": 37}, "layer.0"
-    ),
-    "clip_text_model": Published(
-        "CLIPTextModel", _ENCODER | {"bos_token_id": 1, "eos_token_id": 2}, "encoder.layers.0"
-    ),
+    "xlm": Published("XLMModel", _sized("emb_dim", "n_heads", "n_layers", _PLACES), "attentions.0"),
+    "xlnet": Published("XLNetModel", _sized("d_model", "n_head", "n_layer", d_inner=37), "layer.0"),
+    "clip_text_model": Published("CLIPTextModel", _ENCODER | _ENDS, "encoder.layers.0"),
     "clip/text": Published(
-        "CLIPModel",
-        {
-            "text_config": _ENCODER | {"bos_token_id": 1, "eos_token_id": 2},
-            "vision_config": {key: value for key, value in _ENCODER.items() if key != "vocab_size"}
-            | {"image_size": 8, "patch_size": 4},
-        },
-        "text_model.encoder.layers.0",
+        "CLIPModel", {"text_config": _ENCODER | _ENDS, "vision_config": _CLIP_VISION}, "text_model.encoder.layers.0"
     ),
     "gpt2": Published("GPT2Model", _GPT, "h.0"),
     "gpt_neo": Published(
         "GPTNeoModel",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": WIDTH,
-            "num_heads": 4,
-            "num_layers": 2,
-            "attention_types": [[["global", "local"], 1]],
-            "max_position_embeddings": LONGEST,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
+        _sized("hidden_size", "num_heads", "num_layers", _PLACES, attention_types=[[["global", "local"], 1]], **_ENDS),
         "h.0",
     ),
     "gpt_bigcode": Published("GPTBigCodeModel", _GPT, "h.0"),
@@ -205,44 +143,14 @@ PUBLISHED: dict[str, Published] = {
     "ctrl": Published("CTRLModel", _GPT | {"dff": 37}, "h.0"),
     "opt": Published("OPTModel", _ENCODER | {"ffn_dim": 37, "word_embed_proj_dim": 16}, "decoder.layers.0"),
     "biogpt": Published("BioGptModel", _ENCODER, "layers.0"),
-    "xglm": Published(
-        "XGLMModel",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": WIDTH,
-            "num_layers": 2,
-            "attention_heads": 4,
-            "ffn_dim": 37,
-            "max_position_embeddings": LONGEST,
-        },
-        "layers.0",
-    ),
-    "bloom": Published(
-        "BloomModel", {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "n_layer": 2, "n_head": 4}, "h.0"
-    ),
+    "xglm": Published("XGLMModel", _sized("d_model", "attention_heads", "num_layers", _PLACES, ffn_dim=37), "layers.0"),
+    "bloom": Published("BloomModel", _sized("hidden_size", "n_head", "n_layer"), "h.0"),
     "mpt": Published(
-        "MptModel",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": WIDTH,
-            "n_heads": 4,
-            "n_layers": 2,
-            "max_seq_len": LONGEST,
-            "expansion_ratio": 2,
-        },
-        "blocks.0",
+        "MptModel", _sized("d_model", "n_heads", "n_layers", "max_seq_len", expansion_ratio=2), "blocks.0"
     ),
     "falcon": Published(
         "FalconModel",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": WIDTH,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "max_position_embeddings": LONGEST,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
+        _sized("hidden_size", "num_attention_heads", "num_hidden_layers", _PLACES, **_ENDS),
         "h.0",
         MODULE,
     ),
@@ -251,17 +159,12 @@ PUBLISHED: dict[str, Published] = {
     "qwen2": Published("Qwen2Model", _ROTARY, "layers.0", MODULE),
     "qwen3": Published("Qwen3Model", _ROTARY, "layers.0", MODULE),
     "phi": Published("PhiModel", _ROTARY, "layers.0", MODULE),
-    "phi3": Published("Phi3Model", _ROTARY | {"bos_token_id": 1, "eos_token_id": 2}, "layers.0", MODULE),
+    "phi3": Published("Phi3Model", _ROTARY | _ENDS, "layers.0", MODULE),
     "gpt_neox": Published("GPTNeoXModel", _ENCODER, "layers.0", MODULE),
     "granite": Published("GraniteModel", _ROTARY | {"embedding_multiplier": 12.5}, "layers.0", MODULE),
     "gemma": Published("GemmaModel", _ROTARY | {"head_dim": 8}, "layers.0", MODULE),
     "gemma2": Published("Gemma2Model", _ROTARY | {"head_dim": 8}, "layers.0", MODULE),
-    "gemma3_text": Published(
-        "Gemma3TextModel",
-        _ROTARY | {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]},
-        "layers.0",
-        MODULE,
-    ),
+    "gemma3_text": Published("Gemma3TextModel", _ROTARY | _SLIDING, "layers.0", MODULE),
     "gemma3n_text": Published("Gemma3nTextModel", gemma3n.SIZES, "layers.0", MODULE),
     "gemma3n/text": Published("Gemma3nModel", gemma3n.WHOLE, "language_model.layers.0", f"language_model.{MODULE}"),
     **{f"{name}/text": _vision_language(name) for name in VISION_LANGUAGE},
@@ -287,7 +190,7 @@ PUBLISHED: dict[str, Published] = {
     ),
     "whisper/decoder": Published(
         "WhisperModel",
-        _BOTH | {"max_target_positions": LONGEST, "max_source_positions": 8, "num_mel_bins": 8},
+        _LISTENER | {"max_source_positions": 8, "num_mel_bins": 8},
         "decoder.layers.0",
     ),
     **_sides("t5", "T5Model", _T5, "block.0"),
