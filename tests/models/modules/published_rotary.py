@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +17,6 @@ from preblock.models.checkpoints.rotary_families import ROTARY
 from preblock.models.checkpoints.rotary_reader import read_rotary
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
-
-Layout = Literal["half", "interleaved"]
 
 SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 1, "max_position_embeddings": 4096}
 FAR = 131072

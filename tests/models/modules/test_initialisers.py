@@ -73,15 +73,6 @@ def test_pretrained_init_copies_values() -> None:
         assert rejection(ValueError, pretrained_, torch.empty(10, 8), torch.zeros(shape)) == message
 
 
-@pytest.mark.parametrize("name", INITIALISERS)
-def test_initialised_table_is_trainable(name: str) -> None:
-    table = started(name, *([torch.randn(M, D)] if name == "pretrained" else []))
-    assert table.is_leaf
-    assert table.requires_grad
-    table.sum().backward()  # type: ignore[no-untyped-call]
-    assert torch.equal(table.grad if table.grad is not None else torch.zeros(0), torch.ones(M, D))
-
-
 PATCHES = PatchConfig(family="p", width=D, channels=1, image_size=16, patch_size=1)
 SPECTROGRAM = AudioConfig(family="a", width=D, channels=1, positions=M)
 OWNERS: dict[str, Callable[..., nn.Module]] = {

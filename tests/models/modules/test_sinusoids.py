@@ -31,16 +31,6 @@ def test_critical_values_equal_mpmath_rounded_once(d_model: int, base: float) ->
     assert worst(random_places(d_model, 1000), d_model, base) <= 0.501
 
 
-def test_float64_angle_is_inaccurate_for_small_values() -> None:
-    places = list(closest_to_quarters(512, 10000.0))
-    off = []
-    for position, pair in places:
-        angle = position / 10000.0 ** (2 * pair / 512)
-        for found, exact in zip((math.sin(angle), math.cos(angle)), precise(position, pair, 512), strict=True):
-            off.append(units_off(float(np.float32(found)), exact))
-    assert max(off) > 1000
-
-
 @pytest.mark.parametrize(("name", "factor"), [("sin", SINE), ("cos", COSINE)])
 def test_polynomials_are_accurate_to_54_bits(name: str, factor: tuple[float, ...]) -> None:
     with mpmath.workprec(PRECISION):
