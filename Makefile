@@ -45,19 +45,18 @@ serve: $(MODELS) ## Export four models if needed, and serve them on 127.0.0.1:80
 
 models: $(MODELS) ## Export the four models without serving them.
 
-# Three processes keep two cores busy, because tests wait for servers. With worksteal each process begins at another
-# part of the list, so few fixtures are set up twice.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
-# `make test` skips these folders, `make test-long` runs only these; conftest.py marks their tests with the folder's name.
+# Three processes keep two cores busy, because tests wait for servers; one folder alone starts sooner with two. With
+# worksteal each process begins at another part of the list, so few fixtures are set up twice.
+PLACES := $(findstring tests/,$(ARGS))
+PYTEST := $(BIN)/python -m pytest -n $(if $(PLACES),2,3) --dist worksteal
+# `make test` skips these folders, `make test-long` runs only these.
 LONG := clients data deploy e2e families reliability
-EMPTY :=
-LONG_MARKS := $(subst $(EMPTY) $(EMPTY), or ,$(LONG))
 
 test: $(VENV)/dev $(MODELS) ## Run the tests of the packages, before a commit (ARGS=tests/service/codecs for one folder).
-	$(PYTEST) -m "not ($(LONG_MARKS))" $(ARGS)
+	$(PYTEST) $(LONG:%=--ignore=tests/%) $(ARGS)
 
 test-long: $(VENV)/dev $(MODELS) $(NPM) ## Run the tests that `make test` leaves out: real processes, unmodified clients, hostile input.
-	$(PYTEST) -m "$(LONG_MARKS)" $(ARGS)
+	$(PYTEST) $(if $(PLACES),,$(LONG:%=tests/%)) $(ARGS)
 
 test-all: $(VENV)/dev $(MODELS) $(NPM) ## Run every test in one run (ARGS=tests/e2e for one folder).
 	$(PYTEST) $(ARGS)

@@ -1,14 +1,15 @@
 """Settings of all tests, and shared artifacts and servers. None of these needs torch."""
 
 import gc
+import importlib
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 import trustme
 
@@ -25,12 +26,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # A shell lets its background jobs ignore SIGINT, and so would the processes that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Hypothesis draws the same few examples in every run. `make fuzz` and `make reliability` ask for more, and for others.
-hypothesis.settings.register_profile("few", max_examples=20, derandomize=True, deadline=None, database=None)
-hypothesis.settings.register_profile("fuzz", max_examples=200, deadline=None, database=None, print_blob=True)
-hypothesis.settings.register_profile("reliability", max_examples=20_000, deadline=None, database=None, print_blob=True)
-hypothesis.settings.load_profile("few")
-
 # Imports leave no garbage, and a search among the objects of torch takes a fifth of the time of its import.
 gc.disable()
 
@@ -40,6 +35,8 @@ SHARED, FAULTS, RUN = pytest.StashKey[Shared](), pytest.StashKey[list[str]](), p
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the folder that all processes of the run share; a worker of pytest-xdist gets it from its controller."""
+    if config.getoption("--hypothesis-profile"):
+        importlib.import_module("tests.support.profiles")
     if hasattr(config, "workerinput"):
         config.stash[SHARED] = Shared(Path(config.workerinput["shared"]))
         return
@@ -70,17 +67,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(fault)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give a test the mark of its folder in `tests/`, where pyproject.toml declares one."""
-    marks = {line.partition(":")[0] for line in config.getini("markers")}
-    for item in items:
-        folder = item.path.relative_to(ROOT / "tests").parts[0]
-        if folder in marks:
-            item.add_marker(folder)
-
-
 def pytest_collection_finish() -> None:
     """Collect garbage from now on, but never search the imported objects."""
+    assert "hypothesis" not in sys.modules or "tests.support.profiles" in sys.modules, "import tests.support.profiles"
     gc.freeze()
     gc.enable()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import tests.support.profiles  # noqa: F401
 from tests.reliability.parsers import Parser, parsers
 
 NUMBERS = [

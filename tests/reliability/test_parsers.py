@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import tests.support.profiles  # noqa: F401
 from preblock.service.core.errors import PreblockError
 from tests.reliability.drawn import hold
 from tests.reliability.parsers import Parser, parsers

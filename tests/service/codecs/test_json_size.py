@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tests.support.profiles  # noqa: F401
 from preblock.service.codecs.json_size import has_more_values
 from preblock.service.codecs.native_json import read_json
 from preblock.service.core.errors import TooLarge

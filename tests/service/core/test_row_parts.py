@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tests.support.profiles  # noqa: F401
 from preblock.service.core.row_parts import GivenVectors
 
 NUMBERS = st.sets(st.integers(0, 30), max_size=20).map(sorted)

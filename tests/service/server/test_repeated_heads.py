@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+import tests.support.profiles  # noqa: F401
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings

@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+import tests.support.profiles  # noqa: F401
 from tests.support.servers import Server
 
 BYTES = "application/octet-stream"

@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+import tests.support.profiles  # noqa: F401
 from tests.service.api.http.schemas.test_openapi import ROUTES
 
 CHECKS = [
