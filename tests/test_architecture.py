@@ -3,6 +3,7 @@
 import ast
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -144,3 +145,19 @@ def test_document_lists_every_dependency() -> None:
         for requirement in requirements
     ]
     assert [name for name in names if name not in document] == []
+
+
+def test_fixture_of_several_modules_is_defined_once() -> None:
+    """A second fixture of the same name would hide the first one below its folder."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for file in (ROOT / "tests").rglob("[a-z]*.py"):
+        if "node_modules" not in file.parts:
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef) and "pytest.fixture" in map(decorator_of, node.decorator_list):
+                    found[node.name].append(file.relative_to(ROOT))
+    for name, files in found.items():
+        assert len(files) == 1 or not any(file.stem in ("conftest", "fixtures") for file in files), (name, files)
+
+
+def decorator_of(node: ast.expr) -> str:
+    return ast.unparse(node.func if isinstance(node, ast.Call) else node)

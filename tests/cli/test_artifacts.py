@@ -24,19 +24,19 @@ def copy(tiny_repository: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_repository, tmp_path / "repository")
 
 
-def test_random_weights_of_preset_are_stated_everywhere(repository: Path, server: Server) -> None:
+def test_random_weights_of_preset_are_stated_everywhere(model_repository: Path, model_server: Server) -> None:
     def random(line: str) -> bool:
         return "random weights" in line
 
-    rows = {line.split()[0]: random(line) for line in run("list", "--repository", repository).stdout.splitlines()}
-    printed = {line.split(":")[0].strip(): random(line) for line in server.banner.splitlines() if "width" in line}
-    checked = run("check", "--repository", repository).stdout
-    listed = {model["name"]: model["random_weights"] for model in httpx.get(f"{server.address}/models").json()}
+    rows = {line.split()[0]: random(line) for line in run("list", "--repository", model_repository).stdout.splitlines()}
+    printed = {line.split(":")[0].strip(): random(line) for line in model_server.banner.splitlines() if "width" in line}
+    checked = run("check", "--repository", model_repository).stdout
+    listed = {model["name"]: model["random_weights"] for model in httpx.get(f"{model_server.address}/models").json()}
     expected = {"gpt2-small": True, "minilm": False, "transformer-base": True, "wordllama": False}
     assert printed == listed == {name: rows[name] for name in expected} == expected
     for name, is_random in expected.items():
-        assert httpx.get(f"{server.address}/models/{name}").json()["random_weights"] is is_random
-        page = run("inspect", name, "--repository", repository).stdout
+        assert httpx.get(f"{model_server.address}/models/{name}").json()["random_weights"] is is_random
+        page = run("inspect", name, "--repository", model_repository).stdout
         assert random(page) is random(next(line for line in checked.splitlines() if name in line)) is is_random
 
 

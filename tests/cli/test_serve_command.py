@@ -95,8 +95,8 @@ def test_workers_share_requests_and_metrics_are_summed(two_workers: tuple[Server
             assert time.monotonic() < deadline
 
 
-def test_server_is_ready_once_banner_is_printed(server: Server, tiny_server: Server) -> None:
-    for running in (server, tiny_server):
+def test_server_is_ready_once_banner_is_printed(model_server: Server, tiny_server: Server) -> None:
+    for running in (model_server, tiny_server):
         assert httpx.get(running.address + "/readyz", timeout=60).status_code == 200
 
 

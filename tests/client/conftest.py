@@ -86,7 +86,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
 
 
 @pytest.fixture
-def tiny(connect: Connect, tiny_server: Server) -> Any:
+def tiny_client(connect: Connect, tiny_server: Server) -> Any:
     """A client of the tiny models."""
     return connect(tiny_server.address)
 

@@ -115,10 +115,10 @@ def test_ready_with_json_of_gateway_is_false(connect: Connect, flaky: FlakyProxy
     ids=lambda value: str(value)[:40],
 )
 def test_invalid_request_raises_request_error(
-    tiny: Any, ids: Any, options: dict[str, Any], kind: str, field: str
+    tiny_client: Any, ids: Any, options: dict[str, Any], kind: str, field: str
 ) -> None:
     with raises_kind(kind) as raised:
-        tiny.embed(ids, **{"model": "gpt"} | options)
+        tiny_client.embed(ids, **{"model": "gpt"} | options)
     assert isinstance(raised.value, errors.RequestError)
     if field is not None:
         assert raised.value.field == field
@@ -133,25 +133,27 @@ def test_invalid_request_raises_request_error(
     ],
     ids=["masked", "bfloat16", "sparse"],
 )
-def test_rows_without_plain_integers_are_rejected(tiny: Any, rows: Any, got: str) -> None:
+def test_rows_without_plain_integers_are_rejected(tiny_client: Any, rows: Any, got: str) -> None:
     for field in ("input_ids", "attention_mask", "position_ids"):
         given: dict[str, Any] = {"ids": [[1, 2]]} | {"ids" if field == "input_ids" else field: rows}
         with raises_kind("Invalid", match=f"^{field}: got {got}, expected a") as raised:
-            tiny.embed(model="gpt", **given)
+            tiny_client.embed(model="gpt", **given)
         assert raised.value.field == field
-        with tiny.decode("gpt") as stream, raises_kind("Invalid", match=f"^{field}: got {got}, expected a"):
+        with tiny_client.decode("gpt") as stream, raises_kind("Invalid", match=f"^{field}: got {got}, expected a"):
             stream.step(**given)
 
 
-def test_masked_vectors_of_a_part_are_rejected(tiny: Any) -> None:
+def test_masked_vectors_of_a_part_are_rejected(tiny_client: Any) -> None:
     vectors = np.ma.array(np.ones((1, 4), np.float32), mask=[[False, False, False, True]])
     with raises_kind("Invalid", match=r"^parts\[0\].vectors: got a masked array, expected an array without "):
-        tiny.embed(parts=[{"vectors": vectors}], model="gpt")
+        tiny_client.embed(parts=[{"vectors": vectors}], model="gpt")
 
 
-def test_array_with_unused_mask_is_accepted(tiny: Any) -> None:
+def test_array_with_unused_mask_is_accepted(tiny_client: Any) -> None:
     unmasked = np.ma.array([[1, 2]])
-    assert np.array_equal(tiny.embed(unmasked, model="gpt").vectors, tiny.embed([[1, 2]], model="gpt").vectors)
+    assert np.array_equal(
+        tiny_client.embed(unmasked, model="gpt").vectors, tiny_client.embed([[1, 2]], model="gpt").vectors
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,32 +225,32 @@ def test_empty_key_is_rejected_before_a_request(connect: Connect) -> None:
     ("field", "value"),
     [("output", ["embeddings"]), ("dtype", np.float16), ("companions", "rotary_cos"), ("companions", None)],
 )
-def test_names_of_a_stream_are_checked(tiny: Any, field: str, value: Any) -> None:
+def test_names_of_a_stream_are_checked(tiny_client: Any, field: str, value: Any) -> None:
     names = rf"^{field}: got .+, expected .+name"
-    with raises_kind("Invalid", match=names) as raised, tiny.decode("gpt", **{field: value}):
+    with raises_kind("Invalid", match=names) as raised, tiny_client.decode("gpt", **{field: value}):
         pass
     assert raised.value.field == field
 
 
-def test_names_of_other_calls_are_checked(tiny: Any) -> None:
+def test_names_of_other_calls_are_checked(tiny_client: Any) -> None:
     with raises_kind("Invalid", match=r"^model: got None, expected the name of a model, without '/'$"):
-        tiny.load(None)
+        tiny_client.load(None)
     with raises_kind("Invalid", match=r"^model: got 'a/b', expected the name of a model, without '/'$"):
-        tiny.ready("a/b")
+        tiny_client.ready("a/b")
     with raises_kind("Invalid", match=r"^text: got a bytes, expected texts, numbers, and lists"):
-        tiny.text(b"abc", model="gpt")
+        tiny_client.text(b"abc", model="gpt")
     with raises_kind("Invalid", match=r"^dtype: got .+, expected a name such as 'float16'$"):
-        tiny.bias(1, 1, model="gpt", dtype=np.float16)
+        tiny_client.bias(1, 1, model="gpt", dtype=np.float16)
 
 
-def test_stream_accepts_scalars_of_numpy(tiny: Any) -> None:
+def test_stream_accepts_scalars_of_numpy(tiny_client: Any) -> None:
     given = np.ones((1, 4), np.float32)
     placeholder = {"token_id": np.int64(7), "vectors": given}
     parts = [[{"input_ids": [7]}], [{"input_ids": [1]}]]
-    with tiny.decode("gpt", rows=np.int64(2), output="token_embeddings") as stream:
+    with tiny_client.decode("gpt", rows=np.int64(2), output="token_embeddings") as stream:
         vectors = stream.step(parts=parts, placeholder=placeholder)
     assert np.array_equal(vectors[0], given)
-    assert np.array_equal(vectors[1], tiny.embed([1], model="gpt", output="token_embeddings").vectors[0])
+    assert np.array_equal(vectors[1], tiny_client.embed([1], model="gpt", output="token_embeddings").vectors[0])
 
 
 def test_client_keeps_path_of_address(connect: Connect, tiny_server: Server) -> None:

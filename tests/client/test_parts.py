@@ -21,7 +21,7 @@ Vectors = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def parts_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("parts")
     for name in ("gpt", "llama", "bert", "ngrams"):
         copy_artifact(name, root)
@@ -30,18 +30,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(connect: Connect, server: Server) -> Any:
-    return connect(server.address)
+def client(connect: Connect, parts_server: Server) -> Any:
+    return connect(parts_server.address)
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def parts_tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     found = read_tables(copy_artifact("gpt", tmp_path_factory.mktemp("tables")))
     return {name: torch.from_numpy(table) for name, table in found.items()}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, "torch", "bfloat16"])
-def test_vectors_stand_between_ids(client: Any, tables: dict[str, torch.Tensor], dtype: Any) -> None:
+def test_vectors_stand_between_ids(client: Any, parts_tables: dict[str, torch.Tensor], dtype: Any) -> None:
     rounded: Any = GIVEN.astype(np.float16 if dtype == np.float16 else np.float32)
     vectors = torch.from_numpy(rounded) if dtype == "torch" else rounded
     if dtype == np.float64:
@@ -51,9 +51,9 @@ def test_vectors_stand_between_ids(client: Any, tables: dict[str, torch.Tensor],
         rounded = vectors.float().numpy()
     parts = [{"input_ids": np.array([1, 2])}, {"vectors": vectors[:2]}, {"input_ids": [3]}]
     answer = client.embed(parts=parts, model="gpt", offset=1)
-    tokens = tables["tokens"]
+    tokens = parts_tables["tokens"]
     given = torch.from_numpy(rounded[:2].astype(np.float32))
-    expected = torch.cat([tokens[[1, 2]], given, tokens[[3]]]) + tables["positions"][1:6]
+    expected = torch.cat([tokens[[1, 2]], given, tokens[[3]]]) + parts_tables["positions"][1:6]
     assert answer.vectors.tobytes() == expected.numpy().tobytes()
     assert (answer.vectors.shape, answer.next_offset.tolist()) == ((1, 5, 4), [6])
 
@@ -77,8 +77,8 @@ def test_prompt_embeds_mix_ids_and_vectors(client: Any) -> None:
     assert torch.equal(tensor, torch.from_numpy(np.concatenate([tokens, GIVEN])))
 
 
-def test_stream_takes_ids_and_parts_in_turns(client: Any, tables: dict[str, torch.Tensor]) -> None:
-    tokens, positions = tables["tokens"], tables["positions"]
+def test_stream_takes_ids_and_parts_in_turns(client: Any, parts_tables: dict[str, torch.Tensor]) -> None:
+    tokens, positions = parts_tables["tokens"], parts_tables["positions"]
     with client.decode("gpt", rows=2, companions=["token_embeddings"]) as stream:
         first = stream.step(parts=[[{"vectors": GIVEN[:2]}, {"input_ids": [1]}], [{"input_ids": [2]}]])
         bare = torch.cat([torch.from_numpy(GIVEN[:2]), tokens[[1, 2]]])
@@ -155,8 +155,8 @@ def test_step_without_ids_and_parts_is_rejected(client: Any) -> None:
         client.embed(model="llama")
 
 
-def test_step_of_parts_resumes_on_a_new_connection(connect: Connect, server: Server) -> None:
-    with FlakyProxy(server.address) as proxy:
+def test_step_of_parts_resumes_on_a_new_connection(connect: Connect, parts_server: Server) -> None:
+    with FlakyProxy(parts_server.address) as proxy:
         client = connect(proxy.address)
         with client.decode("gpt", resume=True) as stream:
             stream.step([1, 2])

@@ -56,9 +56,11 @@ def assert_equal(result: Embeddings, answer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("as_array", [False, True])
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_pooling_returns_one_vector_per_row(tiny: Any, tiny_server: Server, pooling: str, as_array: bool) -> None:
+def test_pooling_returns_one_vector_per_row(
+    tiny_client: Any, tiny_server: Server, pooling: str, as_array: bool
+) -> None:
     rows = ROWS if as_array else RAGGED
-    result = tiny.embed(np.array(rows) if as_array else rows, model="gpt", pooling=pooling)
+    result = tiny_client.embed(np.array(rows) if as_array else rows, model="gpt", pooling=pooling)
     answer = native(tiny_server, "gpt", input_ids=rows, pooling=pooling)
     assert list(result.vectors.shape) == answer["shape"] == [len(rows), 4]
     assert result.vectors.tobytes() == answer["data"]
@@ -66,8 +68,8 @@ def test_pooling_returns_one_vector_per_row(tiny: Any, tiny_server: Server, pool
     assert result.next_offset.tolist() == answer["next_offset"] == list(map(len, rows))
 
 
-def test_text_with_pooling_matches_native_api(tiny: Any, tiny_server: Server) -> None:
-    result = tiny.text(["a b", "a"], model="bert", pooling="mean")
+def test_text_with_pooling_matches_native_api(tiny_client: Any, tiny_server: Server) -> None:
+    result = tiny_client.text(["a b", "a"], model="bert", pooling="mean")
     answer = native(tiny_server, "bert", text=["a b", "a"], pooling="mean")
     assert np.concatenate(result.rows()).tobytes() == answer["data"]
 
@@ -93,9 +95,9 @@ def test_text_with_pooling_matches_native_api(tiny: Any, tiny_server: Server) ->
     ],
 )
 def test_embed_accepts_ids_of_every_container_and_dtype(
-    tiny: Any, tiny_server: Server, ids: Any, rows: list[list[int]]
+    tiny_client: Any, tiny_server: Server, ids: Any, rows: list[list[int]]
 ) -> None:
-    assert_equal(tiny.embed(ids, model="gpt"), native(tiny_server, "gpt", input_ids=rows))
+    assert_equal(tiny_client.embed(ids, model="gpt"), native(tiny_server, "gpt", input_ids=rows))
 
 
 @pytest.mark.parametrize("ids", [ROWS, RAGGED, np.array(ROWS)], ids=["rows", "ragged", "array"])
@@ -113,68 +115,70 @@ def test_embed_accepts_ids_of_every_container_and_dtype(
     ],
     ids=str,
 )
-def test_embed_options_match_native_api(tiny: Any, tiny_server: Server, ids: Any, options: dict[str, Any]) -> None:
+def test_embed_options_match_native_api(
+    tiny_client: Any, tiny_server: Server, ids: Any, options: dict[str, Any]
+) -> None:
     values = {"per row": list(range(len(ids))), "like ids": [[index % 2 for index in range(len(row))] for row in ids]}
     fields = {name: values.get(value, value) for name, value in options.items()}
     rows = [list(map(int, row)) for row in ids]
     expected = native(tiny_server, "bert", input_ids=rows, **fields)
-    assert_equal(tiny.embed(ids, model="bert", **fields), expected)
+    assert_equal(tiny_client.embed(ids, model="bert", **fields), expected)
     if isinstance(ids, np.ndarray):
         arrays = {name: np.array(value) if isinstance(value, list) else value for name, value in fields.items()}
-        assert_equal(tiny.embed(ids, model="bert", **arrays), expected)
+        assert_equal(tiny_client.embed(ids, model="bert", **arrays), expected)
 
 
-def test_embed_with_version_uses_it(tiny: Any, tiny_server: Server) -> None:
-    first, second = (tiny.embed(ROWS, model="bert", version=version) for version in (1, None))
+def test_embed_with_version_uses_it(tiny_client: Any, tiny_server: Server) -> None:
+    first, second = (tiny_client.embed(ROWS, model="bert", version=version) for version in (1, None))
     assert (first.version, second.version) == (1, 2)
     assert first.vectors.tobytes() != second.vectors.tobytes()
     assert_equal(first, native(tiny_server, "bert/versions/1", input_ids=ROWS))
 
 
-def test_embed_of_10000_rows_matches_native_api(tiny: Any, tiny_server: Server) -> None:
+def test_embed_of_10000_rows_matches_native_api(tiny_client: Any, tiny_server: Server) -> None:
     ids, offset = np.tile(np.arange(6), 5000).reshape(10000, 3), np.arange(10000) % 4
     expected = native(tiny_server, "gpt", input_ids=ids.tolist(), offset=offset.tolist())
-    assert_equal(tiny.embed(ids, model="gpt", offset=offset), expected)
-    assert_equal(tiny.embed(ids, model="gpt", offset=offset.tolist()), expected)
+    assert_equal(tiny_client.embed(ids, model="gpt", offset=offset), expected)
+    assert_equal(tiny_client.embed(ids, model="gpt", offset=offset.tolist()), expected)
 
 
 @pytest.mark.parametrize("ids", [ROWS, RAGGED])
-def test_rows_are_views_and_match_separate_requests(tiny: Any, ids: list[list[int]]) -> None:
-    result = tiny.embed(ids, model="gpt")
+def test_rows_are_views_and_match_separate_requests(tiny_client: Any, ids: list[list[int]]) -> None:
+    result = tiny_client.embed(ids, model="gpt")
     assert len(result.rows()) == len(ids)
     for row, vectors in zip(ids, result.rows(), strict=True):
         assert np.shares_memory(vectors, result.vectors)
-        assert np.array_equal(vectors, tiny.embed(row, model="gpt").vectors[0])
+        assert np.array_equal(vectors, tiny_client.embed(row, model="gpt").vectors[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_to_torch_shares_memory_of_vectors(tiny: Any, dtype: str) -> None:
-    result = tiny.embed(np.array(ROWS), model="gpt", dtype=dtype)
+def test_to_torch_shares_memory_of_vectors(tiny_client: Any, dtype: str) -> None:
+    result = tiny_client.embed(np.array(ROWS), model="gpt", dtype=dtype)
     tensor = result.to_torch()
     assert tensor.dtype == getattr(torch, dtype)
-    wide = tiny.embed(np.array(ROWS), model="gpt").to_torch()
+    wide = tiny_client.embed(np.array(ROWS), model="gpt").to_torch()
     assert torch.equal(tensor, wide.to(tensor.dtype))
     tensor.zero_()
     assert not result.vectors.any()
 
 
-def test_text_vectors_match_its_ids(tiny: Any, tiny_server: Server) -> None:
-    result = tiny.text(["a b", "c"], model="bert", return_tokens=True, offset=1)
+def test_text_vectors_match_its_ids(tiny_client: Any, tiny_server: Server) -> None:
+    result = tiny_client.text(["a b", "c"], model="bert", return_tokens=True, offset=1)
     expected = native(tiny_server, "bert", text=["a b", "c"], offset=1, return_tokens=True)
     assert_equal(result, expected)
     assert [row.tolist() for row in result.input_ids] == [[1, 4, 5, 2], [1, 6, 2]] == expected["input_ids"]
     assert [row.tolist() for row in result.spans] == expected["spans"]
-    again = tiny.embed(result.input_ids, model="bert", offset=1)
+    again = tiny_client.embed(result.input_ids, model="bert", offset=1)
     assert again.vectors.tobytes() == result.vectors.tobytes()
     assert result.to_torch().shape == result.vectors.shape
-    plain = tiny.text("a b", model="bert", version=1, dtype="bfloat16", output="token_embeddings")
+    plain = tiny_client.text("a b", model="bert", version=1, dtype="bfloat16", output="token_embeddings")
     assert (plain.version, plain.vectors.dtype, plain.input_ids) == (1, ml_dtypes.bfloat16, None)
 
 
 @pytest.mark.parametrize("ids", [ROWS, RAGGED, np.array(ROWS), torch.tensor([1, 2])], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_torch_loads_prompt_embeds(server: Server, connect: Connect, ids: Any, dtype: str) -> None:
-    client = connect(server.address)
+def test_torch_loads_prompt_embeds(model_server: Server, connect: Connect, ids: Any, dtype: str) -> None:
+    client = connect(model_server.address)
     prompts = client.prompt_embeds(ids, model="minilm", dtype=dtype)
     expected = client.embed(ids, model="minilm", dtype=dtype, output="token_embeddings")
     for prompt, vectors in zip(prompts, expected.rows(), strict=True):
@@ -184,39 +188,39 @@ def test_torch_loads_prompt_embeds(server: Server, connect: Connect, ids: Any, d
 
 
 @pytest.mark.parametrize("text", ["Hello, world!", ["Hello", "and good bye"]])
-def test_prompt_embeds_of_text_match_its_ids(server: Server, connect: Connect, text: str | list[str]) -> None:
-    client = connect(server.address)
+def test_prompt_embeds_of_text_match_its_ids(model_server: Server, connect: Connect, text: str | list[str]) -> None:
+    client = connect(model_server.address)
     ids = client.text(text, model="minilm", return_tokens=True).input_ids
     assert client.prompt_embeds(text=text, model="minilm") == client.prompt_embeds(ids, model="minilm")
 
 
 @pytest.mark.parametrize("given", [{}, {"ids": [1], "text": "a"}])
-def test_prompt_embeds_need_ids_or_text(tiny: Any, given: dict[str, Any]) -> None:
+def test_prompt_embeds_need_ids_or_text(tiny_client: Any, given: dict[str, Any]) -> None:
     with raises_kind("Invalid"):
-        tiny.prompt_embeds(**given, model="bert")
+        tiny_client.prompt_embeds(**given, model="bert")
 
 
 @pytest.mark.parametrize(("side", "kept"), [("left", [1, 2, 3, 4, 5, 6]), ("right", [0, 1, 2, 3, 4, 5])])
-def test_truncation_is_reported(tiny: Any, side: str, kept: list[int]) -> None:
+def test_truncation_is_reported(tiny_client: Any, side: str, kept: list[int]) -> None:
     ids = [[0, 1, 2, 3, 4, 5, 6], [1]]
-    result = tiny.embed(ids, model="gpt", truncate=side)
+    result = tiny_client.embed(ids, model="gpt", truncate=side)
     assert result.truncated.tolist() == [1, 0]
     assert result.lengths.tolist() == [6, 1]
-    assert np.array_equal(result.rows()[0], tiny.embed(kept, model="gpt").vectors[0])
+    assert np.array_equal(result.rows()[0], tiny_client.embed(kept, model="gpt").vectors[0])
 
 
-def test_models_returns_descriptions(tiny: Any) -> None:
-    bert, gpt = sorted(tiny.models(), key=lambda model: str(model.name))
+def test_models_returns_descriptions(tiny_client: Any) -> None:
+    bert, gpt = sorted(tiny_client.models(), key=lambda model: str(model.name))
     assert (bert.name, bert.version, bert.versions, bert.max_len) == ("bert", 2, [1, 2], 8)
     assert (gpt.provider, gpt.manifest["family"]) == ("CPUExecutionProvider", "gpt2")
-    assert tiny.model("gpt") == gpt
-    assert tiny.model("bert", 1).version == 1
+    assert tiny_client.model("gpt") == gpt
+    assert tiny_client.model("bert", 1).version == 1
 
 
-def test_model_attributes_match_manifest(tiny: Any, tiny_repository: Path) -> None:
+def test_model_attributes_match_manifest(tiny_client: Any, tiny_repository: Path) -> None:
     """Oracle: the manifest, read by the service."""
     for name, version in (("bert", 2), ("gpt", 1)):
-        model, manifest = tiny.model(name), read_manifest(tiny_repository / name / str(version))
+        model, manifest = tiny_client.model(name), read_manifest(tiny_repository / name / str(version))
         assert isinstance(manifest, Manifest)
         assert manifest.token_embeddings is not None
         assert (model.kind, model.family, model.width) == ("tokens", manifest.family, manifest.width)
@@ -226,7 +230,7 @@ def test_model_attributes_match_manifest(tiny: Any, tiny_repository: Path) -> No
         assert model.consumers == []
         assert model.has_tokenizer == (tiny_repository / name / str(version) / "tokenizer.json").is_file()
         for output, width in model.outputs.items():
-            assert tiny.embed([1], model=name, output=output).vectors.shape == (1, 1, width)
+            assert tiny_client.embed([1], model=name, output=output).vectors.shape == (1, 1, width)
 
 
 def test_stem_model_has_width_and_no_token_outputs(tmp_path: Path) -> None:

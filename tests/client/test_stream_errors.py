@@ -37,13 +37,13 @@ from tests.support.servers import Server, free_port, serve
     ],
     ids=str,
 )
-def test_rejected_step_keeps_offset(tiny: Any, ids: Any, field: str) -> None:
-    with tiny.decode("gpt", offset=2) as stream:
+def test_rejected_step_keeps_offset(tiny_client: Any, ids: Any, field: str) -> None:
+    with tiny_client.decode("gpt", offset=2) as stream:
         with raises_kind("Invalid") as raised:
             stream.step(ids)
         assert str(raised.value.field).startswith(field)
         assert stream.offset == [2]
-        assert np.array_equal(stream.step([1, 2, 3, 4]), whole(tiny, [1, 2, 3, 4], model="gpt", offset=2))
+        assert np.array_equal(stream.step([1, 2, 3, 4]), whole(tiny_client, [1, 2, 3, 4], model="gpt", offset=2))
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ def test_rejected_step_keeps_offset(tiny: Any, ids: Any, field: str) -> None:
         ("drop", [-1], "Invalid", "drop[0]"),
     ],
 )
-def test_rejected_message_keeps_offsets(tiny: Any, method: str, argument: Any, kind: str, field: str) -> None:
-    with tiny.decode("gpt", offset=2, rows=2) as stream:
+def test_rejected_message_keeps_offsets(tiny_client: Any, method: str, argument: Any, kind: str, field: str) -> None:
+    with tiny_client.decode("gpt", offset=2, rows=2) as stream:
         with raises_kind(kind) as raised:
             getattr(stream, method)(argument)
         assert raised.value.field == field
         assert stream.offset == [2, 2]
 
 
-def test_step_rejects_unknown_or_mismatched_token_fields(tiny: Any) -> None:
-    with tiny.decode("gpt") as stream:
+def test_step_rejects_unknown_or_mismatched_token_fields(tiny_client: Any) -> None:
+    with tiny_client.decode("gpt") as stream:
         for further in ({"attention_mask": [1]}, {"position_ids": [[1], [1]]}, {"token_type_ids": [0, 0]}):
             with raises_kind("Invalid") as raised:
                 stream.step([1, 2], **further)
@@ -77,14 +77,14 @@ def test_step_rejects_unknown_or_mismatched_token_fields(tiny: Any) -> None:
         assert stream.offset == [1]
 
 
-def test_step_beyond_max_len_is_rejected(tiny: Any) -> None:
-    with tiny.decode("gpt", offset=4) as stream:
+def test_step_beyond_max_len_is_rejected(tiny_client: Any) -> None:
+    with tiny_client.decode("gpt", offset=4) as stream:
         stream.step([1, 2])
         with raises_kind("Invalid", match="6") as raised:
             stream.step([1])
         assert raised.value.field == "offset[0] + tokens"
         stream.rewind(5)
-        assert np.array_equal(stream.step([3]), whole(tiny, [3], model="gpt", offset=5))
+        assert np.array_equal(stream.step([3]), whole(tiny_client, [3], model="gpt", offset=5))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,10 @@ def test_step_beyond_max_len_is_rejected(tiny: Any) -> None:
         ("gpt", {"companions": ["embeddings"]}, "Invalid"),
     ],
 )
-def test_stream_with_invalid_options_is_rejected(tiny: Any, model: str, options: dict[str, Any], kind: str) -> None:
-    with raises_kind(kind), tiny.decode(model, **options):
+def test_stream_with_invalid_options_is_rejected(
+    tiny_client: Any, model: str, options: dict[str, Any], kind: str
+) -> None:
+    with raises_kind(kind), tiny_client.decode(model, **options):
         pass
 
 
@@ -133,7 +135,7 @@ def test_unreachable_server_raises_connection_error(connect: Connecting) -> None
         pass
 
 
-def test_broken_stream_reports_offset_to_resume(connect: Connecting, flaky: FlakyProxy, tiny: Any) -> None:
+def test_broken_stream_reports_offset_to_resume(connect: Connecting, flaky: FlakyProxy, tiny_client: Any) -> None:
     client = connect(flaky.address)
     parts = []
     with client.decode("gpt", offset=1) as stream:
@@ -146,7 +148,7 @@ def test_broken_stream_reports_offset_to_resume(connect: Connecting, flaky: Flak
     assert flaky.connections == 1
     with client.decode("gpt", offset=raised.value.offset) as stream:
         parts.append(stream.step([3, 4]))
-    assert np.array_equal(np.concatenate(parts, 1), whole(tiny, [1, 2, 3, 4], model="gpt", offset=1))
+    assert np.array_equal(np.concatenate(parts, 1), whole(tiny_client, [1, 2, 3, 4], model="gpt", offset=1))
 
 
 @pytest.mark.timeout(60)

@@ -49,7 +49,7 @@ def impatient(tiny_repository: Path) -> Iterator[Server]:
 
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_stream_resumes_after_connection_cut_at_any_byte(
-    connect: Connecting, flaky: FlakyProxy, tiny: Any, direction: str
+    connect: Connecting, flaky: FlakyProxy, tiny_client: Any, direction: str
 ) -> None:
     """Connections are cut at bytes of the handshake, of the opening and of frames, before and in answers."""
     # A late cut follows a cut during the opening, so that pauses do not grow.
@@ -58,7 +58,7 @@ def test_stream_resumes_after_connection_cut_at_any_byte(
         late = [byte + 80 for byte in late]
     flaky.script = [After(**{direction: byte}) for pair in zip(early, late, strict=True) for byte in pair]
     script: list[Act] = list(flaky.script)
-    assert decode_rows(connect(flaky.address)) == decode_rows(tiny)
+    assert decode_rows(connect(flaky.address)) == decode_rows(tiny_client)
     assert flaky.connections > 4, f"{script} broke nothing"
 
 
@@ -69,7 +69,7 @@ def steps_done(server: Server) -> float:
 
 
 def test_step_with_lost_response_is_repeated_on_resume(
-    connect: Connecting, flaky: FlakyProxy, tiny: Any, counted_server: Server
+    connect: Connecting, flaky: FlakyProxy, tiny_client: Any, counted_server: Server
 ) -> None:
     flaky.aim(counted_server.address)
     with connect(flaky.address).decode("gpt", resume=True) as stream:
@@ -85,16 +85,16 @@ def test_step_with_lost_response_is_repeated_on_resume(
 
         losing = threading.Thread(target=lose_the_answer)
         losing.start()
-        assert np.array_equal(stream.step([2, 3]), whole(tiny, [2, 3], model="gpt", offset=1))
+        assert np.array_equal(stream.step([2, 3]), whole(tiny_client, [2, 3], model="gpt", offset=1))
         losing.join()
         assert stream.offset == [3]
-        assert np.array_equal(stream.step([4]), whole(tiny, [4], model="gpt", offset=3))
+        assert np.array_equal(stream.step([4]), whole(tiny_client, [4], model="gpt", offset=3))
     assert flaky.connections == 2
 
 
 @pytest.mark.parametrize("act", [DROP, SWALLOW, CUT, BUSY])
 def test_stream_resume_stops_at_retry_limit_and_can_be_repeated(
-    connect: Connecting, flaky: FlakyProxy, tiny: Any, act: Act
+    connect: Connecting, flaky: FlakyProxy, tiny_client: Any, act: Act
 ) -> None:
     with connect(flaky.address, retries=1).decode("gpt", resume=True) as stream:
         stream.step([1])
@@ -104,7 +104,7 @@ def test_stream_resume_stops_at_retry_limit_and_can_be_repeated(
         with raises_kind(kind):
             stream.step([2])
         assert stream.offset == [1]
-        assert np.array_equal(stream.step([2]), whole(tiny, [2], model="gpt", offset=1))
+        assert np.array_equal(stream.step([2]), whole(tiny_client, [2], model="gpt", offset=1))
     assert flaky.connections == 4
 
 
@@ -141,7 +141,7 @@ def test_stream_resumes_with_its_first_model_version(
 
 
 def test_stream_resumes_at_other_server_after_shutdown(
-    connect: Connecting, tiny: Any, tiny_server: Server, tiny_repository: Path
+    connect: Connecting, tiny_client: Any, tiny_server: Server, tiny_repository: Path
 ) -> None:
     with serve(tiny_repository) as stopping, FlakyProxy(stopping.address) as flaky:
         parts = []
@@ -151,7 +151,7 @@ def test_stream_resumes_at_other_server_after_shutdown(
             stopping.process.terminate()
             stopping.process.wait(60)
             parts.append(stream.step([3, 4]))
-    assert np.array_equal(np.concatenate(parts, 1), whole(tiny, [1, 2, 3, 4], model="gpt"))
+    assert np.array_equal(np.concatenate(parts, 1), whole(tiny_client, [1, 2, 3, 4], model="gpt"))
 
 
 def test_resumed_stream_rejects_another_artifact(connect: Connecting, tmp_path: Path) -> None:
@@ -209,11 +209,11 @@ def test_step_timeout_closes_stream(connect: Connecting, flaky: FlakyProxy) -> N
     assert time.monotonic() - start < 5
 
 
-def test_resuming_stream_continues_after_step_timeout(connect: Connecting, flaky: FlakyProxy, tiny: Any) -> None:
+def test_resuming_stream_continues_after_step_timeout(connect: Connecting, flaky: FlakyProxy, tiny_client: Any) -> None:
     with connect(flaky.address, timeout=0.5).decode("gpt", resume=True) as stream:
         stream.step([1])
         flaky.hold()
         with pytest.raises(errors.StreamClosed, match="no answer in time"):
             stream.step([2])
         flaky.release()
-        assert np.array_equal(stream.step([3]), whole(tiny, [3], model="gpt", offset=1))
+        assert np.array_equal(stream.step([3]), whole(tiny_client, [3], model="gpt", offset=1))

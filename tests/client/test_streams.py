@@ -31,32 +31,32 @@ def rotary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_stream_steps_equal_one_call_bit_for_bit(tiny: Any, dtype: str) -> None:
+def test_stream_steps_equal_one_call_bit_for_bit(tiny_client: Any, dtype: str) -> None:
     steps: list[Any] = [[1], np.array([2, 3], np.uint8), torch.tensor([4]), ((5, 6),)]
-    with tiny.decode("bert", offset=1, dtype=dtype) as stream:
+    with tiny_client.decode("bert", offset=1, dtype=dtype) as stream:
         parts = [stream.step(ids) for ids in steps]
         assert [part.shape for part in parts] == [(1, 1, 4), (1, 2, 4), (1, 1, 4), (1, 2, 4)]
         assert stream.offset == [7]
-    expected = whole(tiny, [1, 2, 3, 4, 5, 6], model="bert", offset=1, dtype=dtype)
+    expected = whole(tiny_client, [1, 2, 3, 4, 5, 6], model="bert", offset=1, dtype=dtype)
     found = np.concatenate(parts, 1)
     assert (found.dtype, found.tobytes()) == (expected.dtype, expected.tobytes())
     parts[0][:] = 0
 
 
-def test_stream_uses_requested_or_newest_version(tiny: Any) -> None:
-    with tiny.decode("bert", version=1) as stream:
+def test_stream_uses_requested_or_newest_version(tiny_client: Any) -> None:
+    with tiny_client.decode("bert", version=1) as stream:
         assert stream.version == 1
-        assert np.array_equal(stream.step([1, 2]), whole(tiny, [1, 2], model="bert", version=1))
-    with tiny.decode("bert") as stream:
+        assert np.array_equal(stream.step([1, 2]), whole(tiny_client, [1, 2], model="bert", version=1))
+    with tiny_client.decode("bert") as stream:
         assert stream.version == 2
 
 
-def test_stream_rows_stay_correct_after_rewind_reorder_resize(tiny: Any) -> None:
+def test_stream_rows_stay_correct_after_rewind_reorder_resize(tiny_client: Any) -> None:
     def expect(vectors: Any, ids: Any, **fields: Any) -> None:
-        expected = whole(tiny, ids, model="bert", **fields)
+        expected = whole(tiny_client, ids, model="bert", **fields)
         assert (vectors.shape, vectors.tobytes()) == (expected.shape, expected.tobytes())
 
-    with tiny.decode("bert", offset=[0, 3]) as stream:
+    with tiny_client.decode("bert", offset=[0, 3]) as stream:
         expect(stream.step([[1, 2], [3, 4]]), [[1, 2], [3, 4]], offset=[0, 3])
         expect(stream.step([[5, 6, 7], [8]]), [[5, 6, 7], [8]], offset=[2, 5])
         assert stream.step([[], [9]]).shape == (1, 4)
@@ -86,28 +86,28 @@ def test_stream_rows_stay_correct_after_rewind_reorder_resize(tiny: Any) -> None
         expect(stream.step([3]), [3], offset=7)
 
 
-def test_sequences_of_other_types_are_rows(tiny: Any) -> None:
-    expected = whole(tiny, [1, 2, 3], model="gpt")
-    assert np.array_equal(whole(tiny, range(1, 4), model="gpt"), expected)
-    assert np.array_equal(whole(tiny, [range(1, 4)], model="gpt"), expected)
-    with tiny.decode("gpt", offset=range(1)) as stream:
+def test_sequences_of_other_types_are_rows(tiny_client: Any) -> None:
+    expected = whole(tiny_client, [1, 2, 3], model="gpt")
+    assert np.array_equal(whole(tiny_client, range(1, 4), model="gpt"), expected)
+    assert np.array_equal(whole(tiny_client, [range(1, 4)], model="gpt"), expected)
+    with tiny_client.decode("gpt", offset=range(1)) as stream:
         assert np.array_equal(stream.step(range(1, 4)), expected)
 
 
-def test_context_of_stream_without_history_is_rejected(tiny: Any) -> None:
-    with tiny.decode("gpt") as stream:
+def test_context_of_stream_without_history_is_rejected(tiny_client: Any) -> None:
+    with tiny_client.decode("gpt") as stream:
         with raises_kind("Invalid", match=r"^context: got \[1\], expected none: no output of this stream depends on"):
             stream.append([0], context=[[1]])
         stream.append([2])
         assert stream.offset == [0, 2]
 
 
-def test_stream_opens_with_given_number_of_rows_or_none(tiny: Any) -> None:
-    with tiny.decode("gpt", offset=2, rows=3) as stream:
+def test_stream_opens_with_given_number_of_rows_or_none(tiny_client: Any) -> None:
+    with tiny_client.decode("gpt", offset=2, rows=3) as stream:
         assert stream.offset == [2, 2, 2]
     none: list[dict[str, Any]] = [{"rows": 0}, {"offset": []}]
     for options in none:
-        with tiny.decode("gpt", **options) as stream:
+        with tiny_client.decode("gpt", **options) as stream:
             assert stream.offset == []
 
 
@@ -152,8 +152,8 @@ def test_concurrent_steps_of_stream_run_in_order(tiny_server: Server) -> None:
     asyncio.run(together())
 
 
-def test_streams_of_one_client_are_independent(tiny: Any) -> None:
-    with tiny.decode("gpt") as one, tiny.decode("gpt", offset=3) as other:
+def test_streams_of_one_client_are_independent(tiny_client: Any) -> None:
+    with tiny_client.decode("gpt") as one, tiny_client.decode("gpt", offset=3) as other:
         one.step([1])
         other.step([1])
         one.step([2, 3])

@@ -49,7 +49,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def example_page(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     handler = functools.partial(Quiet, directory=str(artifacts))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -72,36 +72,36 @@ def run(page: Page, model: str, *arguments: Any) -> dict[str, NDArray[np.float32
     return {name: np.frombuffer(base64.b64decode(text), np.float32).reshape(dims) for name, dims, text in found}
 
 
-def test_gpt2_in_browser_matches_onnxruntime_bit_for_bit(page: Page, artifacts: Path) -> None:
+def test_gpt2_in_browser_matches_onnxruntime_bit_for_bit(example_page: Page, artifacts: Path) -> None:
     session = Session(artifacts / "models/gpt2/1")
     for offset in ([0], [50], [3, 0]):
         expected = session.run({"input_ids": IDS, "offset": np.array(offset)})
-        found = run(page, "gpt2", IDS.tolist(), offset)
+        found = run(example_page, "gpt2", IDS.tolist(), offset)
         assert list(found) == ["embeddings"]
         assert np.array_equal(found["embeddings"], expected["embeddings"])
 
 
-def test_bert_in_browser_is_close_to_onnxruntime(page: Page, artifacts: Path) -> None:
+def test_bert_in_browser_is_close_to_onnxruntime(example_page: Page, artifacts: Path) -> None:
     segments = IDS % 2
     feeds = {"input_ids": IDS, "offset": np.array([4]), "token_type_ids": segments}
     expected = Session(artifacts / "models/bert/1").run(feeds)["embeddings"]
-    found = run(page, "bert", IDS.tolist(), [4], {"token_type_ids": segments.tolist()})["embeddings"]
+    found = run(example_page, "bert", IDS.tolist(), [4], {"token_type_ids": segments.tolist()})["embeddings"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
-    assert not np.allclose(run(page, "bert", IDS.tolist(), [4])["embeddings"], expected, atol=1e-3)
+    assert not np.allclose(run(example_page, "bert", IDS.tolist(), [4])["embeddings"], expected, atol=1e-3)
 
 
-def test_llama_in_browser_returns_rotary_outputs(page: Page, artifacts: Path) -> None:
+def test_llama_in_browser_returns_rotary_outputs(example_page: Page, artifacts: Path) -> None:
     expected = Session(artifacts / "models/llama/1").run({"input_ids": IDS, "offset": np.array([50])})
-    found = run(page, "llama", IDS.tolist(), [50])
+    found = run(example_page, "llama", IDS.tolist(), [50])
     assert list(found) == list(expected)
     assert np.array_equal(found["embeddings"], expected["embeddings"])
     for name in ("rotary_cos", "rotary_sin"):
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=2.0**-23)
 
 
-def test_page_shows_vectors_and_errors(page: Page, artifacts: Path) -> None:
+def test_page_shows_vectors_and_errors(example_page: Page, artifacts: Path) -> None:
     def submit(**values: str) -> str:
-        text = page.evaluate(f"""
+        text = example_page.evaluate(f"""
           (async () => {{
             const form = document.querySelector("form"), output = document.querySelector("output");
             for (const [name, value] of Object.entries({json.dumps(values)})) form.elements[name].value = value;

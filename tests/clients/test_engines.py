@@ -43,17 +43,17 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_vllm_chat_example_sends_vectors_without_special_tokens(
-    server: Server, stand_in: tuple[str, type[StandIn]], vllm: Any
+    model_server: Server, stand_in: tuple[str, type[StandIn]], vllm: Any
 ) -> None:
     address, handler = stand_in
-    done = run(server.address, "minilm", address, "Hello, world!", example="vllm_chat.py")
+    done = run(model_server.address, "minilm", address, "Hello, world!", example="vllm_chat.py")
     assert (done.returncode, done.stdout, done.stderr) == (0, "yes\n", "")
     (request,) = handler.seen
     ((message),) = request["messages"]
     (part,) = message["content"]
     assert (message["role"], part["type"]) == ("user", "prompt_embeds")
     tensor = vllm(SimpleNamespace(enable_prompt_embeds=True), part["data"])
-    with preblock.connect(server.address) as client:
+    with preblock.connect(model_server.address) as client:
         ids = client.text("Hello, world!", model="minilm", return_tokens=True).input_ids
         assert ids is not None
         expected = client.embed(ids[0][1:-1], model="minilm", output="token_embeddings").to_torch()

@@ -62,7 +62,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
 
 
 @pytest.fixture(scope="module")
-def server(expected: Expected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def rows_server(expected: Expected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
     export(str(expected.checkpoint), "m", root, dtype="bfloat16")
     with serve(root, "--max-shared-memory-bytes", str(2**24), "--table-memory-budget-bytes", str(2**27)) as server:
@@ -70,8 +70,8 @@ def server(expected: Expected, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with preblock.connect(server.address) as client:
+def client(rows_server: Server) -> Iterator[Client]:
+    with preblock.connect(rows_server.address) as client:
         yield client
 
 
@@ -93,60 +93,60 @@ def test_python_client(client: Client, expected: Expected) -> None:
     assert client.model("m").outputs[ROW_IDS] == LAYERS * HEADS
 
 
-def test_json(server: Server, expected: Expected) -> None:
-    answer = ask(server, JSON, dtype="stored").json()
+def test_json(rows_server: Server, expected: Expected) -> None:
+    answer = ask(rows_server, JSON, dtype="stored").json()
     assert (answer["dtype"], answer["shape"]) == ("bfloat16", [2, 9, LAYERS, WIDTH])
     assert base64.b64decode(answer[ROWS]) == expected.rows.tobytes()
-    numbers = ask(server, JSON, dtype="stored", encoding="float").json()
+    numbers = ask(rows_server, JSON, dtype="stored", encoding="float").json()
     assert np.array_equal(np.array(numbers[ROWS], np.float32), expected.rows.astype(np.float32))
     for encoding in ("base64", "float"):
-        both = ask(server, JSON, output=[ROW_IDS, ROWS], encoding=encoding).json()["outputs"]
+        both = ask(rows_server, JSON, output=[ROW_IDS, ROWS], encoding=encoding).json()["outputs"]
         assert {name: output["dtype"] for name, output in both.items()} == {ROW_IDS: "int64", ROWS: "float32"}
         found = both[ROW_IDS]["data"]
         ids = np.frombuffer(base64.b64decode(found), np.int64) if encoding == "base64" else np.array(found)
         assert np.array_equal(ids.reshape(expected.ids.shape), expected.ids)
 
 
-def test_large_answers_are_streamed(server: Server, expected: Expected) -> None:
+def test_large_answers_are_streamed(rows_server: Server, expected: Expected) -> None:
     ids = random_ids(1200, 50, seed=8)
     row_ids = expected.row_ids(ids)
     headers = {"Content-Type": BYTES, "Accept": BYTES}
     for output, dtype, right in ((ROWS, "stored", expected.of(row_ids)), (ROW_IDS, "float32", row_ids)):
-        url = f"{server.address}/models/m/embed?output={output}&dtype={dtype}&shape=1200,50"
+        url = f"{rows_server.address}/models/m/embed?output={output}&dtype={dtype}&shape=1200,50"
         answer = httpx.post(url, content=ids.tobytes(), headers=headers, timeout=60)
         assert answer.status_code == 200, answer.text
         assert answer.headers["Preblock-Dtype"] == right.dtype.name
         assert answer.headers["Content-Length"] == str(right.nbytes)
         assert answer.content == right.tobytes()
-    url = f"{server.address}/models/m/embed?output={ROWS}&encoding=float&shape=1200,50"
+    url = f"{rows_server.address}/models/m/embed?output={ROWS}&encoding=float&shape=1200,50"
     answer = httpx.post(url, content=ids.tobytes(), headers={"Content-Type": BYTES}, timeout=60)
     found = np.array(answer.json()[ROWS], np.float32)
     assert np.array_equal(found, expected.of(row_ids).astype(np.float32))
 
 
-def test_binary_formats(server: Server, expected: Expected) -> None:
-    answer = ask(server, BYTES, dtype="stored")
+def test_binary_formats(rows_server: Server, expected: Expected) -> None:
+    answer = ask(rows_server, BYTES, dtype="stored")
     assert answer.headers["Preblock-Dtype"] == "bfloat16"
     assert answer.headers["Preblock-Shape"] == f"2,9,{LAYERS},{WIDTH}"
     assert answer.content == expected.rows.tobytes()
-    assert ask(server, BYTES, output=ROW_IDS).content == expected.ids.tobytes()
-    assert ask(server, NPY, output=ROW_IDS).content.endswith(expected.ids.tobytes())
-    refused = ask(server, NPY, dtype="stored")
+    assert ask(rows_server, BYTES, output=ROW_IDS).content == expected.ids.tobytes()
+    assert ask(rows_server, NPY, output=ROW_IDS).content.endswith(expected.ids.tobytes())
+    refused = ask(rows_server, NPY, dtype="stored")
     assert refused.status_code == 406
     assert refused.json()["detail"].endswith("application/x-safetensors for bfloat16")
-    tensors = load(ask(server, "application/x-safetensors", output=[ROWS, ROW_IDS], dtype="stored").content)
+    tensors = load(ask(rows_server, "application/x-safetensors", output=[ROWS, ROW_IDS], dtype="stored").content)
     assert np.array_equal(tensors[ROW_IDS].numpy(), expected.ids)
     assert tensors[ROWS].view(torch.int16).numpy().tobytes() == expected.rows.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["stored", "float32", "float16"])
-def test_row_ids_have_one_type(dtype: str, server: Server, expected: Expected) -> None:
-    assert ask(server, BYTES, output=ROW_IDS, dtype=dtype).content == expected.ids.tobytes()
+def test_row_ids_have_one_type(dtype: str, rows_server: Server, expected: Expected) -> None:
+    assert ask(rows_server, BYTES, output=ROW_IDS, dtype=dtype).content == expected.ids.tobytes()
 
 
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
-def test_open_inference_protocol(module: Any, server: Server, expected: Expected) -> None:
-    address = server.grpc if module is tritonclient.grpc else server.address.removeprefix("http://")
+def test_open_inference_protocol(module: Any, rows_server: Server, expected: Expected) -> None:
+    address = rows_server.grpc if module is tritonclient.grpc else rows_server.address.removeprefix("http://")
     with module.InferenceServerClient(address) as triton:
         ids = module.InferInput("input_ids", list(IDS.shape), "INT64").set_data_from_numpy(IDS)
         outputs = [module.InferRequestedOutput(name) for name in (ROWS, ROW_IDS)]
@@ -163,12 +163,12 @@ def test_open_inference_protocol(module: Any, server: Server, expected: Expected
         assert [int(size) for size in described["shape"]] == [-1, -1, LAYERS, HEADS]
 
 
-def test_json_of_the_open_inference_protocol(server: Server, expected: Expected) -> None:
+def test_json_of_the_open_inference_protocol(rows_server: Server, expected: Expected) -> None:
     body: dict[str, Any] = {
         "inputs": [{"name": "input_ids", "shape": IDS.shape, "datatype": "INT64", "data": IDS.tolist()}],
         "outputs": [{"name": ROW_IDS}],
     }
-    url = f"{server.address}/v2/models/m/infer"
+    url = f"{rows_server.address}/v2/models/m/infer"
     (output,) = httpx.post(url, json=body).json()["outputs"]
     assert (output["datatype"], output["shape"]) == ("INT64", list(expected.ids.shape))
     assert output["data"] == expected.ids.ravel().tolist()
@@ -180,8 +180,8 @@ def test_json_of_the_open_inference_protocol(server: Server, expected: Expected)
     assert "got stored, expected FP16, because all outputs have one type" in httpx.post(url, json=body).json()["error"]
 
 
-def test_sequence_has_the_dimensions_of_the_metadata(server: Server, expected: Expected) -> None:
-    with tritonclient.http.InferenceServerClient(server.address.removeprefix("http://")) as triton:
+def test_sequence_has_the_dimensions_of_the_metadata(rows_server: Server, expected: Expected) -> None:
+    with tritonclient.http.InferenceServerClient(rows_server.address.removeprefix("http://")) as triton:
         found = []
         for begin in range(9):
             tensor = tritonclient.http.InferInput("input_ids", [2, 1], "INT64")
@@ -193,8 +193,8 @@ def test_sequence_has_the_dimensions_of_the_metadata(server: Server, expected: E
 
 
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
-def test_shared_memory(module: Any, server: Server, expected: Expected) -> None:
-    address = server.grpc if module is tritonclient.grpc else server.address.removeprefix("http://")
+def test_shared_memory(module: Any, rows_server: Server, expected: Expected) -> None:
+    address = rows_server.grpc if module is tritonclient.grpc else rows_server.address.removeprefix("http://")
     with ExitStack() as stack:
         client = SharedClient(module, address, stack)
         regions = {ROWS: expected.rows.nbytes, ROW_IDS: expected.ids.nbytes}
@@ -244,11 +244,11 @@ def test_stream_of_parts_returns_each_output_in_its_dtype(client: Client, expect
         assert stream.companions[ROW_IDS].tobytes() == expected.ids[0].tobytes()
 
 
-def test_messages_of_a_stream(server: Server, expected: Expected) -> None:
-    with connect(f"{server.socket}/models/m/decode?output={ROW_IDS}&encoding=float") as stream:
+def test_messages_of_a_stream(rows_server: Server, expected: Expected) -> None:
+    with connect(f"{rows_server.socket}/models/m/decode?output={ROW_IDS}&encoding=float") as stream:
         stream.send(json.dumps({"input_ids": IDS[0].tolist()}))
         assert np.array_equal(np.array(json.loads(stream.recv())[ROW_IDS]).ravel(), expected.ids[0].ravel())
-    with connect(f"{server.socket}/models/m/decode?output={ROW_IDS},{ROWS}") as stream:
+    with connect(f"{rows_server.socket}/models/m/decode?output={ROW_IDS},{ROWS}") as stream:
         head = struct.pack("<4sBBHIIIB3s", b"PRBK", 2, 1, 0, 1, 1, 9, 0, bytes(3))
         stream.send(head + IDS[0].tobytes() + (9).to_bytes(4, "little"))
         frame = stream.recv()
@@ -266,13 +266,13 @@ def test_stream_without_stored_form_is_refused(client: Client) -> None:
         pass
 
 
-def test_metrics_count_rows(server: Server) -> None:
+def test_metrics_count_rows(rows_server: Server) -> None:
     def read() -> dict[str, float]:
-        lines = httpx.get(f"{server.address}/metrics").text.splitlines()
+        lines = httpx.get(f"{rows_server.address}/metrics").text.splitlines()
         return {name: float(value) for name, _, value in (line.partition(" ") for line in lines if line[0] != "#")}
 
     before = read()
-    assert ask(server, BYTES, dtype="stored").status_code == 200
+    assert ask(rows_server, BYTES, dtype="stored").status_code == 200
     after = read()
     rows = IDS.size * LAYERS * HEADS
     assert after["preblock_table_rows_total"] - before["preblock_table_rows_total"] == rows

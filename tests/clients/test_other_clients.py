@@ -47,9 +47,9 @@ def test_kserve_client_reaches_model_by_alias(tiny_repository: Path) -> None:
     assert found["answers"] == [["7", "embeddings", "FP32", expected]] * 6
 
 
-def test_langchain_embeddings_match_wordllama(server: Server) -> None:
+def test_langchain_embeddings_match_wordllama(model_server: Server) -> None:
     """The documented argument keeps LangChain from sending the ids of another tokenizer, which give other vectors."""
-    found = ask("langchain-openai", "langchain_client.py", server.address)
+    found = ask("langchain-openai", "langchain_client.py", model_server.address)
     expected = load_wordllama().embed(found["texts"], norm=True)
     np.testing.assert_allclose(np.array(found["documented"], np.float32), expected, rtol=1e-4, atol=1e-6)
     assert np.abs(np.array(found["default"], np.float32) - expected).max() > 0.1

@@ -60,27 +60,27 @@ class RayCluster:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ray_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_repository(tmp_path_factory.mktemp("ray"), gpt=STORED_GPT)
 
 
 @pytest.fixture(scope="module")
-def tables(repository: Path) -> dict[str, Floats]:
-    return read_tables(repository / "gpt" / "1")
+def ray_tables(ray_repository: Path) -> dict[str, Floats]:
+    return read_tables(ray_repository / "gpt" / "1")
 
 
 @pytest.fixture(scope="module")
-def bare(repository: Path) -> Iterator[Server]:
-    with serve(repository) as server:
+def bare(ray_repository: Path) -> Iterator[Server]:
+    with serve(ray_repository) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def cluster(repository: Path) -> Iterator[RayCluster]:
+def cluster(ray_repository: Path) -> Iterator[RayCluster]:
     port = free_port()
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "deploy/ray")))
     with subprocess.Popen(
-        [PYTHON, JUDGE, str(port), str(repository)],
+        [PYTHON, JUDGE, str(port), str(ray_repository)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -160,33 +160,33 @@ def test_illegal_settings_are_refused_before_replicas_start(argument: dict[str, 
     assert message in done.stderr
 
 
-def test_long_step_has_the_bits_of_the_tables(cluster: RayCluster, tables: dict[str, Floats]) -> None:
+def test_long_step_has_the_bits_of_the_tables(cluster: RayCluster, ray_tables: dict[str, Floats]) -> None:
     ids = np.arange(4 * 500).reshape(4, 500) % 50
     with preblock.connect(cluster.address) as client, client.decode("gpt", rows=4) as stream:
-        assert np.array_equal(stream.step(ids), expected(tables, ids))
+        assert np.array_equal(stream.step(ids), expected(ray_tables, ids))
 
 
-def test_websocket_has_the_bits_of_the_tables(cluster: RayCluster, tables: dict[str, Floats]) -> None:
+def test_websocket_has_the_bits_of_the_tables(cluster: RayCluster, ray_tables: dict[str, Floats]) -> None:
     with preblock.connect(cluster.address) as client, client.decode("gpt", rows=2) as stream:
-        assert np.array_equal(stream.step([[1, 2], [3, 4]]), expected(tables, [[1, 2], [3, 4]]))
+        assert np.array_equal(stream.step([[1, 2], [3, 4]]), expected(ray_tables, [[1, 2], [3, 4]]))
         stream.reorder([1, 0])
-        assert np.array_equal(stream.step([[5], [6]]), expected(tables, [[5], [6]], 2))
+        assert np.array_equal(stream.step([[5], [6]]), expected(ray_tables, [[5], [6]], 2))
         stream.rewind(1)
-        assert np.array_equal(stream.step([[7], [8]]), expected(tables, [[7], [8]], 1))
+        assert np.array_equal(stream.step([[7], [8]]), expected(ray_tables, [[7], [8]], 1))
 
 
-def test_streams_resume_and_calls_go_on_during_an_update(cluster: RayCluster, tables: dict[str, Floats]) -> None:
+def test_streams_resume_and_calls_go_on_during_an_update(cluster: RayCluster, ray_tables: dict[str, Floats]) -> None:
     with (
         preblock.connect(cluster.address, retries=RETRIES) as client,
         client.decode("gpt", resume=True) as resuming,
         client.decode("gpt", resume=False) as plain,
     ):
-        step(plain, tables)
-        loads = [Load(lambda: embed(client, tables)), Load(lambda: step(resuming, tables))]
+        step(plain, ray_tables)
+        loads = [Load(lambda: embed(client, ray_tables)), Load(lambda: step(resuming, ray_tables))]
         try:
             wait_until(lambda: all(load.done > 10 for load in loads), 60)
             assert cluster.ask("update") >= 1
-            wait_until(lambda: step_or_fail(plain, tables) == 0, 60, 0.5)  # the old replica ends at last
+            wait_until(lambda: step_or_fail(plain, ray_tables) == 0, 60, 0.5)  # the old replica ends at last
             done = [load.done for load in loads]
             wait_until(lambda: all(load.done > before + 10 for load, before in zip(loads, done, strict=True)), 60)
         finally:
@@ -196,19 +196,19 @@ def test_streams_resume_and_calls_go_on_during_an_update(cluster: RayCluster, ta
 
 
 def test_no_call_is_lost_while_replicas_come_and_a_node_goes(
-    cluster: RayCluster, tables: dict[str, Floats], record_property: Any
+    cluster: RayCluster, ray_tables: dict[str, Floats], record_property: Any
 ) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(preblock.connect(cluster.address, retries=RETRIES))
         http = [stack.enter_context(httpx.Client(timeout=60)) for _ in range(2)]
-        calls = [Load(lambda: embed(client, tables)) for _ in range(2)]
-        plain_calls = [Load(lambda http=http: infer(http, cluster.address, tables)) for http in http]  # type: ignore[misc]
+        calls = [Load(lambda: embed(client, ray_tables)) for _ in range(2)]
+        plain_calls = [Load(lambda http=http: infer(http, cluster.address, ray_tables)) for http in http]  # type: ignore[misc]
         loads = [*calls, *plain_calls]
 
         def open_streams(resume: bool) -> list[Load]:
             streams = [stack.enter_context(client.decode("gpt", resume=resume)) for _ in range(STREAMS)]
             take = step if resume else step_or_fail
-            opened = [Load(lambda stream=stream: take(stream, tables)) for stream in streams]  # type: ignore[misc]
+            opened = [Load(lambda stream=stream: take(stream, ray_tables)) for stream in streams]  # type: ignore[misc]
             loads.extend(opened)
             return opened
 

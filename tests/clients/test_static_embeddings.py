@@ -34,7 +34,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def static_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository")
     for name, source in sources.items():
         export(str(source), name, root)
@@ -42,20 +42,20 @@ def repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[Server]:
-    with serve(repository) as running:
+def static_server(static_repository: Path) -> Iterator[Server]:
+    with serve(static_repository) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as opened:
+def client(static_server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{static_server.address}/v1", api_key="none", max_retries=0) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.address) as opened:
+def static_http(static_server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=static_server.address) as opened:
         yield opened
 
 
@@ -119,8 +119,8 @@ def test_large_request_matches_reference(client: openai.OpenAI) -> None:
     np.testing.assert_allclose(found, bag_of(texts)[:, :5], rtol=1e-6)
 
 
-def test_native_api_mean_pooling_matches_openai_api(client: openai.OpenAI, http: httpx.Client) -> None:
-    response = http.post("/models/mapped/embed", json={"text": TEXTS, "pooling": "mean", "encoding": "float"})
+def test_native_api_mean_pooling_matches_openai_api(client: openai.OpenAI, static_http: httpx.Client) -> None:
+    response = static_http.post("/models/mapped/embed", json={"text": TEXTS, "pooling": "mean", "encoding": "float"})
     found = np.array(response.raise_for_status().json()["embeddings"], np.float32)
     assert np.array_equal(found, embed(client, "mapped", TEXTS))
 
@@ -145,19 +145,21 @@ def test_pooling_none_returns_token_vectors(client: openai.OpenAI) -> None:
         ({"input": "a " * 9}, "This model's maximum context length is 8 tokens, but input[0] has 9 tokens."),
     ],
 )
-def test_invalid_request_is_rejected_with_field(fields: dict[str, Any], message: str, http: httpx.Client) -> None:
-    response = http.post("/v1/embeddings", json={"model": "mapped", "input": "a", **fields})
+def test_invalid_request_is_rejected_with_field(
+    fields: dict[str, Any], message: str, static_http: httpx.Client
+) -> None:
+    response = static_http.post("/v1/embeddings", json={"model": "mapped", "input": "a", **fields})
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith(message)
 
 
-def test_manifest_states_pooling_and_steps(http: httpx.Client) -> None:
-    manifest = http.get("/models/mapped").json()["manifest"]
+def test_manifest_states_pooling_and_steps(static_http: httpx.Client) -> None:
+    manifest = static_http.get("/models/mapped").json()["manifest"]
     assert manifest["sentence"] == {"pooling": "mean", "normalize": True, "ignored_ids": [1]}
     assert [step["kind"] for step in manifest["front_end"]["steps"]] == ["tokens", "weights"]
     assert (manifest["family"], manifest["max_len"]) == ("model2vec", 8)
 
 
-def test_verify_of_static_model_is_bit_exact(repository: Path) -> None:
-    parity = verify(repository / "mapped" / "1", provider="cpu").providers["CPUExecutionProvider"]
+def test_verify_of_static_model_is_bit_exact(static_repository: Path) -> None:
+    parity = verify(static_repository / "mapped" / "1", provider="cpu").providers["CPUExecutionProvider"]
     assert parity.outputs["embeddings"].max_abs == 0.0

@@ -29,14 +29,14 @@ def read(file: Path) -> triton.ModelConfig:
 
 
 @pytest.fixture
-def repository(tiny_repository: Path, tmp_path: Path) -> Path:
+def triton_repository(tiny_repository: Path, tmp_path: Path) -> Path:
     """Two versions of `bert`, and one of `gpt`."""
     return shutil.copytree(tiny_repository, tmp_path / "repository")
 
 
-def test_converted_config_matches_triton_schema(repository: Path) -> None:
-    done = commands.run(commands.preblock, "convert", "bert", "--layout", "triton", "--repository", repository)
-    file = repository / "bert" / "config.pbtxt"
+def test_converted_config_matches_triton_schema(triton_repository: Path) -> None:
+    done = commands.run(commands.preblock, "convert", "bert", "--layout", "triton", "--repository", triton_repository)
+    file = triton_repository / "bert" / "config.pbtxt"
     assert (done.stdout, done.stderr) == (f"{file}\n", "")
     tokens = {"data_type": triton.TYPE_INT64, "dims": [-1, -1]}
     parameters = {"family": "bert", "vocab_size": "11", "max_len": "8", "token_type_ids": "2"}
@@ -56,19 +56,19 @@ def test_converted_config_matches_triton_schema(repository: Path) -> None:
         parameters={name: triton.ModelParameter(string_value=value) for name, value in parameters.items()},
     )
     # The folder can still be served and exported into.
-    assert [found[:2] for found in find_artifacts(repository)] == [("bert", 1), ("bert", 2), ("gpt", 1)]
-    assert sorted(entry.name for entry in (repository / "bert").iterdir()) == ["1", "2", "config.pbtxt"]
+    assert [found[:2] for found in find_artifacts(triton_repository)] == [("bert", 1), ("bert", 2), ("gpt", 1)]
+    assert sorted(entry.name for entry in (triton_repository / "bert").iterdir()) == ["1", "2", "config.pbtxt"]
 
 
-def test_triton_config_lists_only_compatible_versions(repository: Path) -> None:
+def test_triton_config_lists_only_compatible_versions(triton_repository: Path) -> None:
     for longer, stored in ((3, "gpt"), (4, "gpt-50x4x9")):
-        copy_artifact(stored, repository, "bert")
-        config = read(write_config(repository / "bert"))
+        copy_artifact(stored, triton_repository, "bert")
+        config = read(write_config(triton_repository / "bert"))
         assert list(config.version_policy.specific.versions) == [longer]
         assert [tensor.name for tensor in config.input] == ["input_ids", "offset"]
-    (repository / "bert" / ".tmp-draft").mkdir()
-    shutil.copytree(repository / "bert" / "3", repository / "bert" / "5")
-    assert list(read(write_config(repository / "bert")).version_policy.specific.versions) == [3, 5]
+    (triton_repository / "bert" / ".tmp-draft").mkdir()
+    shutil.copytree(triton_repository / "bert" / "3", triton_repository / "bert" / "5")
+    assert list(read(write_config(triton_repository / "bert")).version_policy.specific.versions) == [3, 5]
 
 
 def test_triton_config_describes_rotary_outputs_and_stems(tmp_path: Path) -> None:
@@ -89,11 +89,11 @@ def test_triton_config_describes_rotary_outputs_and_stems(tmp_path: Path) -> Non
     assert {name: value.string_value for name, value in config.parameters.items()} == {"family": "whisper/encoder"}
 
 
-def test_triton_config_shapes_match_onnxruntime(repository: Path) -> None:
+def test_triton_config_shapes_match_onnxruntime(triton_repository: Path) -> None:
     for name in ("bert", "gpt"):
-        config = read(write_config(repository / name))
+        config = read(write_config(triton_repository / name))
         version = max(config.version_policy.specific.versions)
-        session = onnxruntime.InferenceSession(repository / name / str(version) / config.default_model_filename)
+        session = onnxruntime.InferenceSession(triton_repository / name / str(version) / config.default_model_filename)
         types = {"tensor(int64)": triton.TYPE_INT64, "tensor(float)": triton.TYPE_FP32}
         for described, nodes in ((config.input, session.get_inputs()), (config.output, session.get_outputs())):
             assert [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in described] == [
@@ -120,9 +120,9 @@ def test_triton_optimization_level_keeps_bits(tmp_path: Path) -> None:
     assert not np.array_equal(run(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL), proven)
 
 
-def test_convert_of_missing_model_fails(repository: Path, tmp_path: Path) -> None:
-    done = commands.run(commands.preblock, "convert", "nope", "--layout", "triton", "--repository", repository)
-    message = f"preblock: the repository {repository} has no model 'nope'; it has bert, gpt\n"
+def test_convert_of_missing_model_fails(triton_repository: Path, tmp_path: Path) -> None:
+    done = commands.run(commands.preblock, "convert", "nope", "--layout", "triton", "--repository", triton_repository)
+    message = f"preblock: the repository {triton_repository} has no model 'nope'; it has bert, gpt\n"
     assert (done.returncode, done.stderr) == (1, message)
     with pytest.raises(ExportError, match="holds no version of a model"):
         write_config(tmp_path / "none")

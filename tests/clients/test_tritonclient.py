@@ -271,10 +271,10 @@ def check_steps(answers: list[Any], tiny_clients: Clients) -> None:
 
 
 @pytest.fixture(scope="module")
-def large(server: Server, clients: Clients) -> tuple[Server, Any, bytes]:
+def large(model_server: Server, model_clients: Clients) -> tuple[Server, Any, bytes]:
     """Return a server, ids, and their answer of some megabytes."""
     ids = np.random.default_rng(1).integers(0, 30000, (8, 256))
-    return server, ids, native_bytes(clients, "minilm", {"input_ids": ids.tolist()}).tobytes()
+    return model_server, ids, native_bytes(model_clients, "minilm", {"input_ids": ids.tolist()}).tobytes()
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])

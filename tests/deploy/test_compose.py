@@ -115,13 +115,13 @@ def test_mounted_files_exist() -> None:
     assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []
 
 
-def test_proxy_retries_only_idempotent_requests(server: Server) -> None:
+def test_proxy_retries_only_idempotent_requests(model_server: Server) -> None:
     """The proxy retries the routes of idempotent requests, among all routes of a server, and no others."""
     again = re.findall(r"^    acl again path_reg (\S+)$", PROXY, re.MULTILINE)
     exactly = re.findall(r"^    acl again path (\S+)$", PROXY, re.MULTILINE)
     methods = re.findall(r"^    acl again method (.+)$", PROXY, re.MULTILINE)
     assert (len(again), len(exactly), methods) == (1, 1, ["GET HEAD"])
-    paths: dict[str, dict[str, object]] = httpx.get(f"{server.address}/openapi.json").json()["paths"]
+    paths: dict[str, dict[str, object]] = httpx.get(f"{model_server.address}/openapi.json").json()["paths"]
     posts = [re.sub(r"\{\w+\}", "name", path) for path, methods in paths.items() if "post" in methods]
     assert {path for path in posts if re.search(again[0], path) or path in exactly} == {
         *(f"/models/name{version}/{what}" for version in ("", "/versions/name") for what in ("embed", "bias")),

@@ -55,7 +55,7 @@ TOKENS, POSITIONS = draw_tables(0, [V * D, LONGEST * D])
 
 
 @pytest.fixture(scope="module")
-def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+def buffered_clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     models = {name: f"{name}-7x256x9000" for name in ("gpt", "rotary", "alibi")}
     root = make_repository(tmp_path_factory.mktemp("whole"), vit="vit-2048", **models)
     with serve(root, PREBLOCK_MAX_BUFFERED_RESPONSE_BYTES=str(MOST)) as server, connect(server) as connected:
@@ -76,35 +76,35 @@ def message(tokens: int, width: int = D) -> str:
 
 
 @pytest.mark.parametrize("protocol", WHOLE)
-def test_buffered_response_over_limit_is_rejected(clients: Clients, protocol: Protocol) -> None:
+def test_buffered_response_over_limit_is_rejected(buffered_clients: Clients, protocol: Protocol) -> None:
     for _ in range(2):
         with pytest.raises(RequestRefused) as refused:
-            protocol(clients, "gpt", {"input_ids": [IDS[: FITS + 1]]})
+            protocol(buffered_clients, "gpt", {"input_ids": [IDS[: FITS + 1]]})
         assert message(FITS + 1) in refused.value.message
         assert refused.value.status in (400 if protocol is openai_base64 else 413, "StatusCode.RESOURCE_EXHAUSTED")
-        assert protocol(clients, "gpt", {"input_ids": [IDS[:FITS]]}).tobytes() == expected(FITS)
+        assert protocol(buffered_clients, "gpt", {"input_ids": [IDS[:FITS]]}).tobytes() == expected(FITS)
 
 
 @pytest.mark.parametrize("protocol", IN_PIECES)
-def test_streamed_response_has_no_limit(clients: Clients, protocol: Protocol) -> None:
-    found = protocol(clients, "gpt", {"input_ids": [IDS]})
+def test_streamed_response_has_no_limit(buffered_clients: Clients, protocol: Protocol) -> None:
+    found = protocol(buffered_clients, "gpt", {"input_ids": [IDS]})
     if protocol is openai_mean:
         assert found.shape == (1, D)
     else:
         assert found.tobytes() == expected(LONGEST)
 
 
-def test_pooled_vectors_over_limit_are_rejected(clients: Clients) -> None:
+def test_pooled_vectors_over_limit_are_rejected(buffered_clients: Clients) -> None:
     rows = [[token] for token in IDS[: FITS + 1]]
     with pytest.raises(RequestRefused) as refused:
-        openai_mean(clients, "gpt", {"input_ids": rows})
+        openai_mean(buffered_clients, "gpt", {"input_ids": rows})
     assert (refused.value.status, message(FITS + 1) in refused.value.message) == (400, True)
     expected = vectors_of(IDS[:FITS], [0] * FITS)
-    assert openai_mean(clients, "gpt", {"input_ids": rows[:-1]}).tobytes() == expected.tobytes()
+    assert openai_mean(buffered_clients, "gpt", {"input_ids": rows[:-1]}).tobytes() == expected.tobytes()
 
 
-def test_stream_continues_after_rejected_step(clients: Clients) -> None:
-    with clients.own.decode("gpt") as stream:
+def test_stream_continues_after_rejected_step(buffered_clients: Clients) -> None:
+    with buffered_clients.own.decode("gpt") as stream:
         begun = stream.step([IDS[:1]])
         with pytest.raises(RequestError, match="in a buffered response"):
             stream.step([IDS[1 : FITS + 2]])
@@ -113,7 +113,7 @@ def test_stream_continues_after_rejected_step(clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("of_stream", [False, True])
-def test_sequence_continues_after_rejected_step(clients: Clients, of_stream: bool) -> None:
+def test_sequence_continues_after_rejected_step(buffered_clients: Clients, of_stream: bool) -> None:
     def ask(begin: int, end: int, start: bool = False) -> service_pb2.ModelInferRequest:
         request = infer_message([IDS[begin:end]])
         request.parameters["sequence_id"].int64_param = 9
@@ -123,13 +123,13 @@ def test_sequence_continues_after_rejected_step(clients: Clients, of_stream: boo
     asked = [ask(0, 1, start=True), ask(1, FITS + 2), ask(1, FITS + 1)]
     found, errors = [], []
     if of_stream:
-        for answer in clients.stub.ModelStreamInfer(iter(asked)):
+        for answer in buffered_clients.stub.ModelStreamInfer(iter(asked)):
             errors += [answer.error_message] if answer.error_message else []
             found += answer.infer_response.raw_output_contents
     else:
         for request in asked:
             try:
-                found += clients.stub.ModelInfer(request).raw_output_contents
+                found += buffered_clients.stub.ModelInfer(request).raw_output_contents
             except grpc.RpcError as error:
                 errors.append(error.details())
     assert b"".join(found) == expected(FITS + 1)
@@ -137,7 +137,7 @@ def test_sequence_continues_after_rejected_step(clients: Clients, of_stream: boo
     assert message(FITS + 1) in str(said)
 
 
-def test_mixed_json_and_binary_output_over_limit_is_rejected(clients: Clients) -> None:
+def test_mixed_json_and_binary_output_over_limit_is_rejected(buffered_clients: Clients) -> None:
     inputs = tritonclient.http.InferInput("input_ids", [1, FITS + 1], "INT64")
     inputs.set_data_from_numpy(np.array([IDS[: FITS + 1]]))
     outputs = [
@@ -145,7 +145,7 @@ def test_mixed_json_and_binary_output_over_limit_is_rejected(clients: Clients) -
         for name, binary in (("embeddings", True), ("token_embeddings", False))
     ]
     with (
-        tritonclient.http.InferenceServerClient(str(clients.http.base_url.netloc, "ascii")) as client,
+        tritonclient.http.InferenceServerClient(str(buffered_clients.http.base_url.netloc, "ascii")) as client,
         pytest.raises(InferenceServerException, match="in a buffered response") as refused,
     ):
         client.infer("gpt", [inputs], outputs=outputs)
@@ -159,30 +159,32 @@ def refused(answer: httpx.Response, field: str, size: int) -> bool:
     return bool(found == (413, field, f"{size} bytes of vectors", allowed))
 
 
-def test_rotary_outputs_count_towards_limit(clients: Clients) -> None:
+def test_rotary_outputs_count_towards_limit(buffered_clients: Clients) -> None:
     width = D + 32 + 32
     most = MOST // (4 * width)
     fields = {"output": ["embeddings", "rotary_cos", "rotary_sin"]}
-    assert clients.http.post("/models/rotary/embed", json={"input_ids": [IDS[:most]]} | fields).status_code == 200
-    answer = clients.http.post("/models/rotary/embed", json={"input_ids": [IDS[: most + 1]]} | fields)
+    assert (
+        buffered_clients.http.post("/models/rotary/embed", json={"input_ids": [IDS[:most]]} | fields).status_code == 200
+    )
+    answer = buffered_clients.http.post("/models/rotary/embed", json={"input_ids": [IDS[: most + 1]]} | fields)
     assert refused(answer, "input_ids", 4 * (most + 1) * width)
-    assert clients.http.post("/models/rotary/embed", json={"input_ids": [IDS]}).status_code == 200
+    assert buffered_clients.http.post("/models/rotary/embed", json={"input_ids": [IDS]}).status_code == 200
 
 
-def test_bias_over_limit_is_rejected(clients: Clients) -> None:
+def test_bias_over_limit_is_rejected(buffered_clients: Clients) -> None:
     lengths = {"query_length": 1024, "key_length": 1024}
-    assert clients.http.post("/models/alibi/bias", json=lengths).status_code == 200
-    answer = clients.http.post("/models/alibi/bias", json=lengths | {"key_length": 1025})
+    assert buffered_clients.http.post("/models/alibi/bias", json=lengths).status_code == 200
+    answer = buffered_clients.http.post("/models/alibi/bias", json=lengths | {"key_length": 1025})
     assert refused(answer, "query_length and key_length", 4 * 2 * 1024 * 1025)
 
 
-def test_image_vectors_over_limit_are_rejected(clients: Clients) -> None:
+def test_image_vectors_over_limit_are_rejected(buffered_clients: Clients) -> None:
     most = MOST // (4 * 2048 * 5)
 
     def ask(images: int) -> int:
         pixels = tritonclient.grpc.InferInput("pixel_values", [images, 3, 8, 8], "FP32")
         pixels.set_data_from_numpy(np.zeros((images, 3, 8, 8), np.float32))
-        return len(clients.grpc.infer("vit", [pixels]).as_numpy("embeddings"))
+        return len(buffered_clients.grpc.infer("vit", [pixels]).as_numpy("embeddings"))
 
     assert ask(most) == most
     with pytest.raises(

@@ -36,8 +36,8 @@ def run(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
 
 
-def test_decode_loop_generates_from_ids(server: Server) -> None:
-    done = run(LOOP, "--server", server.address, "--prompt", "15496,11 995", "--tokens", "7")
+def test_decode_loop_generates_from_ids(model_server: Server) -> None:
+    done = run(LOOP, "--server", model_server.address, "--prompt", "15496,11 995", "--tokens", "7")
     assert (done.returncode, done.stderr) == (0, "")
     line, proof = done.stdout.splitlines()
     prompt, _, tokens = line.partition(" -> ")
@@ -47,12 +47,14 @@ def test_decode_loop_generates_from_ids(server: Server) -> None:
     assert proof == "One call with the whole sequence gives the same tokens."
 
 
-def test_decode_loop_generates_from_text(server: Server, loop: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    loop.main(["--server", server.address, "--model", "minilm", "--prompt", "Hello, world!", "--tokens", "3"])
+def test_decode_loop_generates_from_text(
+    model_server: Server, loop: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop.main(["--server", model_server.address, "--model", "minilm", "--prompt", "Hello, world!", "--tokens", "3"])
     assert capsys.readouterr().out.startswith("101 7592 1010 2088 999 102 -> ")
 
 
-def test_decode_loop_without_cache_generates_other_tokens(server: Server, loop: ModuleType) -> None:
+def test_decode_loop_without_cache_generates_other_tokens(model_server: Server, loop: ModuleType) -> None:
     """The proof of the loop can fail."""
 
     class ForgetfulBlocks(loop.Blocks):  # type: ignore[misc, name-defined]
@@ -60,7 +62,7 @@ def test_decode_loop_without_cache_generates_other_tokens(server: Server, loop: 
             self.forget()
             return super().forward(vectors)
 
-    with preblock.connect(server.address) as client:
+    with preblock.connect(model_server.address) as client:
         given = (client, "gpt2-small", ForgetfulBlocks(768, 50257), [15496, 11, 995])
         tokens = loop.generate(*given, 9)
         assert loop.predict_at_once(*given, tokens) != tokens
@@ -77,10 +79,10 @@ def test_decode_loop_without_cache_generates_other_tokens(server: Server, loop: 
     ],
 )
 def test_decode_loop_with_invalid_arguments_fails_with_message(
-    server: Server, loop: ModuleType, arguments: list[str], message: str
+    model_server: Server, loop: ModuleType, arguments: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        loop.main(["--server", server.address, *arguments])
+        loop.main(["--server", model_server.address, *arguments])
     assert message in str(ended.value.code)
 
 

@@ -47,31 +47,31 @@ def strict(tiny_repository: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def clients(strict: Server) -> Iterator[Clients]:
+def strict_clients(strict: Server) -> Iterator[Clients]:
     with connect(strict) as connected:
         yield connected
 
 
-def test_rows_of_text_and_streams_over_limit_are_rejected(clients: Clients) -> None:
-    text = clients.http.post("/models/bert/embed", json={"text": ["a"] * 4})
+def test_rows_of_text_and_streams_over_limit_are_rejected(strict_clients: Clients) -> None:
+    text = strict_clients.http.post("/models/bert/embed", json={"text": ["a"] * 4})
     assert (text.status_code, text.json()["field"]) == (413, "text")
-    stream = clients.http.post("/models/gpt/decode?rows=4", content=b"", headers=LINES)
+    stream = strict_clients.http.post("/models/gpt/decode?rows=4", content=b"", headers=LINES)
     assert (stream.status_code, stream.json()["field"]) == (413, "rows")
 
 
-def test_slow_small_body_does_not_block_other_requests(strict: Server, clients: Clients) -> None:
+def test_slow_small_body_does_not_block_other_requests(strict: Server, strict_clients: Clients) -> None:
     head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n"
     with dial(strict.address) as half:
         half.sendall(head + b"{")
         time.sleep(0.1)
-        assert clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
+        assert strict_clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
         half.sendall(b'"input_ids": [[1]]}')
         assert half.recv(12) == b"HTTP/1.1 200"
 
 
-def test_stream_over_limit_is_rejected_at_every_protocol(strict: Server, clients: Clients) -> None:
+def test_stream_over_limit_is_rejected_at_every_protocol(strict: Server, strict_clients: Clients) -> None:
     address = f"{strict.socket}/models/gpt/decode"
-    wait_for_streams(clients.http, 0)
+    wait_for_streams(strict_clients.http, 0)
     with ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(connect_socket(address))
@@ -82,13 +82,13 @@ def test_stream_over_limit_is_rejected_at_every_protocol(strict: Server, clients
         assert json.loads(answer.body or b"")["got"] == "one more than 2"
         for body, headers in ((b"", LINES), (b'{"input_ids": [1]}', {"Content-Type": "application/json"})):
             accept = {"Accept": "application/x-ndjson" if headers is LINES else "text/event-stream"}
-            http = clients.http.post("/models/gpt/decode", content=body, headers=headers | accept)
+            http = strict_clients.http.post("/models/gpt/decode", content=body, headers=headers | accept)
             assert (http.status_code, http.headers.get("Retry-After")) == (503, "1")
         with pytest.raises(grpc.RpcError) as raised:
-            list(clients.stub.ModelStreamInfer(iter(())))
+            list(strict_clients.stub.ModelStreamInfer(iter(())))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert dict(raised.value.trailing_metadata())["retry-after"] == "1"
-    wait_for_streams(clients.http, 0)
+    wait_for_streams(strict_clients.http, 0)
     with connect_socket(address) as stream:
         stream.send('{"input_ids": [1]}')
         assert json.loads(stream.recv())["next_offset"] == [1]

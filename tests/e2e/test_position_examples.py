@@ -71,12 +71,12 @@ def test_module_example_artifact_matches_module(tmp_path: Path, capsys: pytest.C
 
 
 def test_position_comparison_matches_numpy_cosines(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = load(EXAMPLES / "compare_positions.py")
-    example.main(["--repository", str(repository), "-o", str(tmp_path / "both.svg")])
+    example.main(["--repository", str(model_repository), "-o", str(tmp_path / "both.svg")])
     _, learned, sinusoids, _ = capsys.readouterr().out.splitlines()
-    graph = onnx.load(repository / "minilm" / "1" / "model.onnx")
+    graph = onnx.load(model_repository / "minilm" / "1" / "model.onnx")
     (table,) = (values for values in map(numpy_helper.to_array, graph.graph.initializer) if values.shape == (512, 384))
     angles = np.arange(128)[:, None] / 10000 ** (np.arange(0, 384, 2) / 384)
     for line, rows in ((learned, table[:128]), (sinusoids, np.hstack([np.sin(angles), np.cos(angles)]))):
@@ -93,7 +93,9 @@ def test_position_comparison_matches_numpy_cosines(
         (["-o", "both.gif"], "both.gif"),
     ],
 )
-def test_position_comparison_rejects_wrong_arguments(arguments: list[str], message: str, repository: Path) -> None:
+def test_position_comparison_rejects_wrong_arguments(
+    arguments: list[str], message: str, model_repository: Path
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        load(EXAMPLES / "compare_positions.py").main(["--repository", str(repository), *arguments])
+        load(EXAMPLES / "compare_positions.py").main(["--repository", str(model_repository), *arguments])
     assert message in str(ended.value.code)

@@ -33,7 +33,7 @@ def roberta() -> Any:
 
 
 @pytest.fixture(scope="module")
-def clients(roberta: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+def row_clients(roberta: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     source, root = tmp_path_factory.mktemp("roberta"), tmp_path_factory.mktemp("served")
     roberta.save_pretrained(source)
     export(str(source), "roberta", root)
@@ -41,18 +41,18 @@ def clients(roberta: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield connected
 
 
-def test_rows_of_transformers_match_over_every_protocol(roberta: Any, clients: Clients) -> None:
+def test_rows_of_transformers_match_over_every_protocol(roberta: Any, row_clients: Clients) -> None:
     embeddings: RobertaEmbeddings = roberta.embeddings
     with torch.inference_mode():
         expected = embeddings(torch.tensor(IDS), position_ids=torch.tensor(ROWS))[0].numpy()
-    described = clients.http.get("/models/roberta").json()
+    described = row_clients.http.get("/models/roberta").json()
     assert described["first_row"] == described["manifest"]["first_row"] == 2
     fields = {"input_ids": IDS, "position_rows": ROWS}
-    same = native_json(clients, "roberta", {"input_ids": IDS, "position_ids": [[0, 2, 1, 7, 4, 0, 0]]})
+    same = native_json(row_clients, "roberta", {"input_ids": IDS, "position_ids": [[0, 2, 1, 7, 4, 0, 0]]})
     assert np.abs(same - expected).max() < 1e-5
     for protocol in (*NATIVE, native_npy, *OWN, *TENSORS, decode_json):
-        assert protocol(clients, "roberta", fields).tobytes() == same.tobytes(), protocol.__name__
-    with clients.own.decode("roberta") as stream:
+        assert protocol(row_clients, "roberta", fields).tobytes() == same.tobytes(), protocol.__name__
+    with row_clients.own.decode("roberta") as stream:
         assert stream.step(IDS, position_rows=ROWS).tobytes() == same.tobytes()
         assert stream.offset == [8]
 
@@ -67,12 +67,12 @@ def test_rows_of_transformers_match_over_every_protocol(roberta: Any, clients: C
         ({"attention_mask": [[1]]}, r"attention_mask\[0\]: got 1 values, expected 7 values"),
     ],
 )
-def test_bad_rows_are_refused(clients: Clients, fields: dict[str, Any], message: str) -> None:
+def test_bad_rows_are_refused(row_clients: Clients, fields: dict[str, Any], message: str) -> None:
     asked = {"input_ids": IDS, "position_rows": ROWS} | fields
     for protocol in (native_json, decode_json):
         with pytest.raises(RequestRefused) as refused:
-            protocol(clients, "roberta", asked)
+            protocol(row_clients, "roberta", asked)
         assert refused.value.status == 422
         assert refused.match(message)
-    with clients.own.decode("roberta") as stream, pytest.raises(RequestError, match=next(iter(fields))):
+    with row_clients.own.decode("roberta") as stream, pytest.raises(RequestError, match=next(iter(fields))):
         stream.step(asked.pop("input_ids"), **asked)

@@ -67,7 +67,7 @@ def row_of(fields: Fields, index: int) -> Fields:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("model", "version"), [("bert", 2), ("gpt", 1)])
 def test_random_requests_match_bit_for_bit_over_all_protocols(
-    anywhere: list[Clients], tables: dict[str, NDArray[np.float32]], model: str, version: int, seed: int
+    anywhere: list[Clients], tiny_tables: dict[str, NDArray[np.float32]], model: str, version: int, seed: int
 ) -> None:
     random = np.random.default_rng([seed, len(model)])
     for _ in range(25):
@@ -80,7 +80,7 @@ def test_random_requests_match_bit_for_bit_over_all_protocols(
 
         whole = native_json(anywhere[0], model, fields)
         if model == "gpt":
-            assert lookup(tables, fields).tobytes() == whole.tobytes(), fields
+            assert lookup(tiny_tables, fields).tobytes() == whole.tobytes(), fields
         for protocol in protocols_for(fields):
             assert ask(protocol, fields).tobytes() == whole.tobytes(), (protocol.__name__, fields)
         rows = [row_of(fields, index) for index in range(len(fields["input_ids"]))]
@@ -101,31 +101,36 @@ def test_other_version_returns_other_vectors(tiny_clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_ragged_batch_matches_single_rows_bit_for_bit(clients: Clients, model: str) -> None:
+def test_ragged_batch_matches_single_rows_bit_for_bit(model_clients: Clients, model: str) -> None:
     random = np.random.default_rng(3)
     lengths = [1, 17, 64, 5, 33]
     rows, offset = random_rows(random, lengths, 30000), random.integers(0, 400, 5).tolist()
     alone = [
-        native_bytes(clients, model, {"input_ids": [row], "offset": o}) for row, o in zip(rows, offset, strict=True)
+        native_bytes(model_clients, model, {"input_ids": [row], "offset": o})
+        for row, o in zip(rows, offset, strict=True)
     ]
     assert (
-        native_bytes(clients, model, {"input_ids": rows, "offset": offset}).tobytes() == np.concatenate(alone).tobytes()
+        native_bytes(model_clients, model, {"input_ids": rows, "offset": offset}).tobytes()
+        == np.concatenate(alone).tobytes()
     )
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_equal_length_batch_matches_single_rows_bit_for_bit(clients: Clients, model: str) -> None:
+def test_equal_length_batch_matches_single_rows_bit_for_bit(model_clients: Clients, model: str) -> None:
     rows = random_rows(np.random.default_rng(4), [48] * 6, 30000)
-    alone = [native_bytes(clients, model, {"input_ids": [row], "offset": 9}) for row in rows]
-    assert native_bytes(clients, model, {"input_ids": rows, "offset": 9}).tobytes() == np.concatenate(alone).tobytes()
+    alone = [native_bytes(model_clients, model, {"input_ids": [row], "offset": 9}) for row in rows]
+    assert (
+        native_bytes(model_clients, model, {"input_ids": rows, "offset": 9}).tobytes()
+        == np.concatenate(alone).tobytes()
+    )
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small"])
-def test_protocols_match_bit_for_bit_for_large_models(clients: Clients, model: str) -> None:
+def test_protocols_match_bit_for_bit_for_large_models(model_clients: Clients, model: str) -> None:
     fields: dict[str, Any] = {"input_ids": random_rows(np.random.default_rng(5), [7], 30000), "offset": 3}
-    expected = native_json(clients, model, fields).tobytes()
+    expected = native_json(model_clients, model, fields).tobytes()
     assert {
         protocol.__name__
         for protocol in protocols_for(fields)
-        if protocol(clients, model, fields).tobytes() != expected
+        if protocol(model_clients, model, fields).tobytes() != expected
     } == set()

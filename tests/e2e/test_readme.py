@@ -135,9 +135,9 @@ def test_every_snippet_is_fenced() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, repository: Path) -> Path:
+def folder(tmp_path: Path, model_repository: Path) -> Path:
     """Return a folder with a writable `model_repository`."""
-    for version in repository.glob("*/[1-9]*"):
+    for version in model_repository.glob("*/[1-9]*"):
         model = tmp_path / "model_repository" / version.parent.name
         model.mkdir(parents=True, exist_ok=True)
         (model / version.name).symlink_to(version)
@@ -145,8 +145,8 @@ def folder(tmp_path: Path, repository: Path) -> Path:
 
 
 @pytest.mark.parametrize("code", [code for _, code in SHELL], ids=[name for name, _ in SHELL])
-def test_shell_blocks_run(code: str, server: Server, folder: Path) -> None:
-    local = code.replace("http://127.0.0.1:8000", server.address).replace("curl ", "curl -sS --fail-with-body ")
+def test_shell_blocks_run(code: str, model_server: Server, folder: Path) -> None:
+    local = code.replace("http://127.0.0.1:8000", model_server.address).replace("curl ", "curl -sS --fail-with-body ")
     if "export FOLDER" in code:
         save_whole("helium", folder / "FOLDER")  # a model type without a row in the family table
     output = run(["bash", "-euo", "pipefail", "-c", local], folder)
@@ -168,12 +168,12 @@ def test_shell_blocks_run(code: str, server: Server, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [code for _, code in PYTHON], ids=[name for name, _ in PYTHON])
-def test_python_blocks_run(code: str, server: Server, folder: Path) -> None:
+def test_python_blocks_run(code: str, model_server: Server, folder: Path) -> None:
     if "model_repository/mine" in code:
         save_custom(folder / "checkpoint", ROTARY)
         run(["preblock", "export", "checkpoint", "--name", "mine"], folder)
-    local = code.replace("127.0.0.1:8000", server.address.removeprefix("http://"))
-    local = local.replace("127.0.0.1:8001", server.grpc)
+    local = code.replace("127.0.0.1:8000", model_server.address.removeprefix("http://"))
+    local = local.replace("127.0.0.1:8001", model_server.grpc)
     output = run(["python", "-W", "error", "-c", local], folder)
     if "plots.save" in code:
         assert [*folder.glob("*.svg")]

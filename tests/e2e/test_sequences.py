@@ -195,7 +195,7 @@ def test_idle_sequences_are_removed(strict: tuple[Server, Clients]) -> None:
     wait_for_streams(clients.http, 0)
 
 
-def test_unread_stream_is_throttled_and_its_sequences_end(repository: Path) -> None:
+def test_unread_stream_is_throttled_and_its_sequences_end(model_repository: Path) -> None:
     message = request([[1] * 1000], 5, sequence_start=True)
     message.model_name = "gpt2-small"
 
@@ -204,7 +204,7 @@ def test_unread_stream_is_throttled_and_its_sequences_end(repository: Path) -> N
             yield message.SerializeToString()
         time.sleep(2)
 
-    with serve(repository, PREBLOCK_SEQUENCE_IDLE_TIMEOUT_SECONDS="1") as server, connect(server) as clients:
+    with serve(model_repository, PREBLOCK_SEQUENCE_IDLE_TIMEOUT_SECONDS="1") as server, connect(server) as clients:
         with grpc.insecure_channel(server.grpc, options=[("grpc.max_receive_message_length", -1)]) as channel:
             before = status_bytes(server.pid, "VmRSS")
             answers: Any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(flood())
@@ -252,17 +252,17 @@ def test_sequence_without_stream_needs_single_worker(tiny_repository: Path) -> N
             check([stream.recv() for _ in STEPS], 5, clients)
 
 
-def test_sequence_matches_stateless_requests_bit_for_bit(server: Server, clients: Clients) -> None:
+def test_sequence_matches_stateless_requests_bit_for_bit(model_server: Server, model_clients: Clients) -> None:
     ids = np.random.default_rng(6).integers(0, 30000, 40)
-    whole = native_bytes(clients, "gpt2-small", {"input_ids": [ids.tolist()]})
+    whole = native_bytes(model_clients, "gpt2-small", {"input_ids": [ids.tolist()]})
     parts = np.split(ids, [1, 2, 9, 10, 30])
-    asked = TritonClient(tritonclient.grpc, server.grpc)
+    asked = TritonClient(tritonclient.grpc, model_server.grpc)
     offsets = np.cumsum([0, *map(len, parts)])
     stated = [
         asked.infer("gpt2-small", asked.inputs(input_ids=[part], offset=[offset])).as_numpy("embeddings")
         for part, offset in zip(parts, offsets, strict=False)
     ]
-    with streaming(server) as stream:
+    with streaming(model_server) as stream:
         for index, part in enumerate(parts):
             stream.send([part], "x", "gpt2-small", sequence_start=not index, sequence_end=index == len(parts) - 1)
         found = [stream.recv() for _ in parts]

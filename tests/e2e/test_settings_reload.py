@@ -38,7 +38,7 @@ BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octe
 
 
 @pytest.fixture(scope="module")
-def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def reloading(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("followed")
     models = shutil.copytree(tiny_repository, folder / "models")
     copy_artifact("gpt-7x256x6", models, "wide")
@@ -57,18 +57,18 @@ def test_documentation_lists_reloadable_settings() -> None:
 
 
 @pytest.mark.parametrize("names", TOGETHER)
-def test_written_setting_takes_effect_and_reverts(server: Served, names: tuple[str, ...]) -> None:
-    assert not any(SEEN[name][1](server) for name in names)
-    server.set("".join(f"{name} = {SEEN[name][0]}\n" for name in names))
+def test_written_setting_takes_effect_and_reverts(reloading: Served, names: tuple[str, ...]) -> None:
+    assert not any(SEEN[name][1](reloading) for name in names)
+    reloading.set("".join(f"{name} = {SEEN[name][0]}\n" for name in names))
     for name in names:
-        wait_until(lambda: SEEN[name][1](server))  # noqa: B023 - it is called at once
-    server.set("")  # the defaults again
+        wait_until(lambda: SEEN[name][1](reloading))  # noqa: B023 - it is called at once
+    reloading.set("")  # the defaults again
     for name in names:
         if "log_" not in name:  # logged lines stay
-            wait_until(lambda: not SEEN[name][1](server))  # noqa: B023
+            wait_until(lambda: not SEEN[name][1](reloading))  # noqa: B023
 
 
-def test_lowered_token_limit_rejects_fast_path_request(server: Served) -> None:
+def test_lowered_token_limit_rejects_fast_path_request(reloading: Served) -> None:
     """Requests with a template follow new limits. No connection is dropped."""
 
     def ask() -> int:
@@ -79,24 +79,24 @@ def test_lowered_token_limit_rejects_fast_path_request(server: Served) -> None:
         return answer.status
 
     with (
-        closing(http.client.HTTPConnection(urlsplit(server.address).netloc, timeout=SECONDS)) as connection,
-        stream(server) as opened,
+        closing(http.client.HTTPConnection(urlsplit(reloading.address).netloc, timeout=SECONDS)) as connection,
+        stream(reloading) as opened,
     ):
         connection.connect()
         mine = connection.sock.getsockname()
         assert [ask() for _ in range(3)] == [200] * 3
-        server.set("max_request_tokens = 2\n")
+        reloading.set("max_request_tokens = 2\n")
         wait_until(lambda: ask() == 413)
         opened.send('{"input_ids": [1, 2, 3]}')  # the stream was opened before
         assert json.loads(opened.recv(SECONDS))["error"]["status"] == 413
-        server.set("")
+        reloading.set("")
         wait_until(lambda: ask() == 200)
         opened.send('{"input_ids": [1, 2, 3]}')
         assert json.loads(opened.recv(SECONDS))["next_offset"] == [3]
 
 
-def test_lowered_row_limit_rejects_step_of_open_stream(server: Served) -> None:
-    with connect_socket(f"{server.address.replace('http', 'ws', 1)}/models/gpt/decode?rows=3") as opened:
+def test_lowered_row_limit_rejects_step_of_open_stream(reloading: Served) -> None:
+    with connect_socket(f"{reloading.address.replace('http', 'ws', 1)}/models/gpt/decode?rows=3") as opened:
 
         def answered() -> bool:
             opened.send(step([[1], [2], [3]]))
@@ -105,23 +105,23 @@ def test_lowered_row_limit_rejects_step_of_open_stream(server: Served) -> None:
             return b"at most 2 rows" not in told
 
         assert answered()
-        server.set("max_request_rows = 2\n")
-        wait_until(lambda: server.refused({"input_ids": [[1]] * 3}, 413, "at most 2 rows"))
+        reloading.set("max_request_rows = 2\n")
+        wait_until(lambda: reloading.refused({"input_ids": [[1]] * 3}, 413, "at most 2 rows"))
         assert not answered()
-        server.set("")
+        reloading.set("")
 
 
-def test_raised_rate_limit_ends_wait_of_caller(server: Served) -> None:
-    server.set("rate_limit_per_second = 0.001\n")
-    wait_until(lambda: server.refused(ONE, 429, "at most 0.001 a second"))
-    server.set("rate_limit_per_second = 1000\n")
-    wait_until(lambda: server.ask(ONE)[0] == 200)
-    server.set("")
+def test_raised_rate_limit_ends_wait_of_caller(reloading: Served) -> None:
+    reloading.set("rate_limit_per_second = 0.001\n")
+    wait_until(lambda: reloading.refused(ONE, 429, "at most 0.001 a second"))
+    reloading.set("rate_limit_per_second = 1000\n")
+    wait_until(lambda: reloading.ask(ONE)[0] == 200)
+    reloading.set("")
 
 
-def test_invalid_settings_file_keeps_previous_settings(server: Served) -> None:
-    server.set("max_request_tokens = 2\n")
-    wait_until(lambda: too_many_tokens(server))
+def test_invalid_settings_file_keeps_previous_settings(reloading: Served) -> None:
+    reloading.set("max_request_tokens = 2\n")
+    wait_until(lambda: too_many_tokens(reloading))
     for number, (text, message) in enumerate(
         [
             ("max_request_tokens = 0\n", "max_request_tokens in "),
@@ -130,22 +130,24 @@ def test_invalid_settings_file_keeps_previous_settings(server: Served) -> None:
             (f"x = {'[' * 10_000}", "is not valid TOML"),
         ]
     ):
-        server.set(text)
-        wait_until(lambda: server.said().count("settings file rejected, keeping the previous settings") == number + 1)  # noqa: B023
-        assert message in server.said().splitlines()[-1]
-        assert too_many_tokens(server)
-    server.set("")
-    wait_until(lambda: not too_many_tokens(server))
+        reloading.set(text)
+        wait_until(
+            lambda: reloading.said().count("settings file rejected, keeping the previous settings") == number + 1  # noqa: B023
+        )
+        assert message in reloading.said().splitlines()[-1]
+        assert too_many_tokens(reloading)
+    reloading.set("")
+    wait_until(lambda: not too_many_tokens(reloading))
 
 
-def test_changed_setting_without_reload_is_logged(server: Served) -> None:
-    server.set(
+def test_changed_setting_without_reload_is_logged(reloading: Served) -> None:
+    reloading.set(
         "port = 1\nmax_request_tokens = 2\nintra_op_threads = 3\nmax_body_bytes = 9\n"
     )  # an option states the port
-    wait_until(lambda: too_many_tokens(server))
-    wait_until(lambda: " intra_op_threads, max_body_bytes changed in " in server.said())  # a thread writes the log
-    server.set("")
-    wait_until(lambda: not too_many_tokens(server))
+    wait_until(lambda: too_many_tokens(reloading))
+    wait_until(lambda: " intra_op_threads, max_body_bytes changed in " in reloading.said())  # a thread writes the log
+    reloading.set("")
+    wait_until(lambda: not too_many_tokens(reloading))
 
 
 def test_option_overrides_reloaded_file(tiny_repository: Path, tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(python: Path, repository: Path) -> Iterator[str]:
+def address(python: Path, model_repository: Path) -> Iterator[str]:
     """Serve from that environment, and return the address."""
-    options = ["--repository", str(repository), "--port", "0", "--grpc-port", str(free_port())]
+    options = ["--repository", str(model_repository), "--port", "0", "--grpc-port", str(free_port())]
     arguments = [str(python.parent / "preblock"), "serve", *options]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=python.parent, env=ENVIRONMENT) as process:
         assert process.stdout is not None
@@ -94,8 +94,10 @@ def test_command_without_extra_names_missing_one(
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_tracing_without_opentelemetry_names_missing_package(python: Path, repository: Path, workers: str) -> None:
-    options = ["--repository", str(repository), "--port", "0", "--workers", workers, "--tracing", "otlp"]
+def test_tracing_without_opentelemetry_names_missing_package(
+    python: Path, model_repository: Path, workers: str
+) -> None:
+    options = ["--repository", str(model_repository), "--port", "0", "--workers", workers, "--tracing", "otlp"]
     done = subprocess.run(
         [python.parent / "preblock", "serve", *options],
         capture_output=True,
@@ -108,10 +110,10 @@ def test_tracing_without_opentelemetry_names_missing_package(python: Path, repos
     assert done.stderr == f"preblock: {missing}\n"
 
 
-def test_serving_imports_neither_torch_nor_opentelemetry(repository: Path) -> None:
+def test_serving_imports_neither_torch_nor_opentelemetry(model_repository: Path) -> None:
     script = (
         "import sys; from preblock.service.app import create_app; from preblock.service.core.settings import Settings; "
-        f"create_app(Settings(repository={str(repository)!r}, grpc_port=1)); "
+        f"create_app(Settings(repository={str(model_repository)!r}, grpc_port=1)); "
         "rooms = [f'preblock.{room}' for room in ('models', 'export', 'service.tracing')]; "
         "print([name for name in ('torch', 'onnx', 'opentelemetry.sdk', *rooms) if name in sys.modules])"
     )

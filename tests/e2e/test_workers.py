@@ -124,9 +124,9 @@ def test_workers_share_imported_modules(two: Server) -> None:
     assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
 
 
-def test_parent_closes_models_once_workers_serve(repository: Path) -> None:
+def test_parent_closes_models_once_workers_serve(model_repository: Path) -> None:
     """It would keep replaced versions open, and on a GPU take the memory of a worker."""
-    with serve(repository, "--workers", "2") as server:
+    with serve(model_repository, "--workers", "2") as server:
 
         def mapped(pid: int) -> bool:
             return "model.onnx.data" in Path(f"/proc/{pid}/maps").read_text()

@@ -28,19 +28,19 @@ from tests.families.tiny_models import small_config
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ngram_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_qwen4(tmp_path_factory.mktemp("qwen4"))
 
 
 @pytest.fixture(scope="module")
-def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(str(checkpoint), "m", tmp_path_factory.mktemp("repository"))
+def exported(ngram_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
+    return export(str(ngram_checkpoint), "m", tmp_path_factory.mktemp("repository"))
 
 
-def test_module_has_the_rows_of_transformers(checkpoint: Path) -> None:
+def test_module_has_the_rows_of_transformers(ngram_checkpoint: Path) -> None:
     ids = random_ids(4, 40)
-    rows, vectors = run_transformers(checkpoint, [ids])
-    frontend = read_frontend(checkpoint).eval()
+    rows, vectors = run_transformers(ngram_checkpoint, [ids])
+    frontend = read_frontend(ngram_checkpoint).eval()
     assert np.array_equal(frontend.ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
     assert np.array_equal(frontend.ngram_outputs(torch.from_numpy(ids))["ngram_embeddings"].detach().numpy(), vectors)
 
@@ -56,12 +56,12 @@ def test_other_sizes_and_seeds_agree(changed: dict[str, Any], tmp_path: Path) ->
 
 @pytest.mark.parametrize("lengths", [(1,) * 12, (1, 4, 1, 6), (7, 5)])
 def test_graph_continues_like_the_cache_of_transformers(
-    lengths: tuple[int, ...], checkpoint: Path, exported: ExportResult
+    lengths: tuple[int, ...], ngram_checkpoint: Path, exported: ExportResult
 ) -> None:
     ids = random_ids(3, 12, seed=len(lengths))
     ends = np.cumsum(lengths)
     chunks = [ids[:, end - length : end] for end, length in zip(ends, lengths, strict=True)]
-    _, expected = run_transformers(checkpoint, chunks)
+    _, expected = run_transformers(ngram_checkpoint, chunks)
     session = Session(exported.folder, graph="ngrams.onnx")
     context, found = np.full((3, 2), END), []
     for chunk in chunks:
@@ -71,9 +71,9 @@ def test_graph_continues_like_the_cache_of_transformers(
     assert expected.shape == (3, 12, LAYERS, WIDTH)
 
 
-def test_graph_of_row_ids_has_the_rows_of_transformers(checkpoint: Path, exported: ExportResult) -> None:
+def test_graph_of_row_ids_has_the_rows_of_transformers(ngram_checkpoint: Path, exported: ExportResult) -> None:
     ids = random_ids(3, 20, seed=5)
-    expected, _ = run_transformers(checkpoint, [ids])
+    expected, _ = run_transformers(ngram_checkpoint, [ids])
     session = Session(exported.folder, graph="ngram.ids.onnx")
     found = session.run({"input_ids": ids, "context": np.full((3, 2), END)})["ngram_row_ids"]
     assert found.dtype == np.int64
@@ -81,10 +81,10 @@ def test_graph_of_row_ids_has_the_rows_of_transformers(checkpoint: Path, exporte
 
 
 def test_hash_of_the_manifest_has_the_rows_of_transformers(
-    checkpoint: Path, exported: ExportResult, tmp_path: Path
+    ngram_checkpoint: Path, exported: ExportResult, tmp_path: Path
 ) -> None:
     larger = save_qwen4(tmp_path / "model", ngram_size=5, seed=7)
-    for folder, result in ((checkpoint, exported), (larger, export(str(larger), "m", tmp_path))):
+    for folder, result in ((ngram_checkpoint, exported), (larger, export(str(larger), "m", tmp_path))):
         assert isinstance(result.manifest, Manifest)
         assert result.manifest.history is not None
         runner = open_ngram_ids(result.manifest, Session(result.folder, graph="ngram.ids.onnx"))
@@ -101,11 +101,11 @@ def test_hash_of_the_manifest_has_the_rows_of_transformers(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_manifest_locates_the_rows_of_each_layer(dtype: str, checkpoint: Path, tmp_path: Path) -> None:
-    folder = export(str(checkpoint), "m", tmp_path, dtype=dtype).folder
+def test_manifest_locates_the_rows_of_each_layer(dtype: str, ngram_checkpoint: Path, tmp_path: Path) -> None:
+    folder = export(str(ngram_checkpoint), "m", tmp_path, dtype=dtype).folder
     manifest = read_manifest(folder)
     assert isinstance(manifest, Manifest)
-    tensors = load_file(checkpoint / "model.safetensors")
+    tensors = load_file(ngram_checkpoint / "model.safetensors")
     assert len(manifest.ngram_tables) == LAYERS
     for layer, table in enumerate(manifest.ngram_tables):
         prefix = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding.shard_"
@@ -128,15 +128,15 @@ def test_constants_of_many_heads_lie_in_the_data_file(dtype: str, tmp_path: Path
     assert outputs["ngram_row_ids"].max_abs == outputs["ngram_embeddings of given rows"].max_abs == 0
 
 
-def test_graph_of_rows_has_the_embeddings_of_transformers(checkpoint: Path, exported: ExportResult) -> None:
-    rows, expected = run_transformers(checkpoint, [random_ids(3, 20, seed=6)])
+def test_graph_of_rows_has_the_embeddings_of_transformers(ngram_checkpoint: Path, exported: ExportResult) -> None:
+    rows, expected = run_transformers(ngram_checkpoint, [random_ids(3, 20, seed=6)])
     session = Session(exported.folder, graph="ngram.rows.onnx")
     assert [tensor.name for tensor in session.inputs] == ["ngram_row_ids"]
     assert np.array_equal(session.run({"ngram_row_ids": rows})["ngram_embeddings"], expected)
 
 
-def test_integer_tables_have_no_place(checkpoint: Path, tmp_path: Path) -> None:
-    manifest = export(str(checkpoint), "m", tmp_path, dtype="int8").manifest
+def test_integer_tables_have_no_place(ngram_checkpoint: Path, tmp_path: Path) -> None:
+    manifest = export(str(ngram_checkpoint), "m", tmp_path, dtype="int8").manifest
     assert isinstance(manifest, Manifest)
     assert manifest.ngram_tables == ()
     assert "ngram.ids.onnx" in manifest.graphs
@@ -169,15 +169,17 @@ def test_model_of_images_has_the_same_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("bfloat16", None), ("int8", None), ("int8", "tensor"), ("int4", None)])
-def test_stored_type_applies_to_the_tables(dtype: str, scale: str | None, checkpoint: Path, tmp_path: Path) -> None:
-    result = export(str(checkpoint), "m", tmp_path, dtype=dtype, scale=scale)
+def test_stored_type_applies_to_the_tables(
+    dtype: str, scale: str | None, ngram_checkpoint: Path, tmp_path: Path
+) -> None:
+    result = export(str(ngram_checkpoint), "m", tmp_path, dtype=dtype, scale=scale)
     tables = {f"ngrams.tables.{layer}.weight" for layer in range(LAYERS)}
     assert set(result.parity.storage) == {"tokens.weight", *tables}
     assert verify(result.folder).providers["CPUExecutionProvider"].outputs["ngram_embeddings"].max_abs == 0
 
 
-def test_proof_finds_another_table(exported: ExportResult, checkpoint: Path) -> None:
-    frontend = read_frontend(checkpoint).eval()
+def test_proof_finds_another_table(exported: ExportResult, ngram_checkpoint: Path) -> None:
+    frontend = read_frontend(ngram_checkpoint).eval()
     with torch.no_grad():
         for table in frontend.ngrams.tables.parameters():
             table.add_(1)
@@ -192,22 +194,22 @@ def test_model_without_ngram_layers_has_no_ngram_output(tmp_path: Path) -> None:
     assert result.manifest.history is None
 
 
-def test_tokens_alone_need_no_history(checkpoint: Path, tmp_path: Path) -> None:
-    result = export(str(checkpoint), "m", tmp_path, tokens_only=True)
+def test_tokens_alone_need_no_history(ngram_checkpoint: Path, tmp_path: Path) -> None:
+    result = export(str(ngram_checkpoint), "m", tmp_path, tokens_only=True)
     assert isinstance(result.manifest, Manifest)
     assert list(result.manifest.widths) == ["embeddings", "token_embeddings"]
 
 
-def test_description_cannot_hold_ngrams(checkpoint: Path, tmp_path: Path) -> None:
-    frontend = read_frontend(checkpoint)
+def test_description_cannot_hold_ngrams(ngram_checkpoint: Path, tmp_path: Path) -> None:
+    frontend = read_frontend(ngram_checkpoint)
     with pytest.raises(ValueError, match=r"^ngrams: got n-gram embeddings, expected none"):
         write_frontend(tmp_path, frontend.config, frontend.state_dict())
 
 
-def test_hub_downloads_the_files_of_all_parts(checkpoint: Path, tmp_path: Path) -> None:
+def test_hub_downloads_the_files_of_all_parts(ngram_checkpoint: Path, tmp_path: Path) -> None:
     names = ["model.embed_tokens.weight", "model.layers.0.ple.ple_embedding.ngram_embedding.shard_3.weight"]
     index = {"weight_map": {name: f"{place}.safetensors" for place, name in enumerate([*names, "lm_head.weight"])}}
-    shutil.copy(checkpoint / "config.json", tmp_path)
+    shutil.copy(ngram_checkpoint / "config.json", tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert files_needed(tmp_path) == ["0.safetensors", "1.safetensors"]
 
@@ -239,9 +241,9 @@ def _add_one(tensors: dict[str, torch.Tensor]) -> None:
     ],
 )
 def test_damaged_tables_are_refused(
-    damage: Callable[[dict[str, torch.Tensor]], None], message: str, checkpoint: Path, tmp_path: Path
+    damage: Callable[[dict[str, torch.Tensor]], None], message: str, ngram_checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    folder = shutil.copytree(ngram_checkpoint, tmp_path / "copy")
     tensors = load_file(folder / "model.safetensors")
     damage(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -268,8 +270,10 @@ def test_damaged_tables_are_refused(
         ("eos_token_id", None, r"ngrams\.reset_id: got None, expected an integer"),
     ],
 )
-def test_bad_configurations_are_refused(key: str, value: Any, message: str, checkpoint: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+def test_bad_configurations_are_refused(
+    key: str, value: Any, message: str, ngram_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(ngram_checkpoint, tmp_path / "copy")
     document = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(document | {key: value}))
     with pytest.raises(ExportError, match=message):

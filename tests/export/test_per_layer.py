@@ -52,19 +52,19 @@ def small_gemma(folder: Path, **changed: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+def layered_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return small_gemma(tmp_path_factory.mktemp("gemma4"))
 
 
 @pytest.fixture(scope="module")
-def exported(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(checkpoint, "m", tmp_path_factory.mktemp("repository"))
+def exported(layered_checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
+    return export(layered_checkpoint, "m", tmp_path_factory.mktemp("repository"))
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: str) -> dict[str, NDArray[np.float32]]:
+def expected(layered_checkpoint: str) -> dict[str, NDArray[np.float32]]:
     """Return the per-layer inputs of transformers for IDS."""
-    model = transformers.Gemma4TextModel.from_pretrained(checkpoint)
+    model = transformers.Gemma4TextModel.from_pretrained(layered_checkpoint)
     ids = torch.from_numpy(IDS)
     with torch.inference_mode():
         tokens = model.get_per_layer_inputs(ids)
@@ -174,14 +174,14 @@ def test_damaged_part_is_rejected(changes: dict[str, Any], message: str, tmp_pat
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_stored_dtype_applies_to_per_layer_table(dtype: str, checkpoint: str, tmp_path: Path) -> None:
-    result = export(checkpoint, "m", tmp_path, dtype=dtype)
+def test_stored_dtype_applies_to_per_layer_table(dtype: str, layered_checkpoint: str, tmp_path: Path) -> None:
+    result = export(layered_checkpoint, "m", tmp_path, dtype=dtype)
     assert set(result.parity.storage) == {"tokens.weight", "per_layer.tokens.weight"}
     assert verify(result.folder).providers["CPUExecutionProvider"].outputs["per_layer_token_inputs"].max_abs == 0
 
 
-def test_per_layer_proof_detects_changed_row(exported: ExportResult, checkpoint: str) -> None:
-    frontend = read_frontend(Path(checkpoint)).eval()
+def test_per_layer_proof_detects_changed_row(exported: ExportResult, layered_checkpoint: str) -> None:
+    frontend = read_frontend(Path(layered_checkpoint)).eval()
     with torch.no_grad():
         frontend.per_layer.tokens.weight = torch.nn.Parameter(frontend.per_layer.tokens.weight.clone())
         frontend.per_layer.tokens.weight[98, 31] += 1
@@ -199,8 +199,8 @@ def test_export_without_per_layer_inputs_has_no_such_outputs(tmp_path: Path) -> 
     assert not alone.manifest.shapes.keys() & NAMES.keys()
 
 
-def test_per_layer_table_with_fewer_rows_is_rejected(checkpoint: str, tmp_path: Path) -> None:
-    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+def test_per_layer_table_with_fewer_rows_is_rejected(layered_checkpoint: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(layered_checkpoint, tmp_path / "copy")
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(
         text.replace('"vocab_size_per_layer_input": 99', '"vocab_size_per_layer_input": 98')

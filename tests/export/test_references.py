@@ -37,13 +37,13 @@ FILE = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_qwen4(tmp_path_factory.mktemp("qwen4"))
 
 
 @pytest.fixture(scope="module")
-def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(str(checkpoint), "m", tmp_path_factory.mktemp("repository"), reference=True)
+def exported(reference_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
+    return export(str(reference_checkpoint), "m", tmp_path_factory.mktemp("repository"), reference=True)
 
 
 def manifest_of(result: ExportResult) -> Manifest:
@@ -90,9 +90,9 @@ def compare_with_transformers(folder: Path, result: ExportResult) -> None:
     assert np.array_equal(found, expected)
 
 
-def test_rows_in_place_are_those_of_transformers(checkpoint: Path, exported: ExportResult) -> None:
-    compare_with_transformers(checkpoint, exported)
-    file = checkpoint / FILE
+def test_rows_in_place_are_those_of_transformers(reference_checkpoint: Path, exported: ExportResult) -> None:
+    compare_with_transformers(reference_checkpoint, exported)
+    file = reference_checkpoint / FILE
     content = file.read_bytes()
     header = content[: 8 + int.from_bytes(content[:8], "little")]
     assert {path: record.model_dump() for path, record in manifest_of(exported).references.items()} == {
@@ -155,9 +155,9 @@ def test_tables_of_float8_keep_their_scales(unit: str, tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_tables_are_rejected(
-    change: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path
+    change: dict[str, Any], message: str, reference_checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    folder = shutil.copytree(reference_checkpoint, tmp_path / "copy")
     tensors, key = load_file(folder / FILE), f"model.layers.0.{SHARDS}0.weight"
     if "" not in change:
         tensors[key] = tensors[key].to(torch.float8_e4m3fn)
@@ -168,63 +168,65 @@ def test_unsupported_tables_are_rejected(
         export(str(folder), "m", tmp_path, reference=True)
 
 
-def test_other_sources_are_rejected(checkpoint: Path, tmp_path: Path) -> None:
+def test_other_sources_are_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="--reference is only for published checkpoints; gpt2-small is none"):
         export("gpt2-small", "m", tmp_path, reference=True)
     with pytest.raises(ExportError, match="--reference is for n-gram tables, and --tokens-only leaves them out"):
-        export(str(checkpoint), "m", tmp_path, reference=True, tokens_only=True)
+        export(str(reference_checkpoint), "m", tmp_path, reference=True, tokens_only=True)
     plain = save_qwen4(tmp_path / "plain", ple_layer_ids=[])
     with pytest.raises(ExportError, match="--reference: got a 'qwen4_exp_text' without n-gram tables"):
         export(str(plain), "m", tmp_path, reference=True)
 
 
-def test_path_with_a_comma_is_rejected(checkpoint: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(checkpoint, tmp_path / "a,b")
+def test_path_with_a_comma_is_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(reference_checkpoint, tmp_path / "a,b")
     with pytest.raises(ExportError, match=r"--reference: got .*a,b/model.safetensors, expected a path without commas"):
         export(str(folder), "m", tmp_path, reference=True)
 
 
-def test_missing_table_is_rejected(checkpoint: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+def test_missing_table_is_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(reference_checkpoint, tmp_path / "copy")
     tensors = load_file(folder / FILE)
     save_file({name: tensor for name, tensor in tensors.items() if SHARDS not in name}, folder / FILE, {"format": "pt"})
     with pytest.raises(ExportError, match=r"no tensor layers.0.ple.ple_embedding.ngram_embedding.weight"):
         export(str(folder), "m", tmp_path, reference=True)
 
 
-def test_tables_in_several_files_are_referenced(checkpoint: Path, tmp_path: Path) -> None:
+def test_tables_in_several_files_are_referenced(reference_checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "split"
     folder.mkdir()
-    shutil.copy(checkpoint / "config.json", folder)
-    tensors = load_file(checkpoint / FILE)
+    shutil.copy(reference_checkpoint / "config.json", folder)
+    tensors = load_file(reference_checkpoint / FILE)
     names = {name: f"{'0.ple' in name:d}.safetensors" for name in tensors}
     for file in set(names.values()):
         save_file({name: tensors[name] for name in tensors if names[name] == file}, folder / file, {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     result = export(str(folder), "m", tmp_path, reference=True)
     assert set(manifest_of(result).references) == {str(folder / file) for file in set(names.values())}
-    compare_with_transformers(checkpoint, result)
+    compare_with_transformers(reference_checkpoint, result)
 
 
-def test_link_out_of_the_folder_is_rejected(checkpoint: Path, tmp_path: Path) -> None:
-    shutil.copy(checkpoint / "config.json", tmp_path)
-    (tmp_path / FILE).symlink_to(checkpoint / FILE)
+def test_link_out_of_the_folder_is_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copy(reference_checkpoint / "config.json", tmp_path)
+    (tmp_path / FILE).symlink_to(reference_checkpoint / FILE)
     with pytest.raises(ExportError, match="outside the folder; replace it by a copy"):
         export(str(tmp_path), "m", tmp_path, reference=True)
 
 
-def test_verify_hashes_the_files(checkpoint: Path, exported: ExportResult, tmp_path: Path) -> None:
+def test_verify_hashes_the_files(reference_checkpoint: Path, exported: ExportResult, tmp_path: Path) -> None:
     folder = shutil.copytree(exported.folder, tmp_path / "m/1")
     manifest = manifest_of(exported)
     assert describe_check(manifest, read(ParityReport, folder / PARITY)) == "header"
     with pytest.raises(ExportError, match=f"{FILE} is outside the folders of the setting reference_roots: no folder"):
         verify(folder)
-    expected = {str(checkpoint / FILE): hashlib.sha256((checkpoint / FILE).read_bytes()).hexdigest()}
-    assert verify(folder, reference_roots=[checkpoint]).references == expected
+    expected = {
+        str(reference_checkpoint / FILE): hashlib.sha256((reference_checkpoint / FILE).read_bytes()).hexdigest()
+    }
+    assert verify(folder, reference_roots=[reference_checkpoint]).references == expected
     report = read(ParityReport, folder / PARITY)
     assert report.references == expected
     assert describe_check(manifest, report) == "content"
-    assert verify(folder, reference_roots=[checkpoint]) == report
+    assert verify(folder, reference_roots=[reference_checkpoint]) == report
 
 
 def _damage(file: Path) -> None:
@@ -238,8 +240,8 @@ def _damage(file: Path) -> None:
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def test_verify_finds_a_change_since_an_earlier_verification(checkpoint: Path, tmp_path: Path) -> None:
-    source = shutil.copytree(checkpoint, tmp_path / "copy")
+def test_verify_finds_a_change_since_an_earlier_verification(reference_checkpoint: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(reference_checkpoint, tmp_path / "copy")
     folder = export(str(source), "m", tmp_path, reference=True).folder
     verify(folder, reference_roots=[source])
     _damage(source / FILE)
@@ -247,8 +249,8 @@ def test_verify_finds_a_change_since_an_earlier_verification(checkpoint: Path, t
         verify(folder, reference_roots=[source])
 
 
-def test_hash_of_a_hub_is_recorded_and_verified(checkpoint: Path, tmp_path: Path) -> None:
-    cache, content = tmp_path / "models--q--w", (checkpoint / FILE).read_bytes()
+def test_hash_of_a_hub_is_recorded_and_verified(reference_checkpoint: Path, tmp_path: Path) -> None:
+    cache, content = tmp_path / "models--q--w", (reference_checkpoint / FILE).read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     snapshot = cache / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -256,7 +258,7 @@ def test_hash_of_a_hub_is_recorded_and_verified(checkpoint: Path, tmp_path: Path
     blob = cache / "blobs" / digest
     blob.write_bytes(content)
     (snapshot / FILE).symlink_to(f"../../blobs/{digest}")
-    shutil.copy(checkpoint / "config.json", snapshot)
+    shutil.copy(reference_checkpoint / "config.json", snapshot)
     result = export(str(snapshot), "m", tmp_path, reference=True)
     assert {path: of.sha256 for path, of in manifest_of(result).references.items()} == {str(blob): digest}
     verify(result.folder, reference_roots=[cache])
@@ -265,14 +267,14 @@ def test_hash_of_a_hub_is_recorded_and_verified(checkpoint: Path, tmp_path: Path
         verify(result.folder, reference_roots=[cache])
 
 
-def test_large_tables_take_no_room(checkpoint: Path, tmp_path: Path) -> None:
+def test_large_tables_take_no_room(reference_checkpoint: Path, tmp_path: Path) -> None:
     """The tables of 205 GB, more than most memories, are holes in a sparse file."""
     rows = {"ngram_vocab_size_base": 100_000_000, "ple_embed_dim": 256, "split_ngram_parts": 1}
     folder = tmp_path / "large"
     folder.mkdir()
-    config = json.loads((checkpoint / "config.json").read_text()) | rows
+    config = json.loads((reference_checkpoint / "config.json").read_text()) | rows
     (folder / "config.json").write_text(json.dumps(config))
-    tokens = load_file(checkpoint / FILE)["model.embed_tokens.weight"]
+    tokens = load_file(reference_checkpoint / FILE)["model.embed_tokens.weight"]
     header: dict[str, Any] = {}
     end = 0
     for name, count, width in (

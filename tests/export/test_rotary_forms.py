@@ -42,27 +42,29 @@ CONFIG = transformers.LlamaConfig(
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+def rotary_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("checkpoint")
     transformers.LlamaModel(CONFIG).save_pretrained(folder)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def half(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(checkpoint, "m", tmp_path_factory.mktemp("half"), rotary_layout="half")
+def half(rotary_checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
+    return export(rotary_checkpoint, "m", tmp_path_factory.mktemp("half"), rotary_layout="half")
 
 
 @pytest.fixture(scope="module")
-def fused(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(checkpoint, "m", tmp_path_factory.mktemp("fused"), rotary_layout="fused")
+def fused(rotary_checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
+    return export(rotary_checkpoint, "m", tmp_path_factory.mktemp("fused"), rotary_layout="fused")
 
 
 @pytest.fixture(scope="module", params=["full", "half", "fused"])
-def narrow(checkpoint: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> ExportResult:
+def narrow(
+    rotary_checkpoint: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> ExportResult:
     """An artifact with float16 outputs in each form."""
     folder = tmp_path_factory.mktemp("narrow")
-    return export(checkpoint, "m", folder, rotary_layout=request.param, rotary_dtype="float16")
+    return export(rotary_checkpoint, "m", folder, rotary_layout=request.param, rotary_dtype="float16")
 
 
 def expected() -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,9 +179,9 @@ def test_float16_outputs_match_transformers_in_float16(narrow: ExportResult) -> 
 
 
 def test_float16_outputs_are_float32_outputs_rounded_once(
-    checkpoint: str, narrow: ExportResult, tmp_path: Path
+    rotary_checkpoint: str, narrow: ExportResult, tmp_path: Path
 ) -> None:
-    wide = export(checkpoint, "m", tmp_path, rotary_layout=config_of(narrow).rotary[0].form)
+    wide = export(rotary_checkpoint, "m", tmp_path, rotary_layout=config_of(narrow).rotary[0].form)
     for offset in (0, 1, OFFSET, 2**20, 2**31 - 1000):
         found, wanted = run_graph(narrow.folder, offset, 1000), run_graph(wide.folder, offset, 1000)
         assert found.keys() == wanted.keys()

@@ -44,7 +44,7 @@ FORMS: tuple[Literal["full", "half", "fused"], ...] = ("full", "half", "fused")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+def rotary_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("checkpoint")
     torch.manual_seed(0)
     Gemma4TextModel(CONFIG).save_pretrained(folder)
@@ -52,8 +52,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def exported(checkpoint: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> ExportResult:
-    return export(checkpoint, "m", tmp_path_factory.mktemp("repository"), rotary_layout=request.param)
+def exported(
+    rotary_checkpoint: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> ExportResult:
+    return export(rotary_checkpoint, "m", tmp_path_factory.mktemp("repository"), rotary_layout=request.param)
 
 
 def library(positions: Tensor, form: str, dtype: torch.dtype = torch.float32) -> dict[str, NDArray[Any]]:
@@ -82,8 +84,8 @@ def run_graph(folder: Path, offset: int, length: int) -> dict[str, NDArray[Any]]
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
-def test_module_matches_library_bit_for_bit(checkpoint: str) -> None:
-    frontend = read_frontend(Path(checkpoint))
+def test_module_matches_library_bit_for_bit(rotary_checkpoint: str) -> None:
+    frontend = read_frontend(Path(rotary_checkpoint))
     found = frontend.rotary_outputs(torch.zeros((1, LENGTH), dtype=torch.int64), OFFSET)
     expected = library(torch.arange(OFFSET, OFFSET + LENGTH)[None], "full")
     assert found.keys() == expected.keys()
@@ -112,9 +114,9 @@ def test_manifest_states_widths_and_is_verified(exported: ExportResult) -> None:
     verify(exported.folder)
 
 
-def test_float16_outputs_are_rounded_once(checkpoint: str, exported: ExportResult, tmp_path: Path) -> None:
+def test_float16_outputs_are_rounded_once(rotary_checkpoint: str, exported: ExportResult, tmp_path: Path) -> None:
     form: Any = form_of(exported)
-    narrow = export(checkpoint, "m", tmp_path, rotary_layout=form, rotary_dtype="float16")
+    narrow = export(rotary_checkpoint, "m", tmp_path, rotary_layout=form, rotary_dtype="float16")
     found, wide = (run_graph(result.folder, OFFSET, LENGTH) for result in (narrow, exported))
     expected = library(torch.arange(OFFSET, OFFSET + LENGTH)[None], form, torch.float16)
     for name, values in expected.items():

@@ -36,7 +36,7 @@ WIDTH = 32
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompt_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"n_embd": WIDTH, "n_layer": 1, "n_head": 4, "n_positions": 64}
     model: Any = transformers.GPT2LMHeadModel(
@@ -48,7 +48,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def repository(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompt_repository(prompt_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository")
     options = [
         "--name",
@@ -60,7 +60,7 @@ def repository(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         "--soft-prompt",
         f"again={PEFT}",
     ]
-    commands.run(commands.preblock, "export", checkpoint, *options)
+    commands.run(commands.preblock, "export", prompt_checkpoint, *options)
     return root
 
 
@@ -76,13 +76,13 @@ def change(folder: Path, **fields: Any) -> Path:
     return folder
 
 
-def test_soft_prompts_are_served_before_the_tokens(checkpoint: Path, repository: Path) -> None:
+def test_soft_prompts_are_served_before_the_tokens(prompt_checkpoint: Path, prompt_repository: Path) -> None:
     prompt = load_file(PEFT / "adapter_model.safetensors")["prompt_embeddings"]
-    model: Any = transformers.GPT2LMHeadModel.from_pretrained(checkpoint)
+    model: Any = transformers.GPT2LMHeadModel.from_pretrained(prompt_checkpoint)
     ids = [15, 11, 9]
     expected = torch.cat([prompt, model.transformer.wte(torch.tensor(ids))]).detach().numpy()
     parts = [{"soft_prompt": "polite"}, {"input_ids": ids}]
-    with serve(repository) as server:
+    with serve(prompt_repository) as server:
         url = f"{server.address}/models/gpt2/embed"
         answer = httpx.post(url, json={"parts": parts, "output": "token_embeddings"}).json()
         found = np.frombuffer(base64.b64decode(answer["token_embeddings"]), np.float32).reshape(answer["shape"])[0]
@@ -97,17 +97,17 @@ def test_soft_prompts_are_served_before_the_tokens(checkpoint: Path, repository:
             assert (refused.status_code, refused.json()["detail"]) == (422, detail)
 
 
-def test_every_protocol_equals_inputs_embeds_of_peft(checkpoint: Path, repository: Path) -> None:
+def test_every_protocol_equals_inputs_embeds_of_peft(prompt_checkpoint: Path, prompt_repository: Path) -> None:
     """Each answer feeds block 0: the vectors of PEFT, of tokens and of an image, with the positions of transformers."""
     prompt = load_file(PEFT / "adapter_model.safetensors")["prompt_embeddings"]
-    gpt2: Any = transformers.GPT2LMHeadModel.from_pretrained(checkpoint).transformer
+    gpt2: Any = transformers.GPT2LMHeadModel.from_pretrained(prompt_checkpoint).transformer
     image, ids = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(1)), torch.tensor([15, 11, 9])
     with torch.no_grad():
         tokens = torch.cat([prompt, gpt2.wte(ids[:2]), image, gpt2.wte(ids[2:])])
         expected = (tokens + gpt2.wpe(torch.arange(len(tokens)))).numpy()
     parts: Any = [{"soft_prompt": "polite"}, {"input_ids": [15, 11, 97, 97, 9]}]
     placeholder: Any = {"token_id": 97, "vectors": image}
-    with serve(repository) as server, preblock.connect(server.address) as client:
+    with serve(prompt_repository) as server, preblock.connect(server.address) as client:
         answer = client.embed(parts=parts, placeholder=placeholder, model="gpt2")
         assert answer.vectors.tobytes() == expected.tobytes()
         (encoded,) = client.prompt_embeds(parts=parts, placeholder=placeholder, model="gpt2")
@@ -136,8 +136,8 @@ def encode(vectors: torch.Tensor) -> dict[str, str]:
     return {"vectors": base64.b64encode(vectors.numpy().tobytes()).decode()}
 
 
-def test_many_soft_prompts_are_rejected_in_little_memory(repository: Path) -> None:
-    with serve(repository, "--max-request-tokens", "1000") as server:
+def test_many_soft_prompts_are_rejected_in_little_memory(prompt_repository: Path) -> None:
+    with serve(prompt_repository, "--max-request-tokens", "1000") as server:
         before = status_bytes(server.pid, "VmHWM")
         parts = [{"soft_prompt": "polite"}] * 200_000
         answer = httpx.post(f"{server.address}/models/gpt2/embed", json={"parts": parts}, timeout=60)
@@ -146,16 +146,16 @@ def test_many_soft_prompts_are_rejected_in_little_memory(repository: Path) -> No
         assert status_bytes(server.pid, "VmHWM") - before < 2**28
 
 
-def test_soft_prompts_are_part_of_the_artifact(repository: Path) -> None:
-    folder = repository / "gpt2" / "1"
+def test_soft_prompts_are_part_of_the_artifact(prompt_repository: Path) -> None:
+    folder = prompt_repository / "gpt2" / "1"
     manifest = json.loads((folder / MANIFEST).read_text())
     assert manifest["soft_prompts"] == {"polite": {"first": 0, "rows": 3}, "again": {"first": 3, "rows": 3}}
     assert manifest["files"][SOFT_PROMPTS]["bytes"] == 2 * 3 * WIDTH * 4
     verify(folder, provider="cpu")
 
 
-def test_table_of_another_size_is_rejected(repository: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(repository / "gpt2" / "1", tmp_path / "gpt2" / "1")
+def test_table_of_another_size_is_rejected(prompt_repository: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(prompt_repository / "gpt2" / "1", tmp_path / "gpt2" / "1")
     manifest = json.loads((copy / MANIFEST).read_text())
     manifest["soft_prompts"]["again"]["first"] = 4
     (copy / MANIFEST).write_text(json.dumps(manifest))
@@ -177,9 +177,12 @@ def refusal(checkpoint: Path, root: Path, *prompts: str, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("item", ["polite", "=x", "polite=", "a b=x"])
-def test_bad_option_is_rejected(checkpoint: Path, tmp_path: Path, item: str) -> None:
-    assert refusal(checkpoint, tmp_path, item) == f"--soft-prompt: got {item!r}, expected NAME=FOLDER, each NAME once"
-    assert "each NAME once" in refusal(checkpoint, tmp_path, f"a={PEFT}", f"a={PEFT}")
+def test_bad_option_is_rejected(prompt_checkpoint: Path, tmp_path: Path, item: str) -> None:
+    assert (
+        refusal(prompt_checkpoint, tmp_path, item)
+        == f"--soft-prompt: got {item!r}, expected NAME=FOLDER, each NAME once"
+    )
+    assert "each NAME once" in refusal(prompt_checkpoint, tmp_path, f"a={PEFT}", f"a={PEFT}")
 
 
 @pytest.mark.parametrize(
@@ -191,30 +194,32 @@ def test_bad_option_is_rejected(checkpoint: Path, tmp_path: Path, item: str) -> 
     ],
 )
 def test_another_adapter_is_refused(
-    checkpoint: Path, folder: Path, tmp_path: Path, fields: dict[str, Any], message: str
+    prompt_checkpoint: Path, folder: Path, tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
-    found = refusal(checkpoint, tmp_path / "made", f"polite={change(folder, **fields)}")
+    found = refusal(prompt_checkpoint, tmp_path / "made", f"polite={change(folder, **fields)}")
     assert found.startswith("--soft-prompt polite: ")
     assert found.endswith(message)
 
 
-def test_bad_weights_are_refused(checkpoint: Path, folder: Path, tmp_path: Path) -> None:
+def test_bad_weights_are_refused(prompt_checkpoint: Path, folder: Path, tmp_path: Path) -> None:
     weights, root = folder / "adapter_model.safetensors", tmp_path / "made"
     save_file({"prompt_embeddings": torch.full((3, WIDTH), torch.nan)}, weights)
-    assert refusal(checkpoint, root, f"polite={folder}").endswith("prompt_embeddings holds infinite values or NaN")
+    assert refusal(prompt_checkpoint, root, f"polite={folder}").endswith(
+        "prompt_embeddings holds infinite values or NaN"
+    )
     save_file({"prompt_embeddings": torch.zeros(3, 8)}, weights)
-    assert refusal(checkpoint, root, f"polite={folder}").endswith("has shape [3, 8], expected [3, 32]")
+    assert refusal(prompt_checkpoint, root, f"polite={folder}").endswith("has shape [3, 8], expected [3, 32]")
     save_file({"other": torch.zeros(3, WIDTH)}, weights)
-    assert "prompt_embeddings" in refusal(checkpoint, root, f"polite={folder}")
+    assert "prompt_embeddings" in refusal(prompt_checkpoint, root, f"polite={folder}")
     weights.rename(folder / "adapter_model.bin")
-    assert "only adapter_model.bin, a pickle" in refusal(checkpoint, root, f"polite={folder}")
-    assert refusal(checkpoint, root, f"polite={tmp_path / 'nowhere'}").endswith("no adapter_config.json")
+    assert "only adapter_model.bin, a pickle" in refusal(prompt_checkpoint, root, f"polite={folder}")
+    assert refusal(prompt_checkpoint, root, f"polite={tmp_path / 'nowhere'}").endswith("no adapter_config.json")
 
 
-def test_half_precision_is_widened(checkpoint: Path, folder: Path, tmp_path: Path) -> None:
+def test_half_precision_is_widened(prompt_checkpoint: Path, folder: Path, tmp_path: Path) -> None:
     prompt = load_file(folder / "adapter_model.safetensors")["prompt_embeddings"].bfloat16()
     save_file({"prompt_embeddings": prompt}, folder / "adapter_model.safetensors")
-    result = export(str(checkpoint), "gpt2", tmp_path / "made", soft_prompts=[f"polite={folder}"])
+    result = export(str(prompt_checkpoint), "gpt2", tmp_path / "made", soft_prompts=[f"polite={folder}"])
     assert (result.folder / SOFT_PROMPTS).read_bytes() == prompt.float().numpy().tobytes()
 
 

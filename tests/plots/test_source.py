@@ -27,8 +27,8 @@ def test_artifact_position_rows_equal_its_table(name: str, tmp_path: Path) -> No
     assert np.array_equal(source.positions(3, 2), table[3:5])
 
 
-def test_artifact_sinusoids_equal_formula(repository: Path) -> None:
-    source = plots.read_artifact(repository / "transformer-base" / "1")
+def test_artifact_sinusoids_equal_formula(model_repository: Path) -> None:
+    source = plots.read_artifact(model_repository / "transformer-base" / "1")
     assert source.positions is not None
     wavelengths = 2 * np.pi * 10000 ** (np.arange(256) / 256)
     angles = np.arange(90, 100)[:, None] * 2 * np.pi / wavelengths

@@ -7,9 +7,9 @@ from tests.support.artifacts import Floats
 
 
 @pytest.fixture(scope="session")
-def expected(tables: dict[str, Floats]) -> bytes:
+def good_answer(tiny_tables: dict[str, Floats]) -> bytes:
     """Return the answer to the good request, from the raw tables."""
-    return (tables["tokens"][IDS] + tables["positions"][[2, 3, 4]]).tobytes()
+    return (tiny_tables["tokens"][IDS] + tiny_tables["positions"][[2, 3, 4]]).tobytes()
 
 
 @pytest.fixture(scope="session")

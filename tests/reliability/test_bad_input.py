@@ -27,7 +27,7 @@ from tests.support.servers import LOADING_HINT
 )
 def test_bad_input_is_rejected_and_server_keeps_serving(
     tiny_clients: Clients,
-    expected: bytes,
+    good_answer: bytes,
     model: str,
     fields: Fields,
     protocol: Protocol,
@@ -37,15 +37,15 @@ def test_bad_input_is_rejected_and_server_keeps_serving(
         protocol(tiny_clients, model, fields)
     assert message in refused.value.message
     assert refused.value.status in (400, 422, "StatusCode.INVALID_ARGUMENT")
-    still_right(tiny_clients.http, expected)
+    still_right(tiny_clients.http, good_answer)
 
 
 @pytest.mark.parametrize(
     "version", ["0", "3", "01", "-1", "1.0", "abc", "1%0a", "%EF%BC%91", "99999999999999999999", "%00"]
 )
 @pytest.mark.parametrize(("prefix", "verb"), [("", "embed"), ("/v2", "infer")])
-def test_unknown_version_is_rejected(tiny: httpx.Client, prefix: str, verb: str, version: str) -> None:
-    response = tiny.post(f"{prefix}/models/bert/versions/{version}/{verb}", json={"input_ids": [1]})
+def test_unknown_version_is_rejected(tiny_http: httpx.Client, prefix: str, verb: str, version: str) -> None:
+    response = tiny_http.post(f"{prefix}/models/bert/versions/{version}/{verb}", json={"input_ids": [1]})
     assert response.status_code == 404
     document = response.json()
     message = document["error"] if prefix else document["detail"]
@@ -66,12 +66,14 @@ NAMES = ["..%2f", "..%2fbert%2f1", "%2e%2e%2f", "bert%2f1", "%00", "bert%00", "%
 
 @pytest.mark.parametrize("name", [*NAMES, "a" * 4000], ids=lambda name: name[:20])
 @pytest.mark.parametrize(("prefix", "verb"), [("", "embed"), ("/v2", "infer")])
-def test_path_tricks_find_no_model(tiny_clients: Clients, expected: bytes, prefix: str, verb: str, name: str) -> None:
+def test_path_tricks_find_no_model(
+    tiny_clients: Clients, good_answer: bytes, prefix: str, verb: str, name: str
+) -> None:
     response = tiny_clients.http.post(f"{prefix}/models/{name}/{verb}", json={"input_ids": [1]})
     assert response.status_code in (404, 405)
     assert response.headers["Content-Type"] == ("application/json" if prefix else "application/problem+json")
     assert len(response.content) < 9000
-    still_right(tiny_clients.http, expected)
+    still_right(tiny_clients.http, good_answer)
 
 
 def nested(depth: int) -> bytes:
@@ -101,12 +103,12 @@ def nested(depth: int) -> bytes:
 )
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])
 def test_deeply_nested_json_is_rejected(
-    tiny_clients: Clients, expected: bytes, path: str, body: bytes, status: int
+    tiny_clients: Clients, good_answer: bytes, path: str, body: bytes, status: int
 ) -> None:
     response = tiny_clients.http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == (400 if path.startswith("/v") else status)
     assert len(response.content) < 1000
-    still_right(tiny_clients.http, expected)
+    still_right(tiny_clients.http, good_answer)
 
 
 NO_OBJECTS = (
@@ -117,8 +119,8 @@ NO_OBJECTS = (
 
 @pytest.mark.parametrize("body", NO_OBJECTS)
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])
-def test_body_without_json_object_is_rejected(tiny: httpx.Client, path: str, body: bytes) -> None:
-    response = tiny.post(path, content=body, headers={"Content-Type": "application/json"})
+def test_body_without_json_object_is_rejected(tiny_http: httpx.Client, path: str, body: bytes) -> None:
+    response = tiny_http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert ", expected a JSON object" in response.text
 
@@ -136,22 +138,22 @@ def test_body_without_json_object_is_rejected(tiny: httpx.Client, path: str, bod
         ("/v2/repository/index", '{"ready": true, "ready": false}', "ready"),
     ],
 )
-def test_duplicate_json_key_is_rejected(tiny: httpx.Client, path: str, body: str, name: str) -> None:
-    response = tiny.post(path, content=body)
+def test_duplicate_json_key_is_rejected(tiny_http: httpx.Client, path: str, body: str, name: str) -> None:
+    response = tiny_http.post(path, content=body)
     assert response.status_code == 400
     assert f"body: got {name} twice, expected each name of an object once" in response.text
 
 
-def test_json_keys_inside_text_are_not_duplicates(tiny: httpx.Client) -> None:
+def test_json_keys_inside_text_are_not_duplicates(tiny_http: httpx.Client) -> None:
     text = json.dumps({"text": 'a": "a": b', "return_tokens": True})
-    assert tiny.post("/models/bert/embed", content=text).json()["input_ids"] == [[1, 3, 3, 5, 2]]
+    assert tiny_http.post("/models/bert/embed", content=text).json()["input_ids"] == [[1, 3, 3, 5, 2]]
     deep = b'{"text": "\\":", "offset": ' + nested(1000) + b"}"
-    assert tiny.post("/models/bert/embed", content=deep).status_code in (400, 422)
+    assert tiny_http.post("/models/bert/embed", content=deep).status_code in (400, 422)
 
 
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer", "/v1/embeddings"])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_body_over_limit_is_rejected(tiny_clients: Clients, expected: bytes, path: str, chunked: bool) -> None:
+def test_body_over_limit_is_rejected(tiny_clients: Clients, good_answer: bytes, path: str, chunked: bool) -> None:
     size = 16 * 2**20 + 1
     content: Any = iter([bytes(size - 1), b"x"]) if chunked else bytes(size)
     # A client of its own, since the server closes this connection.
@@ -159,20 +161,20 @@ def test_body_over_limit_is_rejected(tiny_clients: Clients, expected: bytes, pat
     assert response.status_code == 413
     got = "more than 16777216 bytes" if chunked else "16777217 bytes"
     assert f"body: got {got}, expected at most 16777216 bytes" in response.text
-    still_right(tiny_clients.http, expected)
+    still_right(tiny_clients.http, good_answer)
 
 
-def test_body_of_exact_limit_is_accepted(tiny: httpx.Client) -> None:
+def test_body_of_exact_limit_is_accepted(tiny_http: httpx.Client) -> None:
     body = b'{"input_ids": [1]}'.ljust(16 * 2**20)
-    assert tiny.post("/models/gpt/embed", content=body).status_code == 200
+    assert tiny_http.post("/models/gpt/embed", content=body).status_code == 200
 
 
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/xml", "multipart/form-data; boundary=x", "application/x-pickle", "", "json"]
 )
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
-def test_unsupported_content_type_is_rejected(tiny: httpx.Client, path: str, kind: str) -> None:
-    response = tiny.post(path, content=b'{"input_ids": [1]}', headers={"Content-Type": kind})
+def test_unsupported_content_type_is_rejected(tiny_http: httpx.Client, path: str, kind: str) -> None:
+    response = tiny_http.post(path, content=b'{"input_ids": [1]}', headers={"Content-Type": kind})
     assert response.status_code == 415
     assert f"Content-Type: got {kind}, expected application/json or application/" in response.text
 
@@ -223,14 +225,14 @@ def described(descr: str, shape: str) -> str:
         pytest.param(npy("x" * 20_000, version=(2, 0)), id="long-header"),
     ],
 )
-def test_invalid_npy_is_rejected(tiny_clients: Clients, expected: bytes, body: bytes) -> None:
+def test_invalid_npy_is_rejected(tiny_clients: Clients, good_answer: bytes, body: bytes) -> None:
     response = tiny_clients.http.post("/models/gpt/embed", content=body, headers={"Content-Type": "application/x-npy"})
     assert response.status_code in (400, 422)
     assert response.json()["field"] in ("body", "input_ids dtype", "input_ids shape")
-    still_right(tiny_clients.http, expected)
+    still_right(tiny_clients.http, good_answer)
 
 
-def test_long_value_is_not_echoed_in_error(tiny: httpx.Client) -> None:
-    response = tiny.post("/models/gpt/embed", content=json.dumps({"input_ids": ["x" * 1_000_000]}))
+def test_long_value_is_not_echoed_in_error(tiny_http: httpx.Client) -> None:
+    response = tiny_http.post("/models/gpt/embed", content=json.dumps({"input_ids": ["x" * 1_000_000]}))
     assert response.status_code == 422
     assert len(response.content) < 1000

@@ -27,7 +27,7 @@ GROWTH = 16 * 2**20
 
 
 @pytest.fixture(scope="module")
-def server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def reject_server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Serve also a stem, a model with a bias, and a spare one to load and unload."""
     repository = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("every") / "repository")
     shutil.copytree(repository / "gpt", repository / "spare")
@@ -80,9 +80,13 @@ def test_error_in_grpc_stream_is_detected() -> None:
 
 @pytest.mark.timeout(14_400)
 def test_bad_requests_do_not_affect_good_requests(
-    server: Server, expected: bytes, tmp_path: Path, long: bool, record_property: Callable[[str, object], None]
+    reject_server: Server,
+    good_answer: bytes,
+    tmp_path: Path,
+    long: bool,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    bad = Bad(server, parsers(tmp_path), expected)
+    bad = Bad(reject_server, parsers(tmp_path), good_answer)
     seen = asyncio.run(bad.run(1_000_000 if long else 6000))
     record_property("answers", dict(seen.answers))
     record_property("a second", seen.count / seen.seconds)
@@ -92,7 +96,7 @@ def test_bad_requests_do_not_affect_good_requests(
     assert reached == {*PATHS, "lines", "events", "socket", *METHODS, "ModelInfer", "ModelStreamInfer"}
 
 
-def test_wrong_response_bit_is_detected(server: Server, tmp_path: Path) -> None:
+def test_wrong_response_bit_is_detected(reject_server: Server, tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as raised:
-        asyncio.run(Bad(server, parsers(tmp_path), bytes(48)).run(100_000))
+        asyncio.run(Bad(reject_server, parsers(tmp_path), bytes(48)).run(100_000))
     assert raised.group_contains(WrongAnswer, match=r"^a good request: \(200, ")

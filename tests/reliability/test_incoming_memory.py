@@ -55,7 +55,7 @@ def test_incomplete_large_bodies_share_a_bound(begun: tuple[Server, bytes]) -> N
     server, data = begun
     with httpx.Client(base_url=server.address, timeout=60) as http, ExitStack() as stack:
         assert http.post(EMBED, content=WHOLE).status_code == 200
-        before = status_bytes(server.process.pid, "VmRSS")
+        before = status_bytes(server.pid, "VmRSS")
         streams = [stack.enter_context(dial(server.address, timeout=10)) for _ in range(CLIENTS)]
         threads = [Thread(target=send, args=(stream, data)) for stream in streams]
         for thread in threads:
@@ -64,5 +64,5 @@ def test_incomplete_large_bodies_share_a_bound(begun: tuple[Server, bytes]) -> N
         for thread in threads:
             thread.join()
         assert set(statuses) == {200}
-        assert status_bytes(server.process.pid, "VmHWM") < before + MAX_GROWTH_BYTES
+        assert status_bytes(server.pid, "VmHWM") < before + MAX_GROWTH_BYTES
         wait_until(lambda: http.post(EMBED, content=WHOLE.ljust(LARGEST)).status_code == 200)

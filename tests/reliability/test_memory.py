@@ -96,30 +96,30 @@ def flood(server: Server, send: Send, requests: int) -> Counter[object]:
 
 
 @pytest.fixture(scope="module")
-def server(tiny_repository: Path) -> Iterator[Server]:
+def memory_server(tiny_repository: Path) -> Iterator[Server]:
     with serve(tiny_repository) as running:
         yield running
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_flood_of_large_bodies_leaves_no_memory_in_use(server: Server, name: str, expected: bytes) -> None:
+def test_flood_of_large_bodies_leaves_no_memory_in_use(memory_server: Server, name: str, good_answer: bytes) -> None:
     send, status = FLOODS[name]()
-    pid, over = server.pid, Event()
+    pid, over = memory_server.pid, Event()
 
     def good() -> int:
-        with httpx.Client(base_url=server.address, timeout=60) as http:
+        with httpx.Client(base_url=memory_server.address, timeout=60) as http:
             answers = 0
             while not over.is_set():
-                still_right(http, expected)
+                still_right(http, good_answer)
                 answers += 1
         return answers
 
-    flood(server, send, 4)
+    flood(memory_server, send, 4)
     before = status_bytes(pid, "VmRSS")
     with ThreadPoolExecutor(1) as pool:
         answered = pool.submit(good)
         try:
-            statuses = flood(server, send, REQUESTS)
+            statuses = flood(memory_server, send, REQUESTS)
         finally:
             over.set()
         assert answered.result()
@@ -157,7 +157,7 @@ def test_disconnects_within_body_leave_no_memory_in_use(tiny_repository: Path, k
         wait_until(lambda: status_bytes(pid, "VmRSS") < before + CUT_BYTES, seconds=10)
 
 
-def test_bodies_over_memory_limit_get_503_with_retry_after(tiny_repository: Path, expected: bytes) -> None:
+def test_bodies_over_memory_limit_get_503_with_retry_after(tiny_repository: Path, good_answer: bytes) -> None:
     body = gzip.compress(numbers(LIMIT), 1)
     with (
         serve(tiny_repository, "--max-queue-size", "3") as server,
@@ -174,4 +174,4 @@ def test_bodies_over_memory_limit_get_503_with_retry_after(tiny_repository: Path
         assert {answer.headers["Retry-After"] for answer in rejected} == {"1"}
         details = {answer.json()["detail"] for answer in rejected}
         assert "The server is busy with other large request bodies, and 3 more wait. Retry later." in details
-        still_right(http, expected)
+        still_right(http, good_answer)

@@ -28,12 +28,12 @@ from tests.support.servers import Server, free_port, read_banner, serve
 
 
 def test_killed_worker_loses_only_its_requests_and_is_replaced(
-    tiny_repository: Path, expected: bytes, long: bool
+    tiny_repository: Path, good_answer: bytes, long: bool
 ) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
         clients = 8
-        with load(server, expected, clients) as seen:
+        with load(server, good_answer, clients) as seen:
             for _ in range(20 if long else 1):
                 wait_for(partial(seen.answered, 100))
                 before, broken = workers(server.pid), seen.broken
@@ -68,7 +68,7 @@ def test_workers_end_with_the_longest_shutdown_timeout(tiny_repository: Path) ->
         assert server.process.wait(60) == 0
 
 
-def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Path, expected: bytes) -> None:
+def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Path, good_answer: bytes) -> None:
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
         before, (first,) = workers(server.pid), fork_servers(server.pid)
@@ -78,7 +78,7 @@ def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Pat
         os.kill(first, signal.SIGKILL)
         wait_for(partial(ended, before))
         wait_for(partial(ready, server))
-        with load(server, expected, 2) as seen:
+        with load(server, good_answer, 2) as seen:
             wait_for(partial(seen.answered, 20))
         assert not seen.wrong
 
@@ -97,7 +97,7 @@ def parent(repository: Path, port: int, grpc_port: int) -> Iterator[subprocess.P
 
 
 def test_killed_service_frees_its_port(
-    tiny_repository: Path, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_repository: Path, good_answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # a killed process tidies nothing up
     with ExitStack() as stack:
@@ -109,20 +109,20 @@ def test_killed_service_frees_its_port(
             wait_for(partial(ready, server))
             family = [*children(process.pid), *workers(process.pid)]
             assert len(family) > 2
-            with load(server, expected) as seen:
+            with load(server, good_answer) as seen:
                 wait_for(partial(seen.answered, 50))
                 process.kill()
                 wait_for(partial(ended, family))
             assert not seen.wrong
 
 
-def test_killed_fork_server_is_replaced_with_its_workers(tiny_repository: Path, expected: bytes) -> None:
+def test_killed_fork_server_is_replaced_with_its_workers(tiny_repository: Path, good_answer: bytes) -> None:
     """Nobody can report their ends any more, so all are replaced, after their requests in flight."""
     with serve(tiny_repository, "--workers", "2") as server:
         wait_for(partial(ready, server))
         before, (first,) = workers(server.pid), fork_servers(server.pid)
         clients = 8
-        with load(server, expected, clients, 0.02) as seen:
+        with load(server, good_answer, clients, 0.02) as seen:
             wait_for(partial(seen.answered, 50))
             os.kill(first, signal.SIGKILL)
             wait_for(partial(ended, [first, *before]))
@@ -189,14 +189,14 @@ def test_model_file_changed_in_place_becomes_unavailable(weighty_repository: Pat
         assert client.post("/models/gpt/embed", json={"input_ids": [1]}).json() == before
 
 
-def test_failed_worker_start_is_retried(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
+def test_failed_worker_start_is_retried(tiny_repository: Path, tmp_path: Path, good_answer: bytes) -> None:
     root = shutil.copytree(tiny_repository, tmp_path / "root")
     with serve(root, "--workers", "2") as server:
         wait_for(partial(ready, server))
         first, second = workers(server.pid)
         (root / "bert").rename(tmp_path / "away")
         (root / "gpt").rename(tmp_path / "gpt")
-        with load(server, expected, 2, 0.02) as seen:
+        with load(server, good_answer, 2, 0.02) as seen:
             os.kill(first, signal.SIGKILL)
             wait_for(lambda: first not in workers(server.pid))
             time.sleep(2)  # starts fail
@@ -337,7 +337,7 @@ FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
-def test_clock_jumps_do_not_affect_responses(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
+def test_clock_jumps_do_not_affect_responses(tiny_repository: Path, tmp_path: Path, good_answer: bytes) -> None:
     """The service measures time by the monotonic clock; only the date of an answer shows the jumps."""
     clock = tmp_path / "clock"
     clock.write_text("+0")
@@ -356,7 +356,7 @@ def test_clock_jumps_do_not_affect_responses(tiny_repository: Path, tmp_path: Pa
         for jump in ("+0", "+3650d", "-3650d", "+0"):
             clock.write_text(jump)
             time.sleep(1.5)  # the date of answers is told once a second
-            still_right(client, expected)
+            still_right(client, good_answer)
             stream.send('{"ping": true}')
             assert stream.recv() == '{"next_offset":[0]}'
             assert client.get("/metrics").status_code == 200

@@ -75,9 +75,9 @@ def serve_warm(repository: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def server(repository: Path) -> Iterator[Server]:
+def response_server(model_repository: Path) -> Iterator[Server]:
     """Serve with memory of its own, in place of the server of all tests."""
-    with serve_warm(repository) as running:
+    with serve_warm(model_repository) as running:
         yield running
 
 
@@ -113,8 +113,8 @@ def leave_unread(server: Server, count: int, request: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_unread_large_responses_have_bounded_memory(server: Server, name: str) -> None:
-    leave_unread(server, *REQUESTS[name])
+def test_unread_large_responses_have_bounded_memory(response_server: Server, name: str) -> None:
+    leave_unread(response_server, *REQUESTS[name])
 
 
 def test_unread_biases_have_bounded_memory(tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ def call(address: str, method: str, message: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_unread_messages_of_grpc_have_bounded_memory(server: Server, method: str) -> None:
+def test_unread_messages_of_grpc_have_bounded_memory(response_server: Server, method: str) -> None:
     message = infer_message(np.ones((10, 1024), np.int64), model="gpt2-small").SerializeToString()
-    before = status_bytes(server.pid, "VmRSS")
+    before = status_bytes(response_server.pid, "VmRSS")
     with ExitStack() as stack:
         for _ in range(40):
-            stack.enter_context(call(server.grpc, method, message))
-        check_memory(server, stack, before)
+            stack.enter_context(call(response_server.grpc, method, message))
+        check_memory(response_server, stack, before)

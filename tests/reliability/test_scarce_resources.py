@@ -44,14 +44,14 @@ def fill(disk: Path) -> Path:
     return file
 
 
-def test_full_disk_does_not_affect_clients(tiny_repository: Path, expected: bytes, small_disk: Path) -> None:
+def test_full_disk_does_not_affect_clients(tiny_repository: Path, good_answer: bytes, small_disk: Path) -> None:
     """A page of a mapped file without room on the disk would end its process."""
     folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE_DIR": str(small_disk / "cache")}
     with serve(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
         wait_for(partial(ready, server))
         before = workers(server.pid)
         filling = fill(small_disk)
-        with load(server, expected, 4, 0.02) as seen, httpx.Client(base_url=server.address, timeout=60) as client:
+        with load(server, good_answer, 4, 0.02) as seen, httpx.Client(base_url=server.address, timeout=60) as client:
             for rows in range(1, 64):  # each number of rows has counters of its own
                 assert client.post("/models/bert/embed", json={"input_ids": [[1]] * rows}).status_code == 200
                 assert client.post("/models/bert/embed", json={"input_ids": [[11]] * rows}).status_code == 422
@@ -80,14 +80,14 @@ def test_metric_file_space_is_reserved_at_start(tiny_repository: Path, tmp_path:
             assert file.stat().st_blocks * 512 >= RESERVED_BYTES[kind]
 
 
-def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, expected: bytes) -> None:
+def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, good_answer: bytes) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
     with (
         serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
         httpx.Client(base_url=server.address, timeout=60) as client,
     ):
-        still_right(client, expected)
+        still_right(client, good_answer)
         used = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
         limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used + 10, limits[1]))
@@ -97,11 +97,11 @@ def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_pat
                 with suppress(ConnectionError):
                     stream.sendall(b"GET /livez HTTP/1.1\r\n")
             time.sleep(1)
-            still_right(client, expected)  # old connections
+            still_right(client, good_answer)  # old connections
             later.rename(root / "bert/2")
             time.sleep(0.5)
         wait_for(partial(answers, server))  # new connections
-        still_right(client, expected)
+        still_right(client, good_answer)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
         wait_for(lambda: client.post("/models/bert/embed", json={"input_ids": [1]}).json().get("version") == 2)
 
@@ -111,7 +111,7 @@ def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_pat
     [b"", request()[:40], request()[:-5], request("/v2/repository/index", b"{}")[:-1], request()],
     ids=["silent", "head", "tensors", "application", "idle"],
 )
-def test_waiting_clients_leave_descriptors_to_others(tiny_repository: Path, expected: bytes, sent: bytes) -> None:
+def test_waiting_clients_leave_descriptors_to_others(tiny_repository: Path, good_answer: bytes, sent: bytes) -> None:
     with serve(tiny_repository) as server, ExitStack() as stack:
         stack.enter_context(limited(server.pid, resource.RLIMIT_NOFILE, 64))
         for _ in range(100):
@@ -120,12 +120,12 @@ def test_waiting_clients_leave_descriptors_to_others(tiny_repository: Path, expe
                 stream.sendall(sent)
         for _ in range(5):
             with httpx.Client(base_url=server.address, timeout=10) as client:
-                still_right(client, expected)
+                still_right(client, good_answer)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00"], ids=["silent", "half"])
 def test_handshakes_leave_descriptors_to_others(
-    tiny_repository: Path, tmp_path: Path, expected: bytes, sent: bytes
+    tiny_repository: Path, tmp_path: Path, good_answer: bytes, sent: bytes
 ) -> None:
     """Each unfinished handshake holds a descriptor for up to `header_timeout_seconds`."""
     authority, context = trustme.CA(), ssl.create_default_context()
@@ -135,15 +135,15 @@ def test_handshakes_leave_descriptors_to_others(
     with serve(tiny_repository, "--tls-cert-file", file, "--tls-key", file) as server, ExitStack() as stack:
         stack.enter_context(limited(server.process.pid, resource.RLIMIT_NOFILE, 64))
         idle = stack.enter_context(httpx.Client(base_url=server.address, timeout=10, verify=context))
-        still_right(idle, expected)
+        still_right(idle, good_answer)
         for _ in range(100):
             stream = stack.enter_context(connection(server))
             with suppress(ConnectionError):
                 stream.sendall(sent)
-        still_right(idle, expected)
+        still_right(idle, good_answer)
         for _ in range(5):
             with httpx.Client(base_url=server.address, timeout=10, verify=context) as client:
-                still_right(client, expected)
+                still_right(client, good_answer)
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def limited(pid: int, kind: int, most: int) -> Iterator[None]:
         resource.prlimit(pid, kind, limits)
 
 
-def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, expected: bytes) -> None:
+def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, good_answer: bytes) -> None:
     with (
         serve(tiny_repository, "--workers", "2", "--model-control", "explicit") as server,
         httpx.Client(base_url=server.address, timeout=120) as client,
@@ -173,7 +173,7 @@ def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, e
             # A worker without any free descriptor cannot even say that it lacks some.
             reasons = ("too many open files; try again later", "workers have not applied the change of 'bert' yet")
             assert refused.json()["error"].endswith(reasons)
-            still_right(client, expected)
+            still_right(client, good_answer)
 
         def served() -> bool:
             path = f"{server.address}/models/bert/embed"
@@ -182,9 +182,9 @@ def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, e
         wait_for(served)  # by both workers, without another request to load it
 
 
-def test_version_without_memory_is_opened_later(tiny_repository: Path, repository: Path, tmp_path: Path) -> None:
+def test_version_without_memory_is_opened_later(tiny_repository: Path, model_repository: Path, tmp_path: Path) -> None:
     root, path = shutil.copytree(tiny_repository, tmp_path / "repository"), "/models/gpt2-small/embed"
-    later = shutil.copytree(repository / "gpt2-small", tmp_path / "gpt2-small")
+    later = shutil.copytree(model_repository / "gpt2-small", tmp_path / "gpt2-small")
     with (
         serve(root, "--model-control", "poll", "--model-poll-interval-seconds", "0.1") as server,
         httpx.Client(base_url=server.address, timeout=60) as client,
@@ -206,9 +206,9 @@ def test_version_without_memory_is_opened_later(tiny_repository: Path, repositor
         wait_for(lambda: client.post(path, json={"input_ids": [1]}).status_code == 200)
 
 
-def test_load_reports_a_worker_without_memory(tiny_repository: Path, repository: Path, tmp_path: Path) -> None:
+def test_load_reports_a_worker_without_memory(tiny_repository: Path, model_repository: Path, tmp_path: Path) -> None:
     root = shutil.copytree(tiny_repository, tmp_path / "repository")
-    shutil.copytree(repository / "gpt2-small", root / "gpt2-small")
+    shutil.copytree(model_repository / "gpt2-small", root / "gpt2-small")
     address = "/v2/repository/models/gpt2-small/"
     with (
         serve(root, "--workers", "2", "--model-control", "explicit") as server,
@@ -231,12 +231,12 @@ def test_load_reports_a_worker_without_memory(tiny_repository: Path, repository:
         wait_for(served)
 
 
-def test_metrics_without_descriptors_are_correct_or_503(tiny_repository: Path, expected: bytes) -> None:
+def test_metrics_without_descriptors_are_correct_or_503(tiny_repository: Path, good_answer: bytes) -> None:
     """For some of them files are read."""
     with serve(tiny_repository) as server, ExitStack() as stack:
         clients = [stack.enter_context(httpx.Client(base_url=server.address, timeout=60)) for _ in range(8)]
         for client in clients:
-            still_right(client, expected)
+            still_right(client, good_answer)
         pid = server.pid
 
         def told() -> bool:

@@ -18,7 +18,7 @@ BATCH = 10
 
 
 @pytest.fixture(scope="module")
-def server(tiny_repository: Path) -> Iterator[Server]:
+def segment_server(tiny_repository: Path) -> Iterator[Server]:
     with serve(tiny_repository) as running:
         yield running
 
@@ -42,13 +42,13 @@ async def check_all(address: str, count: int) -> None:
                 group.create_task(check(address, seed))
 
 
-def test_responses_are_equal_for_any_segmentation(server: Server, long: bool) -> None:
-    asyncio.run(check_all(server.address, 6500 if long else 40))
+def test_responses_are_equal_for_any_segmentation(segment_server: Server, long: bool) -> None:
+    asyncio.run(check_all(segment_server.address, 6500 if long else 40))
 
 
 @pytest.mark.parametrize("piece", LAST, ids=range(len(LAST)))
-def test_pending_responses_precede_the_error(server: Server, piece: Piece) -> None:
-    url, random = httpx.URL(server.address), generator(0)
+def test_pending_responses_precede_the_error(segment_server: Server, piece: Piece) -> None:
+    url, random = httpx.URL(segment_server.address), generator(0)
     sent = GOOD[0].sent + GOOD[7].sent + piece.sent + bytes(2**20)
     segments = next(ways_to_cut(sent, random))
     found = asyncio.run(answers(url.host, url.port or 80, segments))

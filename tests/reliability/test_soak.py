@@ -15,10 +15,10 @@ from tests.support.paths import ROOT
 from tests.support.servers import Server
 
 
-def test_soak_of_3000_steps_passes(repository: Path) -> None:
+def test_soak_of_3000_steps_passes(model_repository: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.soak", "--steps", "3000", "--clients", "1"]
     # The C library's own memory for large answers grows for some minutes.
-    arguments = ["--repository", str(repository), "--seed", "3", "--growth", "200"]
+    arguments = ["--repository", str(model_repository), "--seed", "3", "--growth", "200"]
     done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     steps, *protocols, counts, memory = done.stdout.splitlines()
@@ -30,8 +30,8 @@ def test_soak_of_3000_steps_passes(repository: Path) -> None:
     assert "MiB" in memory
 
 
-def test_soak_reports_server_exit_and_warnings(repository: Path, tmp_path: Path) -> None:
-    (tmp_path / "gpt2-small").symlink_to(repository / "gpt2-small")
+def test_soak_reports_server_exit_and_warnings(model_repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "gpt2-small").symlink_to(model_repository / "gpt2-small")
     (tmp_path / "broken" / "1").mkdir(parents=True)
     (tmp_path / "broken" / "1" / "manifest.json").write_text("{}")
     command = [sys.executable, "-m", "benchmarks.soak", "--repository", str(tmp_path), "--steps", "1"]
@@ -42,23 +42,23 @@ def test_soak_reports_server_exit_and_warnings(repository: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("protocol", soak.PROTOCOLS)
-def test_soak_detects_wrong_response_bit(server: Server, repository: Path, protocol: str) -> None:
-    truth = Truth(repository / "gpt2-small" / "1")
+def test_soak_detects_wrong_response_bit(model_server: Server, model_repository: Path, protocol: str) -> None:
+    truth = Truth(model_repository / "gpt2-small" / "1")
     truth.positions = truth.positions.copy()
     truth.positions.view(np.uint32)[:, 5] ^= 1
-    served = soak.SoakTarget(server.address.removeprefix("http://"), server.grpc, server.pid)
+    served = soak.SoakTarget(model_server.address.removeprefix("http://"), model_server.grpc, model_server.pid)
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(soak.run(Soak(truth, "gpt2-small", 1000), served, 1, 0, 0, [protocol]))
     assert all(isinstance(error, SoakFailure) for error in raised.value.exceptions)
 
 
-def test_soak_runs_for_the_requested_time(server: Server, repository: Path) -> None:
-    soaking = Soak(Truth(repository / "gpt2-small" / "1"), "gpt2-small", seconds=0.5)
-    served = soak.SoakTarget(server.address.removeprefix("http://"), server.grpc, server.pid)
+def test_soak_runs_for_the_requested_time(model_server: Server, model_repository: Path) -> None:
+    soaking = Soak(Truth(model_repository / "gpt2-small" / "1"), "gpt2-small", seconds=0.5)
+    served = soak.SoakTarget(model_server.address.removeprefix("http://"), model_server.grpc, model_server.pid)
     asyncio.run(soak.run(soaking, served, 1, 0, 16, ["frames"]))
     assert 0.5 <= soaking.seconds < 30
 
 
-def test_soak_of_unsupported_front_end_is_rejected(repository: Path) -> None:
+def test_soak_of_unsupported_front_end_is_rejected(model_repository: Path) -> None:
     with pytest.raises(SystemExit, match=r"expected tokens and positions in float32"):
-        Truth(repository / "minilm" / "1")
+        Truth(model_repository / "minilm" / "1")

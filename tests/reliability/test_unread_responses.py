@@ -32,10 +32,10 @@ HOLDERS = MAX_LARGEST_BODIES + 1
 
 @pytest.fixture(scope="module", params=["tcp", "unix"])
 def server(
-    request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, model_repository: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     unix = () if request.param == "tcp" else ("--uds", str(tmp_path_factory.mktemp("uds") / "http.sock"))
-    with serve(repository, *OPTIONS, *unix) as running:
+    with serve(model_repository, *OPTIONS, *unix) as running:
         yield running
 
 

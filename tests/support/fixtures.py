@@ -14,9 +14,9 @@ from tests.support.shared import Shared
 
 
 @pytest.fixture(scope="session")
-def clients(server: Server) -> Iterator[Clients]:
+def model_clients(model_server: Server) -> Iterator[Clients]:
     """Clients of `server`."""
-    with connect(server) as connected:
+    with connect(model_server) as connected:
         yield connected
 
 
@@ -28,12 +28,12 @@ def tiny_clients(tiny_server: Server) -> Iterator[Clients]:
 
 
 @pytest.fixture(scope="session")
-def http(clients: Clients) -> httpx.Client:
-    return clients.http
+def model_http(model_clients: Clients) -> httpx.Client:
+    return model_clients.http
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_clients: Clients) -> httpx.Client:
+def tiny_http(tiny_clients: Clients) -> httpx.Client:
     return tiny_clients.http
 
 
@@ -87,6 +87,6 @@ def wide_server(wide_repository: Path, shared: Shared) -> Server:
 
 
 @pytest.fixture(scope="session")
-def tables(tiny_repository: Path) -> dict[str, Floats]:
+def tiny_tables(tiny_repository: Path) -> dict[str, Floats]:
     """The raw tables `tokens` and `positions` of the tiny `gpt`."""
     return read_tables(tiny_repository / "gpt" / "1")

@@ -13,7 +13,7 @@ from tests.support.servers import Server, serve
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ngram_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("ngrams")
     copy_artifact("ngrams", root)
     copy_artifact("gpt", root)
@@ -21,17 +21,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Server]:
-    with serve(folder) as server:
+def ngram_server(ngram_repository: Path) -> Iterator[Server]:
+    with serve(ngram_repository) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with preblock.connect(server.address) as client:
+def ngram_client(ngram_server: Server) -> Iterator[Client]:
+    with preblock.connect(ngram_server.address) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def session(folder: Path) -> Session:
-    return Session(folder / "ngrams/1", graph="ngrams.onnx")
+def ngram_session(ngram_repository: Path) -> Session:
+    return Session(ngram_repository / "ngrams/1", graph="ngrams.onnx")

@@ -13,17 +13,17 @@ from tests.support.servers import Server
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with connected(server) as opened:
+def openai_client(model_server: Server) -> Iterator[openai.OpenAI]:
+    with connected(model_server) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def tiny_client(tiny_server: Server) -> Iterator[openai.OpenAI]:
+def tiny_openai(tiny_server: Server) -> Iterator[openai.OpenAI]:
     with connected(tiny_server) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def tokenizer(checkpoint: Path) -> Any:
-    return AutoTokenizer.from_pretrained(checkpoint)
+def minilm_tokenizer(minilm_checkpoint: Path) -> Any:
+    return AutoTokenizer.from_pretrained(minilm_checkpoint)

@@ -75,10 +75,10 @@ TOO_LONG = (
     ],
 )
 def test_invalid_request_reports_field_and_value(
-    tiny_client: openai.OpenAI, fields: dict[str, Any], param: str, message: str
+    tiny_openai: openai.OpenAI, fields: dict[str, Any], param: str, message: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
-        tiny_client.embeddings.create(model="bert", input="a", extra_body=MEAN | fields)
+        tiny_openai.embeddings.create(model="bert", input="a", extra_body=MEAN | fields)
     error = raised.value
     assert (error.type, error.param, error.code) == ("invalid_request_error", param, None)
     assert error.body == {"message": message, "type": "invalid_request_error", "param": param, "code": None}
@@ -117,7 +117,7 @@ def test_invalid_request_reports_field_and_value(
     ],
 )
 def test_known_errors_have_openai_codes(
-    tiny_client: openai.OpenAI,
+    tiny_openai: openai.OpenAI,
     kind: type[openai.APIStatusError],
     fields: dict[str, Any],
     param: str,
@@ -125,7 +125,7 @@ def test_known_errors_have_openai_codes(
     message: str,
 ) -> None:
     with pytest.raises(kind) as raised:
-        tiny_client.embeddings.create(model="bert", input="a", extra_body=MEAN | fields)
+        tiny_openai.embeddings.create(model="bert", input="a", extra_body=MEAN | fields)
     error = raised.value
     assert isinstance(error.body, dict)
     assert (error.param, error.code, error.body["message"]) == (param, code, message)
@@ -157,9 +157,9 @@ def test_wrong_key_returns_openai_error(tiny_repository: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("fields", [{}, {"pooling": None}, {"input": [1]}])
-def test_sentence_embedding_of_other_model_is_refused(tiny_client: openai.OpenAI, fields: dict[str, Any]) -> None:
+def test_sentence_embedding_of_other_model_is_refused(tiny_openai: openai.OpenAI, fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
-        tiny_client.embeddings.create(model="bert", input="a", extra_body=fields)
+        tiny_openai.embeddings.create(model="bert", input="a", extra_body=fields)
     assert raised.value.param == "pooling"
     for words in (
         "model bert has no sentence embeddings",
@@ -177,20 +177,20 @@ def test_request_over_rate_limit_raises_rate_limit_error(tiny_repository: Path) 
     assert (raised.value.type, raised.value.code) == ("requests", "rate_limit_exceeded")
 
 
-def test_malformed_json_returns_400(tiny: httpx.Client) -> None:
-    response = tiny.post("/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"})
+def test_malformed_json_returns_400(tiny_http: httpx.Client) -> None:
+    response = tiny_http.post("/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, None)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-npy"])
-def test_unsupported_content_type_returns_415(tiny: httpx.Client, kind: str) -> None:
-    response = tiny.post("/v1/embeddings", content=b"{}", headers={"Content-Type": kind})
+def test_unsupported_content_type_returns_415(tiny_http: httpx.Client, kind: str) -> None:
+    response = tiny_http.post("/v1/embeddings", content=b"{}", headers={"Content-Type": kind})
     assert (response.status_code, response.json()["error"]["code"]) == (415, None)
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nope", 404), ("GET", "/v1/embeddings", 405)])
-def test_unknown_route_returns_openai_error(tiny: httpx.Client, method: str, path: str, status: int) -> None:
-    response = tiny.request(method, path)
+def test_unknown_route_returns_openai_error(tiny_http: httpx.Client, method: str, path: str, status: int) -> None:
+    response = tiny_http.request(method, path)
     assert response.status_code == status
     error = {"type": "invalid_request_error", "param": None, "code": None}
     assert response.json()["error"].items() >= error.items()

@@ -8,26 +8,26 @@ import pytest
 from tests.clients.openai_api.responses import MEAN
 
 
-def test_model_list_and_retrieve_describe_models(tiny_client: openai.OpenAI, tiny_repository: Path) -> None:
-    models = list(tiny_client.models.list())
+def test_model_list_and_retrieve_describe_models(tiny_openai: openai.OpenAI, tiny_repository: Path) -> None:
+    models = list(tiny_openai.models.list())
     assert [model.id for model in models] == ["bert", "gpt"]
-    assert models[0] == tiny_client.models.retrieve("bert")
+    assert models[0] == tiny_openai.models.retrieve("bert")
     written = (tiny_repository / "bert" / "2" / "manifest.json").stat().st_mtime
     assert (models[0].object, models[0].owned_by, models[0].created) == ("model", "preblock", int(written))
 
 
-def test_model_name_selects_version(tiny_client: openai.OpenAI) -> None:
+def test_model_name_selects_version(tiny_openai: openai.OpenAI) -> None:
     found = {
-        name: tiny_client.embeddings.create(model=name, input="a", extra_body=MEAN)
+        name: tiny_openai.embeddings.create(model=name, input="a", extra_body=MEAN)
         for name in ("bert", "bert:1", "bert:2")
     }
     assert [(response.model_extra or {})["version"] for response in found.values()] == [2, 1, 2]
     assert found["bert"].data == found["bert:2"].data != found["bert:1"].data
-    assert tiny_client.models.retrieve("bert:1").id == "bert:1"
+    assert tiny_openai.models.retrieve("bert:1").id == "bert:1"
 
 
-def test_retrieve_of_unknown_model_raises_not_found(tiny_client: openai.OpenAI) -> None:
+def test_retrieve_of_unknown_model_raises_not_found(tiny_openai: openai.OpenAI) -> None:
     for name in ("nope", "bert:3", "bert:x"):
         with pytest.raises(openai.NotFoundError) as raised:
-            tiny_client.models.retrieve(name)
+            tiny_openai.models.retrieve(name)
         assert raised.value.code == "model_not_found"

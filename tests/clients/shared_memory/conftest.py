@@ -23,6 +23,6 @@ def shared_server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(params=[tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
-def client(request: pytest.FixtureRequest, shared_server: Server) -> Iterator[Client]:
+def memory_client(request: pytest.FixtureRequest, shared_server: Server) -> Iterator[Client]:
     with clients_of(shared_server, request.param) as opened:
         yield opened

@@ -17,17 +17,17 @@ from tests.clients.shared_memory.shared_client import IDS, MAX_BYTES, Client, cl
 from tests.support.servers import Server, serve
 
 
-def test_status_lists_the_regions_until_they_are_unregistered(client: Client) -> None:
-    first, second = client.create("first", 64), client.create("second", 64)
-    client.register_system_shared_memory("first", f"/{first._shm_key}", 32, 8)
-    client.register_system_shared_memory("second", second._shm_key, 64)
-    client.register_system_shared_memory("again", second._shm_key, 16, offset=16)
+def test_status_lists_the_regions_until_they_are_unregistered(memory_client: Client) -> None:
+    first, second = memory_client.create("first", 64), memory_client.create("second", 64)
+    memory_client.register_system_shared_memory("first", f"/{first._shm_key}", 32, 8)
+    memory_client.register_system_shared_memory("second", second._shm_key, 64)
+    memory_client.register_system_shared_memory("again", second._shm_key, 16, offset=16)
 
     def regions(name: str = "") -> dict[str, tuple[str, int, int]]:
-        if client.http:
-            found = client.get_system_shared_memory_status(name)
+        if memory_client.http:
+            found = memory_client.get_system_shared_memory_status(name)
         else:
-            document = client.get_system_shared_memory_status(name, as_json=True)
+            document = memory_client.get_system_shared_memory_status(name, as_json=True)
             found = document.get("regions", {}).values()
         return {item["name"]: (item["key"], int(item.get("offset", 0)), int(item["byte_size"])) for item in found}
 
@@ -38,18 +38,18 @@ def test_status_lists_the_regions_until_they_are_unregistered(client: Client) ->
     }
     assert regions() == everything
     assert regions("first") == {"first": everything["first"]}
-    client.unregister_system_shared_memory("first")
-    client.unregister_system_shared_memory("first")  # as in Triton
+    memory_client.unregister_system_shared_memory("first")
+    memory_client.unregister_system_shared_memory("first")  # as in Triton
     assert regions().keys() == {"second", "again"}
-    status, message = client.refusal("first", method="get_system_shared_memory_status")
-    assert status == client.status_of(404, "NOT_FOUND")
+    status, message = memory_client.refusal("first", method="get_system_shared_memory_status")
+    assert status == memory_client.status_of(404, "NOT_FOUND")
     assert message == "name: got first, expected the name of a registered region"
-    client.unregister_system_shared_memory()
+    memory_client.unregister_system_shared_memory()
     assert regions() == {}
 
 
-def test_extension_is_listed_where_it_is_allowed(client: Client, tiny_server: Server) -> None:
-    metadata = client.get_server_metadata(**({} if client.http else {"as_json": True}))
+def test_extension_is_listed_where_it_is_allowed(memory_client: Client, tiny_server: Server) -> None:
+    metadata = memory_client.get_server_metadata(**({} if memory_client.http else {"as_json": True}))
     assert "system_shared_memory" in metadata["extensions"]
     assert "system_shared_memory" not in httpx.get(f"{tiny_server.address}/v2").json()["extensions"]
 
@@ -72,54 +72,54 @@ REGISTRATIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "message"), REGISTRATIONS, ids=[str(case[0])[:30] for case in REGISTRATIONS])
-def test_bad_registration_is_rejected(client: Client, fields: dict[str, Any], message: str) -> None:
-    key = client.create("there", 64)._shm_key
-    client.register_system_shared_memory("there", key, 64)
+def test_bad_registration_is_rejected(memory_client: Client, fields: dict[str, Any], message: str) -> None:
+    key = memory_client.create("there", 64)._shm_key
+    memory_client.register_system_shared_memory("there", key, 64)
     options = {"name": "new", "key": key, "byte_size": 64} | fields
-    status, error = client.refusal(**options, method="register_system_shared_memory")
-    assert status == client.status_of(400, "INVALID_ARGUMENT")
+    status, error = memory_client.refusal(**options, method="register_system_shared_memory")
+    assert status == memory_client.status_of(400, "INVALID_ARGUMENT")
     assert message in error
-    assert client.over_tcp().size
+    assert memory_client.over_tcp().size
 
 
-def test_special_file_is_rejected(client: Client) -> None:
+def test_special_file_is_rejected(memory_client: Client) -> None:
     for make in (Path.mkdir, lambda path: path.symlink_to("/etc/hostname")):
         path = Path("/dev/shm", f"preblock-test-{secrets.token_hex(8)}")
         make(path)
         try:
-            status, error = client.refusal("new", path.name, 1, method="register_system_shared_memory")
+            status, error = memory_client.refusal("new", path.name, 1, method="register_system_shared_memory")
         finally:
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        assert status == client.status_of(400, "INVALID_ARGUMENT")
+        assert status == memory_client.status_of(400, "INVALID_ARGUMENT")
         assert error == f"key: got {path.name}, expected shared memory that this server may read and write"
 
 
-def test_pipe_is_rejected_without_blocking(client: Client) -> None:
+def test_pipe_is_rejected_without_blocking(memory_client: Client) -> None:
     path = Path("/dev/shm", f"preblock-test-{secrets.token_hex(8)}")
     os.mkfifo(path)
     try:
-        _, error = client.refusal("new", path.name, 1, method="register_system_shared_memory")
+        _, error = memory_client.refusal("new", path.name, 1, method="register_system_shared_memory")
     finally:
         path.unlink()
     assert error.endswith("got another kind of file, expected at least 1 bytes, offset and byte_size together")
 
 
-def test_bytes_and_number_of_regions_are_bounded(client: Client) -> None:
-    key = client.create("all", MAX_BYTES + 1)._shm_key
-    status, error = client.refusal("new", key, MAX_BYTES + 1, method="register_system_shared_memory")
-    assert status == client.status_of(413, "RESOURCE_EXHAUSTED")
+def test_bytes_and_number_of_regions_are_bounded(memory_client: Client) -> None:
+    key = memory_client.create("all", MAX_BYTES + 1)._shm_key
+    status, error = memory_client.refusal("new", key, MAX_BYTES + 1, method="register_system_shared_memory")
+    assert status == memory_client.status_of(413, "RESOURCE_EXHAUSTED")
     assert error == f"byte_size: got {MAX_BYTES + 1} bytes, expected at most {MAX_BYTES} bytes for all regions together"
-    client.register_system_shared_memory("most", key, MAX_BYTES - 300)
-    status, error = client.refusal("new", key, 301, method="register_system_shared_memory")
-    assert status == client.status_of(503, "UNAVAILABLE")
+    memory_client.register_system_shared_memory("most", key, MAX_BYTES - 300)
+    status, error = memory_client.refusal("new", key, 301, method="register_system_shared_memory")
+    assert status == memory_client.status_of(503, "UNAVAILABLE")
     assert (
         error
         == f"byte_size: got 301 bytes beside {MAX_BYTES - 300}, expected at most {MAX_BYTES} bytes for all regions"
     )
     for number in range(255):
-        client.register_system_shared_memory(str(number), key, 1)
-    status, error = client.refusal("new", key, 1, method="register_system_shared_memory")
-    assert status == client.status_of(503, "UNAVAILABLE")
+        memory_client.register_system_shared_memory(str(number), key, 1)
+    status, error = memory_client.refusal("new", key, 1, method="register_system_shared_memory")
+    assert status == memory_client.status_of(503, "UNAVAILABLE")
     assert error == "regions: got more than 256, expected at most 256"
 
 
@@ -135,12 +135,12 @@ def test_idle_regions_are_released(tiny_repository: Path) -> None:
         assert [item["name"] for item in client.get_system_shared_memory_status()] == ["used"]
 
 
-def test_refused_range_does_not_keep_its_file_open(client: Client, shared_server: Server) -> None:
-    key = client.region("ids", IDS)._shm_key
-    client.refusal("gpt", [client.shared_input("ids", IDS.nbytes, offset=1)])
+def test_refused_range_does_not_keep_its_file_open(memory_client: Client, shared_server: Server) -> None:
+    key = memory_client.region("ids", IDS)._shm_key
+    memory_client.refusal("gpt", [memory_client.shared_input("ids", IDS.nbytes, offset=1)])
     files = Path(f"/proc/{shared_server.pid}/fd")
     assert any(file.resolve().name == key for file in files.iterdir())
-    client.unregister_system_shared_memory("ids")
+    memory_client.unregister_system_shared_memory("ids")
     assert not any(file.resolve().name == key for file in files.iterdir())
 
 

@@ -9,11 +9,11 @@ from preblock.export.exporter import ExportResult, export
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
+def tiny_export(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
     return export(str(tiny_checkpoint), "tiny", tmp_path_factory.mktemp("repository"))
 
 
 @pytest.fixture
-def copy(tiny: ExportResult, tmp_path: Path) -> Path:
+def tiny_copy(tiny_export: ExportResult, tmp_path: Path) -> Path:
     """The tiny artifact, to break."""
-    return shutil.copytree(tiny.folder, tmp_path / "1")
+    return shutil.copytree(tiny_export.folder, tmp_path / "1")

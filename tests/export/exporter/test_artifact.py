@@ -23,9 +23,9 @@ from preblock.service.artifacts.records import Resized, Source
 from preblock.service.runtime.session import Session
 
 
-def test_export_writes_version_folder_with_seven_files(tiny: ExportResult) -> None:
-    assert tiny.folder.parts[-2:] == ("tiny", "1")
-    assert sorted(path.name for path in tiny.folder.iterdir()) == [
+def test_export_writes_version_folder_with_seven_files(tiny_export: ExportResult) -> None:
+    assert tiny_export.folder.parts[-2:] == ("tiny", "1")
+    assert sorted(path.name for path in tiny_export.folder.iterdir()) == [
         "manifest.json",
         "model.onnx",
         "model.onnx.data",
@@ -36,8 +36,8 @@ def test_export_writes_version_folder_with_seven_files(tiny: ExportResult) -> No
     ]
 
 
-def test_manifest_describes_inputs_and_outputs(tiny: ExportResult) -> None:
-    found = json.loads((tiny.folder / "manifest.json").read_text())
+def test_manifest_describes_inputs_and_outputs(tiny_export: ExportResult) -> None:
+    found = json.loads((tiny_export.folder / "manifest.json").read_text())
     sizes = {key: found[key] for key in ("family", "vocab_size", "width", "max_len", "indices", "dtype")}
     assert sizes == {
         "family": "bert",
@@ -59,24 +59,24 @@ def test_manifest_describes_inputs_and_outputs(tiny: ExportResult) -> None:
     assert found["versions"]["torch"] == torch.__version__
 
 
-def test_manifest_holds_sha256_and_size_of_every_file(tiny: ExportResult) -> None:
-    found = json.loads((tiny.folder / "manifest.json").read_text())["files"]
+def test_manifest_holds_sha256_and_size_of_every_file(tiny_export: ExportResult) -> None:
+    found = json.loads((tiny_export.folder / "manifest.json").read_text())["files"]
     graphs = ["model.onnx", "positioned.onnx", "token.onnx"]
     assert sorted(found) == sorted([*graphs, "model.onnx.data", "tokenizer.json"])
     for name, record in found.items():
-        content = (tiny.folder / name).read_bytes()
+        content = (tiny_export.folder / name).read_bytes()
         assert record == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
-def test_manifest_records_source_without_path(tiny: ExportResult, tiny_checkpoint: Path) -> None:
+def test_manifest_records_source_without_path(tiny_export: ExportResult, tiny_checkpoint: Path) -> None:
     config = hashlib.sha256((tiny_checkpoint / "config.json").read_bytes()).hexdigest()
-    assert tiny.manifest.source == Source(kind="folder", config_sha256=config)
+    assert tiny_export.manifest.source == Source(kind="folder", config_sha256=config)
     for name in ("manifest.json", "parity.json"):
-        assert "/" not in (tiny.folder / name).read_text()
+        assert "/" not in (tiny_export.folder / name).read_text()
 
 
-def test_tokenizer_is_copied_byte_for_byte(tiny: ExportResult, tiny_checkpoint: Path) -> None:
-    assert (tiny.folder / "tokenizer.json").read_bytes() == (tiny_checkpoint / "tokenizer.json").read_bytes()
+def test_tokenizer_is_copied_byte_for_byte(tiny_export: ExportResult, tiny_checkpoint: Path) -> None:
+    assert (tiny_export.folder / "tokenizer.json").read_bytes() == (tiny_checkpoint / "tokenizer.json").read_bytes()
 
 
 def test_source_without_tokenizer_exports_without_one(tmp_path: Path) -> None:
@@ -87,11 +87,13 @@ def test_source_without_tokenizer_exports_without_one(tmp_path: Path) -> None:
     assert exported.manifest.source == Source(kind="module")
 
 
-def test_export_of_same_source_writes_same_bytes(tiny: ExportResult, tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_export_of_same_source_writes_same_bytes(
+    tiny_export: ExportResult, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
     moved = shutil.copytree(tiny_checkpoint, tmp_path / "elsewhere" / "copy")
     again = export(str(moved), "another-name", tmp_path / "repository").folder
     for name in ("model.onnx", "model.onnx.data", "manifest.json", "tokenizer.json"):
-        assert (again / name).read_bytes() == (tiny.folder / name).read_bytes(), name
+        assert (again / name).read_bytes() == (tiny_export.folder / name).read_bytes(), name
 
 
 def test_export_reports_every_step(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -119,9 +121,9 @@ def test_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
     assert [output.max_abs for output in parity.outputs.values()] == [0, 0, 0]
 
 
-def test_minilm_export_matches_transformers(checkpoint: Path, tmp_path: Path) -> None:
-    session = Session(export(str(checkpoint), "minilm", tmp_path).folder)
-    embeddings = BertModel.from_pretrained(checkpoint).embeddings.eval()
+def test_minilm_export_matches_transformers(minilm_checkpoint: Path, tmp_path: Path) -> None:
+    session = Session(export(str(minilm_checkpoint), "minilm", tmp_path).folder)
+    embeddings = BertModel.from_pretrained(minilm_checkpoint).embeddings.eval()
     generator = np.random.Generator(np.random.PCG64(1))
     for batch, length, offset in ((1, 1, 0), (3, 512, 0), (7, 33, 479), (2, 128, 5)):
         input_ids = generator.integers(0, 30522, (batch, length))

@@ -19,9 +19,9 @@ from preblock.service.runtime.providers import CPU, CUDA
 from preblock.service.runtime.session import Session
 
 
-def test_verify_repeats_parity_of_export(tiny: ExportResult) -> None:
+def test_verify_repeats_parity_of_export(tiny_export: ExportResult) -> None:
     steps: list[str] = []
-    assert verify(tiny.folder, steps.append) == tiny.parity
+    assert verify(tiny_export.folder, steps.append) == tiny_export.parity
     assert steps[0] == "checking the hashes"
 
 
@@ -33,22 +33,24 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_verify_adds_or_replaces_parity_of_provider(copy: Path, tiny: ExportResult) -> None:
-    cpu, cuda = tiny.parity.providers[CPU], verify(copy, provider="cuda").providers[CUDA]
+def test_verify_adds_or_replaces_parity_of_provider(tiny_copy: Path, tiny_export: ExportResult) -> None:
+    cpu, cuda = tiny_export.parity.providers[CPU], verify(tiny_copy, provider="cuda").providers[CUDA]
     both = ParityReport(providers={CPU: cpu, CUDA: cuda})
-    assert read(ParityReport, copy / "parity.json") == both
+    assert read(ParityReport, tiny_copy / "parity.json") == both
     old = cpu.model_copy(update={"torch": "0.1"})
-    write(ParityReport(providers={CPU: old, CUDA: cuda}), copy / "parity.json")
-    assert verify(copy, provider="cpu").providers == {CPU: cpu}
-    assert read(ParityReport, copy / "parity.json") == both
-    assert sorted(path.name for path in copy.iterdir()) == sorted(path.name for path in tiny.folder.iterdir())
-    assert (copy / "parity.json").stat().st_mode & 0o777 == 0o644
+    write(ParityReport(providers={CPU: old, CUDA: cuda}), tiny_copy / "parity.json")
+    assert verify(tiny_copy, provider="cpu").providers == {CPU: cpu}
+    assert read(ParityReport, tiny_copy / "parity.json") == both
+    assert sorted(path.name for path in tiny_copy.iterdir()) == sorted(
+        path.name for path in tiny_export.folder.iterdir()
+    )
+    assert (tiny_copy / "parity.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_verify_does_not_rewrite_unchanged_parity(copy: Path) -> None:
-    before = (copy / "parity.json").stat()
-    verify(copy)
-    after = (copy / "parity.json").stat()
+def test_verify_does_not_rewrite_unchanged_parity(tiny_copy: Path) -> None:
+    before = (tiny_copy / "parity.json").stat()
+    verify(tiny_copy)
+    after = (tiny_copy / "parity.json").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
@@ -61,19 +63,19 @@ def test_export_is_proven_on_every_provider(tiny_checkpoint: Path, tmp_path: Pat
 
 
 @pytest.mark.skipif(providers.cuda_unavailable_reason() is None, reason="CUDA works here")
-def test_verify_without_cuda_device_fails(copy: Path) -> None:
+def test_verify_without_cuda_device_fails(tiny_copy: Path) -> None:
     with pytest.raises(ExportError, match="provider cuda cannot be used: "):
-        verify(copy, provider="cuda")
+        verify(tiny_copy, provider="cuda")
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json"])
 @pytest.mark.parametrize("place", [0, -1])
-def test_verify_names_file_with_flipped_bit(copy: Path, name: str, place: int) -> None:
-    content = bytearray((copy / name).read_bytes())
+def test_verify_names_file_with_flipped_bit(tiny_copy: Path, name: str, place: int) -> None:
+    content = bytearray((tiny_copy / name).read_bytes())
     content[place] ^= 1
-    (copy / name).write_bytes(content)
+    (tiny_copy / name).write_bytes(content)
     with pytest.raises(ExportError, match=rf"^{name}: got sha256 .*, expected sha256 "):
-        verify(copy)
+        verify(tiny_copy)
 
 
 def truncate(file: Path) -> None:
@@ -82,40 +84,40 @@ def truncate(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "tokenizer.json", "manifest.json"])
 @pytest.mark.parametrize("harm", [Path.unlink, truncate])
-def test_verify_names_missing_or_truncated_file(copy: Path, name: str, harm: Callable[[Path], None]) -> None:
+def test_verify_names_missing_or_truncated_file(tiny_copy: Path, name: str, harm: Callable[[Path], None]) -> None:
     if name == "manifest.json":
-        (copy / name).write_text((copy / name).read_text().rstrip())
-    harm(copy / name)
+        (tiny_copy / name).write_text((tiny_copy / name).read_text().rstrip())
+    harm(tiny_copy / name)
     with pytest.raises(ExportError, match=rf"^{name}\b"):
-        verify(copy)
+        verify(tiny_copy)
 
 
 @pytest.mark.parametrize(("field", "value"), [("max_len", 5000), ("counts", "mask"), ("width", 16)])
-def test_verify_detects_wrong_manifest_field(copy: Path, field: str, value: int | str) -> None:
-    manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps(manifest | {field: value}))
+def test_verify_detects_wrong_manifest_field(tiny_copy: Path, field: str, value: int | str) -> None:
+    manifest = json.loads((tiny_copy / "manifest.json").read_text())
+    (tiny_copy / "manifest.json").write_text(json.dumps(manifest | {field: value}))
     with pytest.raises(ExportError, match=rf"manifest\.json: {field} is {value!r}, but the artifact has"):
-        verify(copy)
+        verify(tiny_copy)
 
 
 @pytest.mark.parametrize("steps", [["tokens"], [{"kind": "tokens"}], [], None])
-def test_verify_rejects_malformed_steps(copy: Path, steps: object) -> None:
-    manifest = json.loads((copy / "manifest.json").read_text())
+def test_verify_rejects_malformed_steps(tiny_copy: Path, steps: object) -> None:
+    manifest = json.loads((tiny_copy / "manifest.json").read_text())
     manifest["front_end"]["steps"] = steps
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (tiny_copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ExportError, match="manifest and weights disagree: "):
-        verify(copy)
+        verify(tiny_copy)
 
 
-def test_verify_detects_wrong_token_graph(copy: Path) -> None:
-    model = onnx.load(copy / "token.onnx")
+def test_verify_detects_wrong_token_graph(tiny_copy: Path) -> None:
+    model = onnx.load(tiny_copy / "token.onnx")
     gather = next(node for node in model.graph.node if node.op_type == "Gather")
     output, gather.output[0] = gather.output[0], "raw"
     model.graph.node.append(onnx.helper.make_node("Neg", ["raw"], [output]))
-    onnx.save(model, copy / "token.onnx")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    content = (copy / "token.onnx").read_bytes()
+    onnx.save(model, tiny_copy / "token.onnx")
+    manifest = json.loads((tiny_copy / "manifest.json").read_text())
+    content = (tiny_copy / "token.onnx").read_bytes()
     manifest["files"]["token.onnx"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (tiny_copy / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ExportError, match="token_embeddings of the graph differs"):
-        verify(copy)
+        verify(tiny_copy)

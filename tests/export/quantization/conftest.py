@@ -12,7 +12,7 @@ from tests.export.quantization.rounding import WAYS, Array, D, M, V
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quantized_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a random GPT-2 in float32."""
     torch.manual_seed(4)
     config = transformers.GPT2Config(vocab_size=V, n_embd=D, n_positions=M, n_layer=1, n_head=2)
@@ -22,22 +22,22 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def repository(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quantized_repository(quantized_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same GPT-2, stored in every format."""
     root = tmp_path_factory.mktemp("repository")
     for way, options in WAYS.items():
-        export(str(source), way, root, **options)
+        export(str(quantized_source), way, root, **options)
     return root
 
 
 @pytest.fixture(scope="module")
-def tables(source: Path) -> tuple[Array, Array]:
+def quantized_tables(quantized_source: Path) -> tuple[Array, Array]:
     """Its tables of tokens and positions, as transformers has them."""
-    model = transformers.GPT2Model.from_pretrained(source)
+    model = transformers.GPT2Model.from_pretrained(quantized_source)
     return model.wte.weight.detach().numpy(), model.wpe.weight.detach().numpy()
 
 
 @pytest.fixture
-def copy(repository: Path, tmp_path: Path) -> Path:
+def quantized_copy(quantized_repository: Path, tmp_path: Path) -> Path:
     """The repository, to break."""
-    return shutil.copytree(repository, tmp_path / "copy")
+    return shutil.copytree(quantized_repository, tmp_path / "copy")

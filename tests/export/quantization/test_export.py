@@ -27,8 +27,10 @@ from tests.families import bias_models, library_models
 
 
 @pytest.mark.parametrize(("dtype", "arithmetic"), [("float16", "source"), ("bfloat16", "float32")])
-def test_export_in_source_dtype_is_lossless(tmp_path: Path, source: Path, dtype: str, arithmetic: Any) -> None:
-    model = transformers.GPT2Model.from_pretrained(source, dtype=getattr(torch, dtype))
+def test_export_in_source_dtype_is_lossless(
+    tmp_path: Path, quantized_source: Path, dtype: str, arithmetic: Any
+) -> None:
+    model = transformers.GPT2Model.from_pretrained(quantized_source, dtype=getattr(torch, dtype))
     model.save_pretrained(tmp_path / "source")
     folders = [
         export(str(tmp_path / "source"), "m", tmp_path, dtype=stored, arithmetic=arithmetic).folder
@@ -44,11 +46,11 @@ def test_export_in_source_dtype_is_lossless(tmp_path: Path, source: Path, dtype:
 
 @pytest.mark.parametrize("way", ["int8", "int4"])
 def test_quantized_export_of_same_source_writes_same_bytes(
-    repository: Path, source: Path, way: str, tmp_path: Path
+    quantized_repository: Path, quantized_source: Path, way: str, tmp_path: Path
 ) -> None:
-    again = export(str(source), "again", tmp_path, **WAYS[way]).folder
+    again = export(str(quantized_source), "again", tmp_path, **WAYS[way]).folder
     for name in (GRAPH, "token.onnx", DATA, MANIFEST):
-        assert (again / name).read_bytes() == (repository / way / "1" / name).read_bytes(), name
+        assert (again / name).read_bytes() == (quantized_repository / way / "1" / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(

@@ -28,25 +28,30 @@ from tests.export.quantization.rounding import ALL, WAYS, Array, D, M, V, put, r
     ("batch", "length", "offset"), [(1, 1, [0]), (3, 5, [2]), (2, M, [0]), (2, 3, [1, 20]), (0, 2, [0])]
 )
 def test_quantized_graph_matches_numpy_rounding(
-    repository: Path, tables: tuple[Array, Array], way: str, batch: int, length: int, offset: list[int]
+    quantized_repository: Path,
+    quantized_tables: tuple[Array, Array],
+    way: str,
+    batch: int,
+    length: int,
+    offset: list[int],
 ) -> None:
-    tokens, positions = (rounded(table, way) for table in tables)
+    tokens, positions = (rounded(table, way) for table in quantized_tables)
     ids = np.random.default_rng(1).integers(0, V, (batch, length))
     expected = tokens[ids] + positions[np.arange(length) + np.array(offset)[:, None]]
-    found = run(repository / way / "1", {"input_ids": ids, "offset": np.array(offset)})
+    found = run(quantized_repository / way / "1", {"input_ids": ids, "offset": np.array(offset)})
     assert found.dtype == np.float32
     assert np.array_equal(found, expected)
-    assert np.array_equal(run(repository / way / "1", {"input_ids": ids}, "token.onnx"), tokens[ids])
+    assert np.array_equal(run(quantized_repository / way / "1", {"input_ids": ids}, "token.onnx"), tokens[ids])
 
 
 @ALL
-def test_quantized_graph_follows_onnx_standard(repository: Path, way: str) -> None:
-    check_standard(repository / way / "1")
+def test_quantized_graph_follows_onnx_standard(quantized_repository: Path, way: str) -> None:
+    check_standard(quantized_repository / way / "1")
 
 
 @ALL
-def test_manifest_and_data_file_have_quantized_dtype(repository: Path, way: str) -> None:
-    folder = repository / way / "1"
+def test_manifest_and_data_file_have_quantized_dtype(quantized_repository: Path, way: str) -> None:
+    folder = quantized_repository / way / "1"
     manifest = json.loads((folder / MANIFEST).read_text())
     scale = {"int8": "row", "int8-tensor": "tensor", "int4": "block"}.get(way)
     block = 32 if way == "int4" else None
@@ -59,13 +64,13 @@ def test_manifest_and_data_file_have_quantized_dtype(repository: Path, way: str)
 
 
 @ALL
-def test_quantized_table_is_never_dequantized_as_whole(repository: Path, way: str, tmp_path: Path) -> None:
+def test_quantized_table_is_never_dequantized_as_whole(quantized_repository: Path, way: str, tmp_path: Path) -> None:
     for graph in (GRAPH, "token.onnx"):
         options = ort.SessionOptions()
         options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
         options.log_severity_level = 3
-        ort.InferenceSession(repository / way / "1" / graph, options, providers=["CPUExecutionProvider"])
-        for file in (repository / way / "1" / graph, tmp_path / "optimised.onnx"):
+        ort.InferenceSession(quantized_repository / way / "1" / graph, options, providers=["CPUExecutionProvider"])
+        for file in (quantized_repository / way / "1" / graph, tmp_path / "optimised.onnx"):
             model = onnx.load(file, load_external_data=False).graph
             assert {node.op_type for node in model.node if node.input and "weight" in node.input[0]} == {"Gather"}
             floats = [tensor for tensor in model.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
@@ -74,15 +79,17 @@ def test_quantized_table_is_never_dequantized_as_whole(repository: Path, way: st
             assert file.name == "optimised.onnx" or domains <= {""}
 
 
-def test_quantized_module_lookup_matches_numpy_rounding(repository: Path, tables: tuple[Array, Array]) -> None:
+def test_quantized_module_lookup_matches_numpy_rounding(
+    quantized_repository: Path, quantized_tables: tuple[Array, Array]
+) -> None:
     for way in WAYS:
-        manifest = read(Manifest, repository / way / "1" / MANIFEST)
+        manifest = read(Manifest, quantized_repository / way / "1" / MANIFEST)
         assert manifest.front_end is not None
         config, format_ = FrontEndConfig.from_document(manifest.front_end), find_format(**WAYS[way])
         assert format_ is not None
-        frontend = build_quantized(config, {}, format_, repository / way / "1")
+        frontend = build_quantized(config, {}, format_, quantized_repository / way / "1")
         assert "tokens.weight" not in frontend.state_dict()  # no float32 table is in memory
-        expected = rounded(tables[0], way)
+        expected = rounded(quantized_tables[0], way)
         assert np.array_equal(frontend.look_up(torch.arange(V)[None]).detach()[0], expected)
         assert frontend.look_up(torch.zeros((2, 0), dtype=torch.int64)).shape == (2, 0, D)
 

@@ -28,11 +28,13 @@ from tests.export.quantization.rounding import ALL, WAYS, Array, put, rounded, s
 
 
 @ALL
-def test_parity_report_compares_tables_with_float32(repository: Path, tables: tuple[Array, Array], way: str) -> None:
-    folder = repository / way / "1"
+def test_parity_report_compares_tables_with_float32(
+    quantized_repository: Path, quantized_tables: tuple[Array, Array], way: str
+) -> None:
+    folder = quantized_repository / way / "1"
     found = json.loads((folder / PARITY).read_text())["storage"]
     assert list(found) == ["tokens.weight", "positions.weight"]
-    for table, told in zip(tables, found.values(), strict=True):
+    for table, told in zip(quantized_tables, found.values(), strict=True):
         exact, stored = table.astype(np.float64), rounded(table, way).astype(np.float64)
         error = np.abs(stored - exact)
         cosines = (exact * stored).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(stored, axis=1)
@@ -45,16 +47,18 @@ def test_parity_report_compares_tables_with_float32(repository: Path, tables: tu
 
 
 @ALL
-def test_verify_of_quantized_artifact_repeats_parity(repository: Path, way: str) -> None:
-    proven = verify(repository / way / "1").providers
-    assert proven == read(ParityReport, repository / way / "1" / PARITY).providers
+def test_verify_of_quantized_artifact_repeats_parity(quantized_repository: Path, way: str) -> None:
+    proven = verify(quantized_repository / way / "1").providers
+    assert proven == read(ParityReport, quantized_repository / way / "1" / PARITY).providers
     assert all(output.max_abs == 0 for parity in proven.values() for output in parity.outputs.values())
 
 
 @pytest.mark.parametrize("way", ["float16", "int8", "int4"])
 @pytest.mark.parametrize("ending", ["", ".scale"])
-def test_compare_tables_detects_other_rounding(copy: Path, source: Path, way: str, ending: str) -> None:
-    folder, frontend = copy / way / "1", load_source(str(source)).frontend
+def test_compare_tables_detects_other_rounding(
+    quantized_copy: Path, quantized_source: Path, way: str, ending: str
+) -> None:
+    folder, frontend = quantized_copy / way / "1", load_source(str(quantized_source)).frontend
     format_ = find_format(**WAYS[way])
     assert isinstance(frontend, FrontEnd)
     assert format_ is not None
@@ -88,8 +92,8 @@ def test_parity_of_lookup_only_model_covers_every_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["int4", "int8"])
-def test_verify_detects_changed_dequantization(copy: Path, way: str) -> None:
-    folder = copy / way / "1"
+def test_verify_detects_changed_dequantization(quantized_copy: Path, way: str) -> None:
+    folder = quantized_copy / way / "1"
     model = onnx.load(folder / GRAPH, load_external_data=False)
     if way == "int4":
         middle = next(node for node in model.graph.node if node.output[0].endswith(".middle"))
@@ -110,18 +114,20 @@ def test_verify_detects_changed_dequantization(copy: Path, way: str) -> None:
         ("int4", {"block": 16}, "block"),
     ],
 )
-def test_verify_detects_wrong_quantization_field_in_manifest(copy: Path, way: str, values: Any, field: str) -> None:
-    seal(copy / way / "1", **values)
+def test_verify_detects_wrong_quantization_field_in_manifest(
+    quantized_copy: Path, way: str, values: Any, field: str
+) -> None:
+    seal(quantized_copy / way / "1", **values)
     with pytest.raises(ExportError, match=rf"manifest\.json: {field} is "):
-        verify(copy / way / "1")
+        verify(quantized_copy / way / "1")
 
 
 @ALL
-def test_manifest_with_wrong_dtype_is_rejected(copy: Path, way: str) -> None:
-    seal(copy / way / "1", dtype="float32")
+def test_manifest_with_wrong_dtype_is_rejected(quantized_copy: Path, way: str) -> None:
+    seal(quantized_copy / way / "1", dtype="float32")
     stored = {"int8-tensor": "int8", "int4": "uint8"}.get(way, way)
     message = rf"dtype.*{stored}"
     with pytest.raises(ArtifactError, match=message):
-        Repository(copy, CPU, 1)
+        Repository(quantized_copy, CPU, 1)
     with pytest.raises(ExportError, match=message):
-        verify(copy / way / "1")
+        verify(quantized_copy / way / "1")

@@ -105,8 +105,8 @@ def test_reader_needs_only_embeddings_under_either_name(bert: Path) -> None:
     assert torch.equal(found(bert), expected)
 
 
-def test_minilm_checkpoint_has_published_shapes(checkpoint: Path) -> None:
-    frontend = read_frontend(checkpoint)
+def test_minilm_checkpoint_has_published_shapes(minilm_checkpoint: Path) -> None:
+    frontend = read_frontend(minilm_checkpoint)
     shapes = {name: tuple(tensor.shape) for name, tensor in frontend.state_dict().items()}
     assert shapes == {
         "tokens.weight": (30522, 384),

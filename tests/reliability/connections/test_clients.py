@@ -25,13 +25,15 @@ from tests.support.servers import Server, serve
 
 
 @pytest.mark.parametrize("sent", [b"", request()[:40], request(), UPGRADE])
-def test_resets_leave_the_server_healthy(server: Server, http: httpx.Client, expected: bytes, sent: bytes) -> None:
-    with unharmed(server, http, expected):
+def test_resets_leave_the_server_healthy(
+    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes, sent: bytes
+) -> None:
+    with unharmed(hostile_server, hostile_http, good_answer):
         for _ in range(200):
-            with connection(server) as stream:
+            with connection(hostile_server) as stream:
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close sends a reset
                 stream.sendall(sent)
-    wait_for_streams(http, 0)
+    wait_for_streams(hostile_http, 0)
 
 
 DEAF = {
@@ -42,20 +44,22 @@ DEAF = {
 
 
 @pytest.mark.parametrize("name", DEAF)
-def test_nonreading_client_is_throttled(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
+def test_nonreading_client_is_throttled(
+    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes, name: str
+) -> None:
     begin, again = DEAF[name]
-    with unharmed(server, http, expected), connection(server) as stream:
+    with unharmed(hostile_server, hostile_http, good_answer), connection(hostile_server) as stream:
         stream.sendall(begin)
         pour(stream, again, 2**30, seconds=4)
 
 
 @pytest.mark.parametrize("begin", [b"", request()[:40], request()[:-5], UPGRADE, request() + b"POST"])
-def test_half_closed_connection_is_closed(server: Server, http: httpx.Client, begin: bytes) -> None:
-    with connection(server) as stream:
+def test_half_closed_connection_is_closed(hostile_server: Server, hostile_http: httpx.Client, begin: bytes) -> None:
+    with connection(hostile_server) as stream:
         stream.sendall(begin)
         stream.shutdown(socket.SHUT_WR)
         received(stream)
-    wait_for_streams(http, 0)
+    wait_for_streams(hostile_http, 0)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +96,9 @@ def test_half_closed_connection_is_closed(server: Server, http: httpx.Client, be
     ],
 )
 def test_wrong_body_length_is_rejected_or_awaited(
-    server: Server, http: httpx.Client, expected: bytes, sent: bytes, statuses: list[int]
+    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes, sent: bytes, statuses: list[int]
 ) -> None:
-    with unharmed(server, http, expected), connection(server) as stream:
+    with unharmed(hostile_server, hostile_http, good_answer), connection(hostile_server) as stream:
         stream.sendall(sent)
         stream.shutdown(socket.SHUT_WR)
         assert [int(code) for code in re.findall(rb"HTTP/1\.1 (\d+)", received(stream))] == statuses
@@ -113,7 +117,7 @@ def held(server: Server, count: int) -> Iterator[subprocess.Popen[str]]:
 
 def test_server_answers_beside_many_open_connections(
     tiny_repository: Path,
-    expected: bytes,
+    good_answer: bytes,
     long: bool,
     record_property: Callable[[str, object], None],
     capsys: pytest.CaptureFixture[str],
@@ -123,14 +127,14 @@ def test_server_answers_beside_many_open_connections(
     count = min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) if long else 300
     seconds = 60.0 if long else 1.0
     with serve(tiny_repository) as server, httpx.Client(base_url=server.address, timeout=60) as client:
-        still_right(client, expected)
+        still_right(client, good_answer)
         before = memory(server.pid)
         with held(server, count) as holder:
             begin = end = time.monotonic()
             served, slowest = 0, 0.0
             while end - begin < seconds:
                 began = time.monotonic()
-                still_right(client, expected)
+                still_right(client, good_answer)
                 end = time.monotonic()
                 served, slowest = served + 1, max(slowest, end - began)
             grown = memory(server.pid) - before
@@ -144,12 +148,14 @@ def test_server_answers_beside_many_open_connections(
             print(f"\nheld {count}, {each} bytes each; beside them {served} served, the slowest in {most} ms")  # noqa: T201
 
 
-def test_non_grpc_bytes_do_not_affect_other_clients(server: Server, http: httpx.Client, expected: bytes) -> None:
+def test_non_grpc_bytes_do_not_affect_other_clients(
+    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes
+) -> None:
     random = np.random.default_rng(0)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    host, _, port = server.grpc.rpartition(":")
+    host, _, port = hostile_server.grpc.rpartition(":")
     settings = bytes(3) + b"\x04\x00" + bytes(4)
-    with unharmed(server, http, expected):
+    with unharmed(hostile_server, hostile_http, good_answer):
         for index in range(60):
             kind, length = int(random.integers(0, 12)), int(random.integers(0, 2**24))
             lie = length.to_bytes(3, "big") + bytes([kind, int(random.integers(0, 256))]) + random.bytes(4)
@@ -158,7 +164,7 @@ def test_non_grpc_bytes_do_not_affect_other_clients(server: Server, http: httpx.
                 stream.sendall(sent)
                 stream.shutdown(socket.SHUT_WR)
                 received(stream)
-        with grpc.insecure_channel(server.grpc) as channel:
+        with grpc.insecure_channel(hostile_server.grpc) as channel:
             call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
             for length in (0, 1, 5, 1000):
                 with pytest.raises(grpc.RpcError) as refused:

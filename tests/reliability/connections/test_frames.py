@@ -19,15 +19,15 @@ from tests.support.servers import Server, live_server
 
 @pytest.mark.parametrize("piece", [b"", b"x"])
 def test_endless_websocket_fragments_use_bounded_memory(
-    server: Server, http: httpx.Client, expected: bytes, piece: bytes
+    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes, piece: bytes
 ) -> None:
-    with unharmed(server, http, expected), web_socket(server) as stream:
+    with unharmed(hostile_server, hostile_http, good_answer), web_socket(hostile_server) as stream:
         stream.sendall(frame(1, b'{"ping"', fin=False))
         pour(stream, frame(0, piece, fin=False) * 1000, 3 * 2**20, seconds=3)
 
 
-def test_message_of_many_fragments_is_accepted(server: Server) -> None:
-    with web_socket(server) as stream:
+def test_message_of_many_fragments_is_accepted(hostile_server: Server) -> None:
+    with web_socket(hostile_server) as stream:
         text = json.dumps({"input_ids": [1, 2]}).encode()
         stream.sendall(frame(1, text[:1], fin=False))
         for index in range(1, len(text)):
@@ -54,9 +54,11 @@ LIES = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_invalid_websocket_frame_closes_stream(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
+def test_invalid_websocket_frame_closes_stream(
+    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes, name: str
+) -> None:
     sent, code = LIES[name]
-    with unharmed(server, http, expected), web_socket(server) as stream:
+    with unharmed(hostile_server, hostile_http, good_answer), web_socket(hostile_server) as stream:
         stream.sendall(sent)
         answer = received(stream)
         assert (answer[0], int.from_bytes(answer[2:4], "big")) == (0x88, code)
@@ -70,15 +72,15 @@ CLOSED = frame(8, (1000).to_bytes(2, "big"))
     [(b"\x00garbage\r\n\r\n", 400), (b"GET / HT\x00TP\r\n\r\n", 400), (UPGRADE + CLOSED, 101)],
 )
 def test_error_is_not_written_into_another_response(
-    server: Server, tables: dict[str, NDArray[np.float32]], behind: bytes, expected_status: int
+    hostile_server: Server, tiny_tables: dict[str, NDArray[np.float32]], behind: bytes, expected_status: int
 ) -> None:
     rows = 8000
     body = json.dumps({"input_ids": [[1, 2, 3, 4, 5, 6]] * rows}).encode()
-    with connection(server) as stream:
+    with connection(hostile_server) as stream:
         stream.sendall(request("/models/gpt/embed", body, "Accept: application/octet-stream") + behind)
         answer = received(stream)
     head, _, rest = answer.partition(b"\r\n\r\n")
-    content = (tables["tokens"][[1, 2, 3, 4, 5, 6]] + tables["positions"][:6]).tobytes() * rows
+    content = (tiny_tables["tokens"][[1, 2, 3, 4, 5, 6]] + tiny_tables["positions"][:6]).tobytes() * rows
     assert status(head) == 200
     assert rest.startswith(content)
     assert status(rest.removeprefix(content)) == expected_status

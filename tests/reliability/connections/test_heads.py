@@ -21,9 +21,11 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_endless_header_block_is_rejected(server: Server, http: httpx.Client, expected: bytes, name: str) -> None:
+def test_endless_header_block_is_rejected(
+    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes, name: str
+) -> None:
     begin, again = HEADS[name]
-    with unharmed(server, http, expected), connection(server) as stream:
+    with unharmed(hostile_server, hostile_http, good_answer), connection(hostile_server) as stream:
         stream.sendall(begin)
         answer = pour(stream, again, 100 * 2**20)
     assert status(answer) == 431
@@ -32,10 +34,12 @@ def test_endless_header_block_is_rejected(server: Server, http: httpx.Client, ex
 
 @pytest.mark.parametrize(("size", "expected_status"), [(65_500, 200), (65_600, 431)])
 @pytest.mark.parametrize("parts", [1, 7])
-def test_header_limit_holds_for_any_chunking(server: Server, size: int, expected_status: int, parts: int) -> None:
+def test_header_limit_holds_for_any_chunking(
+    hostile_server: Server, size: int, expected_status: int, parts: int
+) -> None:
     begin = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: "
     whole = begin.ljust(size, b"a") + b"\r\n\r\n"
-    with connection(server) as stream:
+    with connection(hostile_server) as stream:
         for part in range(parts):
             stream.sendall(whole[part * len(whole) // parts : (part + 1) * len(whole) // parts])
             time.sleep(0.02)
@@ -43,14 +47,14 @@ def test_header_limit_holds_for_any_chunking(server: Server, size: int, expected
 
 
 def test_slow_headers_and_bodies_do_not_delay_other_clients(
-    server: Server, http: httpx.Client, expected: bytes, long: bool
+    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes, long: bool
 ) -> None:
     """Oracle: all of them are complete in the end, and get the right bits."""
     whole = request("/models/gpt/embed", None, "Accept: application/octet-stream", "Connection: close")
     count = 500 if long else 100
-    with unharmed(server, http, expected), ExitStack() as stack:
-        heads = [stack.enter_context(connection(server)) for _ in range(count)]
-        bodies = [stack.enter_context(connection(server)) for _ in range(count)]
+    with unharmed(hostile_server, hostile_http, good_answer), ExitStack() as stack:
+        heads = [stack.enter_context(connection(hostile_server)) for _ in range(count)]
+        bodies = [stack.enter_context(connection(hostile_server)) for _ in range(count)]
         for stream in bodies:
             stream.sendall(whole[:-20])
         for index in range(20):
@@ -63,18 +67,18 @@ def test_slow_headers_and_bodies_do_not_delay_other_clients(
         for stream in (*heads, *bodies):
             answer = received(stream)
             assert status(answer) == 200
-            assert answer.endswith(b"\r\n\r\n" + expected)
+            assert answer.endswith(b"\r\n\r\n" + good_answer)
 
 
-def test_incomplete_pipelined_head_times_out(server: Server) -> None:
-    with connection(server) as stream:
+def test_incomplete_pipelined_head_times_out(hostile_server: Server) -> None:
+    with connection(hostile_server) as stream:
         stream.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\nGET")
         assert status(stream.recv(2**16)) == 200
         assert status(received(stream)) == 408
 
 
-def test_missing_head_times_out(server: Server) -> None:
-    with connection(server) as silent, connection(server) as half, connection(server) as second:
+def test_missing_head_times_out(hostile_server: Server) -> None:
+    with connection(hostile_server) as silent, connection(hostile_server) as half, connection(hostile_server) as second:
         half.sendall(b"GET /livez HT")
         second.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert status(second.recv(2**16)) == 200
@@ -99,7 +103,9 @@ def test_missing_head_times_out(server: Server) -> None:
         pytest.param((b"A==", b"A"), 400, id="key"),
     ],
 )
-def test_invalid_handshake_gets_http_error(server: Server, change: tuple[bytes, bytes], expected_status: int) -> None:
-    with connection(server) as stream:
+def test_invalid_handshake_gets_http_error(
+    hostile_server: Server, change: tuple[bytes, bytes], expected_status: int
+) -> None:
+    with connection(hostile_server) as stream:
         stream.sendall(UPGRADE.replace(*change))
         assert status(received(stream)) == expected_status

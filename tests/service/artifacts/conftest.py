@@ -7,12 +7,12 @@ import pytest
 
 
 @pytest.fixture
-def folder(weighty_repository: Path, tmp_path: Path) -> Path:
+def weighty_copy(weighty_repository: Path, tmp_path: Path) -> Path:
     """A copy of an artifact with a data file, to break."""
     return shutil.copytree(weighty_repository, tmp_path / "root") / "gpt" / "1"
 
 
 @pytest.fixture
-def bert(tiny_repository: Path, tmp_path: Path) -> Path:
+def bert_copy(tiny_repository: Path, tmp_path: Path) -> Path:
     """A copy of an artifact with segments, to break."""
     return shutil.copytree(tiny_repository / "bert" / "1", tmp_path / "root" / "gpt" / "1")

@@ -28,51 +28,51 @@ LOCATIONS = [
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
-def test_external_data_elsewhere_is_rejected(folder: Path, location: str) -> None:
-    edit(folder, lambda model: place(model.graph.initializer[0], location=location))
+def test_external_data_elsewhere_is_rejected(weighty_copy: Path, location: str) -> None:
+    edit(weighty_copy, lambda model: place(model.graph.initializer[0], location=location))
     got = location.replace("\0", "\\x00")
-    assert refusal(folder) == f"{TOKENS} location: got {got}, expected {DATA}, in the same folder"
+    assert refusal(weighty_copy) == f"{TOKENS} location: got {got}, expected {DATA}, in the same folder"
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-def test_identical_external_data_elsewhere_is_rejected(folder: Path, absolute: bool) -> None:
-    outside = shutil.copy(folder / DATA, folder.parent / "outside")
+def test_identical_external_data_elsewhere_is_rejected(weighty_copy: Path, absolute: bool) -> None:
+    outside = shutil.copy(weighty_copy / DATA, weighty_copy.parent / "outside")
     location = str(outside) if absolute else "../outside"
-    edit(folder, lambda model: place(model.graph.initializer[0], location=location))
-    assert refusal(folder).startswith(f"{TOKENS} location: got {location[:80]}")
+    edit(weighty_copy, lambda model: place(model.graph.initializer[0], location=location))
+    assert refusal(weighty_copy).startswith(f"{TOKENS} location: got {location[:80]}")
 
 
 @pytest.mark.parametrize("key", ["offset", "length"])
 @pytest.mark.parametrize("text", ["-1", "1e3", " 0", "", "0x10", "+1", "\u0661", "1" * 19, "1_0", "0\n"])
-def test_invalid_byte_count_is_rejected(folder: Path, key: str, text: str) -> None:
-    edit(folder, lambda model: place(model.graph.initializer[0], **{key: text}))
-    assert refusal(folder) == f"{TOKENS} {key}: got {ascii(text)[1:-1]}, expected a whole number of bytes"
+def test_invalid_byte_count_is_rejected(weighty_copy: Path, key: str, text: str) -> None:
+    edit(weighty_copy, lambda model: place(model.graph.initializer[0], **{key: text}))
+    assert refusal(weighty_copy) == f"{TOKENS} {key}: got {ascii(text)[1:-1]}, expected a whole number of bytes"
 
 
 @pytest.mark.parametrize("offset", [6401, 19200, 10**17])
-def test_external_offset_beyond_data_is_rejected(folder: Path, offset: int) -> None:
-    edit(folder, lambda model: place(model.graph.initializer[0], offset=str(offset)))
+def test_external_offset_beyond_data_is_rejected(weighty_copy: Path, offset: int) -> None:
+    edit(weighty_copy, lambda model: place(model.graph.initializer[0], offset=str(offset)))
     message = f"{TOKENS}: got bytes {offset} to {offset + LENGTH}, expected 0 to 19200, as {DATA} has"
-    assert refusal(folder) == message
+    assert refusal(weighty_copy) == message
 
 
 @pytest.mark.parametrize("length", [0, 12799, 12801, 19200])
-def test_external_length_not_matching_shape_is_rejected(folder: Path, length: int) -> None:
-    edit(folder, lambda model: place(model.graph.initializer[0], length=str(length)))
+def test_external_length_not_matching_shape_is_rejected(weighty_copy: Path, length: int) -> None:
+    edit(weighty_copy, lambda model: place(model.graph.initializer[0], length=str(length)))
     expected = f"{TOKENS} length: got {length}, expected {LENGTH} bytes, as float32 [100, 32] has"
-    assert refusal(folder) == expected
+    assert refusal(weighty_copy) == expected
 
 
 @pytest.mark.parametrize("data_type", [11, 10, 7, 2])
-def test_external_length_not_matching_type_is_rejected(folder: Path, data_type: int) -> None:
-    edit(folder, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
-    assert refusal(folder).startswith(f"{TOKENS} length: got {LENGTH}, expected ")
+def test_external_length_not_matching_type_is_rejected(weighty_copy: Path, data_type: int) -> None:
+    edit(weighty_copy, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
+    assert refusal(weighty_copy).startswith(f"{TOKENS} length: got {LENGTH}, expected ")
 
 
 @pytest.mark.parametrize("data_type", [0, 8, 14, 22, 99, -1])
-def test_unsupported_data_type_is_rejected(folder: Path, data_type: int) -> None:
-    edit(folder, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
-    assert refusal(folder).startswith(f"{TOKENS} data_type: got {data_type}, expected 1 (float32), 2 (uint8), ")
+def test_unsupported_data_type_is_rejected(weighty_copy: Path, data_type: int) -> None:
+    edit(weighty_copy, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
+    assert refusal(weighty_copy).startswith(f"{TOKENS} data_type: got {data_type}, expected 1 (float32), 2 (uint8), ")
 
 
 @pytest.mark.parametrize(
@@ -87,33 +87,33 @@ def test_unsupported_data_type_is_rejected(folder: Path, data_type: int) -> None
     ],
     ids=range(6),
 )
-def test_invalid_shape_is_rejected(folder: Path, dims: list[int], message: str) -> None:
+def test_invalid_shape_is_rejected(weighty_copy: Path, dims: list[int], message: str) -> None:
     def change(model: onnx.ModelProto) -> None:
         model.graph.initializer[0].dims[:] = dims
 
-    edit(folder, change)
-    assert refusal(folder).startswith(f"{TOKENS}{message}")
+    edit(weighty_copy, change)
+    assert refusal(weighty_copy).startswith(f"{TOKENS}{message}")
 
 
 @pytest.mark.parametrize("offset", [1, 12796, 12799])
-def test_overlapping_tensors_are_rejected(folder: Path, offset: int) -> None:
-    edit(folder, lambda model: place(model.graph.initializer[1], offset=str(offset)))
+def test_overlapping_tensors_are_rejected(weighty_copy: Path, offset: int) -> None:
+    edit(weighty_copy, lambda model: place(model.graph.initializer[1], offset=str(offset)))
     message = f"{GRAPH} frontend.positions.weight begins at offset {offset}, within {TOKENS}"
-    assert refusal(folder) == message
+    assert refusal(weighty_copy) == message
 
 
-def test_overlapping_tensors_of_two_graphs_are_rejected(folder: Path) -> None:
-    edit(folder, lambda model: place(model.graph.initializer[0], offset="4"), TOKEN_GRAPH)
-    assert " begins at offset 4, within " in refusal(folder)
+def test_overlapping_tensors_of_two_graphs_are_rejected(weighty_copy: Path) -> None:
+    edit(weighty_copy, lambda model: place(model.graph.initializer[0], offset="4"), TOKEN_GRAPH)
+    assert " begins at offset 4, within " in refusal(weighty_copy)
 
 
-def test_tensors_sharing_bytes_are_rejected(folder: Path) -> None:
+def test_tensors_sharing_bytes_are_rejected(weighty_copy: Path) -> None:
     def change(model: onnx.ModelProto) -> None:
         model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
         model.graph.initializer[-1].name = "twin"
 
-    edit(folder, change)
-    assert refusal(folder) == f"{GRAPH} twin has the bytes of {TOKENS}, expected bytes of its own"
+    edit(weighty_copy, change)
+    assert refusal(weighty_copy) == f"{GRAPH} twin has the bytes of {TOKENS}, expected bytes of its own"
 
 
 PLACE = (("location", DATA), ("offset", "0"), ("length", "12800"))
@@ -137,10 +137,10 @@ PLACE = (("location", DATA), ("offset", "0"), ("length", "12800"))
     ids=range(8),
 )
 def test_malformed_external_data_is_rejected(
-    folder: Path, change: Callable[[TensorProto], object], message: str
+    weighty_copy: Path, change: Callable[[TensorProto], object], message: str
 ) -> None:
-    edit(folder, lambda model: change(model.graph.initializer[0]))
-    assert refusal(folder).startswith(TOKENS + message)
+    edit(weighty_copy, lambda model: change(model.graph.initializer[0]))
+    assert refusal(weighty_copy).startswith(TOKENS + message)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_malformed_external_data_is_rejected(
     ],
     ids=range(6),
 )
-def test_inline_values_not_matching_shape_are_rejected(folder: Path, tensor: TensorProto, message: str) -> None:
+def test_inline_values_not_matching_shape_are_rejected(weighty_copy: Path, tensor: TensorProto, message: str) -> None:
     tensor.name = "inline"
-    edit(folder, lambda model: model.graph.initializer.append(tensor))
-    assert refusal(folder) == f"{GRAPH} inline: got {message}"
+    edit(weighty_copy, lambda model: model.graph.initializer.append(tensor))
+    assert refusal(weighty_copy) == f"{GRAPH} inline: got {message}"

@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 
 
 def test_failing_graph_is_rejected_and_logged(
-    folder: Path, tiny_repository: Path, caplog: pytest.LogCaptureFixture
+    weighty_copy: Path, tiny_repository: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """onnxruntime opens the graph, and its first run fails. Other models are served before and after."""
 
@@ -32,12 +32,12 @@ def test_failing_graph_is_rejected_and_logged(
         model.graph.initializer.add(name="much", data_type=7, int64_data=[10**6])
         model.graph.node.insert(0, onnx.helper.make_node("Add", ["input_ids", "much"], ["far"]))
 
-    repository = Repository(shutil.copytree(tiny_repository, folder.parents[2] / "repository"), CPU, 1)
-    edit(folder, change, POSITIONED_GRAPH)
-    assert refusal(folder) == "manifest.json: the artifact cannot be opened; see the log"
+    repository = Repository(shutil.copytree(tiny_repository, weighty_copy.parents[2] / "repository"), CPU, 1)
+    edit(weighty_copy, change, POSITIONED_GRAPH)
+    assert refusal(weighty_copy) == "manifest.json: the artifact cannot be opened; see the log"
     assert "gpt/1 cannot be opened" in caplog.text
     assert "indices element out of data bounds" in caplog.text
-    shutil.copytree(folder, repository.root / "other" / "1")
+    shutil.copytree(weighty_copy, repository.root / "other" / "1")
     (state,) = repository.refresh()
     assert (state.name, state.state, state.reason.partition(":")[0]) == (
         "other",
@@ -66,9 +66,9 @@ HIDING_PLACES: dict[str, Callable[[onnx.ModelProto], object]] = {
 
 
 @pytest.mark.parametrize("hide", HIDING_PLACES.values(), ids=HIDING_PLACES)
-def test_hidden_external_location_is_rejected(folder: Path, hide: Callable[[onnx.ModelProto], object]) -> None:
-    edit(folder, hide)
-    assert refusal(folder) == f"{GRAPH} hidden location: got /etc/passwd, expected {DATA}, in the same folder"
+def test_hidden_external_location_is_rejected(weighty_copy: Path, hide: Callable[[onnx.ModelProto], object]) -> None:
+    edit(weighty_copy, hide)
+    assert refusal(weighty_copy) == f"{GRAPH} hidden location: got /etc/passwd, expected {DATA}, in the same folder"
 
 
 INNER = onnx.GraphProto(name="inner", initializer=[external()])
@@ -84,10 +84,10 @@ CONTROL_FLOW: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
 
 @pytest.mark.parametrize(("change", "place"), CONTROL_FLOW.values(), ids=CONTROL_FLOW)
 def test_graph_with_other_operators_is_rejected(
-    folder: Path, change: Callable[[onnx.ModelProto], object], place: str
+    weighty_copy: Path, change: Callable[[onnx.ModelProto], object], place: str
 ) -> None:
-    edit(folder, change)
-    assert refusal(folder).startswith(f"{GRAPH}{place}: got ")
+    edit(weighty_copy, change)
+    assert refusal(weighty_copy).startswith(f"{GRAPH}{place}: got ")
 
 
 def sparse() -> onnx.SparseTensorProto:
@@ -105,17 +105,17 @@ def sparse() -> onnx.SparseTensorProto:
     ],
     ids=["initializer", "attribute", "attributes"],
 )
-def test_sparse_tensor_is_rejected(folder: Path, change: Callable[[onnx.ModelProto], object]) -> None:
-    edit(folder, change)
-    assert refusal(folder) == f"{GRAPH} thin: got a sparse tensor, expected a dense one"
+def test_sparse_tensor_is_rejected(weighty_copy: Path, change: Callable[[onnx.ModelProto], object]) -> None:
+    edit(weighty_copy, change)
+    assert refusal(weighty_copy) == f"{GRAPH} thin: got a sparse tensor, expected a dense one"
 
 
 @pytest.mark.parametrize("graph", [GRAPH, TOKEN_GRAPH])
 @pytest.mark.parametrize("content", [b"", b"no graph", b"\xff" * 100, b"\x3a\x05", b"\x08\x0a"])
-def test_file_without_onnx_graph_is_rejected(folder: Path, graph: str, content: bytes) -> None:
-    (folder / graph).write_bytes(content)
-    seal(folder)
-    assert refusal(folder).startswith(f"{graph} is no ONNX model: ")
+def test_file_without_onnx_graph_is_rejected(weighty_copy: Path, graph: str, content: bytes) -> None:
+    (weighty_copy / graph).write_bytes(content)
+    seal(weighty_copy)
+    assert refusal(weighty_copy).startswith(f"{graph} is no ONNX model: ")
 
 
 def varint(number: int) -> bytes:
@@ -131,26 +131,26 @@ def written(number: int, content: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
-def test_deeply_nested_graphs_are_rejected(folder: Path) -> None:
+def test_deeply_nested_graphs_are_rejected(weighty_copy: Path) -> None:
     attribute, node = onnx.NodeProto.ATTRIBUTE_FIELD_NUMBER, onnx.GraphProto.NODE_FIELD_NUMBER
     inner = b""
     for _ in range(2000):
         for number in (AttributeProto.G_FIELD_NUMBER, attribute, node):
             inner = written(number, inner)
-    with (folder / GRAPH).open("ab") as file:
+    with (weighty_copy / GRAPH).open("ab") as file:
         file.write(written(onnx.ModelProto.GRAPH_FIELD_NUMBER, inner))
-    seal(folder)
-    assert refusal(folder).startswith(f"{GRAPH} is no ONNX model: ")
+    seal(weighty_copy)
+    assert refusal(weighty_copy).startswith(f"{GRAPH} is no ONNX model: ")
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"\xff\xff", b"a\nb", b"x" * 10**6])
-def test_invalid_tensor_name_keeps_error_message_short(folder: Path, name: bytes) -> None:
+def test_invalid_tensor_name_keeps_error_message_short(weighty_copy: Path, name: bytes) -> None:
     tensor = external("").SerializeToString() + written(TensorProto.NAME_FIELD_NUMBER, name)
     graph = written(onnx.GraphProto.INITIALIZER_FIELD_NUMBER, tensor)
-    with (folder / GRAPH).open("ab") as file:  # the same field once more is merged with the first
+    with (weighty_copy / GRAPH).open("ab") as file:  # the same field once more is merged with the first
         file.write(written(onnx.ModelProto.GRAPH_FIELD_NUMBER, graph))
-    seal(folder)
-    message = refusal(folder)
+    seal(weighty_copy)
+    message = refusal(weighty_copy)
     assert message.startswith(GRAPH)
     assert len(message) < 500
 
@@ -176,16 +176,16 @@ def test_invalid_tensor_name_keeps_error_message_short(folder: Path, name: bytes
     ],
     ids=range(9),
 )
-def test_manifest_disagreeing_with_graph_is_rejected(folder: Path, values: dict[str, Any], message: str) -> None:
-    seal(folder, **values)
-    assert refusal(folder).startswith(message)
+def test_manifest_disagreeing_with_graph_is_rejected(weighty_copy: Path, values: dict[str, Any], message: str) -> None:
+    seal(weighty_copy, **values)
+    assert refusal(weighty_copy).startswith(message)
 
 
 @pytest.mark.parametrize("segments", [1, 3])
-def test_segment_count_not_matching_table_is_rejected(bert: Path, segments: int) -> None:
-    seal(bert, indices={"token_type_ids": segments})
+def test_segment_count_not_matching_table_is_rejected(bert_copy: Path, segments: int) -> None:
+    seal(bert_copy, indices={"token_type_ids": segments})
     table = f"{GRAPH} frontend.segments.weight"
-    assert refusal(bert) == f"{MANIFEST} indices.token_type_ids: got {segments}, expected 2, the rows of {table}"
+    assert refusal(bert_copy) == f"{MANIFEST} indices.token_type_ids: got {segments}, expected 2, the rows of {table}"
 
 
 def test_custom_module_is_checked_against_its_tables(tmp_path: Path) -> None:
@@ -211,15 +211,15 @@ def test_custom_module_is_checked_against_its_tables(tmp_path: Path) -> None:
         assert refusal(folder).startswith(f"{MANIFEST} {field}: got {value}, expected ")
 
 
-def test_unknown_graph_input_is_rejected(folder: Path) -> None:
+def test_unknown_graph_input_is_rejected(weighty_copy: Path) -> None:
     def change(model: onnx.ModelProto) -> None:
         model.graph.input.append(helper.make_tensor_value_info("strange", TensorProto.INT64, ["batch"]))
 
-    edit(folder, change)
-    manifest = json.loads((folder / MANIFEST).read_text())
+    edit(weighty_copy, change)
+    manifest = json.loads((weighty_copy / MANIFEST).read_text())
     manifest["graphs"][GRAPH]["inputs"].append({"name": "strange", "dtype": "int64", "shape": ["batch"]})
-    seal(folder, graphs=manifest["graphs"])
-    assert refusal(folder) == f"{GRAPH} inputs: got strange, expected attention_mask, input_ids, offset"
+    seal(weighty_copy, graphs=manifest["graphs"])
+    assert refusal(weighty_copy) == f"{GRAPH} inputs: got strange, expected attention_mask, input_ids, offset"
 
 
 def paths(ours: Any, theirs: Any, seen: set[str]) -> Iterator[str]:

@@ -61,7 +61,7 @@ def outcomes(engine: Engine) -> dict[str, int]:
 
 
 def test_failed_batch_is_answered_and_counted_one_by_one(
-    engine: Engine, failing: FastPath, tables: dict[str, NDArray[np.float32]]
+    engine: Engine, failing: FastPath, tiny_tables: dict[str, NDArray[np.float32]]
 ) -> None:
     runs = [begin(failing, token) for token in (1, 3, 2)]
     for run, token in zip(runs, (1, 3, 2), strict=True):
@@ -70,7 +70,7 @@ def test_failed_batch_is_answered_and_counted_one_by_one(
                 run.finish()
             run.end(caught.value)
             continue
-        expected = tables["tokens"][token] + tables["positions"][0]
+        expected = tiny_tables["tokens"][token] + tiny_tables["positions"][0]
         assert [values.tobytes() for values in run.finish()] == [expected.tobytes()]
         run.end()
     assert outcomes(engine) == {"success": 2, "fail": 1}

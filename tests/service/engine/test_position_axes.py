@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TransformersMo
 
 
 @pytest.fixture(scope="module")
-def repository(models: dict[str, TransformersModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def axes_repository(models: dict[str, TransformersModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
     for name, model in models.items():
         export(model.whole.config._name_or_path, name, folder, side="text")
@@ -50,8 +50,8 @@ def repository(models: dict[str, TransformersModel], tmp_path_factory: pytest.Te
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[Server]:
-    with serve(repository) as running:
+def axes_server(axes_repository: Path) -> Iterator[Server]:
+    with serve(axes_repository) as running:
         yield running
 
 
@@ -66,9 +66,11 @@ def post(server: Server, model: str, **fields: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rotary_outputs_equal_transformers(name: str, server: Server, models: dict[str, TransformersModel]) -> None:
+def test_rotary_outputs_equal_transformers(
+    name: str, axes_server: Server, models: dict[str, TransformersModel]
+) -> None:
     fields = {"position_ids": POSITIONS.tolist(), "output": [*NAMES, "embeddings"], "encoding": "float", "offset": 2}
-    answer = post(server, name, input_ids=IDS.tolist(), **fields).raise_for_status().json()
+    answer = post(axes_server, name, input_ids=IDS.tolist(), **fields).raise_for_status().json()
     for output, wanted in expected(models[name], POSITIONS).items():
         found = np.array(answer["outputs"][output]["data"], np.float32)
         assert found.shape == wanted.shape
@@ -79,44 +81,46 @@ def test_rotary_outputs_equal_transformers(name: str, server: Server, models: di
     assert answer["position_delta"] == [3 - 7, 6 - 7]
 
 
-def test_equal_axes_give_the_bits_of_an_offset(server: Server) -> None:
+def test_equal_axes_give_the_bits_of_an_offset(axes_server: Server) -> None:
     same = np.tile(np.arange(5) + 4, (3, 2, 1))
-    wanted = post(server, "qwen2_vl", input_ids=IDS.tolist(), offset=4, output="rotary_cos").json()
-    found = post(server, "qwen2_vl", input_ids=IDS.tolist(), position_ids=same.tolist(), output="rotary_cos").json()
+    wanted = post(axes_server, "qwen2_vl", input_ids=IDS.tolist(), offset=4, output="rotary_cos").json()
+    found = post(
+        axes_server, "qwen2_vl", input_ids=IDS.tolist(), position_ids=same.tolist(), output="rotary_cos"
+    ).json()
     assert found["rotary_cos"] == wanted["rotary_cos"]
     assert found["position_delta"] == [4, 4]
     assert "position_delta" not in wanted
 
 
-def test_ragged_rows_and_other_forms(server: Server, models: dict[str, TransformersModel]) -> None:
+def test_ragged_rows_and_other_forms(axes_server: Server, models: dict[str, TransformersModel]) -> None:
     wanted = expected(models["qwen2_vl"], POSITIONS)["rotary_cos"]
     rows = [[row[:size] for row, size in zip(axis, (5, 2), strict=True)] for axis in POSITIONS.tolist()]
     ids = [IDS[0].tolist(), IDS[1, :2].tolist()]
     fields = {"position_ids": rows, "encoding": "float"}
-    answer = post(server, "qwen2_vl", input_ids=ids, output="rotary_cos", **fields).json()
+    answer = post(axes_server, "qwen2_vl", input_ids=ids, output="rotary_cos", **fields).json()
     flat = np.concatenate([wanted[0], wanted[1, :2]])
     np.testing.assert_allclose(np.array(answer["rotary_cos"], np.float32), flat, rtol=0, atol=2.0**-23)
     assert (answer["lengths"], answer["position_delta"]) == ([5, 2], [3 - 5, 5 - 2])
-    fused = post(server, "fused", input_ids=ids, output="rotary_cos_sin", **fields).json()
+    fused = post(axes_server, "fused", input_ids=ids, output="rotary_cos_sin", **fields).json()
     assert np.array_equal(np.array(fused["rotary_cos_sin"])[:, :4], np.array(answer["rotary_cos"])[:, :4])
 
 
-def test_mask_leaves_padding_out_of_the_delta(server: Server) -> None:
+def test_mask_leaves_padding_out_of_the_delta(axes_server: Server) -> None:
     fields = {"attention_mask": [[1, 1, 1, 0, 0], [0, 0, 1, 1, 1]], "position_ids": POSITIONS.tolist()}
-    answer = post(server, "qwen2_vl", input_ids=IDS.tolist(), output="rotary_cos", **fields).json()
+    answer = post(axes_server, "qwen2_vl", input_ids=IDS.tolist(), output="rotary_cos", **fields).json()
     assert answer["next_offset"] == [3, 3]
     assert answer["position_delta"] == [3 - 3, 6 - 3]
 
 
-def test_embeddings_alone_do_not_depend_on_the_axes(server: Server) -> None:
+def test_embeddings_alone_do_not_depend_on_the_axes(axes_server: Server) -> None:
     fields = {"input_ids": IDS.tolist(), "encoding": "float"}
-    answer = post(server, "qwen2_vl", position_ids=POSITIONS.tolist(), **fields).json()
-    assert answer["embeddings"] == post(server, "qwen2_vl", **fields).json()["embeddings"]
+    answer = post(axes_server, "qwen2_vl", position_ids=POSITIONS.tolist(), **fields).json()
+    assert answer["embeddings"] == post(axes_server, "qwen2_vl", **fields).json()["embeddings"]
     assert answer["position_delta"] == [3 - 5, 6 - 5]
 
 
-def test_python_client_sends_arrays(server: Server, models: dict[str, TransformersModel]) -> None:
-    with preblock.connect(server.address) as client:
+def test_python_client_sends_arrays(axes_server: Server, models: dict[str, TransformersModel]) -> None:
+    with preblock.connect(axes_server.address) as client:
         answer = client.embed(IDS, model="qwen3_5", position_ids=POSITIONS, output="rotary_sin")
         lists = client.embed(IDS.tolist(), model="qwen3_5", position_ids=POSITIONS.tolist(), output="rotary_sin")
         wanted = expected(models["qwen3_5"], POSITIONS)["rotary_sin"]
@@ -127,30 +131,30 @@ def test_python_client_sends_arrays(server: Server, models: dict[str, Transforme
         assert client.embed(IDS, model="qwen3_5").position_delta is None
 
 
-def test_binary_answer_states_the_delta_in_a_header(server: Server) -> None:
+def test_binary_answer_states_the_delta_in_a_header(axes_server: Server) -> None:
     document = {"input_ids": IDS.tolist(), "position_ids": POSITIONS.tolist(), "output": "rotary_cos"}
     headers = {"Accept": "application/octet-stream", "Content-Type": "application/json"}
-    address = f"{server.address}/models/qwen2_vl/embed"
+    address = f"{axes_server.address}/models/qwen2_vl/embed"
     answer = httpx.post(address, content=json.dumps(document), headers=headers).raise_for_status()
     assert answer.headers["Preblock-Position-Delta"] == "-2,1"
     assert answer.headers["Preblock-Next-Offset"] == "5"
 
 
-def test_flat_arrays_have_axes_beside_lengths(server: Server) -> None:
+def test_flat_arrays_have_axes_beside_lengths(axes_server: Server) -> None:
     body = write_safetensors(
         {"input_ids": IDS.reshape(-1), "position_ids": POSITIONS.reshape(3, -1), "lengths": np.array([5, 5])}
     )
     headers = {"Content-Type": "application/x-safetensors", "Accept": "application/x-safetensors"}
-    answer = httpx.post(f"{server.address}/models/qwen2_vl/embed?output=rotary_cos", content=body, headers=headers)
+    answer = httpx.post(f"{axes_server.address}/models/qwen2_vl/embed?output=rotary_cos", content=body, headers=headers)
     assert read_safetensors(answer.raise_for_status().content)["position_delta"].tolist() == [-2, 1]
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_open_inference_protocol_takes_axes(
-    protocol: str, server: Server, models: dict[str, TransformersModel]
+    protocol: str, axes_server: Server, models: dict[str, TransformersModel]
 ) -> None:
     library: Any = triton if protocol == "http" else triton_grpc
-    address = server.address.removeprefix("http://") if protocol == "http" else server.grpc
+    address = axes_server.address.removeprefix("http://") if protocol == "http" else axes_server.grpc
     inputs = []
     for name, values in (("input_ids", IDS), ("position_ids", POSITIONS), ("offset", np.array([2]))):
         tensor = library.InferInput(name, list(values.shape), "INT64")
@@ -190,23 +194,23 @@ def test_open_inference_protocol_takes_axes(
         ("qwen2_vl", {"truncate": "left"}, "truncate and position_ids exclude each other"),
     ],
 )
-def test_bad_value_is_named(server: Server, model: str, fields: dict[str, Any], message: str) -> None:
+def test_bad_value_is_named(axes_server: Server, model: str, fields: dict[str, Any], message: str) -> None:
     given = {"input_ids": IDS.tolist(), "position_ids": POSITIONS.tolist(), "output": "rotary_cos"} | fields
-    answer = post(server, model, **given)
+    answer = post(axes_server, model, **given)
     assert answer.status_code in (400, 422)
     assert message in answer.json()["detail"]
 
 
-def test_open_inference_protocol_names_a_bad_shape(server: Server) -> None:
+def test_open_inference_protocol_names_a_bad_shape(axes_server: Server) -> None:
     tensor = {"name": "position_ids", "datatype": "INT64", "shape": [2, 1, 2], "data": [0] * 4}
     ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}
-    answer = httpx.post(f"{server.address}/v2/models/qwen2_vl/infer", json={"inputs": [ids, tensor]})
+    answer = httpx.post(f"{axes_server.address}/v2/models/qwen2_vl/infer", json={"inputs": [ids, tensor]})
     assert answer.status_code == 400
     assert "position_ids.shape: got [2, 1, 2], expected [batch, length], or [3, batch, length]" in answer.text
 
 
-def test_manifest_names_the_axes(repository: Path) -> None:
-    manifest = Manifest.model_validate_json((repository / "qwen3_5/1/manifest.json").read_text())
+def test_manifest_names_the_axes(axes_repository: Path) -> None:
+    manifest = Manifest.model_validate_json((axes_repository / "qwen3_5/1/manifest.json").read_text())
     assert manifest.rotary[0].axes == (0, 1, 2, 0)
-    llama = Manifest.model_validate_json((repository / "llama/1/manifest.json").read_text())
+    llama = Manifest.model_validate_json((axes_repository / "llama/1/manifest.json").read_text())
     assert "axes" not in llama.rotary[0].model_dump()

@@ -31,7 +31,7 @@ PATH = "/models/qwen2_vl/decode?output=rotary_cos&encoding=float"
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def axes_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
     save("qwen2_vl/text", folder / "checkpoint")
     export(str(folder / "checkpoint"), "qwen2_vl", folder, side="text")
@@ -41,15 +41,15 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[Server]:
-    with serve(repository) as running:
+def axes_server(axes_repository: Path) -> Iterator[Server]:
+    with serve(axes_repository) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def expected(repository: Path) -> NDArray[np.float32]:
+def expected(axes_repository: Path) -> NDArray[np.float32]:
     """The cosines (L, R) of the library."""
-    model = TransformersModel.load("qwen2_vl/text", repository / "checkpoint")
+    model = TransformersModel.load("qwen2_vl/text", axes_repository / "checkpoint")
     cos, _ = model.whole.language_model.rotary_emb(torch.zeros(1), torch.from_numpy(POSITIONS))
     found: NDArray[np.float32] = cos[0].numpy()
     return found
@@ -117,18 +117,18 @@ def sequence_grpc(server: Server) -> list[tuple[Any, list[int]]]:
 
 @pytest.mark.parametrize("feed", [client, websocket, ndjson, sequence_http, sequence_grpc])
 def test_text_after_an_image_follows_its_largest_position(
-    server: Server, expected: NDArray[np.float32], feed: Callable[[Server], list[tuple[Any, list[int]]]]
+    axes_server: Server, expected: NDArray[np.float32], feed: Callable[[Server], list[tuple[Any, list[int]]]]
 ) -> None:
-    answers = feed(server)
+    answers = feed(axes_server)
     assert [list(offset) for _, offset in answers] == OFFSETS
     found = np.concatenate([np.reshape(np.array(values, np.float32), (-1, expected.shape[1])) for values, _ in answers])
     np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-23)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 9])
-def test_known_positions_are_streamed_in_chunks(server: Server, expected: NDArray[np.float32], chunk: int) -> None:
+def test_known_positions_are_streamed_in_chunks(axes_server: Server, expected: NDArray[np.float32], chunk: int) -> None:
     body = {"input_ids": IDS.tolist(), "position_ids": POSITIONS.tolist(), "output": "rotary_cos", "chunk": chunk}
-    address = f"{server.address}/models/qwen2_vl/decode"
+    address = f"{axes_server.address}/models/qwen2_vl/decode"
     answer = httpx.post(address, json=body | {"encoding": "float"}, headers={"Accept": "text/event-stream"})
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if '"rotary_cos"' in line]
     found = np.concatenate([np.reshape(event["rotary_cos"], (-1, expected.shape[1])) for event in events])
@@ -136,8 +136,8 @@ def test_known_positions_are_streamed_in_chunks(server: Server, expected: NDArra
     assert events[-1]["next_offset"] == [7]
 
 
-def test_rows_of_other_lengths_keep_their_own_positions(server: Server, expected: NDArray[np.float32]) -> None:
-    with preblock.connect(server.address) as service:
+def test_rows_of_other_lengths_keep_their_own_positions(axes_server: Server, expected: NDArray[np.float32]) -> None:
+    with preblock.connect(axes_server.address) as service:
         with service.decode("qwen2_vl", rows=2, output="rotary_cos") as stream:
             stream.step([IDS[0, TEXT], IDS[0, :1]])
             lists = [[axis[0, IMAGE].tolist(), []] for axis in POSITIONS]
@@ -153,10 +153,10 @@ def test_rows_of_other_lengths_keep_their_own_positions(server: Server, expected
     np.testing.assert_allclose(rest, [expected[REST], expected[1:3]], rtol=0, atol=2.0**-23)
 
 
-def test_image_near_the_limit_is_judged_by_its_positions(server: Server) -> None:
+def test_image_near_the_limit_is_judged_by_its_positions(axes_server: Server) -> None:
     """The running offset of 61 and the four tokens of the image exceed the limit of 64; its positions do not."""
     positions = POSITIONS[:, :, IMAGE] + 58
-    with preblock.connect(server.address) as service, service.decode("qwen2_vl", offset=61) as stream:
+    with preblock.connect(axes_server.address) as service, service.decode("qwen2_vl", offset=61) as stream:
         stream.step(IDS[:, IMAGE], position_ids=positions)
         assert stream.offset == [63]
         with pytest.raises(ServiceError, match=r"position_ids\[1\]\[0\]\[2\]: got 64, expected 0 to 63"):
@@ -173,8 +173,8 @@ def test_image_near_the_limit_is_judged_by_its_positions(server: Server) -> None
         ("qwen2_vl", [[[0, 1]], [[0, "a"]], [[0, 1]]], "position_ids[1][0][1]: got 'a', expected a 64-bit"),
     ],
 )
-def test_bad_positions_of_a_step_are_named(server: Server, model: str, positions: Any, message: str) -> None:
-    with connect(f"ws{server.address.removeprefix('http')}/models/{model}/decode?encoding=float") as stream:
+def test_bad_positions_of_a_step_are_named(axes_server: Server, model: str, positions: Any, message: str) -> None:
+    with connect(f"ws{axes_server.address.removeprefix('http')}/models/{model}/decode?encoding=float") as stream:
         stream.send(json.dumps({"input_ids": [[3, 4]], "position_ids": positions}))
         assert message in json.loads(stream.recv())["error"]["detail"]
         stream.send(json.dumps({"input_ids": [[3, 4]]}))
@@ -189,8 +189,8 @@ def test_bad_positions_of_a_step_are_named(server: Server, model: str, positions
         (np.zeros((3, 1, 3), int), r"position_ids: got rows of \[3\], expected rows of \[2\], like input_ids"),
     ],
 )
-def test_client_names_bad_axes(server: Server, positions: Any, message: str) -> None:
-    with preblock.connect(server.address) as service, service.decode("qwen2_vl") as stream:
+def test_client_names_bad_axes(axes_server: Server, positions: Any, message: str) -> None:
+    with preblock.connect(axes_server.address) as service, service.decode("qwen2_vl") as stream:
         with pytest.raises(RequestError, match=message):
             stream.step([[3, 4]], position_ids=positions)
         assert stream.step([[3, 4]]).shape[1] == 2

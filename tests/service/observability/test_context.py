@@ -32,10 +32,10 @@ def embed(http: httpx.Client, **headers: str) -> httpx.Response:
 
 
 @pytest.fixture
-def alike(tiny: httpx.Client) -> httpx.Client:
+def alike(tiny_http: httpx.Client) -> httpx.Client:
     """A client with a known template for `embed`."""
-    assert embed(tiny).status_code == embed(tiny).status_code == 200
-    return tiny
+    assert embed(tiny_http).status_code == embed(tiny_http).status_code == 200
+    return tiny_http
 
 
 @pytest.mark.parametrize("name", ["X-Request-Id", "x-request-id"])
@@ -57,11 +57,11 @@ def test_invalid_request_id_is_replaced(alike: httpx.Client, request_id: str) ->
 
 
 @pytest.mark.parametrize("body", [b"no json", b'{"input_ids": [[70000]]}'])
-def test_problem_names_its_request_id(tiny: httpx.Client, body: bytes) -> None:
-    answer = tiny.post(EMBED, content=body, headers={"X-Request-Id": "wrong-1"})
+def test_problem_names_its_request_id(tiny_http: httpx.Client, body: bytes) -> None:
+    answer = tiny_http.post(EMBED, content=body, headers={"X-Request-Id": "wrong-1"})
     assert answer.status_code in (400, 422)
     assert answer.json()["request_id"] == answer.headers["X-Request-Id"] == "wrong-1"
-    nowhere = tiny.get("/nowhere")
+    nowhere = tiny_http.get("/nowhere")
     assert nowhere.json()["request_id"] == nowhere.headers["X-Request-Id"]
 
 

@@ -18,8 +18,8 @@ Offset = NDArray[np.int64]
 
 
 @pytest.fixture(scope="module")
-def models(repository: Path) -> Repository:
-    return Repository(repository, CPU, 1)
+def models(model_repository: Path) -> Repository:
+    return Repository(model_repository, CPU, 1)
 
 
 def feeds_of(model: TokenModel, shape: tuple[int, int], offset: Offset) -> dict[str, NDArray[np.int64]]:

@@ -35,10 +35,10 @@ def test_import_starts_no_telemetry(tmp_path: Path, module: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_session_adds_rows_of_its_tables(tiny_repository: Path, tables: dict[str, NDArray[np.float32]]) -> None:
+def test_session_adds_rows_of_its_tables(tiny_repository: Path, tiny_tables: dict[str, NDArray[np.float32]]) -> None:
     session = Session(tiny_repository / "gpt" / "1")
     vectors = session.run({"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([0, 4])})["embeddings"]
-    expected = tables["tokens"][[[1, 2], [3, 4]]] + tables["positions"][[[0, 1], [4, 5]]]
+    expected = tiny_tables["tokens"][[[1, 2], [3, 4]]] + tiny_tables["positions"][[[0, 1], [4, 5]]]
     assert vectors.tobytes() == expected.tobytes()
     assert vectors.dtype == np.float32
 
@@ -51,10 +51,10 @@ def test_one_offset_broadcasts_over_the_batch(tiny_repository: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_thread_count_does_not_change_results(repository: Path, threads: int) -> None:
+def test_thread_count_does_not_change_results(model_repository: Path, threads: int) -> None:
     ids = np.random.default_rng(0).integers(0, 30000, (8, 512))
     feeds = {"input_ids": ids, "offset": np.array([0]), "token_type_ids": np.zeros_like(ids)}
-    folder = repository / "minilm" / "1"
+    folder = model_repository / "minilm" / "1"
     many, one = (Session(folder, threads=count).run(feeds)["embeddings"] for count in (threads, 1))
     assert many.tobytes() == one.tobytes()
 
@@ -157,8 +157,8 @@ def feeds_of(session: Session, batch: int, length: int, offsets: int = 1) -> dic
 
 @pytest.mark.parametrize("graph", ["model.onnx", "token.onnx"])
 @pytest.mark.parametrize("model", ["gpt2-small", "minilm", "transformer-base"])
-def test_cuda_session_with_io_binding_equals_plain_run(repository: Path, model: str, graph: str) -> None:
-    folder = repository / model / "1"
+def test_cuda_session_with_io_binding_equals_plain_run(model_repository: Path, model: str, graph: str) -> None:
+    folder = model_repository / model / "1"
     plain, bound = Session(folder, graph=graph), CudaSession(folder, CPU, graph=graph)
     for shape in SHAPES:
         feeds = feeds_of(plain, *shape)
@@ -175,8 +175,8 @@ class Recording(CudaSession):
         return super().run(feeds, outputs)
 
 
-def test_gpu_warm_up_covers_sizes_up_to_one_batch(repository: Path) -> None:
-    session = Recording(repository / "minilm/1", CPU)
+def test_gpu_warm_up_covers_sizes_up_to_one_batch(model_repository: Path) -> None:
+    session = Recording(model_repository / "minilm/1", CPU)
     session.warm_up(feeds_of(session, 1, 1))
     assert session.sizes == [1, 2, 16, 128, 1024]
 
@@ -214,8 +214,8 @@ def test_gpu_session_runs_one_call_at_a_time(tiny_repository: Path) -> None:
     assert [session.overlaps for session in sessions] == [False, False]
 
 
-def test_tables_over_gpu_memory_limit_are_rejected(repository: Path) -> None:
-    folder = repository / "minilm/1"
+def test_tables_over_gpu_memory_limit_are_rejected(model_repository: Path) -> None:
+    folder = model_repository / "minilm/1"
     size = (folder / DATA).stat().st_size
     with pytest.raises(ArtifactError) as refused:
         CudaSession(folder, CUDA, gpu_mem_limit_bytes=size - 1)

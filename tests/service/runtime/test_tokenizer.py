@@ -34,15 +34,15 @@ def tokenizer_of(file: Path) -> Tokenizer:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Tokenizer:
+def tiny_tokenizer(tmp_path: Path) -> Tokenizer:
     write_tokenizer(tmp_path / "tokenizer.json")
     return tokenizer_of(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("spans", [False, True])
-def test_tokens_equal_transformers_tokenizer(checkpoint: Path, spans: bool) -> None:
-    oracle: Any = AutoTokenizer.from_pretrained(checkpoint)(TEXTS, return_offsets_mapping=True, truncation=False)
-    tokens = tokenizer_of(checkpoint / "tokenizer.json").encode(TEXTS, 65536, spans, segments=True)
+def test_tokens_equal_transformers_tokenizer(minilm_checkpoint: Path, spans: bool) -> None:
+    oracle: Any = AutoTokenizer.from_pretrained(minilm_checkpoint)(TEXTS, return_offsets_mapping=True, truncation=False)
+    tokens = tokenizer_of(minilm_checkpoint / "tokenizer.json").encode(TEXTS, 65536, spans, segments=True)
     assert tokens.input_ids.values.tolist() == [value for row in oracle["input_ids"] for value in row]
     assert tokens.input_ids.lengths.tolist() == [len(row) for row in oracle["input_ids"]]
     assert tokens.token_type_ids is not None
@@ -51,8 +51,8 @@ def test_tokens_equal_transformers_tokenizer(checkpoint: Path, spans: bool) -> N
     assert found == ([list(span) for row in oracle["offset_mapping"] for span in row] if spans else None)
 
 
-def test_truncation_and_padding_of_the_file_are_disabled(tiny: Tokenizer) -> None:
-    tokens = tiny.encode(["a b c d e f g", "a"], 100, spans=False, marks=True)
+def test_truncation_and_padding_of_the_file_are_disabled(tiny_tokenizer: Tokenizer) -> None:
+    tokens = tiny_tokenizer.encode(["a b c d e f g", "a"], 100, spans=False, marks=True)
     assert tokens.special is not None
     assert tokens.input_ids.values.tolist() == [1, 4, 5, 6, 7, 8, 9, 10, 2, 1, 4, 2]
     assert tokens.special.tolist() == [True, *[False] * 7, True, True, False, True]
@@ -69,13 +69,13 @@ def test_word_without_token_is_rejected(tmp_path: Path, spans: bool) -> None:
         known.encode(["b"], 8, spans)
 
 
-def test_too_much_text_is_rejected_with_counts(tiny: Tokenizer) -> None:
+def test_too_much_text_is_rejected_with_counts(tiny_tokenizer: Tokenizer) -> None:
     with pytest.raises(TooLarge, match="text: got 9 tokens, expected at most 8 tokens in a request"):
-        tiny.encode(["a b c d", "a"], 8, spans=False)
+        tiny_tokenizer.encode(["a b c d", "a"], 8, spans=False)
     with pytest.raises(TooLarge, match=f"text: got 65 characters, expected at most {4 * MAX_CHARACTERS_PER_TOKEN} "):
-        tiny.encode(["a" * 64, "b"], 4, spans=False)
+        tiny_tokenizer.encode(["a" * 64, "b"], 4, spans=False)
     with pytest.raises(TooLarge, match="text: got 5 texts, expected at most 4 tokens in a request"):
-        tiny.encode(["a"] * 5, 4, spans=False)
+        tiny_tokenizer.encode(["a"] * 5, 4, spans=False)
 
 
 def test_text_without_token_is_rejected(tmp_path: Path) -> None:
@@ -94,10 +94,12 @@ def test_invalid_tokenizer_file_is_an_artifact_error(tmp_path: Path) -> None:
     assert not tokenizer.opened
 
 
-def test_text_without_tokenizers_package_is_rejected(tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_without_tokenizers_package_is_rejected(
+    tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(Invalid, match="expected token ids, since the package tokenizers is not installed"):
-        tiny.encode(["a"], 100, spans=False)
+        tiny_tokenizer.encode(["a"], 100, spans=False)
 
 
 def changed(**parts: Any) -> bytes:
@@ -134,8 +136,8 @@ def test_check_names_failing_tokenizer(tmp_path: Path, content: bytes) -> None:
     assert raised.value.field == "tokenizer.json"
 
 
-def test_check_accepts_working_tokenizers(checkpoint: Path, tiny: Tokenizer) -> None:
-    for tokenizer in (tiny, tokenizer_of(checkpoint / "tokenizer.json")):
+def test_check_accepts_working_tokenizers(minilm_checkpoint: Path, tiny_tokenizer: Tokenizer) -> None:
+    for tokenizer in (tiny_tokenizer, tokenizer_of(minilm_checkpoint / "tokenizer.json")):
         tokenizer.check()
         assert not tokenizer.opened
 
@@ -194,9 +196,9 @@ def test_segments_come_from_tokenizer(tmp_path: Path, engine: Engine) -> None:
     assert own.tobytes() != expected.tobytes()
 
 
-def test_deleted_tokenizer_file_stays_open(tmp_path: Path, tiny: Tokenizer) -> None:
+def test_deleted_tokenizer_file_stays_open(tmp_path: Path, tiny_tokenizer: Tokenizer) -> None:
     (tmp_path / "tokenizer.json").unlink()
-    assert tiny.encode(["a"], 100, spans=False).input_ids.values.tolist() == [1, 4, 2]
+    assert tiny_tokenizer.encode(["a"], 100, spans=False).input_ids.values.tolist() == [1, 4, 2]
 
 
 def test_tokenizer_file_changed_since_start_up_is_rejected(tmp_path: Path) -> None:

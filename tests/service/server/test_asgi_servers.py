@@ -29,7 +29,7 @@ IDS = np.array([[1, 6, 0]])
 
 
 @pytest.fixture(scope="module", params=ASGI_SERVERS)
-def server(request: pytest.FixtureRequest, wide_repository: Path) -> Iterator[Server]:
+def asgi_server(request: pytest.FixtureRequest, wide_repository: Path) -> Iterator[Server]:
     """Serve the application with one of the ASGI servers."""
     with serve_asgi(request.param, wide_repository) as server:
         yield server
@@ -51,15 +51,15 @@ GETS = (
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_get_route_returns_200(server: Server, path: str) -> None:
-    assert httpx.get(server.address + path, timeout=60).status_code == 200
+def test_get_route_returns_200(asgi_server: Server, path: str) -> None:
+    assert httpx.get(asgi_server.address + path, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_head_has_the_headers_of_get(server: Server, path: str) -> None:
+def test_head_has_the_headers_of_get(asgi_server: Server, path: str) -> None:
     """The metrics change between two requests, and so does their length."""
     varying = {"date", "x-request-id"} | ({"content-length"} if path in ("/metrics", "/v2/models/gpt/stats") else set())
-    with httpx.Client(base_url=server.address, timeout=60) as client:
+    with httpx.Client(base_url=asgi_server.address, timeout=60) as client:
         head, get = client.head(path), client.get(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers.keys() == get.headers.keys()
@@ -73,14 +73,14 @@ def test_head_has_the_headers_of_get(server: Server, path: str) -> None:
         *((path, "POST, OPTIONS") for path in ("/models/gpt/embed", "/v1/embeddings", "/v2/models/gpt/infer")),
     ],
 )
-def test_options_lists_allowed_methods(server: Server, path: str, allow: str) -> None:
-    answer = httpx.options(server.address + path, timeout=60)
+def test_options_lists_allowed_methods(asgi_server: Server, path: str, allow: str) -> None:
+    answer = httpx.options(asgi_server.address + path, timeout=60)
     assert (answer.status_code, answer.headers["Allow"], answer.content) == (204, allow, b"")
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/livez", "/models/gpt/decode/", "/models/gpt/embed"])
-def test_websocket_of_wrong_path_is_not_found(server: Server, path: str) -> None:
-    with pytest.raises(InvalidStatus) as refused, connect_socket(server.socket + path):
+def test_websocket_of_wrong_path_is_not_found(asgi_server: Server, path: str) -> None:
+    with pytest.raises(InvalidStatus) as refused, connect_socket(asgi_server.socket + path):
         pass
     response = refused.value.response
     assert (response.status_code, response.headers["Content-Type"]) == (404, "application/problem+json")
@@ -111,31 +111,31 @@ IDS_TENSOR = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data":
         ("/v2/repository/index", {}),
     ],
 )
-def test_json_body_needs_no_content_type(server: Server, path: str, body: object, kind: str | None) -> None:
+def test_json_body_needs_no_content_type(asgi_server: Server, path: str, body: object, kind: str | None) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
-    answer = httpx.post(server.address + path, content=json.dumps(body), headers=headers, timeout=60)
+    answer = httpx.post(asgi_server.address + path, content=json.dumps(body), headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("coding", ["gzip", "x-gzip", "X-GZIP"])
-def test_both_gzip_encoding_names_are_accepted(server: Server, coding: str) -> None:
+def test_both_gzip_encoding_names_are_accepted(asgi_server: Server, coding: str) -> None:
     content = gzip.compress(b'{"input_ids": [1]}')
     headers = {"Content-Encoding": coding}
-    assert httpx.post(f"{server.address}/models/gpt/embed", content=content, headers=headers).status_code == 200
+    assert httpx.post(f"{asgi_server.address}/models/gpt/embed", content=content, headers=headers).status_code == 200
 
 
-def test_index_lists_working_paths(server: Server) -> None:
-    index = httpx.get(server.address).json()
+def test_index_lists_working_paths(asgi_server: Server) -> None:
+    index = httpx.get(asgi_server.address).json()
     assert (index["name"], index["version"], index["protocols"]["grpc_port"]) == ("preblock", version("preblock"), None)
     for path in (index["docs"], index["openapi"], index["models"], index["metrics"], *index["health"].values()):
-        assert httpx.get(server.address + path, timeout=60).status_code == 200
+        assert httpx.get(asgi_server.address + path, timeout=60).status_code == 200
     native = index["protocols"]["native"].format(name="gpt")
-    assert httpx.post(server.address + native, json={"input_ids": [1]}).status_code == 200
+    assert httpx.post(asgi_server.address + native, json={"input_ids": [1]}).status_code == 200
 
 
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.name)
-def test_vectors_equal_the_tables(server: Server, path: CodePath, expected: bytes) -> None:
-    with path.open({UVICORN: server}) as caller:
+def test_vectors_equal_the_tables(asgi_server: Server, path: CodePath, expected: bytes) -> None:
+    with path.open({UVICORN: asgi_server}) as caller:
         for _ in range(3):
             assert caller.ask(IDS).content == expected
         assert caller.ask(-IDS).status in (400, 422)  # 400 over V2

@@ -105,7 +105,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def failing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root: Path = make_repository(tmp_path_factory.mktemp("models"), gpt="gpt-500x96x900")
     settings = Settings(repository=root, max_concurrent_requests=1)
     live, scheduler = LiveSettings(settings), BrokenScheduler(1, LiveSettings(settings))
@@ -122,76 +122,78 @@ def request(ids: Ids, **headers: str) -> bytes:
 
 
 @pytest.fixture
-def other(server: Served) -> Iterator[RawConnection]:
+def other(failing_server: Served) -> Iterator[RawConnection]:
     """Connect another client, whose requests succeed before and after a failure."""
-    with RawConnection(server.address) as client:
+    with RawConnection(failing_server.address) as client:
         for ids in (SMALL, LARGE):
             assert client.ask(request(ids))[0] == 200
-        server.lines.clear()
+        failing_server.lines.clear()
         yield client
-        server.cache.stage, server.scheduler.is_broken = "", False
+        failing_server.cache.stage, failing_server.scheduler.is_broken = "", False
         assert client.ask(request(SMALL))[0] == 200  # no failed request keeps the only place
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["parsed", "known"])
 @pytest.mark.parametrize("stage", ["find", "start", "batch", "write", "first chunk"])
-def test_failed_request_gets_500_with_its_id(server: Served, other: RawConnection, stage: str, known: bool) -> None:
+def test_failed_request_gets_500_with_its_id(
+    failing_server: Served, other: RawConnection, stage: str, known: bool
+) -> None:
     assert other is not None
     sent = request(LARGE if stage == "first chunk" else SMALL, **{"X-Request-Id": "mine"})
-    with RawConnection(server.address) as client:
+    with RawConnection(failing_server.address) as client:
         for _ in range(3 if known else 0):
             assert client.ask(sent)[0] == 200
-        server.cache.stage, server.scheduler.is_broken = stage, stage == "batch"
+        failing_server.cache.stage, failing_server.scheduler.is_broken = stage, stage == "batch"
         status, head, body = client.ask(sent)
     assert (status, INTERNAL.encode() in body, b'"request_id":"mine"' in body) == (500, True, True)
     assert "x-request-id: mine" in head
-    (line,) = server.lines
+    (line,) = failing_server.lines
     assert vars(line)["request_id"] == "mine"
     assert line.exc_text or line.exc_info
 
 
-def test_refused_known_request_names_its_id(server: Served, other: RawConnection) -> None:
-    server.cache.stage = "refusal"
+def test_refused_known_request_names_its_id(failing_server: Served, other: RawConnection) -> None:
+    failing_server.cache.stage = "refusal"
     status, _, body = other.ask(request(SMALL, **{"X-Request-Id": "mine"}))
     assert (status, b'"request_id":"mine"' in body) == (503, True)
-    assert not server.lines
+    assert not failing_server.lines
 
 
-def test_pipelined_request_that_fails_gets_500(server: Served, other: RawConnection) -> None:
+def test_pipelined_request_that_fails_gets_500(failing_server: Served, other: RawConnection) -> None:
     assert other is not None
-    server.cache.stage = "find"
-    with RawConnection(server.address) as client:
+    failing_server.cache.stage = "find"
+    with RawConnection(failing_server.address) as client:
         client.send(http_request("/livez", method="GET") + request(SMALL))
         assert [client.answer()[0] for _ in range(2)] == [200, 500]
 
 
-def test_failure_within_response_cuts_it(server: Served, other: RawConnection) -> None:
+def test_failure_within_response_cuts_it(failing_server: Served, other: RawConnection) -> None:
     assert other is not None
-    server.cache.stage = "later chunk"
-    with RawConnection(server.address) as client:
+    failing_server.cache.stage = "later chunk"
+    with RawConnection(failing_server.address) as client:
         client.send(request(LARGE))
         head = client.file.readline()
         with suppress(ConnectionError):
             assert 0 < len(client.file.read()) < LARGE.size * WIDTH * 4
     assert head == b"HTTP/1.1 200 OK\r\n"
-    (line,) = server.lines
+    (line,) = failing_server.lines
     assert vars(line)["request_id"]
 
 
-def test_failed_step_resets_its_stream_only(server: Served, other: RawConnection) -> None:
+def test_failed_step_resets_its_stream_only(failing_server: Served, other: RawConnection) -> None:
     assert other is not None
-    address = f"{server.address.replace('http', 'ws')}/models/gpt/decode"
+    address = f"{failing_server.address.replace('http', 'ws')}/models/gpt/decode"
     headers = {"X-Request-Id": "mine"}
     with connect_socket(address) as healthy, connect_socket(address, additional_headers=headers) as stream:
         for each in (healthy, stream):
             each.send(step_frame([1]))
             assert each.recv()
-        server.scheduler.is_broken = True
+        failing_server.scheduler.is_broken = True
         stream.send(step_frame([2]))
         with pytest.raises(ConnectionClosedError):
             stream.recv()
-        server.scheduler.is_broken = False
+        failing_server.scheduler.is_broken = False
         healthy.send(step_frame([2]))
         assert healthy.recv()
-    (line,) = server.lines
+    (line,) = failing_server.lines
     assert vars(line)["request_id"] == "mine"

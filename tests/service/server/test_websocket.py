@@ -110,39 +110,41 @@ def ways_of_cutting(frames: list[bytes]) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.parametrize("cut", ["one by one", "together", "byte by byte", "across", "one and a half"])
-def test_steps_in_any_segmentation_are_answered_in_order(server: Server, clients: Clients, cut: str) -> None:
+def test_steps_in_any_segmentation_are_answered_in_order(
+    model_server: Server, model_clients: Clients, cut: str
+) -> None:
     ids = [[[5]], [[6]], [[7, 8]], [[9]], [[10]]]
     frames = [masked(step(row, number + 1), os.urandom(4)) for number, row in enumerate(ids)]
-    with opened(server, "?offset=3") as raw:
+    with opened(model_server, "?offset=3") as raw:
         for part in ways_of_cutting(frames)[cut]:
             raw.stream.sendall(part)
         offset = 3
         for row in ids:
             offsets, vectors = raw.vectors((1, len(row[0])))
-            assert vectors == expected(clients, row, [offset])
+            assert vectors == expected(model_clients, row, [offset])
             offset += len(row[0])
             assert offsets == [offset]
 
 
 @pytest.mark.parametrize("mask", [bytes(4), b"\xff\x00\x12\x80"])
-def test_equal_and_unequal_rows_are_answered(server: Server, clients: Clients, mask: bytes) -> None:
-    with opened(server, "?offset=[2,9,40]") as raw:
+def test_equal_and_unequal_rows_are_answered(model_server: Server, model_clients: Clients, mask: bytes) -> None:
+    with opened(model_server, "?offset=[2,9,40]") as raw:
         raw.stream.sendall(masked(step([[1, 2], [3, 4], [5, 6]]), mask))
         offsets, vectors = raw.vectors((3, 2))
         assert offsets == [4, 11, 42]
-        assert vectors == expected(clients, [[1, 2], [3, 4], [5, 6]], [2, 9, 40])
+        assert vectors == expected(model_clients, [[1, 2], [3, 4], [5, 6]], [2, 9, 40])
         raw.stream.sendall(masked(step([[1], [2, 3], [4]]), mask))  # six bytes of lengths differ
         frame = bytes(raw.recv().data)
         assert np.frombuffer(frame, np.int64, 3, FRAME.size).tolist() == [5, 13, 43]
         raw.stream.sendall(masked(step([[7], [8], [9]]), mask))
         offsets, vectors = raw.vectors((3, 1))
         assert offsets == [6, 14, 44]
-        assert vectors == expected(clients, [[7], [8], [9]], [5, 13, 43])
+        assert vectors == expected(model_clients, [[7], [8], [9]], [5, 13, 43])
 
 
-def test_mixed_messages_are_answered_in_order(server: Server, clients: Clients) -> None:
+def test_mixed_messages_are_answered_in_order(model_server: Server, model_clients: Clients) -> None:
     mask = os.urandom(4)
-    with opened(server) as raw:
+    with opened(model_server) as raw:
         plain = masked(step([[5]]), mask)
         raw.stream.sendall(
             plain
@@ -152,41 +154,41 @@ def test_mixed_messages_are_answered_in_order(server: Server, clients: Clients) 
         )
         raw.stream.sendall(plain[2:] + masked(step([[7]])[:10], mask, 0x02) + masked(step([[7]])[10:], mask, 0x80))
         raw.stream.sendall(masked(step([[50257]]), mask) + plain)
-        assert raw.vectors((1, 1)) == ([1], expected(clients, [[5]], [0]))
+        assert raw.vectors((1, 1)) == ([1], expected(model_clients, [[5]], [0]))
         text = raw.recv()
         assert (text.opcode, raw.pongs) == (Opcode.TEXT, [b"hello"])
         assert b'"next_offset":[2]' in bytes(text.data)
-        assert raw.vectors((1, 1)) == ([3], expected(clients, [[5]], [2]))
-        assert raw.vectors((1, 1)) == ([4], expected(clients, [[7]], [3]))
+        assert raw.vectors((1, 1)) == ([3], expected(model_clients, [[5]], [2]))
+        assert raw.vectors((1, 1)) == ([4], expected(model_clients, [[7]], [3]))
         error = bytes(raw.recv().data)
         assert (error[5], b"50257" in error) == (3, True)
-        assert raw.vectors((1, 1)) == ([5], expected(clients, [[5]], [4]))
+        assert raw.vectors((1, 1)) == ([5], expected(model_clients, [[5]], [4]))
 
 
-def test_repeated_step_is_answered_again(server: Server, clients: Clients) -> None:
+def test_repeated_step_is_answered_again(model_server: Server, model_clients: Clients) -> None:
     mask = os.urandom(4)
-    with opened(server) as raw:
+    with opened(model_server) as raw:
         for number, ids in enumerate([5, 6, 7]):
             for _ in range(2):
                 raw.stream.sendall(masked(step([[ids]], number + 1, stated=[number]), mask))
-                assert raw.vectors((1, 1)) == ([number + 1], expected(clients, [[ids]], [number]))
+                assert raw.vectors((1, 1)) == ([number + 1], expected(model_clients, [[ids]], [number]))
         for frame in (step([[8]], 3), step([[8]], 2), step([[8]], 4, stated=[9])):
             raw.stream.sendall(masked(frame, mask))
             assert b"Conflict" in bytes(raw.recv().data)
         raw.stream.sendall(masked(step([[8]], 4, stated=[3]), mask))
-        assert raw.vectors((1, 1)) == ([4], expected(clients, [[8]], [3]))
+        assert raw.vectors((1, 1)) == ([4], expected(model_clients, [[8]], [3]))
 
 
-def test_step_beyond_max_len_is_rejected_and_stream_stays_open(server: Server, clients: Clients) -> None:
+def test_step_beyond_max_len_is_rejected_and_stream_stays_open(model_server: Server, model_clients: Clients) -> None:
     mask = os.urandom(4)
-    with opened(server, "?offset=1023") as raw:
+    with opened(model_server, "?offset=1023") as raw:
         raw.stream.sendall(masked(step([[5]]), mask) + masked(step([[6]]), mask))
-        assert raw.vectors((1, 1)) == ([1024], expected(clients, [[5]], [1023]))
+        assert raw.vectors((1, 1)) == ([1024], expected(model_clients, [[5]], [1023]))
         assert b"1023 + 1" not in (refused := bytes(raw.recv().data))
         assert b"max_len" in refused
         raw.stream.sendall(masked(b'{"rewind": [1020]}', mask, 0x81) + masked(step([[6]]), mask))
         assert b"1020" in bytes(raw.recv().data)
-        assert raw.vectors((1, 1)) == ([1021], expected(clients, [[6]], [1020]))
+        assert raw.vectors((1, 1)) == ([1021], expected(model_clients, [[6]], [1020]))
 
 
 @pytest.mark.parametrize(
@@ -197,14 +199,16 @@ def test_step_beyond_max_len_is_rejected_and_stream_stays_open(server: Server, c
         b"\x82\xff" + (2**62).to_bytes(8, "big") + bytes(4),  # too long
     ],
 )
-def test_malformed_frame_ends_only_its_own_connection(server: Server, clients: Clients, frame: bytes) -> None:
-    with opened(server) as raw:
+def test_malformed_frame_ends_only_its_own_connection(
+    model_server: Server, model_clients: Clients, frame: bytes
+) -> None:
+    with opened(model_server) as raw:
         raw.stream.sendall(masked(step([[5]]), bytes(4)))
         raw.vectors((1, 1))
         raw.stream.sendall(frame)
         assert raw.recv().opcode is Opcode.CLOSE
-    document = clients.http.post(f"/models/{MODEL}/embed", json={"input_ids": [5]}).json()
-    assert base64.b64decode(document["embeddings"]) == expected(clients, [[5]], [0])
+    document = model_clients.http.post(f"/models/{MODEL}/embed", json={"input_ids": [5]}).json()
+    assert base64.b64decode(document["embeddings"]) == expected(model_clients, [[5]], [0])
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 6])

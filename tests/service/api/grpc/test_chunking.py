@@ -19,15 +19,15 @@ SHAPES = [(4, 5000), (20000, 1), (1, 4999), (3, 2731), (1, 1)]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def chunk_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("large")
     with serve(make_repository(root, gpt="gpt-300x64x5000", bert="bert-300x64x5000")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def stub(server: Server) -> Iterator[Any]:
-    with open_stub(server.grpc, NO_LIMIT) as stub:
+def stub(chunk_server: Server) -> Iterator[Any]:
+    with open_stub(chunk_server.grpc, NO_LIMIT) as stub:
         yield stub
 
 
@@ -42,9 +42,11 @@ def over_http(server: Server, model: str, ids: NDArray[np.int64], output: str, d
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("model", ["gpt", "bert"])
-def test_large_grpc_message_equals_http_bytes(server: Server, stub: Any, model: str, shape: tuple[int, int]) -> None:
+def test_large_grpc_message_equals_http_bytes(
+    chunk_server: Server, stub: Any, model: str, shape: tuple[int, int]
+) -> None:
     ids = np.random.default_rng(7).integers(0, 300, shape)
-    expected = over_http(server, model, ids, "embeddings")
+    expected = over_http(chunk_server, model, ids, "embeddings")
     message = infer_message(ids, model, id="mine")
     answer = stub.ModelInfer(message, timeout=60)
     (streamed,) = stub.ModelStreamInfer(iter([message]), timeout=60)
@@ -53,27 +55,27 @@ def test_large_grpc_message_equals_http_bytes(server: Server, stub: Any, model: 
         assert list(found.raw_output_contents) == [expected]
 
 
-def test_large_grpc_outputs_keep_their_order(server: Server, stub: Any) -> None:
+def test_large_grpc_outputs_keep_their_order(chunk_server: Server, stub: Any) -> None:
     ids = np.random.default_rng(8).integers(0, 300, (5, 4000))
     outputs = [{"name": name} for name in OUTPUTS]
     answer = stub.ModelInfer(infer_message(ids, "bert", outputs=outputs), timeout=60)
     assert [output.name for output in answer.outputs] == list(OUTPUTS)
-    assert list(answer.raw_output_contents) == [over_http(server, "bert", ids, output) for output in OUTPUTS]
+    assert list(answer.raw_output_contents) == [over_http(chunk_server, "bert", ids, output) for output in OUTPUTS]
 
 
-def test_float16_grpc_message_equals_http_bytes(server: Server, stub: Any) -> None:
+def test_float16_grpc_message_equals_http_bytes(chunk_server: Server, stub: Any) -> None:
     ids = np.random.default_rng(9).integers(0, 300, (5, 4000))
     message = infer_message(ids)
     message.parameters["dtype"].string_param = "float16"
     answer = stub.ModelInfer(message, timeout=60)
-    assert list(answer.raw_output_contents) == [over_http(server, "gpt", ids, "embeddings", "float16")]
+    assert list(answer.raw_output_contents) == [over_http(chunk_server, "gpt", ids, "embeddings", "float16")]
 
 
-def test_cancelled_grpc_calls_do_not_affect_others(server: Server, stub: Any) -> None:
+def test_cancelled_grpc_calls_do_not_affect_others(chunk_server: Server, stub: Any) -> None:
     ids = np.ones((13, 5000), np.int64)
     calls = [stub.ModelInfer.future(infer_message(ids), timeout=60) for _ in range(8)]
     for call in calls[:-1]:
         call.cancel()
-    expected = over_http(server, "gpt", ids, "embeddings")
+    expected = over_http(chunk_server, "gpt", ids, "embeddings")
     assert list(calls[-1].result().raw_output_contents) == [expected]
-    assert httpx.get(f"{server.address}/readyz", timeout=60).status_code == 200
+    assert httpx.get(f"{chunk_server.address}/readyz", timeout=60).status_code == 200

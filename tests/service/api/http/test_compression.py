@@ -34,22 +34,26 @@ def raw(server: Server, path: str, content: bytes, **headers: str) -> tuple[byte
     return body, response.headers
 
 
-def test_binary_is_compressed_only_if_one_encoding_is_accepted(server: Server) -> None:
+def test_binary_is_compressed_only_if_one_encoding_is_accepted(model_server: Server) -> None:
     path, body = "/models/minilm/embed", json.dumps({"input_ids": ROWS}).encode()
-    plain, headers = raw(server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip, deflate, br")
+    plain, headers = raw(
+        model_server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip, deflate, br"
+    )
     assert "Content-Encoding" not in headers
-    packed, headers = raw(server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip")
+    packed, headers = raw(model_server, path, body, Accept="application/octet-stream", Accept_Encoding="gzip")
     assert headers["Content-Encoding"] == "gzip"
     assert gzip.decompress(packed) == plain
 
 
-def test_small_base64_response_is_not_compressed_by_default(server: Server) -> None:
+def test_small_base64_response_is_not_compressed_by_default(model_server: Server) -> None:
     body, headers = raw(
-        server, "/v1/embeddings", b'{"model": "minilm", "input": [1], "pooling": "last", "encoding_format": "base64"}'
+        model_server,
+        "/v1/embeddings",
+        b'{"model": "minilm", "input": [1], "pooling": "last", "encoding_format": "base64"}',
     )
     assert len(body) > MIN_COMPRESSED_BYTES
     assert "Content-Encoding" not in headers
-    body, headers = raw(server, "/models/minilm/embed", b'{"input_ids": [1]}', Accept_Encoding="gzip")
+    body, headers = raw(model_server, "/models/minilm/embed", b'{"input_ids": [1]}', Accept_Encoding="gzip")
     assert headers["Content-Encoding"] == "gzip"
 
 
@@ -112,24 +116,24 @@ def test_gzip_members_are_joined(size: int) -> None:
 
 
 @pytest.mark.parametrize("path", ["/models/gpt/embed", "/models/gpt/decode", "/v1/embeddings"])
-def test_repeated_content_encoding_is_a_list(tiny: httpx.Client, path: str) -> None:
+def test_repeated_content_encoding_is_a_list(tiny_http: httpx.Client, path: str) -> None:
     headers = [("Accept", "*/*"), ("Content-Encoding", "gzip"), ("Content-Encoding", "gzip")]
-    answer = tiny.post(path, content=gzip.compress(gzip.compress(b"{}")), headers=headers)
+    answer = tiny_http.post(path, content=gzip.compress(gzip.compress(b"{}")), headers=headers)
     assert answer.status_code == 415
     assert "Content-Encoding: got gzip, gzip, expected identity" in answer.text
 
 
-def test_repeated_accept_encoding_is_a_list(server: Server) -> None:
+def test_repeated_accept_encoding_is_a_list(model_server: Server) -> None:
     body = json.dumps({"input_ids": ROWS, "encoding": "float"}).encode()
     headers = [("Accept-Encoding", "br"), ("Accept-Encoding", "gzip")]
-    with httpx.stream("POST", f"{server.address}/models/minilm/embed", content=body, headers=headers) as response:
+    with httpx.stream("POST", f"{model_server.address}/models/minilm/embed", content=body, headers=headers) as response:
         assert response.headers["Content-Encoding"] == "gzip"
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "compress", "gzip, gzip", "x"])
-def test_unsupported_content_encoding_is_rejected(tiny: httpx.Client, coding: str) -> None:
+def test_unsupported_content_encoding_is_rejected(tiny_http: httpx.Client, coding: str) -> None:
     headers = {"Content-Type": "application/json", "Content-Encoding": coding}
-    answer = tiny.post("/models/gpt/embed", content=b"{}", headers=headers)
+    answer = tiny_http.post("/models/gpt/embed", content=b"{}", headers=headers)
     assert answer.status_code == 415
     assert answer.json()["detail"] == f"Content-Encoding: got {coding}, expected identity, gzip, deflate"
 

@@ -21,8 +21,8 @@ def test_every_error_class_has_matching_status(kind: type[errors.PreblockError])
 
 
 @pytest.mark.parametrize("path", ["/nope", "/models/gpt/nope", "/model", "/livez/x", "/models//embed"])
-def test_unknown_path_is_404_problem(tiny: httpx.Client, path: str) -> None:
-    response = tiny.get(path)
+def test_unknown_path_is_404_problem(tiny_http: httpx.Client, path: str) -> None:
+    response = tiny_http.get(path)
     assert response.status_code == 404
     assert response.headers["Content-Type"] == "application/problem+json"
     assert response.json() == {
@@ -44,8 +44,8 @@ def test_unknown_path_is_404_problem(tiny: httpx.Client, path: str) -> None:
         ("POST", "/metrics", "GET, HEAD, OPTIONS"),
     ],
 )
-def test_wrong_method_is_405_problem(tiny: httpx.Client, method: str, path: str, allow: str) -> None:
-    response = tiny.request(method, path)
+def test_wrong_method_is_405_problem(tiny_http: httpx.Client, method: str, path: str, allow: str) -> None:
+    response = tiny_http.request(method, path)
     assert response.status_code == 405
     assert response.headers["Content-Type"] == "application/problem+json"
     assert response.headers["Allow"] == allow

@@ -33,10 +33,12 @@ from tests.support.protocols import Clients, native_raw, native_safetensors
 
 
 @pytest.mark.parametrize(("shape", "rows"), [(None, [[1, 2, 3, 4, 5, 6]]), ("6", [[1, 2, 3, 4, 5, 6]]), ("2,3", IDS)])
-def test_raw_ids_are_one_row_or_requested_shape(tiny: httpx.Client, shape: str | None, rows: list[list[int]]) -> None:
+def test_raw_ids_are_one_row_or_requested_shape(
+    tiny_http: httpx.Client, shape: str | None, rows: list[list[int]]
+) -> None:
     query = {} if shape is None else {"shape": shape}
-    answer = post(tiny, "gpt", BYTES, np.arange(1, 7).astype("<i8").tobytes(), **query)
-    assert answer.json() == ask(tiny, "gpt", input_ids=rows).json()
+    answer = post(tiny_http, "gpt", BYTES, np.arange(1, 7).astype("<i8").tobytes(), **query)
+    assert answer.json() == ask(tiny_http, "gpt", input_ids=rows).json()
 
 
 @pytest.mark.parametrize(
@@ -72,9 +74,9 @@ def test_raw_ids_are_one_row_or_requested_shape(tiny: httpx.Client, shape: str |
     ],
 )
 def test_invalid_binary_body_is_rejected(
-    tiny: httpx.Client, kind: str, body: bytes, query: dict[str, str], status: int, detail: str
+    tiny_http: httpx.Client, kind: str, body: bytes, query: dict[str, str], status: int, detail: str
 ) -> None:
-    found = refusal(post(tiny, "bert", kind, body, **query))
+    found = refusal(post(tiny_http, "bert", kind, body, **query))
     assert (found[0], found[1][: len(detail)]) == (status, detail)
 
 
@@ -96,9 +98,9 @@ def test_invalid_binary_body_is_rejected(
         ({"input_ids": [1, 7, 11], "lengths": [2, 1]}, "input_ids[1][0]: got 11, expected 0 to 10"),
     ],
 )
-def test_invalid_tensors_are_rejected(tiny: httpx.Client, tensors: Any, detail: str) -> None:
+def test_invalid_tensors_are_rejected(tiny_http: httpx.Client, tensors: Any, detail: str) -> None:
     body = safetensors.numpy.save({name: np.array(value) for name, value in tensors.items()})
-    status, found = refusal(post(tiny, "bert", SAFETENSORS, body))
+    status, found = refusal(post(tiny_http, "bert", SAFETENSORS, body))
     assert (status, found[: len(detail)]) == (422, detail)
 
 
@@ -117,18 +119,18 @@ def test_every_field_may_be_tensor_or_query_parameter(tiny_clients: Clients, fie
     assert native_raw(tiny_clients, "bert", fields).tobytes() == expected
 
 
-def test_safetensors_request_takes_options_from_query(tiny: httpx.Client) -> None:
+def test_safetensors_request_takes_options_from_query(tiny_http: httpx.Client) -> None:
     body = safetensors.numpy.save({"input_ids": np.array([1] * 8)})
-    answer = post(tiny, "gpt", SAFETENSORS, body, dtype="float16", truncate="left", output="token_embeddings")
+    answer = post(tiny_http, "gpt", SAFETENSORS, body, dtype="float16", truncate="left", output="token_embeddings")
     options = {"dtype": "float16", "truncate": "left", "output": "token_embeddings"}
-    assert answer.json() == ask(tiny, "gpt", input_ids=[1] * 8, **options).json()
+    assert answer.json() == ask(tiny_http, "gpt", input_ids=[1] * 8, **options).json()
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("rows", [IDS, RAGGED])
-def test_safetensors_response_equals_raw_bytes(tiny: httpx.Client, rows: list[list[int]], dtype: str) -> None:
-    raw = ask(tiny, "gpt", BYTES, input_ids=rows, dtype=dtype, offset=1)
-    found = ask_tensors(tiny, "gpt", input_ids=rows, dtype=dtype, offset=1)
+def test_safetensors_response_equals_raw_bytes(tiny_http: httpx.Client, rows: list[list[int]], dtype: str) -> None:
+    raw = ask(tiny_http, "gpt", BYTES, input_ids=rows, dtype=dtype, offset=1)
+    found = ask_tensors(tiny_http, "gpt", input_ids=rows, dtype=dtype, offset=1)
     assert found.keys() == {"embeddings", "next_offset", "lengths"}
     assert found["embeddings"].dtype == TYPES[dtype]
     assert ",".join(map(str, found["embeddings"].shape)) == raw.headers["Preblock-Shape"]
@@ -137,38 +139,38 @@ def test_safetensors_response_equals_raw_bytes(tiny: httpx.Client, rows: list[li
     assert found["next_offset"].tolist() == [len(row) + 1 for row in rows]
 
 
-def test_safetensors_metadata_names_model_and_version(tiny: httpx.Client, tmp_path: Path) -> None:
+def test_safetensors_metadata_names_model_and_version(tiny_http: httpx.Client, tmp_path: Path) -> None:
     file = tmp_path / "answer.safetensors"
-    file.write_bytes(ask(tiny, "bert", SAFETENSORS, input_ids=[1]).content)
+    file.write_bytes(ask(tiny_http, "bert", SAFETENSORS, input_ids=[1]).content)
     with safetensors.safe_open(file, "np") as answer:
         assert answer.metadata() == {"model": "bert", "version": "2", "use_as.embeddings": "input of block 0"}
 
 
-def test_multiple_outputs_are_separate_tensors(tiny: httpx.Client) -> None:
+def test_multiple_outputs_are_separate_tensors(tiny_http: httpx.Client) -> None:
     names = ["embeddings", "token_embeddings"]
-    found = ask_tensors(tiny, "gpt", input_ids=RAGGED, output=names, dtype="bfloat16")
+    found = ask_tensors(tiny_http, "gpt", input_ids=RAGGED, output=names, dtype="bfloat16")
     assert found.keys() == {*names, "next_offset", "lengths"}
     for name in names:
-        alone = ask(tiny, "gpt", BYTES, input_ids=RAGGED, output=name, dtype="bfloat16").content
+        alone = ask(tiny_http, "gpt", BYTES, input_ids=RAGGED, output=name, dtype="bfloat16").content
         assert octets(found[name]) == alone
 
 
-def test_query_outputs_are_separated_by_commas(tiny: httpx.Client) -> None:
+def test_query_outputs_are_separated_by_commas(tiny_http: httpx.Client) -> None:
     body = safetensors.numpy.save({"input_ids": np.array(IDS)})
-    found = post(tiny, "gpt", SAFETENSORS, body, SAFETENSORS, output="token_embeddings,embeddings").content
-    assert found == ask(tiny, "gpt", SAFETENSORS, input_ids=IDS, output=["token_embeddings", "embeddings"]).content
+    found = post(tiny_http, "gpt", SAFETENSORS, body, SAFETENSORS, output="token_embeddings,embeddings").content
+    assert found == ask(tiny_http, "gpt", SAFETENSORS, input_ids=IDS, output=["token_embeddings", "embeddings"]).content
 
 
-def test_safetensors_rows_of_text_can_be_sent_back(tiny: httpx.Client) -> None:
+def test_safetensors_rows_of_text_can_be_sent_back(tiny_http: httpx.Client) -> None:
     fields: dict[str, Any] = {"text": ["a b c d e f g", "a"], "truncate": "right", "return_tokens": True}
-    told, found = ask(tiny, "bert", **fields).json(), ask_tensors(tiny, "bert", **fields)
+    told, found = ask(tiny_http, "bert", **fields).json(), ask_tensors(tiny_http, "bert", **fields)
     assert octets(found["embeddings"]) == base64.b64decode(told["embeddings"])
     assert found["lengths"].tolist() == told["lengths"] == [8, 3]
     assert found["truncated"].tolist() == told["truncated"] == [1, 0]
     assert found["input_ids"].tolist() == [token for row in told["input_ids"] for token in row]
     assert found["spans"].tolist() == [span for row in told["spans"] for span in row]
     body = safetensors.torch.save({name: found[name] for name in ("input_ids", "lengths")})
-    again = post(tiny, "bert", SAFETENSORS, body, SAFETENSORS)
+    again = post(tiny_http, "bert", SAFETENSORS, body, SAFETENSORS)
     assert octets(safetensors.torch.load(again.content)["embeddings"]) == octets(found["embeddings"])
 
 
@@ -183,20 +185,23 @@ def test_safetensors_rows_of_text_can_be_sent_back(tiny: httpx.Client) -> None:
     ],
 )
 def test_response_has_best_acceptable_media_type(
-    tiny: httpx.Client, accept: str, fields: dict[str, Any], media: str
+    tiny_http: httpx.Client, accept: str, fields: dict[str, Any], media: str
 ) -> None:
-    response = tiny.post("/models/gpt/embed", json={"input_ids": IDS, **fields}, headers={"Accept": accept})
+    response = tiny_http.post("/models/gpt/embed", json={"input_ids": IDS, **fields}, headers={"Accept": accept})
     assert (response.status_code, response.headers["Content-Type"]) == (200, media)
 
 
-def test_large_responses_are_complete_in_every_format(http: httpx.Client) -> None:
+def test_large_responses_are_complete_in_every_format(model_http: httpx.Client) -> None:
     rows = np.random.default_rng(0).integers(0, 30522, (7, 300)).tolist()
     fields: dict[str, Any] = {"input_ids": rows, "output": "token_embeddings"}
-    raw = ask(http, "minilm", BYTES, **fields)
+    raw = ask(model_http, "minilm", BYTES, **fields)
     assert len(raw.content) == 7 * 300 * 384 * 4 > 3 * MAX_CHUNK_BYTES
-    npy, tensors = ask(http, "minilm", NPY, **fields), ask(http, "minilm", SAFETENSORS, **fields)
-    encoded, prompts = ask(http, "minilm", **fields), ask(http, "minilm", encoding="prompt_embeds", **fields)
-    floats = ask(http, "minilm", encoding="float", **fields)
+    npy, tensors = ask(model_http, "minilm", NPY, **fields), ask(model_http, "minilm", SAFETENSORS, **fields)
+    encoded, prompts = (
+        ask(model_http, "minilm", **fields),
+        ask(model_http, "minilm", encoding="prompt_embeds", **fields),
+    )
+    floats = ask(model_http, "minilm", encoding="float", **fields)
     assert floats.headers["Content-Encoding"] == "gzip"  # numbers as text are, for a client that takes it
     for response in (raw, npy, tensors, encoded, prompts):
         assert int(response.headers["Content-Length"]) == len(response.content)

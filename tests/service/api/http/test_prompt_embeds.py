@@ -12,17 +12,19 @@ from tests.service.api.http.native_requests import BYTES, JSON, SAFETENSORS, TYP
 
 
 @pytest.fixture(scope="module")
-def bert(checkpoint: Path) -> Any:
+def bert(minilm_checkpoint: Path) -> Any:
     """transformers' BERT with the real checkpoint."""
-    model: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    model: Any = BertModel.from_pretrained(minilm_checkpoint, add_pooling_layer=False)
     return model.eval()
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_prompt_embeds_equal_transformers_lookup(http: httpx.Client, bert: Any, checkpoint: Path, dtype: str) -> None:
-    answer = ask(http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype).json()
+def test_prompt_embeds_equal_transformers_lookup(
+    model_http: httpx.Client, bert: Any, minilm_checkpoint: Path, dtype: str
+) -> None:
+    answer = ask(model_http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype).json()
     assert (answer["encoding"], answer["dtype"]) == ("prompt_embeds", dtype)
-    ids = AutoTokenizer.from_pretrained(checkpoint)("Hello, world!", return_tensors="pt")["input_ids"]
+    ids = AutoTokenizer.from_pretrained(minilm_checkpoint)("Hello, world!", return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         expected = bert.get_input_embeddings()(ids)[0].to(TYPES[dtype])
     found = prompt_of(answer["token_embeddings"])
@@ -30,9 +32,9 @@ def test_prompt_embeds_equal_transformers_lookup(http: httpx.Client, bert: Any, 
     assert torch.equal(found, expected)
 
 
-def test_multiple_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
+def test_multiple_prompts_are_a_list(model_http: httpx.Client, bert: Any) -> None:
     rows = [[101, 7592, 102], [101, 102], [7592]]
-    answer = ask(http, "minilm", input_ids=rows, encoding="prompt_embeds", output="token_embeddings").json()
+    answer = ask(model_http, "minilm", input_ids=rows, encoding="prompt_embeds", output="token_embeddings").json()
     assert answer["lengths"] == [3, 2, 1]
     table = bert.get_input_embeddings().weight
     for text, row in zip(answer["token_embeddings"], rows, strict=True):
@@ -69,9 +71,9 @@ def test_multiple_prompts_are_a_list(http: httpx.Client, bert: Any) -> None:
     ],
 )
 def test_unsafe_prompt_embeds_request_is_rejected(
-    http: httpx.Client, model: str, fields: dict[str, Any], accept: str, status: int, detail: str
+    model_http: httpx.Client, model: str, fields: dict[str, Any], accept: str, status: int, detail: str
 ) -> None:
     fields = {"input_ids": [[101]], "encoding": "prompt_embeds", **fields}
-    response = http.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
+    response = model_http.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
     found = refusal(response)
     assert (found[0], found[1][: len(detail)]) == (status, detail)

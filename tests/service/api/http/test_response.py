@@ -24,9 +24,9 @@ def tokens_of(http: httpx.Client, model: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def calm(repository: Path) -> Iterator[Server]:
+def calm(model_repository: Path) -> Iterator[Server]:
     """Serve with memory and counters of its own."""
-    with serve(repository) as running, httpx.Client(base_url=running.address) as http:
+    with serve(model_repository) as running, httpx.Client(base_url=running.address) as http:
         assert http.get("/readyz").status_code == 200
         yield running
 

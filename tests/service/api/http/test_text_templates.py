@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text_repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a repository of models with few tokens: `mapped`, `bag`, `infinite` with an infinite value, and `bert`."""
     root = tmp_path_factory.mktemp("repository")
     export(str(folder), "mapped", root)
@@ -79,8 +79,8 @@ class Texts:
 
 
 @pytest.fixture(scope="module")
-def texts(repository: Path) -> Iterator[Texts]:
-    with run(Settings(repository=repository)) as texts:
+def texts(text_repository: Path) -> Iterator[Texts]:
+    with run(Settings(repository=text_repository)) as texts:
         yield texts
 
 
@@ -178,17 +178,17 @@ def test_texts_over_limit_of_event_loop_take_general_path(texts: Texts) -> None:
         assert texts.ask({"model": "bag", "input": value}) == texts.alone({"model": "bag", "input": value})
 
 
-def test_limits_are_checked_with_template(repository: Path) -> None:
+def test_limits_are_checked_with_template(text_repository: Path) -> None:
     for limit, value in ({"max_request_rows": 2}, ["a", "b", "c"]), ({"max_request_tokens": 3}, "a a a a"):
-        with run(Settings(repository=repository, **limit)) as texts:
+        with run(Settings(repository=text_repository, **limit)) as texts:
             assert texts.ask({"model": "bag", "input": "a"})[0] == 200
             found = texts.ask({"model": "bag", "input": value})
             assert (found, found[0]) == (texts.alone({"model": "bag", "input": value}), 400)
 
 
-def test_body_over_limit_is_rejected_with_template(repository: Path) -> None:
+def test_body_over_limit_is_rejected_with_template(text_repository: Path) -> None:
     """The template of a shorter body also fits a longer one."""
-    with run(Settings(repository=repository, max_body_bytes=len('{"model": "bag", "input": "ab"}'))) as texts:
+    with run(Settings(repository=text_repository, max_body_bytes=len('{"model": "bag", "input": "ab"}'))) as texts:
         statuses = [texts.ask({"model": "bag", "input": text})[0] for text in ("a", "b", "b a", "a b c")]
         assert statuses == [200, 200, 413, 413]
 
@@ -204,23 +204,23 @@ def test_word_without_token_is_rejected_with_template(tmp_path: Path) -> None:
         assert texts.hits() == 2
 
 
-def test_rate_of_requests_is_limited_with_template(repository: Path) -> None:
-    with run(Settings(repository=repository, rate_limit_per_second=2)) as texts:
+def test_rate_of_requests_is_limited_with_template(text_repository: Path) -> None:
+    with run(Settings(repository=text_repository, rate_limit_per_second=2)) as texts:
         statuses = [texts.ask({"model": "bag", "input": "a"})[0] for _ in range(4)]
         assert (statuses[:2], statuses[-1]) == ([200, 200], 429)
 
 
-def test_callers_are_authorized_with_template(repository: Path, tmp_path: Path) -> None:
+def test_callers_are_authorized_with_template(text_repository: Path, tmp_path: Path) -> None:
     allowed, other = (new_key(name, (model,), admin=False) for name, model in (("a", "bag"), ("b", "bert")))
     (tmp_path / "keys.toml").write_text(allowed[1] + other[1])
-    with run(Settings(repository=repository, api_keys_file=tmp_path / "keys.toml")) as texts:
+    with run(Settings(repository=text_repository, api_keys_file=tmp_path / "keys.toml")) as texts:
         keys = allowed[0], allowed[0], other[0], "wrong"
         asked = [texts.ask({"model": "bag", "input": "a"}, Authorization=f"Bearer {key}")[0] for key in keys]
         assert (asked, texts.hits()) == ([200, 200, 403, 401], 1)
 
 
-def test_metrics_count_requests_with_template(repository: Path) -> None:
-    with run(Settings(repository=repository)) as texts:
+def test_metrics_count_requests_with_template(text_repository: Path) -> None:
+    with run(Settings(repository=text_repository)) as texts:
         for _ in range(3):
             assert texts.ask({"model": "bag", "input": ["a b", "c"]})[0] == 200
         assert texts.hits() == 2
@@ -229,8 +229,8 @@ def test_metrics_count_requests_with_template(repository: Path) -> None:
         assert 'preblock_tokens_total{model="bag"} 9.0' in found
 
 
-def test_access_log_has_ids_with_template(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with run(Settings(repository=repository, access_log_sample_rate=1, access_log_max_token_ids=8)) as texts:
+def test_access_log_has_ids_with_template(text_repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with run(Settings(repository=text_repository, access_log_sample_rate=1, access_log_max_token_ids=8)) as texts:
         for value in ("a", ["a b", "c"]):
             assert texts.ask({"model": "bag", "input": value})[0] == 200
         assert texts.hits() == 1

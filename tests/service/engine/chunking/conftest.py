@@ -10,7 +10,7 @@ from tests.support.engines import open_engine
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def chunk_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     root = tmp_path_factory.mktemp("pieces")
     for name in ("gpt", "bert", "roberta"):
         copy_artifact(f"{name}-300x64x5000", root, name)

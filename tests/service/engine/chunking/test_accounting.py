@@ -19,28 +19,30 @@ from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.service.engine.chunking.requests import T, embed, rows_of
 
 
-def test_too_narrow_dtype_is_rejected_before_response(engine: Engine) -> None:
+def test_too_narrow_dtype_is_rejected_before_response(chunk_engine: Engine) -> None:
     ids = rows_of([100] * 90)
     ids.values[8999] = 7
     with pytest.raises(Invalid, match="dtype: got float16"):
-        embed(engine, "large", TokenRequest(input_ids=ids, dtype="float16", chunks="sent"))
+        embed(chunk_engine, "large", TokenRequest(input_ids=ids, dtype="float16", chunks="sent"))
     assert isinstance(
-        embed(engine, "large", TokenRequest(input_ids=ids, dtype="bfloat16", chunks="sent")).tensors["embeddings"],
+        embed(chunk_engine, "large", TokenRequest(input_ids=ids, dtype="bfloat16", chunks="sent")).tensors[
+            "embeddings"
+        ],
         ChunkedTensor,
     )
 
 
-def test_unfit_values_are_rejected_before_response(engine: Engine) -> None:
+def test_unfit_values_are_rejected_before_response(chunk_engine: Engine) -> None:
     def check(vectors: NDArray[np.generic]) -> None:
         if np.abs(vectors).max() > 1e5:
             raise Invalid("encoding", "float", "base64")
 
     ids = rows_of([100] * 330)
     request = TokenRequest(input_ids=ids, chunks="sent", check=check)
-    assert isinstance(embed(engine, "large", request).tensors["embeddings"], ChunkedTensor)
+    assert isinstance(embed(chunk_engine, "large", request).tensors["embeddings"], ChunkedTensor)
     ids.values[32999] = 7
     with pytest.raises(Invalid, match="encoding: got float"):
-        embed(engine, "large", request)
+        embed(chunk_engine, "large", request)
 
 
 def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
@@ -53,22 +55,24 @@ def counted(engine: Engine) -> tuple[dict[str, int], dict[str, float]]:
 
 
 @pytest.mark.parametrize("taken", [0, 1])
-def test_disconnect_before_or_after_chunk_counts_as_failure(engine: Engine, taken: int) -> None:
-    before, _ = counted(engine)
-    pieces = embed(engine, "gpt", TokenRequest(input_ids=rows_of([100] * 90), chunks="sent")).tensors["embeddings"]
+def test_disconnect_before_or_after_chunk_counts_as_failure(chunk_engine: Engine, taken: int) -> None:
+    before, _ = counted(chunk_engine)
+    pieces = embed(chunk_engine, "gpt", TokenRequest(input_ids=rows_of([100] * 90), chunks="sent")).tensors[
+        "embeddings"
+    ]
     assert isinstance(pieces, ChunkedTensor)
     for _ in range(taken):
         assert next(iter(pieces)).size
     del pieces
-    after, _ = counted(engine)
+    after, _ = counted(chunk_engine)
     assert after.get("fail", 0) == before.get("fail", 0) + 1
     assert after.get("success", 0) == before.get("success", 0)
 
 
-def test_disconnect_frees_request_without_collection(engine: Engine) -> None:
+def test_disconnect_frees_request_without_collection(chunk_engine: Engine) -> None:
     ids = rows_of([100] * 90)
     alive = weakref.ref(ids.values)
-    answer = embed(engine, "gpt", TokenRequest(input_ids=ids, chunks="sent"))
+    answer = embed(chunk_engine, "gpt", TokenRequest(input_ids=ids, chunks="sent"))
     del ids
     assert alive() is not None
     gc.disable()
@@ -79,11 +83,11 @@ def test_disconnect_frees_request_without_collection(engine: Engine) -> None:
         gc.enable()
 
 
-def test_check_before_response_is_not_queue_time(engine: Engine) -> None:
-    _, before = counted(engine)
+def test_check_before_response_is_not_queue_time(chunk_engine: Engine) -> None:
+    _, before = counted(chunk_engine)
     request = TokenRequest(input_ids=rows_of([100] * 330), chunks="sent", check=lambda _: time.sleep(0.1))
-    list(embed(engine, "gpt", request).tensors["embeddings"])
-    _, after = counted(engine)
+    list(embed(chunk_engine, "gpt", request).tensors["embeddings"])
+    _, after = counted(chunk_engine)
     passed = {phase: after[phase] - before.get(phase, 0) for phase in after}
     assert passed["queue"] < 0.1 <= passed["compute_infer"]
 
@@ -99,10 +103,10 @@ class RecordingScheduler(Scheduler):
 
 
 @pytest.mark.parametrize(("rows", "in_threads"), [(30, 0), (40, 2)])
-def test_only_large_requests_are_processed_in_threads(engine: Engine, rows: int, in_threads: int) -> None:
-    scheduler = RecordingScheduler(1, engine.settings)
+def test_only_large_requests_are_processed_in_threads(chunk_engine: Engine, rows: int, in_threads: int) -> None:
+    scheduler = RecordingScheduler(1, chunk_engine.settings)
     try:
-        other = Engine(engine.repository, scheduler, Metrics(), engine.settings)
+        other = Engine(chunk_engine.repository, scheduler, Metrics(), chunk_engine.settings)
         embed(other, "roberta", TokenRequest(input_ids=rows_of([400] * rows), chunks="sent"))
         assert scheduler.in_threads == in_threads
     finally:
@@ -110,15 +114,15 @@ def test_only_large_requests_are_processed_in_threads(engine: Engine, rows: int,
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_multiple_outputs_are_counted_once(engine: Engine, left: int) -> None:
+def test_multiple_outputs_are_counted_once(chunk_engine: Engine, left: int) -> None:
     def counts() -> dict[str, int]:
-        outcomes = engine.metrics.statistics()["gpt", 1].outcomes
+        outcomes = chunk_engine.metrics.statistics()["gpt", 1].outcomes
         return {outcome: duration.count for outcome, duration in outcomes.items()}
 
     request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "token_embeddings"), chunks="sent")
-    embed(engine, "gpt", TokenRequest(input_ids=rows_of([1])))
+    embed(chunk_engine, "gpt", TokenRequest(input_ids=rows_of([1])))
     before = counts()
-    tensors = [*embed(engine, "gpt", request).tensors.values()]
+    tensors = [*embed(chunk_engine, "gpt", request).tensors.values()]
     while len(tensors) > left:
         assert counts() == before
         tensor = tensors.pop()

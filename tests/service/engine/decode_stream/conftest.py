@@ -10,6 +10,6 @@ from tests.support.engines import open_engine
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_repository: Path) -> Iterator[Engine]:
+def stream_engine(tiny_repository: Path) -> Iterator[Engine]:
     with open_engine(tiny_repository, max_request_tokens=6) as engine:
         yield engine

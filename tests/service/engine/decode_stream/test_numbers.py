@@ -11,8 +11,8 @@ from preblock.service.observability.record import RequestRecord
 from tests.service.engine.decode_stream.streams import array, do, feed, row, rows, stream_of
 
 
-def test_repeated_step_is_answered_without_advancing(engine: Engine) -> None:
-    stream = stream_of(engine, offset=(1, 2))
+def test_repeated_step_is_answered_without_advancing(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, offset=(1, 2))
     first = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
     again = feed(stream, rows([1], [2, 3]), 5, b"a", offset=array(1, 2))
     assert again.arrays["embeddings"].tobytes() == first.arrays["embeddings"].tobytes()
@@ -20,8 +20,8 @@ def test_repeated_step_is_answered_without_advancing(engine: Engine) -> None:
     assert feed(stream, rows([1], [1]), 6, b"b").next_offset.tolist() == [3, 5]
 
 
-def test_repeated_numbered_operation_is_applied_once(engine: Engine) -> None:
-    stream = stream_of(engine, offset=(1, 2))
+def test_repeated_numbered_operation_is_applied_once(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, offset=(1, 2))
     for _ in range(2):
         do(stream, ReorderOp(array(1, 0)), 1, b"a")
         assert stream.offset.tolist() == [2, 1]
@@ -34,31 +34,31 @@ def test_repeated_numbered_operation_is_applied_once(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(("number", "digest"), [(5, b"b"), (4, b"a"), (1, b"")])
-def test_reused_step_number_is_a_conflict(engine: Engine, number: int, digest: bytes) -> None:
-    stream = stream_of(engine)
+def test_reused_step_number_is_a_conflict(stream_engine: Engine, number: int, digest: bytes) -> None:
+    stream = stream_of(stream_engine)
     feed(stream, row(1), 5, b"a")
     with pytest.raises(Conflict, match=f"^step: got {number}, expected more than 5, or 5 again with the same content$"):
         feed(stream, row(1), number, digest)
     assert stream.offset.tolist() == [1]
 
 
-def test_repeated_step_after_other_change_is_a_conflict(engine: Engine) -> None:
-    stream = stream_of(engine)
+def test_repeated_step_after_other_change_is_a_conflict(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine)
     feed(stream, row(1), 5, b"a")
     do(stream, RewindOp(array(1)))
     with pytest.raises(Conflict, match=r"^step: got 5, expected more than 5$"):
         feed(stream, row(1), 5, b"a")
 
 
-def test_number_of_rejected_step_can_be_reused(engine: Engine) -> None:
-    stream = stream_of(engine)
+def test_number_of_rejected_step_can_be_reused(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine)
     with pytest.raises(Invalid):
         feed(stream, row(11), 5, b"a")
     assert feed(stream, row(1), 5, b"b").next_offset.tolist() == [1]
 
 
-def test_failed_step_response_rolls_back_the_stream(engine: Engine) -> None:
-    stream = stream_of(engine, "gpt", offset=(1,))
+def test_failed_step_response_rolls_back_the_stream(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, "gpt", offset=(1,))
 
     async def fail() -> None:
         with stream.attempt():

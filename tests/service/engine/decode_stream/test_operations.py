@@ -10,8 +10,8 @@ from preblock.service.engine.engine import Engine
 from tests.service.engine.decode_stream.streams import array, do, feed, row, rows, stream_of, whole
 
 
-def test_steps_equal_one_request_bit_for_bit(engine: Engine) -> None:
-    stream = stream_of(engine, offset=(2,))
+def test_steps_equal_one_request_bit_for_bit(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, offset=(2,))
     steps = [row(1), row(2, 3, 4), row(5, 6)]
     parts = [feed(stream, step).arrays["embeddings"] for step in steps]
     one = whole(stream, input_ids=[1, 2, 3, 4, 5, 6], offset=2)
@@ -19,8 +19,8 @@ def test_steps_equal_one_request_bit_for_bit(engine: Engine) -> None:
     assert stream.offset.tolist() == [8]
 
 
-def test_rows_advance_by_their_own_lengths(engine: Engine) -> None:
-    stream = stream_of(engine, offset=(0, 3, 5))
+def test_rows_advance_by_their_own_lengths(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, offset=(0, 3, 5))
     first = feed(stream, rows([1, 2], [], [3]))
     assert (first.lengths.tolist(), first.next_offset.tolist(), stream.offset.tolist()) == (
         [2, 0, 1],
@@ -37,8 +37,8 @@ def test_rows_advance_by_their_own_lengths(engine: Engine) -> None:
     assert stream.offset.tolist() == [3, 6, 7]
 
 
-def test_step_with_empty_rows_has_segments_masks_and_positions(engine: Engine) -> None:
-    stream = stream_of(engine, offset=(1, 1, 1))
+def test_step_with_empty_rows_has_segments_masks_and_positions(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, offset=(1, 1, 1))
     answer = feed(
         stream,
         rows([1, 2], [], [3, 4]),
@@ -53,14 +53,14 @@ def test_step_with_empty_rows_has_segments_masks_and_positions(engine: Engine) -
     assert stream.offset.tolist() == [8, 5, 3]
 
 
-def test_row_of_only_padding_keeps_its_offset(engine: Engine) -> None:
-    stream = stream_of(engine, offset=(2, 3))
+def test_row_of_only_padding_keeps_its_offset(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, offset=(2, 3))
     feed(stream, rows([1], [2]), position_ids=rows([5], [6]), attention_mask=rows([0], [1]))
     assert stream.offset.tolist() == [2, 7]
 
 
-def test_operations_change_row_offsets(engine: Engine) -> None:
-    stream = stream_of(engine, offset=(4, 5, 6))
+def test_operations_change_row_offsets(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, offset=(4, 5, 6))
     for operation, offsets in (
         (PingOp(), [4, 5, 6]),
         (RewindOp(array(3, 5, 0)), [3, 5, 0]),
@@ -77,8 +77,8 @@ def test_operations_change_row_offsets(engine: Engine) -> None:
         assert stream.offset.tolist() == offsets
 
 
-def test_rewound_row_can_be_fed_again(engine: Engine) -> None:
-    stream = stream_of(engine)
+def test_rewound_row_can_be_fed_again(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine)
     feed(stream, row(1, 2, 3, 4))
     do(stream, RewindOp(array(2)))
     assert feed(stream, row(5)).arrays["embeddings"].tobytes() == whole(stream, input_ids=[5], offset=2)
@@ -112,9 +112,9 @@ def test_rewound_row_can_be_fed_again(engine: Engine) -> None:
     ],
 )
 def test_invalid_operation_changes_nothing(
-    engine: Engine, operation: Operation, kind: type[ClientFault], message: str
+    stream_engine: Engine, operation: Operation, kind: type[ClientFault], message: str
 ) -> None:
-    stream = stream_of(engine, offset=(4, 3))
+    stream = stream_of(stream_engine, offset=(4, 3))
     with pytest.raises(kind, match=message):
         do(stream, operation)
     assert stream.offset.tolist() == [4, 3]
@@ -135,17 +135,17 @@ def test_invalid_operation_changes_nothing(
     ],
 )
 def test_invalid_step_changes_nothing(
-    engine: Engine, step: TokenRows, segments: TokenRows | None, kind: type[ClientFault]
+    stream_engine: Engine, step: TokenRows, segments: TokenRows | None, kind: type[ClientFault]
 ) -> None:
-    stream = stream_of(engine, offset=(3,))
+    stream = stream_of(stream_engine, offset=(3,))
     with pytest.raises(kind):
         feed(stream, step, indices={} if segments is None else {"token_type_ids": segments})
     assert stream.offset.tolist() == [3]
     assert feed(stream, row(1, 2, 3, 4, 5)).next_offset.tolist() == [8]
 
 
-def test_full_stream_can_be_rewound(engine: Engine) -> None:
-    stream = stream_of(engine, offset=(6,))
+def test_full_stream_can_be_rewound(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, offset=(6,))
     assert feed(stream, row(1, 2)).next_offset.tolist() == [8]
     with pytest.raises(Invalid, match=r"got 8 \+ 1 = 9, expected at most 8"):
         feed(stream, row(1))
@@ -154,34 +154,34 @@ def test_full_stream_can_be_rewound(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("offset", [-1, 9, 2**63 - 1])
-def test_stream_offset_out_of_range_is_rejected(engine: Engine, offset: int) -> None:
+def test_stream_offset_out_of_range_is_rejected(stream_engine: Engine, offset: int) -> None:
     with pytest.raises(Invalid, match=f"^offset: got {offset}, expected 0 to 8$"):
-        stream_of(engine, offset=(offset,))
+        stream_of(stream_engine, offset=(offset,))
     with pytest.raises(Invalid, match=rf"^offset\[1\]: got {offset}, expected 0 to 8$"):
-        stream_of(engine, offset=(8, offset))
+        stream_of(stream_engine, offset=(8, offset))
 
 
 @pytest.mark.parametrize("offset", [0, 8])
-def test_stream_offset_up_to_max_len_is_accepted(engine: Engine, offset: int) -> None:
-    assert stream_of(engine, offset=(offset,)).offset.tolist() == [offset]
+def test_stream_offset_up_to_max_len_is_accepted(stream_engine: Engine, offset: int) -> None:
+    assert stream_of(stream_engine, offset=(offset,)).offset.tolist() == [offset]
 
 
-def test_scalar_stream_offset_applies_to_all_rows(engine: Engine) -> None:
-    assert stream_of(engine, offset=(3,), rows=2).offset.tolist() == [3, 3]
-    assert stream_of(engine, offset=(3,), rows=0).offset.tolist() == []
+def test_scalar_stream_offset_applies_to_all_rows(stream_engine: Engine) -> None:
+    assert stream_of(stream_engine, offset=(3,), rows=2).offset.tolist() == [3, 3]
+    assert stream_of(stream_engine, offset=(3,), rows=0).offset.tolist() == []
     with pytest.raises(TooLarge, match=r"^rows: got 7 rows, expected at most 6 rows of a stream$"):
-        stream_of(engine, rows=7)
+        stream_of(stream_engine, rows=7)
 
 
-def test_dtype_and_outputs_are_checked_at_stream_open(engine: Engine) -> None:
+def test_dtype_and_outputs_are_checked_at_stream_open(stream_engine: Engine) -> None:
     with pytest.raises(Invalid, match=r"^dtype: got float64, expected float32, float16, bfloat16$"):
-        stream_of(engine, dtype="float64")
+        stream_of(stream_engine, dtype="float64")
     with pytest.raises(Invalid, match=r"^output: got nope, expected embeddings, token_embeddings$"):
-        stream_of(engine, outputs=("embeddings", "nope"))
+        stream_of(stream_engine, outputs=("embeddings", "nope"))
 
 
-def test_dtype_and_outputs_apply_to_every_step(engine: Engine) -> None:
-    stream = stream_of(engine, "gpt", dtype="float16", outputs=("token_embeddings", "embeddings"))
+def test_dtype_and_outputs_apply_to_every_step(stream_engine: Engine) -> None:
+    stream = stream_of(stream_engine, "gpt", dtype="float16", outputs=("token_embeddings", "embeddings"))
     for _ in range(2):
         tensors = feed(stream, row(1)).tensors
         assert list(tensors) == ["token_embeddings", "embeddings"]

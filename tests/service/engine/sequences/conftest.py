@@ -12,11 +12,11 @@ from tests.support.engines import open_engine
 
 
 @pytest.fixture(scope="module")
-def repository(tiny_repository: Path) -> Repository:
+def sequence_repository(tiny_repository: Path) -> Repository:
     return Repository(tiny_repository, CPU, 1)
 
 
 @pytest.fixture
-def engine(repository: Repository) -> Iterator[Engine]:
-    with open_engine(repository, max_request_tokens=64) as engine:
+def sequence_engine(sequence_repository: Repository) -> Iterator[Engine]:
+    with open_engine(sequence_repository, max_request_tokens=64) as engine:
         yield engine

@@ -12,8 +12,8 @@ from preblock.service.observability.record import RequestRecord
 from tests.service.engine.sequences.requests import ask, open_now, request, run, where
 
 
-def test_failed_response_does_not_advance_sequence(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_failed_response_does_not_advance_sequence(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         await ask(room, model, [1], SequenceRef(5, start=True))
@@ -25,13 +25,13 @@ def test_failed_response_does_not_advance_sequence(engine: Engine) -> None:
         for turn in (SequenceRef(5), SequenceRef(5, end=True), SequenceRef(5, start=True), SequenceRef(6, start=True)):
             with pytest.raises(TooLarge):
                 await fail(turn)
-        assert (where(room), sequences.rows, open_now(engine)) == ({("gpt", 1, 5): [1]}, 1, 1)
+        assert (where(room), sequences.rows, open_now(sequence_engine)) == ({("gpt", 1, 5): [1]}, 1, 1)
 
-    run(engine, test)
+    run(sequence_engine, test)
 
 
-def test_concurrent_request_to_sequence_is_a_conflict(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_concurrent_request_to_sequence_is_a_conflict(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
         async with room.answer(model, request([1], SequenceRef(5, start=True)), RequestRecord("grpc")):
@@ -41,11 +41,11 @@ def test_concurrent_request_to_sequence_is_a_conflict(engine: Engine) -> None:
             await ask(room, model, [1], SequenceRef(6, start=True))
         assert where(room) == {("gpt", 1, 6): [1], ("gpt", 1, 5): [1]}
 
-    run(engine, test)
+    run(sequence_engine, test)
 
 
-def test_sequence_rows_are_limited_per_stream_and_process(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_sequence_rows_are_limited_per_stream_and_process(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         for id_ in range(1, 5):
@@ -59,13 +59,13 @@ def test_sequence_rows_are_limited_per_stream_and_process(engine: Engine) -> Non
         await ask(sequences.shared_store, model, [1], SequenceRef(5, start=True))
         await ask(room, model, [1], SequenceRef(4, end=True))
         await ask(room, model, [1], SequenceRef(5, start=True))
-        assert (sequences.rows, open_now(engine)) == (5, 5)
+        assert (sequences.rows, open_now(sequence_engine)) == (5, 5)
 
-    run(engine, test)
+    run(sequence_engine, test)
 
 
-def test_only_the_idle_sequence_times_out(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_only_the_idle_sequence_times_out(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         await ask(room, model, [1], SequenceRef(5, start=True))
@@ -82,14 +82,14 @@ def test_only_the_idle_sequence_times_out(engine: Engine) -> None:
         async with asyncio.timeout(10):
             while where(room):
                 await asyncio.sleep(0.01)
-        assert (sequences.rows, open_now(engine)) == (0, 0)
+        assert (sequences.rows, open_now(sequence_engine)) == (0, 0)
         await ask(room, model, [1], SequenceRef(5, start=True))  # and the room can be used again
 
-    run(engine, test, sequence_idle_timeout_seconds=0.2)
+    run(sequence_engine, test, sequence_idle_timeout_seconds=0.2)
 
 
-def test_cancelled_request_leaves_no_sequence(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_cancelled_request_leaves_no_sequence(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         async def never() -> None:
@@ -102,13 +102,13 @@ def test_cancelled_request_leaves_no_sequence(engine: Engine) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (where(room), sequences.rows, open_now(engine)) == ({}, 0, 0)
+        assert (where(room), sequences.rows, open_now(sequence_engine)) == ({}, 0, 0)
 
-    run(engine, test)
+    run(sequence_engine, test)
 
 
-def test_shared_sequences_need_a_single_worker(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_shared_sequences_need_a_single_worker(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         message = "parameters.sequence_id needs a single worker: any of the 2 workers here may get the next request"
@@ -117,4 +117,4 @@ def test_shared_sequences_need_a_single_worker(engine: Engine) -> None:
                 await ask(sequences.shared_store, model, [1], turn)
         await ask(room, model, [1], SequenceRef("a", start=True))
 
-    run(engine, test, workers=2)
+    run(sequence_engine, test, workers=2)

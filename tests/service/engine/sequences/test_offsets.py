@@ -13,40 +13,50 @@ from preblock.service.observability.record import RequestRecord
 from tests.service.engine.sequences.requests import IDS, ask, open_now, request, run, stateless, where
 
 
-def test_sequence_request_continues_at_last_offset(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_sequence_request_continues_at_last_offset(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
-        assert await ask(room, model, IDS[:2], SequenceRef(5, start=True)) == await stateless(engine, model, IDS[:2], 0)
+        assert await ask(room, model, IDS[:2], SequenceRef(5, start=True)) == await stateless(
+            sequence_engine, model, IDS[:2], 0
+        )
         assert where(room) == {("gpt", 1, 5): [2]}
-        assert await ask(room, model, IDS[2:3], SequenceRef(5)) == await stateless(engine, model, IDS[2:3], 2)
-        assert await ask(room, model, IDS[3:5], SequenceRef(5), 3) == await stateless(engine, model, IDS[3:5], 3)
-        assert (where(room), open_now(engine)) == ({("gpt", 1, 5): [5]}, 1)
-        assert await ask(room, model, IDS[5:], SequenceRef(5, end=True)) == await stateless(engine, model, IDS[5:], 5)
-        assert (where(room), open_now(engine)) == ({}, 0)
+        assert await ask(room, model, IDS[2:3], SequenceRef(5)) == await stateless(sequence_engine, model, IDS[2:3], 2)
+        assert await ask(room, model, IDS[3:5], SequenceRef(5), 3) == await stateless(
+            sequence_engine, model, IDS[3:5], 3
+        )
+        assert (where(room), open_now(sequence_engine)) == ({("gpt", 1, 5): [5]}, 1)
+        assert await ask(room, model, IDS[5:], SequenceRef(5, end=True)) == await stateless(
+            sequence_engine, model, IDS[5:], 5
+        )
+        assert (where(room), open_now(sequence_engine)) == ({}, 0)
 
-    run(engine, test)
+    run(sequence_engine, test)
 
 
-def test_sequence_start_resets_the_offset(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_sequence_start_resets_the_offset(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
         for offset, rows in ((3, 1), (4, 2), (0, 1), ([1, 2], 2)):
             ids = [[1]] * rows
             found = await ask(room, model, ids, SequenceRef("x", start=True), offset)
-            assert found == await stateless(engine, model, ids, offset)
+            assert found == await stateless(sequence_engine, model, ids, offset)
             assert where(room) == {("gpt", 1, "x"): (np.zeros(rows, int) + np.array(offset) + 1).tolist()}
         assert await ask(room, model, [[1]], SequenceRef("y", start=True, end=True)) == await stateless(
-            engine, model, [1], 0
+            sequence_engine, model, [1], 0
         )
         assert len(where(room)) == 1
 
-    run(engine, test)
+    run(sequence_engine, test)
 
 
-def test_sequence_ids_are_separate_per_model_version(engine: Engine) -> None:
-    models = [engine.repository.get("bert", "1"), engine.repository.get("bert", "2"), engine.repository.get("gpt")]
+def test_sequence_ids_are_separate_per_model_version(sequence_engine: Engine) -> None:
+    models = [
+        sequence_engine.repository.get("bert", "1"),
+        sequence_engine.repository.get("bert", "2"),
+        sequence_engine.repository.get("gpt"),
+    ]
 
     async def test(_: Sequences, room: SequenceStore) -> None:
         for length, model in enumerate(models, 1):
@@ -55,23 +65,23 @@ def test_sequence_ids_are_separate_per_model_version(engine: Engine) -> None:
             await ask(room, models[0], [1], SequenceRef("5"))
         assert where(room) == {("bert", 1, 5): [1], ("bert", 2, 5): [2], ("gpt", 1, 5): [3]}
         for length, model in enumerate(models, 1):
-            assert await ask(room, model, [1], SequenceRef(5)) == await stateless(engine, model, [1], length)
+            assert await ask(room, model, [1], SequenceRef(5)) == await stateless(sequence_engine, model, [1], length)
 
-    run(engine, test, max_stream_sequence_rows=6)
+    run(sequence_engine, test, max_stream_sequence_rows=6)
 
 
-def test_padding_and_positions_advance_sequence_rows(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_padding_and_positions_advance_sequence_rows(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
     mask, positions = (TokenRows.of_array(np.array(values)) for values in ([[0, 1], [1, 1]], [[3, 4], [0, 1]]))
 
     async def test(_: Sequences, room: SequenceStore) -> None:
         await ask(room, model, [[1, 2], [3, 4]], SequenceRef(5, start=True), attention_mask=mask)
         assert where(room)["gpt", 1, 5] == [1, 2]
         found = await ask(room, model, [[1, 2], [3, 4]], SequenceRef(5), [1, 2], position_ids=positions)
-        assert found == await stateless(engine, model, [[1, 2], [3, 4]], None, position_ids=positions)
+        assert found == await stateless(sequence_engine, model, [[1, 2], [3, 4]], None, position_ids=positions)
         assert where(room)["gpt", 1, 5] == [5, 2]
 
-    run(engine, test)
+    run(sequence_engine, test)
 
 
 REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
@@ -131,40 +141,42 @@ REFUSED: list[tuple[Any, SequenceRef, Any, type[PreblockError], str]] = [
 
 @pytest.mark.parametrize(("ids", "turn", "offset", "kind", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_invalid_sequence_request_changes_nothing(
-    engine: Engine, ids: Any, turn: SequenceRef, offset: Any, kind: type[PreblockError], message: str
+    sequence_engine: Engine, ids: Any, turn: SequenceRef, offset: Any, kind: type[PreblockError], message: str
 ) -> None:
-    model = engine.repository.get("gpt")
+    model = sequence_engine.repository.get("gpt")
 
     async def test(sequences: Sequences, room: SequenceStore) -> None:
         await ask(room, model, [1, 2, 3, 4], SequenceRef(5, start=True))
         with pytest.raises(kind, match=message):
             await ask(room, model, ids, turn, offset)
-        assert (where(room), sequences.rows, open_now(engine)) == ({("gpt", 1, 5): [4]}, 1, 1)
+        assert (where(room), sequences.rows, open_now(sequence_engine)) == ({("gpt", 1, 5): [4]}, 1, 1)
 
-    run(engine, test)
+    run(sequence_engine, test)
 
 
-def test_full_sequence_survives_rejected_request(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_full_sequence_survives_rejected_request(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
-        assert await ask(room, model, IDS, SequenceRef(5, start=True)) == await stateless(engine, model, IDS, 0)
+        assert await ask(room, model, IDS, SequenceRef(5, start=True)) == await stateless(
+            sequence_engine, model, IDS, 0
+        )
         with pytest.raises(Invalid, match=r"offset\[0\] \+ tokens: got 6 \+ 1 = 7, expected at most 6, the max_len"):
             await ask(room, model, [1], SequenceRef(5))
         assert where(room) == {("gpt", 1, 5): [6]}
 
-    run(engine, test)
+    run(sequence_engine, test)
 
 
-def test_request_without_sequence_is_answered_statelessly(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
+def test_request_without_sequence_is_answered_statelessly(sequence_engine: Engine) -> None:
+    model = sequence_engine.repository.get("gpt")
 
     async def test(_: Sequences, room: SequenceStore) -> None:
         async with room.answer(model, request([1], None, 3), RequestRecord("grpc")) as answer:
-            assert answer.arrays["embeddings"].tobytes() == await stateless(engine, model, [1], 3)
+            assert answer.arrays["embeddings"].tobytes() == await stateless(sequence_engine, model, [1], 3)
         with pytest.raises(Invalid, match="bias: this model has no attention bias"):
             async with room.answer(model, PairwiseBiasRequest(query_length=1, key_length=1), RequestRecord("grpc")):
                 pass
         assert where(room) == {}
 
-    run(engine, test)
+    run(sequence_engine, test)

@@ -11,18 +11,18 @@ from tests.support.servers import Server, serve
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def long_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a repository with a model of large answers to the longest requests."""
     return make_repository(tmp_path_factory.mktemp("connections"), gpt="gpt-500x96x900")
 
 
 @pytest.fixture(scope="module")
-def running(root: Path) -> Iterator[Server]:
-    with serve(root) as server:
+def long_server(long_repository: Path) -> Iterator[Server]:
+    with serve(long_repository) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def client(running: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=running.address, timeout=30) as client:
+def long_client(long_server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=long_server.address, timeout=30) as client:
         yield client

@@ -29,28 +29,28 @@ from tests.support.waiting import wait_until
 
 @pytest.mark.parametrize("write", [raw, v2])
 def test_repeated_request_has_same_headers_and_statistics(
-    client: httpx.Client, write: Callable[[Ids, int], tuple[str, bytes, dict[str, str]]]
+    long_client: httpx.Client, write: Callable[[Ids, int], tuple[str, bytes, dict[str, str]]]
 ) -> None:
     path, body, headers = write(np.array([[3, 4]]), 5)
-    first = client.post(path, content=body, headers=headers)
-    before, stats = tokens_of(client, "gpt"), client.get("/v2/models/gpt/stats").json()["model_stats"][0]
-    second = client.post(path, content=body, headers=headers)
+    first = long_client.post(path, content=body, headers=headers)
+    before, stats = tokens_of(long_client, "gpt"), long_client.get("/v2/models/gpt/stats").json()["model_stats"][0]
+    second = long_client.post(path, content=body, headers=headers)
     assert second.content == first.content
     names = set(first.headers) - {"date", "x-request-id", "server-timing"}
     assert {name: second.headers[name] for name in names} == {name: first.headers[name] for name in names}
     assert set(second.headers) == set(first.headers)
-    assert tokens_of(client, "gpt") == before + 2
-    after = client.get("/v2/models/gpt/stats").json()["model_stats"][0]
+    assert tokens_of(long_client, "gpt") == before + 2
+    after = long_client.get("/v2/models/gpt/stats").json()["model_stats"][0]
     assert after["inference_count"] == stats["inference_count"] + 1
     assert after["inference_stats"]["success"]["count"] == stats["inference_stats"]["success"]["count"] + 1
     assert after["inference_stats"]["compute_infer"]["ns"] > stats["inference_stats"]["compute_infer"]["ns"]
 
 
 @pytest.mark.parametrize("split", [0, 1, 7])
-def test_pipelined_requests_are_answered_in_order(running: Server, split: int) -> None:
+def test_pipelined_requests_are_answered_in_order(long_server: Server, split: int) -> None:
     sizes = [(1, 1), (1, 1), (2, 300), (9, 850), (1, 1), (1, 40), (1, 40), (9, 850), (1, 1)]
     sent, expected = b"", []
-    with httpx.Client(base_url=running.address) as client:
+    with httpx.Client(base_url=long_server.address) as client:
         for number, shape in enumerate(sizes):
             ids = np.full(shape, number)
             path, body, headers = raw(ids, number)
@@ -59,13 +59,13 @@ def test_pipelined_requests_are_answered_in_order(running: Server, split: int) -
             sent += b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
             expected.append(client.get("/livez").content)
     size = len(sent) // (split or 1) + 1
-    with RawConnection(running.address) as stream:
+    with RawConnection(long_server.address) as stream:
         stream.send(*(sent[begin : begin + size] for begin in range(0, len(sent), size)))
         assert [stream.answer()[2] for _ in expected] == expected
 
 
-def test_connection_is_closed_on_request(running: Server) -> None:
-    url = httpx.URL(running.address)
+def test_connection_is_closed_on_request(long_server: Server) -> None:
+    url = httpx.URL(long_server.address)
     path, body, headers = raw(np.array([[1]]), 0)
     for _ in range(3):
         with dial(url) as stream:
@@ -79,7 +79,7 @@ def test_connection_is_closed_on_request(running: Server) -> None:
             assert len(connection.getresponse().read()) == 4 * WIDTH
 
 
-def test_late_body_after_long_head_is_no_request(running: Server) -> None:
+def test_late_body_after_long_head_is_no_request(long_server: Server) -> None:
     """The response comes before the body. The body holds a whole request, which must not be answered."""
     hidden, live = http_request("/nowhere"), http_request("/livez", method="GET")
     for coding, body in (
@@ -87,7 +87,7 @@ def test_late_body_after_long_head_is_no_request(running: Server) -> None:
         ({"Transfer-Encoding": "chunked"}, b"%x\r\n%b\r\n0\r\n\r\n" % (len(hidden), hidden)),
     ):
         head = http_request("/models/nothing/bias", headers={"X-Long": "a" * 5000, **coding})
-        with RawConnection(running.address) as stream:
+        with RawConnection(long_server.address) as stream:
             for _ in range(2):
                 assert b"got nothing, expected" in stream.ask(head)[2]
                 assert stream.ask(body + live)[0] == 200
@@ -97,12 +97,12 @@ OFFER = {"Upgrade": "h2c", "Connection": "Upgrade, HTTP2-Settings", "HTTP2-Setti
 """Offer of HTTP/2 by Java's HTTP client (RFC 7540, section 3.2)."""
 
 
-def test_offer_of_http_2_is_ignored(running: Server, client: httpx.Client) -> None:
+def test_offer_of_http_2_is_ignored(long_server: Server, long_client: httpx.Client) -> None:
     path, body, headers = raw(np.array([[3, 4]]), 5)
-    vectors = client.post(path, content=body, headers=headers).content
+    vectors = long_client.post(path, content=body, headers=headers).content
     chunked = {**headers, **OFFER, "Transfer-Encoding": "chunked"}
     sent = http_request(path, body, headers | OFFER)
-    with RawConnection(running.address) as stream:
+    with RawConnection(long_server.address) as stream:
         for _ in range(3):
             assert stream.ask(sent)[2] == vectors
         assert stream.ask(http_request(path, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), chunked))[2] == vectors
@@ -114,50 +114,52 @@ def test_offer_of_http_2_is_ignored(running: Server, client: httpx.Client) -> No
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_offer_of_http_2_before_a_close_is_ignored(running: Server, client: httpx.Client, version: str) -> None:
+def test_offer_of_http_2_before_a_close_is_ignored(
+    long_server: Server, long_client: httpx.Client, version: str
+) -> None:
     path, body, headers = raw(np.array([[3, 4]]), 5)
     last = headers | OFFER | {"Connection": "close, Upgrade, HTTP2-Settings"}
-    with RawConnection(running.address) as stream:
+    with RawConnection(long_server.address) as stream:
         answer = stream.ask(http_request(path, body, last).replace(b"HTTP/1.1", b"HTTP/" + version.encode()))
-        assert answer[2] == client.post(path, content=body, headers=headers).content
+        assert answer[2] == long_client.post(path, content=body, headers=headers).content
         assert stream.file.read() == b""
 
 
-def test_absolute_target_is_answered_as_its_path(running: Server, client: httpx.Client) -> None:
+def test_absolute_target_is_answered_as_its_path(long_server: Server, long_client: httpx.Client) -> None:
     path, body, headers = raw(np.array([[3, 4]]), 5)
-    with RawConnection(running.address) as stream:
+    with RawConnection(long_server.address) as stream:
         for _ in range(2):  # the second by the known head
             answer = stream.ask(http_request(f"http://user@a.localhost:80{path}", body, headers))
-            assert answer[2] == client.post(path, content=body, headers=headers).content
+            assert answer[2] == long_client.post(path, content=body, headers=headers).content
         for target in ("HTTP://localhost", "https://localhost?a=b", "http://[::1]/"):
             assert stream.ask(http_request(target, method="GET"))[0] == 200
         load = http_request("http://a.localhost/v2/repository/models/gpt/load", headers={"Origin": "http://x"})
         assert stream.ask(load)[2].endswith(b'expected the origin of a.localhost"}')
         assert stream.ask(http_request("http://evil.example/readyz", method="GET"))[0] == 421
     for target in ("http://y@/readyz", "http://a@b@/readyz", "http:///readyz"):  # no host
-        with RawConnection(running.address) as stream:
+        with RawConnection(long_server.address) as stream:
             assert stream.ask(http_request(target, method="GET"))[0] == 400
-    with dial(running.address) as socket_:
+    with dial(long_server.address) as socket_:
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Key": "A" * 22 + "=="}
         upgrade["Sec-WebSocket-Version"] = "13"
         socket_.sendall(http_request("http://127.1.2.3:5/models/gpt/decode", headers=upgrade, method="GET"))
         assert socket_.recv(2**16).startswith(b"HTTP/1.1 101 ")
 
 
-def test_http_1_0_expectation_is_ignored(running: Server) -> None:
+def test_http_1_0_expectation_is_ignored(long_server: Server) -> None:
     body, headers = b'{"input_ids": [1]}', {"Expect": "100-continue"}
-    with dial(running.address) as stream:
+    with dial(long_server.address) as stream:
         stream.sendall(http_request("/models/gpt/embed", body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         assert stream.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize("media", ["application/x-ndjson", "text/event-stream"])
-def test_http_1_0_stream_has_no_chunks(running: Server, client: httpx.Client, media: str) -> None:
+def test_http_1_0_stream_has_no_chunks(long_server: Server, long_client: httpx.Client, media: str) -> None:
     path, body = "/models/gpt/decode", b'{"input_ids": [[3, 4]]}\n'
     headers = {"Accept": media, "Content-Type": "application/json" if "event" in media else media}
-    expected = client.post(path, content=body, headers=headers)
+    expected = long_client.post(path, content=body, headers=headers)
     assert expected.headers["Transfer-Encoding"] == "chunked"
-    with dial(running.address) as stream:
+    with dial(long_server.address) as stream:
         stream.sendall(http_request(path, body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         head, _, content = b"".join(iter(lambda: stream.recv(2**16), b"")).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head.lower()
@@ -178,37 +180,37 @@ SMALL_PARTS = orjson.dumps({"input_ids": [[1]] * 40_000, "encoding": "prompt_emb
     ],
 )
 def test_disconnect_stops_the_computation(
-    running: Server, client: httpx.Client, request_: tuple[str, bytes, dict[str, str]], known: bool
+    long_server: Server, long_client: httpx.Client, request_: tuple[str, bytes, dict[str, str]], known: bool
 ) -> None:
     path, body, headers = request_
     sent = http_request(path, body, headers | ({} if known else {"X-Another": "form"}))
 
     def counts() -> tuple[int, int]:
-        (model,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+        (model,) = long_client.get("/v2/models/gpt/stats").json()["model_stats"]
         return tuple(model["inference_stats"][kind]["count"] for kind in ("success", "fail"))
 
     if known:
-        with RawConnection(running.address) as connection:
+        with RawConnection(long_server.address) as connection:
             assert len(connection.ask(sent)[2]) == 70 * 850 * WIDTH * 4
     success, fail = counts()
-    with dial(running.address) as stream:
+    with dial(long_server.address) as stream:
         stream.sendall(sent)
         assert stream.recv(1000).startswith(b"HTTP/1.1 200")
     wait_until(lambda: counts() != (success, fail))
     assert counts() == (success, fail + 1)
 
 
-def test_small_requests_of_many_connections_share_runs(running: Server, client: httpx.Client) -> None:
+def test_small_requests_of_many_connections_share_runs(long_server: Server, long_client: httpx.Client) -> None:
     path, body, headers = raw(np.array([[5]]), 3)
-    expected = client.post(path, content=body, headers=headers).content
+    expected = long_client.post(path, content=body, headers=headers).content
 
     def counts() -> tuple[int, int]:
-        (stats,) = client.get("/v2/models/gpt/stats").json()["model_stats"]
+        (stats,) = long_client.get("/v2/models/gpt/stats").json()["model_stats"]
         return stats["inference_count"], stats["execution_count"]
 
     requests, runs = counts()
     with ExitStack() as stack:
-        streams = [stack.enter_context(RawConnection(running.address)) for _ in range(20)]
+        streams = [stack.enter_context(RawConnection(long_server.address)) for _ in range(20)]
         for sent in range(20, 20 * 100, 20):  # on a busy machine requests may arrive one by one
             for stream in streams:
                 stream.send(http_request(path, body, headers))
@@ -221,12 +223,12 @@ def test_small_requests_of_many_connections_share_runs(running: Server, client: 
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
-def test_other_method_uses_no_template(client: httpx.Client, method: str) -> None:
+def test_other_method_uses_no_template(long_client: httpx.Client, method: str) -> None:
     path, body, headers = raw(np.array([[1, 2]]), 0)
-    alone = client.request(method, path, content=body, headers=headers | {"X-Other": method})
+    alone = long_client.request(method, path, content=body, headers=headers | {"X-Other": method})
     for _ in range(2):
-        assert client.post(path, content=body, headers=headers).status_code == 200
-    assert client.request(method, path, content=body, headers=headers).status_code == alone.status_code == 405
+        assert long_client.post(path, content=body, headers=headers).status_code == 200
+    assert long_client.request(method, path, content=body, headers=headers).status_code == alone.status_code == 405
 
 
 def chunks_of(answer: BinaryIO) -> Iterator[bytes]:
@@ -239,10 +241,10 @@ def chunks_of(answer: BinaryIO) -> Iterator[bytes]:
     answer.readline()
 
 
-def test_disconnect_after_last_chunk_is_not_logged(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_disconnect_after_last_chunk_is_not_logged(long_repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path, body, headers = raw(np.random.default_rng(0).integers(0, VOCABULARY, (4, 775)), 0)
     request = http_request(path, body, headers | {"Accept-Encoding": "gzip"})
-    settings = Settings(repository=root)
+    settings = Settings(repository=long_repository)
     server = uvicorn.Server(configure(settings, create_app(settings)))
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as stream:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as little as there may be

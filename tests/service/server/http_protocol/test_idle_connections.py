@@ -26,16 +26,16 @@ def request(*ids: int) -> bytes:
 
 
 @pytest.fixture
-def hasty_address(root: Path) -> Iterator[str]:
-    settings = Settings(repository=root)
+def hasty_address(long_repository: Path) -> Iterator[str]:
+    settings = Settings(repository=long_repository)
     config = configure(settings, create_app(settings))
     config.timeout_keep_alive = KEPT_SECONDS
     with live_server(config) as port:
         yield f"http://127.0.0.1:{port}"
 
 
-def test_idle_connection_outlives_pools_of_clients(running: Server) -> None:
-    with RawConnection(running.address) as tensors, RawConnection(running.address) as others:
+def test_idle_connection_outlives_pools_of_clients(long_server: Server) -> None:
+    with RawConnection(long_server.address) as tensors, RawConnection(long_server.address) as others:
         for pause in (POOL_SECONDS + 0.5, 0):
             assert tensors.ask(request(1, 2))[0] == 200
             assert others.ask(http_request("/livez", method="GET"))[0] == 200

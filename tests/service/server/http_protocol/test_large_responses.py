@@ -21,13 +21,13 @@ from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
 
 
-def test_unread_large_response_counts_as_running_request(root: Path) -> None:
+def test_unread_large_response_counts_as_running_request(long_repository: Path) -> None:
     """The first of its form, one like it, one of FastAPI's, and numbers, as they are and compressed."""
     path, body, headers = raw(np.zeros((35, 850), np.int64), 0)
     address, document, _ = LARGE["native"]
     numbers = address, orjson.dumps(document(np.zeros((16, 850), np.int64))), {"Content-Type": "application/json"}
     with (
-        serve(root, PREBLOCK_MAX_CONCURRENT_REQUESTS="1") as server,
+        serve(long_repository, PREBLOCK_MAX_CONCURRENT_REQUESTS="1") as server,
         httpx.Client(base_url=server.address, timeout=30) as client,
     ):
         url = httpx.URL(server.address)
@@ -55,10 +55,10 @@ def test_unread_large_response_counts_as_running_request(root: Path) -> None:
             wait_until(lambda: status() == 200)
 
 
-def test_large_compressed_response_is_chunked_and_keeps_alive(running: Server, client: httpx.Client) -> None:
+def test_large_compressed_response_is_chunked_and_keeps_alive(long_server: Server, long_client: httpx.Client) -> None:
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (16, 400))
     path, body, headers = raw(ids, 0)
-    url = httpx.URL(running.address)
+    url = httpx.URL(long_server.address)
     with closing(http.client.HTTPConnection(url.host, url.port)) as connection:
         for _ in range(2):  # the second by the same open connection
             connection.request("POST", path, body, headers | {"Accept-Encoding": "gzip"})
@@ -66,21 +66,21 @@ def test_large_compressed_response_is_chunked_and_keeps_alive(running: Server, c
             assert answer.headers["Transfer-Encoding"] == "chunked"
             content = gzip.decompress(answer.read())
             assert not answer.will_close
-            assert content[-4 * ids.size * WIDTH :] == oracle(client, ids, 0).tobytes()
+            assert content[-4 * ids.size * WIDTH :] == oracle(long_client, ids, 0).tobytes()
 
 
-def test_http_1_0_client_gets_no_chunks(running: Server, client: httpx.Client) -> None:
+def test_http_1_0_client_gets_no_chunks(long_server: Server, long_client: httpx.Client) -> None:
     ids = np.random.default_rng(0).integers(0, VOCABULARY, (25, 900))
     path, document, values = LARGE["native"]
     body = orjson.dumps(document(ids))
     request = http_request(path, body, {"Content-Type": "application/json"})
-    with dial(running.address) as stream:
+    with dial(long_server.address) as stream:
         stream.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
         answered = b"".join(iter(lambda: stream.recv(2**16), b""))
     told, _, content = answered.partition(b"\r\n\r\n")
     assert b"chunked" not in told.lower()
     assert b"connection: close" in told.lower()
-    np.testing.assert_array_equal(np.array(values(orjson.loads(content)), np.float32), oracle(client, ids, 0))
+    np.testing.assert_array_equal(np.array(values(orjson.loads(content)), np.float32), oracle(long_client, ids, 0))
 
 
 LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any]]] = {
@@ -109,26 +109,26 @@ LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any
     ],
 )
 def test_large_json_response_is_streamed(
-    client: httpx.Client, protocol: str, shape: tuple[int, int], coding: str
+    long_client: httpx.Client, protocol: str, shape: tuple[int, int], coding: str
 ) -> None:
     path, document, values = LARGE[protocol]
     ids = np.random.default_rng(0).integers(0, VOCABULARY, shape)
-    answer = client.post(path, json=document(ids), headers={"Accept-Encoding": coding})
+    answer = long_client.post(path, json=document(ids), headers={"Accept-Encoding": coding})
     assert ids.size * WIDTH > INLINE_MAX_VALUES
     assert answer.headers["Transfer-Encoding"] == "chunked"
     found = np.array(values(orjson.loads(answer.content)), np.float32)
     assert found.shape == ((*shape, WIDTH) if protocol == "native" else (ids.size * WIDTH,))
-    np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(client, ids, 0))
+    np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(long_client, ids, 0))
 
 
-def test_large_ragged_json_response_is_streamed(client: httpx.Client) -> None:
+def test_large_ragged_json_response_is_streamed(long_client: httpx.Client) -> None:
     lengths = [3, 800, 1, 900, 5, 899, 850, 800, 890, 899, 700] * 4
     ids = np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths))
     rows = [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]
-    answer = client.post("/models/gpt/embed", json={"input_ids": rows, "encoding": "float"})
+    answer = long_client.post("/models/gpt/embed", json={"input_ids": rows, "encoding": "float"})
     assert answer.headers["Transfer-Encoding"] == "chunked"
     found = np.array(orjson.loads(answer.content)["embeddings"], np.float32)
-    expected = client.post("/models/gpt/embed", json={"input_ids": rows}).json()["embeddings"]
+    expected = long_client.post("/models/gpt/embed", json={"input_ids": rows}).json()["embeddings"]
     assert found.tobytes() == base64.b64decode(expected)
 
 

@@ -52,10 +52,10 @@ def vectors_of(answer: bytes | dict[str, Any]) -> Vectors:
 
 @pytest.mark.parametrize("model", ["gpt2-small", "minilm", "transformer-base"])
 @pytest.mark.parametrize("kinds", ["text", "frame", "both"])
-def test_decode_steps_equal_one_call_bit_for_bit(clients: Clients, model: str, kinds: str) -> None:
+def test_decode_steps_equal_one_call_bit_for_bit(model_clients: Clients, model: str, kinds: str) -> None:
     ids = np.random.default_rng(0).integers(0, 30000, 30).tolist()
     parts, start = [], 0
-    with stream_of(clients, model) as stream:
+    with stream_of(model_clients, model) as stream:
         for number, length in enumerate((1, 1, 5, 1, 20, 2)):
             step = ids[start : start + length]
             if kinds == "frame" or (kinds == "both" and number % 2):
@@ -63,7 +63,7 @@ def test_decode_steps_equal_one_call_bit_for_bit(clients: Clients, model: str, k
             else:
                 parts.append(vectors_of(send_text(stream, input_ids=step)))
             start += length
-    assert np.concatenate(parts).tobytes() == native_bytes(clients, model, {"input_ids": ids}).tobytes()
+    assert np.concatenate(parts).tobytes() == native_bytes(model_clients, model, {"input_ids": ids}).tobytes()
 
 
 def test_decode_text_response_equals_embed(tiny_clients: Clients) -> None:
@@ -72,10 +72,10 @@ def test_decode_text_response_equals_embed(tiny_clients: Clients) -> None:
     assert answer == tiny_clients.http.post("/models/gpt/embed", json={"input_ids": [1, 2, 3], "offset": 2}).json()
 
 
-def test_decode_frame_has_documented_layout(tiny_clients: Clients, tables: dict[str, Any]) -> None:
+def test_decode_frame_has_documented_layout(tiny_clients: Clients, tiny_tables: dict[str, Any]) -> None:
     with stream_of(tiny_clients, "gpt", "?offset=3") as stream:
         frame = send_frame(stream, step_frame([4, 5], number=0xFFFFFFFE))
-    expected = tables["tokens"][[4, 5]] + tables["positions"][[3, 4]]
+    expected = tiny_tables["tokens"][[4, 5]] + tiny_tables["positions"][[3, 4]]
     assert frame == (
         b"PRBK"  # magic
         + bytes([2, 2, 0, 0])  # version 2, kind vectors, flags 0

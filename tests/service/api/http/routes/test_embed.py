@@ -21,20 +21,20 @@ TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": t
 
 
 @pytest.fixture(scope="module")
-def gpt2(tables: dict[str, NDArray[np.float32]]) -> Any:
+def gpt2(tiny_tables: dict[str, NDArray[np.float32]]) -> Any:
     """transformers' GPT-2 with the tables of the tiny `gpt`."""
     config = GPT2Config(vocab_size=7, n_embd=4, n_positions=6, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
     model: Any = GPT2Model(config)
     model.eval()
-    model.wte.weight.data.copy_(torch.from_numpy(tables["tokens"]))
-    model.wpe.weight.data.copy_(torch.from_numpy(tables["positions"]))
+    model.wte.weight.data.copy_(torch.from_numpy(tiny_tables["tokens"]))
+    model.wpe.weight.data.copy_(torch.from_numpy(tiny_tables["positions"]))
     return model
 
 
 @pytest.fixture(scope="module")
-def bert(checkpoint: Path) -> Any:
+def bert(minilm_checkpoint: Path) -> Any:
     """transformers' BERT with the real checkpoint."""
-    model: Any = BertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    model: Any = BertModel.from_pretrained(minilm_checkpoint, add_pooling_layer=False)
     model.eval()
     return model
 
@@ -58,77 +58,79 @@ def positions_of_generate(attention_mask: Any) -> torch.Tensor:
     return (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
 
 
-def test_equal_rows_have_shape_B_L_D(tiny: httpx.Client) -> None:
-    answer = embed(tiny, "gpt", input_ids=[[1, 2, 3], [4, 5, 6]])
+def test_equal_rows_have_shape_B_L_D(tiny_http: httpx.Client) -> None:
+    answer = embed(tiny_http, "gpt", input_ids=[[1, 2, 3], [4, 5, 6]])
     assert answer["shape"] == [2, 3, 4]
     assert "lengths" not in answer
     assert len(base64.b64decode(answer["embeddings"])) == 2 * 3 * 4 * 4
 
 
-def test_flat_list_is_one_row(tiny: httpx.Client) -> None:
-    flat, rows = embed(tiny, "gpt", input_ids=[1, 2, 3]), embed(tiny, "gpt", input_ids=[[1, 2, 3]])
+def test_flat_list_is_one_row(tiny_http: httpx.Client) -> None:
+    flat, rows = embed(tiny_http, "gpt", input_ids=[1, 2, 3]), embed(tiny_http, "gpt", input_ids=[[1, 2, 3]])
     assert flat["shape"] == [1, 3, 4]
     assert flat == rows
 
 
-def test_unequal_rows_have_shape_T_D_and_lengths(tiny: httpx.Client) -> None:
-    answer = embed(tiny, "gpt", input_ids=[[1, 2, 3], [4], [5, 6]], encoding="float")
+def test_unequal_rows_have_shape_T_D_and_lengths(tiny_http: httpx.Client) -> None:
+    answer = embed(tiny_http, "gpt", input_ids=[[1, 2, 3], [4], [5, 6]], encoding="float")
     assert answer["shape"] == [6, 4]
     assert answer["lengths"] == [3, 1, 2]
     assert np.array(answer["embeddings"]).shape == (6, 4)
     assert answer["next_offset"] == [3, 1, 2]
 
 
-def test_response_names_model_version_dtype_and_encoding(tiny: httpx.Client) -> None:
-    answer = embed(tiny, "bert", input_ids=[1], dtype="float16", encoding="float")
+def test_response_names_model_version_dtype_and_encoding(tiny_http: httpx.Client) -> None:
+    answer = embed(tiny_http, "bert", input_ids=[1], dtype="float16", encoding="float")
     assert list(answer) == ["model", "version", "dtype", "encoding", "use_as", "shape", "embeddings", "next_offset"]
     assert (answer["model"], answer["version"], answer["dtype"], answer["encoding"]) == ("bert", 2, "float16", "float")
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_embed_uses_requested_version(tiny: httpx.Client, version: int) -> None:
-    named = tiny.post(f"/models/bert/versions/{version}/embed", json={"input_ids": [1, 2]}).json()
-    newest = embed(tiny, "bert", input_ids=[1, 2])
+def test_embed_uses_requested_version(tiny_http: httpx.Client, version: int) -> None:
+    named = tiny_http.post(f"/models/bert/versions/{version}/embed", json={"input_ids": [1, 2]}).json()
+    newest = embed(tiny_http, "bert", input_ids=[1, 2])
     assert named["version"] == version
     assert newest["version"] == 2
     assert (named["embeddings"] == newest["embeddings"]) == (version == 2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_narrow_dtypes_are_rounded_like_torch(clients: Clients, dtype: str) -> None:
+def test_narrow_dtypes_are_rounded_like_torch(model_clients: Clients, dtype: str) -> None:
     fields = {"input_ids": [[1, 2, 50256], [7, 8, 9]], "offset": 5}
-    exact = native_bytes(clients, "gpt2-small", fields)
-    response = ask_for(clients.http, BYTES, "gpt2-small", dtype=dtype, **fields)
+    exact = native_bytes(model_clients, "gpt2-small", fields)
+    response = ask_for(model_clients.http, BYTES, "gpt2-small", dtype=dtype, **fields)
     oracle = torch.tensor(exact).to(TORCH_TYPES[dtype])
     assert response.content == oracle.view(torch.uint8).numpy().tobytes()
     assert response.headers["Preblock-Dtype"] == dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_base64_float_and_bytes_hold_the_same_bits(clients: Clients, dtype: str) -> None:
+def test_base64_float_and_bytes_hold_the_same_bits(model_clients: Clients, dtype: str) -> None:
     fields: dict[str, Any] = {"input_ids": [[101, 2023, 102], [101, 2003, 102]], "dtype": dtype}
-    content = ask_for(clients.http, BYTES, "minilm", **fields).content
-    assert base64.b64decode(embed(clients.http, "minilm", **fields)["embeddings"]) == content
-    floats = torch.tensor(embed(clients.http, "minilm", encoding="float", **fields)["embeddings"], dtype=torch.float32)
+    content = ask_for(model_clients.http, BYTES, "minilm", **fields).content
+    assert base64.b64decode(embed(model_clients.http, "minilm", **fields)["embeddings"]) == content
+    floats = torch.tensor(
+        embed(model_clients.http, "minilm", encoding="float", **fields)["embeddings"], dtype=torch.float32
+    )
     assert floats.to(TORCH_TYPES[dtype]).view(torch.uint8).numpy().tobytes() == content
     assert floats.to(TORCH_TYPES[dtype]).to(torch.float32).equal(floats)  # the text holds the narrow value exactly
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_npy_holds_the_same_bits_as_bytes(clients: Clients, dtype: type[np.generic]) -> None:
+def test_npy_holds_the_same_bits_as_bytes(model_clients: Clients, dtype: type[np.generic]) -> None:
     fields: dict[str, Any] = {"input_ids": [[101, 2023], [101, 2003]], "dtype": dtype.__name__}
-    array = np.load(io.BytesIO(ask_for(clients.http, NPY, "minilm", **fields).content), allow_pickle=False)
+    array = np.load(io.BytesIO(ask_for(model_clients.http, NPY, "minilm", **fields).content), allow_pickle=False)
     assert array.dtype == dtype
     assert array.shape == (2, 2, 384)
-    assert array.tobytes() == ask_for(clients.http, BYTES, "minilm", **fields).content
+    assert array.tobytes() == ask_for(model_clients.http, BYTES, "minilm", **fields).content
 
 
 @pytest.mark.parametrize("accept", [BYTES, NPY])
 @pytest.mark.parametrize(("input_ids", "shape"), [([[1, 2, 3], [4, 5, 6]], "2,3,4"), ([[1], [2, 3]], "3,4")])
 def test_binary_response_headers_hold_shape_dtype_and_model(
-    tiny: httpx.Client, accept: str, input_ids: list[list[int]], shape: str
+    tiny_http: httpx.Client, accept: str, input_ids: list[list[int]], shape: str
 ) -> None:
-    response = ask_for(tiny, accept, input_ids=input_ids, dtype="float16")
+    response = ask_for(tiny_http, accept, input_ids=input_ids, dtype="float16")
     assert response.headers["Content-Type"] == accept
     assert response.headers["Preblock-Shape"] == shape
     assert response.headers["Preblock-Dtype"] == "float16"
@@ -137,12 +139,12 @@ def test_binary_response_headers_hold_shape_dtype_and_model(
 
 @pytest.mark.parametrize("offset", [0, 3, [3], [0, 3]])
 def test_offset_shifts_positions(
-    tiny_clients: Clients, tables: dict[str, NDArray[np.float32]], offset: int | list[int]
+    tiny_clients: Clients, tiny_tables: dict[str, NDArray[np.float32]], offset: int | list[int]
 ) -> None:
     vectors = native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 2, 3], [4, 5, 6]], "offset": offset})
     start = np.broadcast_to(offset, 2)
     positions = np.concatenate([np.arange(3) + start[0], np.arange(3) + start[1]])
-    assert vectors.tobytes() == (tables["tokens"][1:7] + tables["positions"][positions]).tobytes()
+    assert vectors.tobytes() == (tiny_tables["tokens"][1:7] + tiny_tables["positions"][positions]).tobytes()
 
 
 @pytest.mark.parametrize("positions", [[5, 0, 5], [2, 1, 0], [0, 1, 2]])
@@ -175,8 +177,8 @@ def test_mask_counts_real_tokens_from_offset(tiny_clients: Clients, gpt2: Any) -
     assert native_bytes(tiny_clients, "gpt", fields).tobytes() == oracle.tobytes()
 
 
-def test_padding_does_not_count_toward_max_len(tiny: httpx.Client) -> None:
-    answer = embed(tiny, "gpt", input_ids=[[0] * 20 + [1, 2]], attention_mask=[[0] * 20 + [1, 1]], offset=4)
+def test_padding_does_not_count_toward_max_len(tiny_http: httpx.Client) -> None:
+    answer = embed(tiny_http, "gpt", input_ids=[[0] * 20 + [1, 2]], attention_mask=[[0] * 20 + [1, 1]], offset=4)
     assert answer["shape"] == [1, 22, 4]
     assert answer["next_offset"] == [6]
 
@@ -197,54 +199,56 @@ def test_padding_does_not_count_toward_max_len(tiny: httpx.Client) -> None:
         ({"input_ids": [[1, 2]], "position_ids": [[5, 1]], "attention_mask": [[0, 0]]}, [0]),
     ],
 )
-def test_next_offset_continues_each_row(tiny: httpx.Client, fields: dict[str, Any], next_offset: list[int]) -> None:
-    assert embed(tiny, "gpt", **fields)["next_offset"] == next_offset
+def test_next_offset_continues_each_row(
+    tiny_http: httpx.Client, fields: dict[str, Any], next_offset: list[int]
+) -> None:
+    assert embed(tiny_http, "gpt", **fields)["next_offset"] == next_offset
 
 
 @pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
-def test_steps_from_next_offset_equal_one_pass_bit_for_bit(clients: Clients, model: str) -> None:
+def test_steps_from_next_offset_equal_one_pass_bit_for_bit(model_clients: Clients, model: str) -> None:
     rows = np.random.default_rng(1).integers(0, 30000, (3, 40)).tolist()
     parts, offset = [], [0, 0, 0]
     for start, end in ((0, 1), (1, 8), (8, 39), (39, 40)):
         fields = {"input_ids": [row[start:end] for row in rows], "offset": offset}
-        parts.append(native_bytes(clients, model, fields).reshape(3, end - start, -1))
-        offset = embed(clients.http, model, **fields)["next_offset"]
-    assert np.concatenate(parts, axis=1).tobytes() == native_bytes(clients, model, {"input_ids": rows}).tobytes()
+        parts.append(native_bytes(model_clients, model, fields).reshape(3, end - start, -1))
+        offset = embed(model_clients.http, model, **fields)["next_offset"]
+    assert np.concatenate(parts, axis=1).tobytes() == native_bytes(model_clients, model, {"input_ids": rows}).tobytes()
 
 
-def test_token_type_ids_default_to_zero(tiny: httpx.Client) -> None:
-    plain = embed(tiny, "bert", input_ids=[[1, 2]])
-    assert embed(tiny, "bert", input_ids=[[1, 2]], token_type_ids=[[0, 0]]) == plain
-    assert embed(tiny, "bert", input_ids=[[1, 2]], token_type_ids=[[0, 1]])["embeddings"] != plain["embeddings"]
+def test_token_type_ids_default_to_zero(tiny_http: httpx.Client) -> None:
+    plain = embed(tiny_http, "bert", input_ids=[[1, 2]])
+    assert embed(tiny_http, "bert", input_ids=[[1, 2]], token_type_ids=[[0, 0]]) == plain
+    assert embed(tiny_http, "bert", input_ids=[[1, 2]], token_type_ids=[[0, 1]])["embeddings"] != plain["embeddings"]
 
 
-def test_minilm_equals_transformers_on_real_checkpoint(clients: Clients, bert: Any) -> None:
+def test_minilm_equals_transformers_on_real_checkpoint(model_clients: Clients, bert: Any) -> None:
     random = np.random.default_rng(2)
     ids, segments = random.integers(0, 30522, (4, 128)), random.integers(0, 2, (4, 128))
     fields = {"input_ids": ids.tolist(), "token_type_ids": segments.tolist()}
     with torch.inference_mode():
         oracle = bert.embeddings(torch.from_numpy(ids), torch.from_numpy(segments)).numpy()
-    assert np.abs(native_json(clients, "minilm", fields) - oracle.reshape(-1, 384)).max() <= 2e-6
+    assert np.abs(native_json(model_clients, "minilm", fields) - oracle.reshape(-1, 384)).max() <= 2e-6
 
 
-def test_minilm_at_last_position_equals_transformers(clients: Clients, bert: Any) -> None:
+def test_minilm_at_last_position_equals_transformers(model_clients: Clients, bert: Any) -> None:
     with torch.inference_mode():
         oracle = bert.embeddings(torch.tensor([[30521, 0]]), position_ids=torch.tensor([[510, 511]])).numpy()
-    vectors = native_json(clients, "minilm", {"input_ids": [[30521, 0]], "offset": 510})
+    vectors = native_json(model_clients, "minilm", {"input_ids": [[30521, 0]], "offset": 510})
     assert np.abs(vectors - oracle[0]).max() <= 2e-6
 
 
 @pytest.mark.parametrize("mask", [[[0, 0, 1, 1], [0, 1, 1, 1]], [[1, 1, 0, 0], [1, 1, 1, 0]]])
-def test_masked_minilm_equals_transformers(clients: Clients, bert: Any, mask: list[list[int]]) -> None:
+def test_masked_minilm_equals_transformers(model_clients: Clients, bert: Any, mask: list[list[int]]) -> None:
     ids = [[101, 2023, 2003, 102], [101, 7592, 2088, 102]]
     with torch.inference_mode():
         oracle = bert.embeddings(torch.tensor(ids), position_ids=positions_of_generate(mask)).numpy()
-    vectors = native_json(clients, "minilm", {"input_ids": ids, "attention_mask": mask})
+    vectors = native_json(model_clients, "minilm", {"input_ids": ids, "attention_mask": mask})
     assert np.abs(vectors - oracle.reshape(-1, 384)).max() <= 2e-6
 
 
 @pytest.mark.parametrize("protocol", [native_json, native_float, native_bytes])
-def test_gpt2_small_equals_torch_bit_for_bit(clients: Clients, preset: FrontEnd, protocol: Protocol) -> None:
+def test_gpt2_small_equals_torch_bit_for_bit(model_clients: Clients, preset: FrontEnd, protocol: Protocol) -> None:
     ids = torch.from_numpy(np.random.default_rng(3).integers(0, 50257, (2, 24)))
     positions = torch.arange(1000, 1024)
     with torch.inference_mode():
@@ -252,18 +256,18 @@ def test_gpt2_small_equals_torch_bit_for_bit(clients: Clients, preset: FrontEnd,
             torch.nn.functional.embedding(ids, preset.tokens.weight)
             + preset.get_parameter("positions.weight")[positions]
         )
-    vectors = protocol(clients, "gpt2-small", {"input_ids": ids.tolist(), "offset": 1000})
+    vectors = protocol(model_clients, "gpt2-small", {"input_ids": ids.tolist(), "offset": 1000})
     assert vectors.tobytes() == oracle.numpy().tobytes()
 
 
 @pytest.mark.parametrize("kind", [JSON, "application/json; charset=utf-8", "Application/JSON", None])
-def test_json_with_parameters_or_no_content_type_is_read(tiny: httpx.Client, kind: str | None) -> None:
+def test_json_with_parameters_or_no_content_type_is_read(tiny_http: httpx.Client, kind: str | None) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
-    assert tiny.post("/models/gpt/embed", content=b'{"input_ids": [1]}', headers=headers).status_code == 200
+    assert tiny_http.post("/models/gpt/embed", content=b'{"input_ids": [1]}', headers=headers).status_code == 200
 
 
-def test_problem_names_field_value_and_expected(tiny: httpx.Client) -> None:
-    answer = tiny.post("/models/gpt/embed", json={"input_ids": [[0], [1, 7]]}, headers={"X-Request-Id": "mine"})
+def test_problem_names_field_value_and_expected(tiny_http: httpx.Client) -> None:
+    answer = tiny_http.post("/models/gpt/embed", json={"input_ids": [[0], [1, 7]]}, headers={"X-Request-Id": "mine"})
     assert answer.json() == {
         "type": "urn:preblock:error:Invalid",
         "title": "Invalid",
@@ -276,5 +280,5 @@ def test_problem_names_field_value_and_expected(tiny: httpx.Client) -> None:
     }
 
 
-def test_error_in_flat_list_has_one_index(tiny: httpx.Client) -> None:
-    assert tiny.post("/models/gpt/embed", json={"input_ids": [0, 7]}).json()["field"] == "input_ids[1]"
+def test_error_in_flat_list_has_one_index(tiny_http: httpx.Client) -> None:
+    assert tiny_http.post("/models/gpt/embed", json={"input_ids": [0, 7]}).json()["field"] == "input_ids[1]"

@@ -25,21 +25,21 @@ def test_npy_of_any_integer_dtype_and_order_is_accepted(tiny_clients: Clients, d
     )
 
 
-def test_one_dimensional_npy_is_one_row(tiny: httpx.Client) -> None:
-    assert post_npy(tiny, np.array([1, 2, 3])).headers["Preblock-Shape"] == "1,3,4"
+def test_one_dimensional_npy_is_one_row(tiny_http: httpx.Client) -> None:
+    assert post_npy(tiny_http, np.array([1, 2, 3])).headers["Preblock-Shape"] == "1,3,4"
 
 
-def test_query_shape_beside_npy_is_rejected(tiny: httpx.Client) -> None:
-    response = post_npy(tiny, np.array([1, 2, 3, 4]), shape="2,2")
+def test_query_shape_beside_npy_is_rejected(tiny_http: httpx.Client) -> None:
+    response = post_npy(tiny_http, np.array([1, 2, 3, 4]), shape="2,2")
     assert response.status_code == 422
     assert response.json()["detail"] == "shape: got 2,2, expected nothing, because a .npy file states its shape"
 
 
-def test_npy_version_2_is_accepted(tiny: httpx.Client) -> None:
+def test_npy_version_2_is_accepted(tiny_http: httpx.Client) -> None:
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.array([[1, 2]]), version=(2, 0))
-    response = tiny.post("/models/gpt/embed", content=stream.getvalue(), headers={"Content-Type": NPY})
-    assert response.json() == embed(tiny, "gpt", input_ids=[[1, 2]])
+    response = tiny_http.post("/models/gpt/embed", content=stream.getvalue(), headers={"Content-Type": NPY})
+    assert response.json() == embed(tiny_http, "gpt", input_ids=[[1, 2]])
 
 
 @pytest.mark.parametrize(
@@ -54,17 +54,17 @@ def test_npy_version_2_is_accepted(tiny: httpx.Client) -> None:
         {"position_ids": [[7, 1], [0, 0]]},
     ],
 )
-def test_npy_request_takes_other_fields_from_query(tiny: httpx.Client, fields: dict[str, Any]) -> None:
+def test_npy_request_takes_other_fields_from_query(tiny_http: httpx.Client, fields: dict[str, Any]) -> None:
     query = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
-    response = tiny.post(
+    response = tiny_http.post(
         "/models/bert/embed", content=npy(np.array([[1, 2], [3, 4]])), params=query, headers={"Content-Type": NPY}
     )
-    assert response.json() == embed(tiny, "bert", input_ids=[[1, 2], [3, 4]], **fields)
+    assert response.json() == embed(tiny_http, "bert", input_ids=[[1, 2], [3, 4]], **fields)
 
 
-def test_json_request_takes_other_fields_from_query(tiny: httpx.Client) -> None:
-    response = tiny.post("/models/gpt/embed?offset=3&encoding=float", json={"input_ids": [1]})
-    assert response.json() == embed(tiny, "gpt", input_ids=[1], offset=3, encoding="float")
+def test_json_request_takes_other_fields_from_query(tiny_http: httpx.Client) -> None:
+    response = tiny_http.post("/models/gpt/embed?offset=3&encoding=float", json={"input_ids": [1]})
+    assert response.json() == embed(tiny_http, "gpt", input_ids=[1], offset=3, encoding="float")
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_json_request_takes_other_fields_from_query(tiny: httpx.Client) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [JSON, NPY])
-def test_bad_query_is_rejected(tiny: httpx.Client, query: str, detail: str, kind: str) -> None:
+def test_bad_query_is_rejected(tiny_http: httpx.Client, query: str, detail: str, kind: str) -> None:
     body = npy(np.array([1])) if kind == NPY else b'{"input_ids": [1]}'
-    response = tiny.post(f"/models/gpt/embed?{query}", content=body, headers={"Content-Type": kind})
+    response = tiny_http.post(f"/models/gpt/embed?{query}", content=body, headers={"Content-Type": kind})
     assert response.status_code in (400, 422)
     assert response.json()["detail"].startswith(detail)

@@ -87,11 +87,13 @@ def read(response: httpx.Response, rows: int) -> tuple[Vectors, dict[str, list[i
     ],
     ids=lambda fields: "-".join(fields),
 )
-def test_every_format_holds_same_response(tiny: httpx.Client, accept: str, kind: str, fields: dict[str, Any]) -> None:
+def test_every_format_holds_same_response(
+    tiny_http: httpx.Client, accept: str, kind: str, fields: dict[str, Any]
+) -> None:
     rows = fields["input_ids"] if "input_ids" in fields else fields["text"]
     count = 1 if isinstance(rows, str) else len(rows)
-    vectors, found = read(ask(tiny, accept, kind, fields), count)
-    expected, told = read(tiny.post("/models/bert/embed", json=fields), count)
+    vectors, found = read(ask(tiny_http, accept, kind, fields), count)
+    expected, told = read(tiny_http.post("/models/bert/embed", json=fields), count)
     assert vectors.tobytes() == expected.tobytes()
     assert vectors.shape == expected.shape
     if accept == SAFETENSORS and told["lengths"] is None:
@@ -101,45 +103,47 @@ def test_every_format_holds_same_response(tiny: httpx.Client, accept: str, kind:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_pooling_returns_one_vector_per_row(tiny: httpx.Client, pooling: str) -> None:
-    rows = [read(tiny.post("/models/bert/embed", json={"input_ids": [row]}), 1)[0][0] for row in ROWS]
+def test_pooling_returns_one_vector_per_row(tiny_http: httpx.Client, pooling: str) -> None:
+    rows = [read(tiny_http.post("/models/bert/embed", json={"input_ids": [row]}), 1)[0][0] for row in ROWS]
     expected = {
         "mean": [row.astype(np.float64).mean(0).astype(np.float32) for row in rows],
         "first": [row[0] for row in rows],
         "last": [row[-1] for row in rows],
     }
-    answer = tiny.post("/models/bert/embed", json={"input_ids": ROWS, "pooling": pooling}).json()
+    answer = tiny_http.post("/models/bert/embed", json={"input_ids": ROWS, "pooling": pooling}).json()
     assert answer["shape"] == [2, 4]
     found = np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(2, 4)
     assert found.tobytes() == np.stack(expected[pooling]).tobytes()
-    pooled = tiny.post("/v1/embeddings", json={"model": "bert", "input": ROWS, "pooling": pooling}).json()
+    pooled = tiny_http.post("/v1/embeddings", json={"model": "bert", "input": ROWS, "pooling": pooling}).json()
     assert found.tobytes() == np.array([item["embedding"] for item in pooled["data"]], np.float32).tobytes()
 
 
-def test_pooling_ignores_padding(tiny: httpx.Client) -> None:
+def test_pooling_ignores_padding(tiny_http: httpx.Client) -> None:
     padded = {"input_ids": [[0, 1, 2]], "attention_mask": [[0, 1, 1]], "pooling": "mean"}
     alone = {"input_ids": [[1, 2]], "pooling": "mean"}
-    first, second = (tiny.post("/models/bert/embed", json=fields).json()["embeddings"] for fields in (padded, alone))
+    first, second = (
+        tiny_http.post("/models/bert/embed", json=fields).json()["embeddings"] for fields in (padded, alone)
+    )
     assert first == second
 
 
-def test_next_offset_header_continues_repeated_requests(tiny: httpx.Client) -> None:
+def test_next_offset_header_continues_repeated_requests(tiny_http: httpx.Client) -> None:
     """The answers after the first come from its template."""
     for ids in ([[1, 2], [3, 4]], [[5, 6], [0, 1]], [[2, 2], [3, 3]]):
-        response = tiny.post(
+        response = tiny_http.post(
             "/models/gpt/embed?offset=[1,3]&shape=2,2",
             content=np.array(ids, "<i8").tobytes(),
             headers={"Content-Type": BYTES, "Accept": BYTES},
         )
         assert response.headers["Preblock-Next-Offset"] == "3,5"
-    response = tiny.post("/models/gpt/embed", json={"input_ids": [[1]] * 600}, headers={"Accept": NPY})
+    response = tiny_http.post("/models/gpt/embed", json={"input_ids": [[1]] * 600}, headers={"Accept": NPY})
     assert response.headers["Preblock-Next-Offset"] == "1"  # one number stands for all rows
 
 
-def test_oversized_headers_are_omitted(tiny: httpx.Client) -> None:
+def test_oversized_headers_are_omitted(tiny_http: httpx.Client) -> None:
     """600 numbers for each row could be more than a client accepts; its own rows tell them."""
     rows = [[1] * (1 + row % 2) for row in range(600)]
-    response = tiny.post("/models/gpt/embed", json={"input_ids": rows}, headers={"Accept": BYTES})
+    response = tiny_http.post("/models/gpt/embed", json={"input_ids": rows}, headers={"Accept": BYTES})
     assert response.headers["Preblock-Shape"] == "900,4"
     assert not {"Preblock-Next-Offset", "Preblock-Lengths"} & set(response.headers)
 
@@ -155,15 +159,15 @@ def test_oversized_headers_are_omitted(tiny: httpx.Client) -> None:
         ),
     ],
 )
-def test_bad_pooling_is_rejected(tiny: httpx.Client, fields: dict[str, Any], detail: str) -> None:
-    response = tiny.post("/models/bert/embed", json=fields)
+def test_bad_pooling_is_rejected(tiny_http: httpx.Client, fields: dict[str, Any], detail: str) -> None:
+    response = tiny_http.post("/models/bert/embed", json=fields)
     assert (response.status_code, response.json()["detail"]) == (422, detail)
 
 
 @pytest.mark.parametrize("output", ["embeddings,token_embeddings", ["embeddings", "token_embeddings"]])
-def test_output_list_may_be_comma_separated_string(tiny: httpx.Client, output: Any) -> None:
-    answer = tiny.post("/models/gpt/embed", json={"input_ids": [1], "output": output}).json()
+def test_output_list_may_be_comma_separated_string(tiny_http: httpx.Client, output: Any) -> None:
+    answer = tiny_http.post("/models/gpt/embed", json={"input_ids": [1], "output": output}).json()
     assert list(answer["outputs"]) == ["embeddings", "token_embeddings"]
     if isinstance(output, str):
-        query = tiny.post("/models/gpt/embed", params={"output": output}, json={"input_ids": [1]}).json()
+        query = tiny_http.post("/models/gpt/embed", params={"output": output}, json={"input_ids": [1]}).json()
         assert query == answer

@@ -28,7 +28,7 @@ def parts_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def http(parts_server: Server) -> Iterator[httpx.Client]:
+def parts_http(parts_server: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=parts_server.address, timeout=60) as client:
         yield client
 
@@ -51,86 +51,87 @@ def vectors_of(document: Any, output: str = "embeddings") -> NDArray[np.float32]
     return np.frombuffer(base64.b64decode(document[output]), np.float32).reshape(document["shape"])
 
 
-def test_parts_of_ids_are_the_row_of_all_ids(http: httpx.Client) -> None:
+def test_parts_of_ids_are_the_row_of_all_ids(parts_http: httpx.Client) -> None:
     for model in ("gpt", "bert", "projected", "counts-ids", "wide"):
-        answer = ask(http, model, parts=[{"input_ids": [1, 2]}, {"input_ids": [3]}, {"input_ids": [4, 5]}])
-        assert answer == ask(http, model, input_ids=[1, 2, 3, 4, 5])
+        answer = ask(parts_http, model, parts=[{"input_ids": [1, 2]}, {"input_ids": [3]}, {"input_ids": [4, 5]}])
+        assert answer == ask(parts_http, model, input_ids=[1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma"])
-def test_vectors_enter_unchanged_without_positions(http: httpx.Client, model: str) -> None:
+def test_vectors_enter_unchanged_without_positions(parts_http: httpx.Client, model: str) -> None:
     values = given(model, 3)
     row = [{"input_ids": [1, 2]}, {"vectors": encode(values)}, {"input_ids": [5]}]
-    ids = vectors_of(ask(http, model, input_ids=[1, 2, 5]))[0]
+    ids = vectors_of(ask(parts_http, model, input_ids=[1, 2, 5]))[0]
     expected = np.concatenate([ids[:2], values, ids[2:]])
     for output in ("embeddings", "token_embeddings"):
-        answer = ask(http, model, parts=row, output=output)
+        answer = ask(parts_http, model, parts=row, output=output)
         assert vectors_of(answer, output)[0].tobytes() == expected.tobytes()
         assert answer["next_offset"] == [6]
 
 
-def test_positions_are_added_to_vectors(http: httpx.Client) -> None:
+def test_positions_are_added_to_vectors(parts_http: httpx.Client) -> None:
     values = given("gpt", 2)
     row = [{"vectors": encode(values[:1])}, {"input_ids": [1, 2]}, {"vectors": encode(values[1:])}]
-    answer = ask(http, "gpt", parts=row, offset=1)
-    positions = http.get("/models/gpt/positions", params={"first": 1, "count": 4}).json()
+    answer = ask(parts_http, "gpt", parts=row, offset=1)
+    positions = parts_http.get("/models/gpt/positions", params={"first": 1, "count": 4}).json()
     table = np.frombuffer(base64.b64decode(positions["position_embeddings"]), np.float32).reshape(positions["shape"])
-    expected = vectors_of(ask(http, "gpt", input_ids=[0, 1, 2, 0], offset=1))[0].copy()
+    expected = vectors_of(ask(parts_http, "gpt", input_ids=[0, 1, 2, 0], offset=1))[0].copy()
     expected[[0, 3]] = values + table[[0, 3]]
     assert vectors_of(answer)[0].tobytes() == expected.tobytes()
     assert answer["next_offset"] == [5]
-    tokens = vectors_of(ask(http, "gpt", parts=row, output="token_embeddings"), "token_embeddings")[0]
+    tokens = vectors_of(ask(parts_http, "gpt", parts=row, output="token_embeddings"), "token_embeddings")[0]
     assert tokens[[0, 3]].tobytes() == values.tobytes()
 
 
-def test_rows_may_differ_in_length_and_offset(http: httpx.Client) -> None:
+def test_rows_may_differ_in_length_and_offset(parts_http: httpx.Client) -> None:
     values = given("gpt", 3)
     rows = [
         [{"vectors": encode(values[:2])}, {"input_ids": [3]}],
         [{"input_ids": [4]}],
         [{"vectors": encode(values[2:])}],
     ]
-    answer = ask(http, "gpt", parts=rows, offset=[0, 2, 3])
+    answer = ask(parts_http, "gpt", parts=rows, offset=[0, 2, 3])
     assert answer["lengths"] == [3, 1, 1]
     assert answer["next_offset"] == [3, 3, 4]
     alone = [
-        vectors_of(ask(http, "gpt", parts=row, offset=offset))[0] for row, offset in zip(rows, (0, 2, 3), strict=True)
+        vectors_of(ask(parts_http, "gpt", parts=row, offset=offset))[0]
+        for row, offset in zip(rows, (0, 2, 3), strict=True)
     ]
     assert vectors_of(answer).tobytes() == np.concatenate(alone).tobytes()
 
 
-def test_placeholders_take_vectors_in_order(http: httpx.Client) -> None:
+def test_placeholders_take_vectors_in_order(parts_http: httpx.Client) -> None:
     values = given("llama", 4)
     rows = [[{"input_ids": [1, 99, 99, 2]}], [{"vectors": encode(values[2:3])}, {"input_ids": [99]}]]
     placeholder = {"token_id": 99, "vectors": encode(values[[0, 1, 3]])}  # an id beyond the vocabulary will do
-    answer = vectors_of(ask(http, "llama", parts=rows, placeholder=placeholder))
-    ids = vectors_of(ask(http, "llama", input_ids=[1, 2]))[0]
+    answer = vectors_of(ask(parts_http, "llama", parts=rows, placeholder=placeholder))
+    ids = vectors_of(ask(parts_http, "llama", input_ids=[1, 2]))[0]
     expected = np.concatenate([ids[:1], values[:2], ids[1:], values[2:]])
     assert answer.tobytes() == expected.tobytes()
 
 
-def test_text_is_a_part_without_special_tokens(http: httpx.Client) -> None:
-    tokens = ask(http, "bert", text="hello world", special_tokens=False, return_tokens=True)["input_ids"][0]
-    answer = ask(http, "bert", parts=[{"input_ids": [1]}, {"text": "hello world"}, {"input_ids": [2]}])
-    assert answer == ask(http, "bert", input_ids=[1, *tokens, 2])
+def test_text_is_a_part_without_special_tokens(parts_http: httpx.Client) -> None:
+    tokens = ask(parts_http, "bert", text="hello world", special_tokens=False, return_tokens=True)["input_ids"][0]
+    answer = ask(parts_http, "bert", parts=[{"input_ids": [1]}, {"text": "hello world"}, {"input_ids": [2]}])
+    assert answer == ask(parts_http, "bert", input_ids=[1, *tokens, 2])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_large_answer_has_the_bits_of_small_ones(http: httpx.Client, dtype: str) -> None:
+def test_large_answer_has_the_bits_of_small_ones(parts_http: httpx.Client, dtype: str) -> None:
     values = given("wide", 500, 1)
     ids = np.random.default_rng(2).integers(0, 50, 100).tolist()
     row = [{"vectors": encode(values[:250])}, {"input_ids": ids}, {"vectors": encode(values[250:])}]
-    whole = http.post(
+    whole = parts_http.post(
         "/models/wide/embed", json={"parts": [row] * 4, "dtype": dtype}, headers={"Accept": "application/octet-stream"}
     )
     assert whole.status_code == 200
-    one = http.post(
+    one = parts_http.post(
         "/models/wide/embed", json={"parts": [row[0]], "dtype": dtype}, headers={"Accept": "application/octet-stream"}
     )
     size = 600 * 768 * (4 if dtype == "float32" else 2)
     assert len(whole.content) == 4 * size
     assert {whole.content[number * size :][: len(one.content)] for number in range(4)} == {one.content}
-    middle = http.post(
+    middle = parts_http.post(
         "/models/wide/embed",
         json={"input_ids": ids, "offset": 250, "dtype": dtype},
         headers={"Accept": "application/octet-stream"},
@@ -138,10 +139,10 @@ def test_large_answer_has_the_bits_of_small_ones(http: httpx.Client, dtype: str)
     assert whole.content[len(one.content) :].startswith(middle.content)
 
 
-def test_parts_request_leaves_templates_unchanged(http: httpx.Client) -> None:
+def test_parts_request_leaves_templates_unchanged(parts_http: httpx.Client) -> None:
     for ids in ([1, 2], [3, 4], [1, 2]):
-        answer = ask(http, "llama", parts=[{"input_ids": ids}, {"vectors": encode(given("llama", 1))}])
-        assert vectors_of(answer)[0][:2].tobytes() == vectors_of(ask(http, "llama", input_ids=ids))[0].tobytes()
+        answer = ask(parts_http, "llama", parts=[{"input_ids": ids}, {"vectors": encode(given("llama", 1))}])
+        assert vectors_of(answer)[0][:2].tobytes() == vectors_of(ask(parts_http, "llama", input_ids=ids))[0].tobytes()
 
 
 GOOD = {"input_ids": [1]}
@@ -236,8 +237,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("model", "fields", "message"), CASES, ids=[str(number) for number in range(len(CASES))])
-def test_bad_request_is_rejected(http: httpx.Client, model: str, fields: dict[str, Any], message: str) -> None:
-    answer = http.post(f"/models/{model}/embed", json=fields)
+def test_bad_request_is_rejected(parts_http: httpx.Client, model: str, fields: dict[str, Any], message: str) -> None:
+    answer = parts_http.post(f"/models/{model}/embed", json=fields)
     assert answer.status_code == 422, answer.text
     assert answer.json()["detail"].startswith(message)
 
@@ -251,10 +252,10 @@ def test_rows_of_parts_are_limited(tiny_repository: Path) -> None:
         assert (answer.status_code, answer.json()["detail"][:28]) == (413, "parts: got more than 4 token")
 
 
-def test_parts_of_ids_take_a_context(http: httpx.Client) -> None:
+def test_parts_of_ids_take_a_context(parts_http: httpx.Client) -> None:
     further = {"context": [[7, 8]], "offset": 5, "output": "ngram_embeddings"}
-    found = ask(http, "ngrams", parts=[{"input_ids": [1]}, {"input_ids": [2]}], **further)
-    assert found == ask(http, "ngrams", input_ids=[[1, 2]], **further)
+    found = ask(parts_http, "ngrams", parts=[{"input_ids": [1]}, {"input_ids": [2]}], **further)
+    assert found == ask(parts_http, "ngrams", input_ids=[[1, 2]], **further)
 
 
 def test_vectors_are_real_tokens_if_the_padding_id_is_0(tmp_path: Path) -> None:
@@ -269,9 +270,9 @@ def test_vectors_are_real_tokens_if_the_padding_id_is_0(tmp_path: Path) -> None:
     assert answer.json()["next_offset"] == [3], answer.text
 
 
-def test_placeholder_beside_an_array_is_rejected(http: httpx.Client) -> None:
+def test_placeholder_beside_an_array_is_rejected(parts_http: httpx.Client) -> None:
     placeholder = {"token_id": 1, "vectors": encode(given("llama", 1))}
-    answer = http.post(
+    answer = parts_http.post(
         "/models/llama/embed?shape=1,3",
         params={"placeholder": json.dumps(placeholder)},
         content=np.array([[1, 2, 3]]).tobytes(),
@@ -280,9 +281,9 @@ def test_placeholder_beside_an_array_is_rejected(http: httpx.Client) -> None:
     assert (answer.status_code, answer.json()["field"]) == (422, "placeholder"), answer.text
 
 
-def test_rotary_outputs_count_vectors_as_tokens(http: httpx.Client) -> None:
+def test_rotary_outputs_count_vectors_as_tokens(parts_http: httpx.Client) -> None:
     row = [{"input_ids": [1]}, {"vectors": encode(given("llama", 2))}, {"input_ids": [2]}]
-    found = ask(http, "llama", parts=row, output="embeddings,rotary_cos", offset=3)["outputs"]
-    expected = ask(http, "llama", input_ids=[1, 0, 0, 2], output="embeddings,rotary_cos", offset=3)["outputs"]
+    found = ask(parts_http, "llama", parts=row, output="embeddings,rotary_cos", offset=3)["outputs"]
+    expected = ask(parts_http, "llama", input_ids=[1, 0, 0, 2], output="embeddings,rotary_cos", offset=3)["outputs"]
     assert found["rotary_cos"] == expected["rotary_cos"]
     assert found["embeddings"] != expected["embeddings"]

@@ -15,8 +15,8 @@ TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café", "the quick brown fox 
 
 
 @pytest.fixture(scope="module")
-def oracle(checkpoint: Path) -> Any:
-    return AutoTokenizer.from_pretrained(checkpoint)
+def oracle(minilm_checkpoint: Path) -> Any:
+    return AutoTokenizer.from_pretrained(minilm_checkpoint)
 
 
 def embed(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:
@@ -32,52 +32,54 @@ def refusal(client: httpx.Client, model: str, accept: str = "*/*", **fields: Any
 
 
 @pytest.mark.parametrize("text", [*TEXTS, TEXTS])
-def test_text_tokens_equal_transformers_tokenizer(http: httpx.Client, oracle: Any, text: Any) -> None:
+def test_text_tokens_equal_transformers_tokenizer(model_http: httpx.Client, oracle: Any, text: Any) -> None:
     ids = oracle(text, truncation=False)["input_ids"]
-    assert embed(http, "minilm", text=text) == embed(http, "minilm", input_ids=ids)
+    assert embed(model_http, "minilm", text=text) == embed(model_http, "minilm", input_ids=ids)
 
 
-def test_return_tokens_adds_ids_and_character_spans(http: httpx.Client, oracle: Any) -> None:
-    answer = embed(http, "minilm", text=TEXTS, return_tokens=True)
+def test_return_tokens_adds_ids_and_character_spans(model_http: httpx.Client, oracle: Any) -> None:
+    answer = embed(model_http, "minilm", text=TEXTS, return_tokens=True)
     expected = oracle(TEXTS, truncation=False, return_offsets_mapping=True)
     assert answer["input_ids"] == expected["input_ids"]
     assert answer["spans"] == [[list(span) for span in row] for row in expected["offset_mapping"]]
     first, end = answer["spans"][1][3]
     assert TEXTS[1][first:end] == "naïve"
-    assert "input_ids" not in embed(http, "minilm", text=TEXTS)
+    assert "input_ids" not in embed(model_http, "minilm", text=TEXTS)
 
 
 @pytest.mark.parametrize("special", [None, True, False])
-def test_special_tokens_are_omitted_on_request(http: httpx.Client, oracle: Any, special: bool | None) -> None:
+def test_special_tokens_are_omitted_on_request(model_http: httpx.Client, oracle: Any, special: bool | None) -> None:
     expected = oracle(TEXTS, truncation=False, add_special_tokens=special is not False)["input_ids"]
-    answer = embed(http, "minilm", text=TEXTS, return_tokens=True, special_tokens=special)
+    answer = embed(model_http, "minilm", text=TEXTS, return_tokens=True, special_tokens=special)
     assert answer["input_ids"] == expected
-    assert answer["embeddings"] == embed(http, "minilm", input_ids=expected)["embeddings"]
+    assert answer["embeddings"] == embed(model_http, "minilm", input_ids=expected)["embeddings"]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_truncated_text_equals_transformers(http: httpx.Client, oracle: Any, side: str) -> None:
+def test_truncated_text_equals_transformers(model_http: httpx.Client, oracle: Any, side: str) -> None:
     texts = [" ".join(str(number) for number in range(2000, 2800)), "short"]
     oracle.truncation_side = side
     expected = oracle(texts, truncation=True, max_length=512)["input_ids"]
     whole = oracle(texts, truncation=False)["input_ids"]
     assert len(whole[0]) > 600
-    answer = embed(http, "minilm", text=texts, truncate=side, return_tokens=True)
+    answer = embed(model_http, "minilm", text=texts, truncate=side, return_tokens=True)
     assert answer["input_ids"] == expected
     assert answer["truncated"] == [len(whole[0]) - 512, 0]
-    assert answer["embeddings"] == embed(http, "minilm", input_ids=expected)["embeddings"]
+    assert answer["embeddings"] == embed(model_http, "minilm", input_ids=expected)["embeddings"]
 
 
-def test_text_over_max_len_is_rejected_with_lengths(http: httpx.Client) -> None:
-    status, detail = refusal(http, "minilm", text="word " * 600)
+def test_text_over_max_len_is_rejected_with_lengths(model_http: httpx.Client) -> None:
+    status, detail = refusal(model_http, "minilm", text="word " * 600)
     assert (status, detail) == (
         422,
         "offset[0] + tokens: got 0 + 602 = 602, expected at most 512, the max_len of this model",
     )
 
 
-def test_text_with_offset_equals_ids_with_offset(tiny: httpx.Client) -> None:
-    assert embed(tiny, "bert", text="a b", offset=3) == embed(tiny, "bert", input_ids=[[1, 4, 5, 2]], offset=3)
+def test_text_with_offset_equals_ids_with_offset(tiny_http: httpx.Client) -> None:
+    assert embed(tiny_http, "bert", text="a b", offset=3) == embed(
+        tiny_http, "bert", input_ids=[[1, 4, 5, 2]], offset=3
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,27 +92,27 @@ def test_text_with_offset_equals_ids_with_offset(tiny: httpx.Client) -> None:
     ],
 )
 def test_ids_are_truncated_on_requested_side(
-    tiny: httpx.Client, fields: dict[str, Any], kept: list[list[int]], truncated: list[int]
+    tiny_http: httpx.Client, fields: dict[str, Any], kept: list[list[int]], truncated: list[int]
 ) -> None:
-    answer = embed(tiny, "gpt", **fields)
+    answer = embed(tiny_http, "gpt", **fields)
     assert answer.pop("truncated") == truncated
-    assert answer == embed(tiny, "gpt", input_ids=kept, offset=fields.get("offset", 0))
+    assert answer == embed(tiny_http, "gpt", input_ids=kept, offset=fields.get("offset", 0))
 
 
-def test_truncation_counts_only_real_tokens(tiny: httpx.Client) -> None:
+def test_truncation_counts_only_real_tokens(tiny_http: httpx.Client) -> None:
     fields = {"input_ids": [[9, 1, 2, 3, 4]], "attention_mask": [[0, 1, 1, 0, 1]], "offset": 6}
-    answer = embed(tiny, "bert", **fields, truncate="right")
+    answer = embed(tiny_http, "bert", **fields, truncate="right")
     assert answer.pop("truncated") == [1]
-    assert answer == embed(tiny, "bert", input_ids=[[9, 1, 2, 3]], attention_mask=[[0, 1, 1, 0]], offset=6)
+    assert answer == embed(tiny_http, "bert", input_ids=[[9, 1, 2, 3]], attention_mask=[[0, 1, 1, 0]], offset=6)
 
 
-def test_truncate_is_accepted_in_query(tiny: httpx.Client) -> None:
-    response = tiny.post("/models/gpt/embed?truncate=left", json={"input_ids": [1] * 8})
+def test_truncate_is_accepted_in_query(tiny_http: httpx.Client) -> None:
+    response = tiny_http.post("/models/gpt/embed?truncate=left", json={"input_ids": [1] * 8})
     assert response.json()["truncated"] == [2]
 
 
-def test_text_in_float16_has_one_vector_per_token(clients: Clients, oracle: Any) -> None:
-    answer = embed(clients.http, "minilm", text="Hello", dtype="float16")
+def test_text_in_float16_has_one_vector_per_token(model_clients: Clients, oracle: Any) -> None:
+    answer = embed(model_clients.http, "minilm", text="Hello", dtype="float16")
     half = np.frombuffer(base64.b64decode(answer["embeddings"]), np.float16).reshape(answer["shape"])
     assert half.shape == (1, len(oracle("Hello")["input_ids"]), 384)
 
@@ -165,15 +167,17 @@ def test_text_in_float16_has_one_vector_per_token(clients: Clients, oracle: Any)
         ("bert", {"text": "a b c d e f g"}, "offset[0] + tokens: got 0 + 9 = 9, expected at most 8"),
     ],
 )
-def test_invalid_text_request_is_rejected(tiny: httpx.Client, model: str, fields: dict[str, Any], detail: str) -> None:
-    status, found = refusal(tiny, model, **fields)
+def test_invalid_text_request_is_rejected(
+    tiny_http: httpx.Client, model: str, fields: dict[str, Any], detail: str
+) -> None:
+    status, found = refusal(tiny_http, model, **fields)
     assert status == 422
     assert found.startswith(detail)
 
 
 @pytest.mark.parametrize("accept", ["application/octet-stream", "application/x-npy"])
-def test_return_tokens_in_binary_format_is_406(tiny: httpx.Client, accept: str) -> None:
-    status, detail = refusal(tiny, "bert", accept, text="a", return_tokens=True)
+def test_return_tokens_in_binary_format_is_406(tiny_http: httpx.Client, accept: str) -> None:
+    status, detail = refusal(tiny_http, "bert", accept, text="a", return_tokens=True)
     assert status == 406
     assert detail == (
         f"Accept: got {accept}, expected application/json or application/x-safetensors with return_tokens"
@@ -181,19 +185,19 @@ def test_return_tokens_in_binary_format_is_406(tiny: httpx.Client, accept: str) 
 
 
 @pytest.mark.parametrize("fields", [{"text": ["a"] * 513}, {"input_ids": [[1]] * 513, "truncate": "left"}])
-def test_lengths_of_many_rows_in_npy_are_406(tiny: httpx.Client, fields: dict[str, Any]) -> None:
-    status, detail = refusal(tiny, "bert", "application/x-npy", **fields)
+def test_lengths_of_many_rows_in_npy_are_406(tiny_http: httpx.Client, fields: dict[str, Any]) -> None:
+    status, detail = refusal(tiny_http, "bert", "application/x-npy", **fields)
     assert status == 406
     assert detail.endswith("for text or truncate with more than 512 rows, to state their lengths")
 
 
-def test_lone_surrogate_in_text_is_rejected(tiny: httpx.Client) -> None:
-    response = tiny.post("/models/bert/embed", content=b'{"text": "\\ud800"}')
+def test_lone_surrogate_in_text_is_rejected(tiny_http: httpx.Client) -> None:
+    response = tiny_http.post("/models/bert/embed", content=b'{"text": "\\ud800"}')
     assert response.status_code == 400
 
 
-def test_too_many_characters_are_rejected(tiny: httpx.Client) -> None:
-    status, detail = refusal(tiny, "bert", text="a" * (2**20 + 1))
+def test_too_many_characters_are_rejected(tiny_http: httpx.Client) -> None:
+    status, detail = refusal(tiny_http, "bert", text="a" * (2**20 + 1))
     assert (status, detail) == (
         413,
         "text: got 1048577 characters, expected at most 1048576 characters in a request",

@@ -14,9 +14,9 @@ from tests.support.artifacts import make_repository
 from tests.support.servers import LOADING_HINT, serve
 
 
-def test_models_lists_the_highest_version_of_each(tiny: httpx.Client) -> None:
+def test_models_lists_the_highest_version_of_each(tiny_http: httpx.Client) -> None:
     limits = {"max_tokens": 65536, "ready": True, "random_weights": False}
-    assert tiny.get("/models").json() == [
+    assert tiny_http.get("/models").json() == [
         {"name": "bert", "version": 2, "family": "bert", "max_len": 8, "vocab_size": 11} | limits,
         {"name": "gpt", "version": 1, "family": "gpt2", "max_len": 6, "vocab_size": 7} | limits,
     ]
@@ -33,9 +33,9 @@ def test_unloaded_model_is_listed_as_not_ready(tiny_repository: Path) -> None:
 
 @pytest.mark.parametrize(("path", "folder"), [("bert", "bert/2"), ("bert/versions/1", "bert/1"), ("gpt", "gpt/1")])
 def test_model_shows_its_stored_manifest_and_parity(
-    tiny: httpx.Client, tiny_repository: Path, path: str, folder: str
+    tiny_http: httpx.Client, tiny_repository: Path, path: str, folder: str
 ) -> None:
-    model = tiny.get(f"/models/{path}").json()
+    model = tiny_http.get(f"/models/{path}").json()
     assert model["manifest"] == json.loads((tiny_repository / folder / MANIFEST).read_text())
     assert model["parity"] == json.loads((tiny_repository / folder / PARITY).read_text())
     assert f"{model['name']}/{model['version']}" == folder
@@ -52,9 +52,9 @@ def test_model_shows_its_stored_manifest_and_parity(
     ],
 )
 def test_model_shows_its_limits_and_provider(
-    http: httpx.Client, name: str, max_len: int, indices: dict[str, int], vocab_size: int, width: int
+    model_http: httpx.Client, name: str, max_len: int, indices: dict[str, int], vocab_size: int, width: int
 ) -> None:
-    model = http.get(f"/models/{name}").json()
+    model = model_http.get(f"/models/{name}").json()
     assert (model["max_len"], model["max_tokens"]) == (max_len, 65536)
     on_gpu = os.environ.get("PREBLOCK_PROVIDER") == "cuda"
     assert model["provider"] == ("CUDAExecutionProvider" if on_gpu else "CPUExecutionProvider")
@@ -79,15 +79,15 @@ def test_every_output_has_a_description(tmp_path: Path) -> None:
     assert "They equal token_embeddings" in shown["llama"]["outputs"]["embeddings"]["description"]
 
 
-def test_response_names_the_use_of_its_outputs(tiny: httpx.Client) -> None:
+def test_response_names_the_use_of_its_outputs(tiny_http: httpx.Client) -> None:
     uses = {"embeddings": "input of block 0", "token_embeddings": "inputs_embeds or prompt_embeds of a model"}
     fields: dict[str, Any] = {"input_ids": [1]}
     for output, use in uses.items():
-        assert tiny.post("/models/gpt/embed", json=fields | {"output": output}).json()["use_as"] == use
+        assert tiny_http.post("/models/gpt/embed", json=fields | {"output": output}).json()["use_as"] == use
     both = fields | {"output": [*uses]}
-    outputs = tiny.post("/models/gpt/embed", json=both).json()["outputs"]
+    outputs = tiny_http.post("/models/gpt/embed", json=both).json()["outputs"]
     assert {name: told["use_as"] for name, told in outputs.items()} == uses
-    answer = tiny.post("/models/gpt/embed", json=both, headers={"Accept": "application/x-safetensors"}).content
+    answer = tiny_http.post("/models/gpt/embed", json=both, headers={"Accept": "application/x-safetensors"}).content
     header = json.loads(answer[8 : 8 + int.from_bytes(answer[:8], "little")])["__metadata__"]
     assert {name: header[f"use_as.{name}"] for name in uses} == uses
 
@@ -101,8 +101,8 @@ def test_response_names_the_use_of_its_outputs(tiny: httpx.Client) -> None:
         ("bert/versions/x", "version: got x, expected 1, 2"),
     ],
 )
-def test_unknown_model_or_version_is_404_problem(tiny: httpx.Client, path: str, detail: str) -> None:
-    response = tiny.get(f"/models/{path}")
+def test_unknown_model_or_version_is_404_problem(tiny_http: httpx.Client, path: str, detail: str) -> None:
+    response = tiny_http.get(f"/models/{path}")
     assert response.status_code == 404
     assert response.headers["Content-Type"] == "application/problem+json"
     assert response.json()["detail"] == f"{detail}; {LOADING_HINT}"

@@ -27,39 +27,44 @@ def optional_fields(document: Any) -> Iterator[tuple[str, str, Any]]:
                     yield path, name, described | {"components": document["components"]}
 
 
-def test_schemas_allow_null_in_optional_fields(tiny: httpx.Client) -> None:
-    found = list(optional_fields(tiny.get("/openapi.json").json()))
+def test_schemas_allow_null_in_optional_fields(tiny_http: httpx.Client) -> None:
+    found = list(optional_fields(tiny_http.get("/openapi.json").json()))
     assert len({name for _, name, _ in found}) > 20
     assert [(path, name) for path, name, schema in found if not jsonschema_rs.is_valid(schema, None)] == []
 
 
-def test_embed_ignores_null_fields(tiny: httpx.Client) -> None:
-    fields = [name for path, name, _ in optional_fields(tiny.get("/openapi.json").json()) if path.endswith("}/embed")]
+def test_embed_ignores_null_fields(tiny_http: httpx.Client) -> None:
+    fields = [
+        name for path, name, _ in optional_fields(tiny_http.get("/openapi.json").json()) if path.endswith("}/embed")
+    ]
     plain, nulls = {"input_ids": [1]}, dict.fromkeys(fields)
     assert len(fields) > 10
     for query in ("", "?offset=null"):
-        answer = tiny.post(f"/models/bert/embed{query}", json=nulls | plain)
-        assert answer.json() == tiny.post("/models/bert/embed", json=plain).json()
-    assert tiny.post("/models/gpt/embed?offset=2", json=plain | {"offset": None}).json()["next_offset"] == [3]
+        answer = tiny_http.post(f"/models/bert/embed{query}", json=nulls | plain)
+        assert answer.json() == tiny_http.post("/models/bert/embed", json=plain).json()
+    assert tiny_http.post("/models/gpt/embed?offset=2", json=plain | {"offset": None}).json()["next_offset"] == [3]
 
 
-def test_parts_ignore_null_fields(tiny: httpx.Client) -> None:
-    plain = tiny.post("/models/gpt/embed", json={"parts": [{"input_ids": [1]}]})
+def test_parts_ignore_null_fields(tiny_http: httpx.Client) -> None:
+    plain = tiny_http.post("/models/gpt/embed", json={"parts": [{"input_ids": [1]}]})
     nulls = {"parts": [{"input_ids": [1], "text": None, "other": None}]}
-    assert tiny.post("/models/gpt/embed", json=nulls).json() == plain.json()
+    assert tiny_http.post("/models/gpt/embed", json=nulls).json() == plain.json()
 
 
-def test_embeddings_ignore_null_fields(tiny: httpx.Client) -> None:
+def test_embeddings_ignore_null_fields(tiny_http: httpx.Client) -> None:
     plain = {"model": "gpt", "input": [1], "pooling": "mean"}
     nulls = dict.fromkeys(("encoding_format", "dimensions", "user", "truncate", "embed_dtype"))
-    assert tiny.post("/v1/embeddings", json=plain | nulls).json() == tiny.post("/v1/embeddings", json=plain).json()
+    assert (
+        tiny_http.post("/v1/embeddings", json=plain | nulls).json()
+        == tiny_http.post("/v1/embeddings", json=plain).json()
+    )
 
 
-def test_events_ignore_null_fields(tiny: httpx.Client) -> None:
+def test_events_ignore_null_fields(tiny_http: httpx.Client) -> None:
     plain = {"input_ids": [1, 2]}
-    whole = tiny.post("/models/gpt/decode", json=plain, headers=EVENTS)
+    whole = tiny_http.post("/models/gpt/decode", json=plain, headers=EVENTS)
     assert "event: end" in whole.text
-    given = tiny.post("/models/gpt/decode", json=STEP | OPTIONS | {"chunk": None} | plain, headers=EVENTS)
+    given = tiny_http.post("/models/gpt/decode", json=STEP | OPTIONS | {"chunk": None} | plain, headers=EVENTS)
     assert given.text == whole.text
 
 
@@ -76,6 +81,6 @@ def test_stream_messages_ignore_null_fields(tiny_clients: Clients) -> None:
         assert ask({"append": [0], "context": None, "step": None}) == {"next_offset": [3, 0]}
 
 
-def test_null_body_is_named_in_the_error(tiny: httpx.Client) -> None:
-    detail = tiny.post("/models/gpt/embed", content=b"null").json()["detail"]
+def test_null_body_is_named_in_the_error(tiny_http: httpx.Client) -> None:
+    detail = tiny_http.post("/models/gpt/embed", content=b"null").json()["detail"]
     assert detail == "body: got null, expected a JSON object"

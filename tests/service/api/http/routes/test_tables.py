@@ -74,8 +74,10 @@ def test_positions_default_range_ends_with_table(
     assert np.array_equal(np.load(io.BytesIO(answer.content)), expected)
 
 
-def test_sinusoidal_positions_are_computed(http: httpx.Client) -> None:
-    answer = http.get("/models/transformer-base/positions?first=4000&count=96", headers={"Accept": "application/x-npy"})
+def test_sinusoidal_positions_are_computed(model_http: httpx.Client) -> None:
+    answer = model_http.get(
+        "/models/transformer-base/positions?first=4000&count=96", headers={"Accept": "application/x-npy"}
+    )
     rows = np.load(io.BytesIO(answer.content))
     angles = np.arange(4000, 4096)[:, None] / 10000 ** (np.arange(256) / 256)
     assert np.allclose(rows[:, 0::2], np.sin(angles), atol=1e-6)
@@ -95,20 +97,22 @@ def test_neighbours_have_the_highest_cosines(name: str, id_: int, client: httpx.
         assert np.allclose([entry["cosine"] for entry in body["neighbours"]], cosines[expected], atol=1e-6)
 
 
-def test_neighbours_of_large_table_have_highest_cosines(http: httpx.Client, repository: Path) -> None:
-    rows = read_tables(repository / "minilm" / "1")["tokens"]
+def test_neighbours_of_large_table_have_highest_cosines(model_http: httpx.Client, model_repository: Path) -> None:
+    rows = read_tables(model_repository / "minilm" / "1")["tokens"]
     norms = np.linalg.norm(rows, axis=1)
     cosines = rows @ rows[2000] / np.where(norms == 0, 1, norms * norms[2000])
     cosines[2000] = -1
-    body = http.get("/models/minilm/neighbours?id=2000&count=100").json()
+    body = model_http.get("/models/minilm/neighbours?id=2000&count=100").json()
     found = [entry["cosine"] for entry in body["neighbours"]]
     assert np.allclose(found, np.sort(cosines)[::-1][:100], atol=1e-5)
     assert np.allclose(cosines[[entry["id"] for entry in body["neighbours"]]], found, atol=1e-5)
 
 
-def test_neighbours_show_tokens_of_tokenizer(http: httpx.Client, client: httpx.Client, repository: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(repository / "minilm" / "1" / "tokenizer.json"))
-    body = http.get("/models/minilm/neighbours?id=7592").json()
+def test_neighbours_show_tokens_of_tokenizer(
+    model_http: httpx.Client, client: httpx.Client, model_repository: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(model_repository / "minilm" / "1" / "tokenizer.json"))
+    body = model_http.get("/models/minilm/neighbours?id=7592").json()
     assert body["token"] == "hello"
     assert [tokenizer.id_to_token(entry["id"]) for entry in body["neighbours"]] == [
         entry["token"] for entry in body["neighbours"]

@@ -29,13 +29,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def server(sources: dict[str, Path], repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def static_server(
+    sources: dict[str, Path], model_repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
     for name, source in sources.items():
         export(str(source), name, root)
     copy_artifact("bert", root)
     (root / "wordllama").mkdir()
-    (root / "wordllama/1").symlink_to(repository / "wordllama/1")
+    (root / "wordllama/1").symlink_to(model_repository / "wordllama/1")
     with serve(root) as running:
         yield running
 
@@ -55,62 +57,64 @@ def close(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
 
 @pytest.mark.parametrize("name", ["mapped", "plain"])
 @pytest.mark.parametrize("action", ["", "/embed"])
-def test_embeddings_equal_model2vec(server: Server, sources: dict[str, Path], name: str, action: str) -> None:
+def test_embeddings_equal_model2vec(static_server: Server, sources: dict[str, Path], name: str, action: str) -> None:
     model = StaticModel.from_pretrained(sources[name])
     model.normalize = True
-    found = client(server, name, action).feature_extraction(TEXTS)
+    found = client(static_server, name, action).feature_extraction(TEXTS)
     assert close(found, model.encode(TEXTS))
     model.normalize = False
-    assert close(client(server, name, action).feature_extraction(TEXTS, normalize=False), model.encode(TEXTS))
+    assert close(client(static_server, name, action).feature_extraction(TEXTS, normalize=False), model.encode(TEXTS))
 
 
-def test_embeddings_equal_wordllama(server: Server) -> None:
+def test_embeddings_equal_wordllama(static_server: Server) -> None:
     texts, library = ["Hello, world!", "naïve 東京"], load_wordllama()
-    assert close(client(server, "wordllama").feature_extraction(texts), library.embed(texts, norm=True))
-    assert close(client(server, "wordllama").feature_extraction(texts, normalize=False), library.embed(texts))
+    assert close(client(static_server, "wordllama").feature_extraction(texts), library.embed(texts, norm=True))
+    assert close(client(static_server, "wordllama").feature_extraction(texts, normalize=False), library.embed(texts))
 
 
-def test_one_text_has_one_row(server: Server) -> None:
-    one = client(server, "bag").feature_extraction("hello world")
-    assert np.array_equal(one, client(server, "bag:1").feature_extraction(["hello world"]))
+def test_one_text_has_one_row(static_server: Server) -> None:
+    one = client(static_server, "bag").feature_extraction("hello world")
+    assert np.array_equal(one, client(static_server, "bag:1").feature_extraction(["hello world"]))
     assert one.shape == (1, WIDTH)
 
 
-def test_dimensions_are_cut_before_normalization(server: Server) -> None:
-    whole = client(server, "plain").feature_extraction(TEXTS, normalize=False)
-    found = client(server, "plain").feature_extraction(TEXTS, dimensions=3)
+def test_dimensions_are_cut_before_normalization(static_server: Server) -> None:
+    whole = client(static_server, "plain").feature_extraction(TEXTS, normalize=False)
+    found = client(static_server, "plain").feature_extraction(TEXTS, dimensions=3)
     assert close(found, unit(whole[:, :3]))
 
 
-def test_ids_stand_for_texts(server: Server) -> None:
-    url = f"{server.address}/tei/bag/embed"
+def test_ids_stand_for_texts(static_server: Server) -> None:
+    url = f"{static_server.address}/tei/bag/embed"
     rows = httpx.post(url, json={"inputs": [[24, 25], [4]]}).json()
     assert rows[0] == httpx.post(url, json={"inputs": [24, 25]}).json()[0]
     assert rows[0] == httpx.post(url, json={"inputs": "hello world"}).json()[0]
 
 
 @pytest.mark.parametrize("direction", [None, "left", "right"])
-def test_long_text_is_cut_only_on_request(server: Server, direction: Any) -> None:
+def test_long_text_is_cut_only_on_request(static_server: Server, direction: Any) -> None:
     letters = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]  # two more than the limit of the model
     with pytest.raises(HfHubHTTPError, match="422"):
-        client(server, "mapped").feature_extraction(" ".join(letters))
-    refused = httpx.post(f"{server.address}/tei/mapped/embed", json={"inputs": [" ".join(letters)], "truncate": False})
+        client(static_server, "mapped").feature_extraction(" ".join(letters))
+    refused = httpx.post(
+        f"{static_server.address}/tei/mapped/embed", json={"inputs": [" ".join(letters)], "truncate": False}
+    )
     assert refused.status_code == 422
     assert refused.json()["error_type"] == "Validation"
     assert refused.json()["error"].startswith("inputs[0]: got 0 + 10 = 10, expected at most 8")
-    found = client(server, "mapped").feature_extraction(
+    found = client(static_server, "mapped").feature_extraction(
         " ".join(letters), truncate=True, truncation_direction=direction
     )
     kept = letters[2:] if direction == "left" else letters[:8]
-    assert np.array_equal(found, client(server, "mapped").feature_extraction(" ".join(kept)))
+    assert np.array_equal(found, client(static_server, "mapped").feature_extraction(" ".join(kept)))
 
 
-def test_large_batch_equals_single_requests(server: Server) -> None:
+def test_large_batch_equals_single_requests(static_server: Server) -> None:
     texts = TEXTS * 3000
-    found = client(server, "bag").feature_extraction(texts)
+    found = client(static_server, "bag").feature_extraction(texts)
     assert found.shape == (len(texts), WIDTH)
-    assert np.array_equal(found[: len(TEXTS)], client(server, "bag").feature_extraction(TEXTS))
-    assert np.array_equal(found[-1:], client(server, "bag").feature_extraction(TEXTS[-1]))
+    assert np.array_equal(found[: len(TEXTS)], client(static_server, "bag").feature_extraction(TEXTS))
+    assert np.array_equal(found[-1:], client(static_server, "bag").feature_extraction(TEXTS[-1]))
 
 
 BAD: list[tuple[str, Any, int, str, str]] = [
@@ -134,15 +138,17 @@ BAD: list[tuple[str, Any, int, str, str]] = [
 
 
 @pytest.mark.parametrize(("model", "body", "status", "kind", "message"), BAD, ids=[str(n) for n in range(len(BAD))])
-def test_bad_request_is_rejected(server: Server, model: str, body: Any, status: int, kind: str, message: str) -> None:
-    answer = httpx.post(f"{server.address}/tei/{model}/embed", json=body)
+def test_bad_request_is_rejected(
+    static_server: Server, model: str, body: Any, status: int, kind: str, message: str
+) -> None:
+    answer = httpx.post(f"{static_server.address}/tei/{model}/embed", json=body)
     assert (answer.status_code, answer.json()["error_type"]) == (status, kind), answer.text
     assert answer.json().keys() == {"error", "error_type"}
     assert answer.json()["error"].startswith(message), answer.text
 
 
-def test_other_bodies_and_methods_are_rejected(server: Server) -> None:
-    url = f"{server.address}/tei/bag/embed"
+def test_other_bodies_and_methods_are_rejected(static_server: Server) -> None:
+    url = f"{static_server.address}/tei/bag/embed"
     for answer, status in (
         (httpx.post(url, content=b"{"), 400),
         (httpx.post(url, content=b"x", headers={"Content-Type": "text/plain"}), 415),

@@ -42,11 +42,11 @@ def test_server_metadata_names_server_version_and_extension(triton: Any) -> None
     ]
 
 
-def test_server_is_live_and_ready(triton: Any, tiny: httpx.Client) -> None:
+def test_server_is_live_and_ready(triton: Any, tiny_http: httpx.Client) -> None:
     assert triton.is_server_live()
     assert triton.is_server_ready()
-    assert tiny.get("/v2/health/live").json() == {"live": True}
-    assert tiny.get("/v2/health/ready").json() == {"ready": True}
+    assert tiny_http.get("/v2/health/live").json() == {"live": True}
+    assert tiny_http.get("/v2/health/ready").json() == {"ready": True}
 
 
 @pytest.mark.parametrize(
@@ -86,60 +86,60 @@ def test_metadata_without_segments_lists_no_token_type_ids(triton: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2/models/nope", "/v2/models/nope/ready", "/v2/models/bert/versions/3", "/v2/nope"])
-def test_unknown_v2_path_is_404(tiny: httpx.Client, path: str) -> None:
-    response = tiny.get(path)
+def test_unknown_v2_path_is_404(tiny_http: httpx.Client, path: str) -> None:
+    response = tiny_http.get(path)
     assert response.status_code == 404
     assert error_of(response)
 
 
-def test_wrong_method_is_405(tiny: httpx.Client) -> None:
-    response = tiny.get("/v2/models/bert/infer")
+def test_wrong_method_is_405(tiny_http: httpx.Client) -> None:
+    response = tiny_http.get("/v2/models/bert/infer")
     assert response.status_code == 405
     assert response.headers["Allow"] == "POST, OPTIONS"
     assert error_of(response) == "GET /v2/models/bert/infer: Method Not Allowed"
 
 
 @pytest.mark.parametrize("data", [IDS, FLAT], ids=["nested", "flat"])
-def test_json_data_may_be_nested_or_flat(tiny: httpx.Client, tiny_clients: Clients, data: Any) -> None:
-    response = infer(tiny, tensor(data=data, shape=[2, 3]))
+def test_json_data_may_be_nested_or_flat(tiny_http: httpx.Client, tiny_clients: Clients, data: Any) -> None:
+    response = infer(tiny_http, tensor(data=data, shape=[2, 3]))
     assert vectors_of(response).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
     assert response.json()["outputs"][0]["shape"] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("id_", ["7", "", "é\u0000\U0001f600", None])
-def test_request_id_is_echoed(tiny: httpx.Client, id_: str | None) -> None:
-    document = infer(tiny, tensor(), id=id_).json()
+def test_request_id_is_echoed(tiny_http: httpx.Client, id_: str | None) -> None:
+    document = infer(tiny_http, tensor(), id=id_).json()
     assert document.get("id") == id_
     assert ("id" in document) == (id_ is not None)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_infer_uses_requested_version(tiny: httpx.Client, version: int) -> None:
-    document = infer(tiny, tensor(), model=f"bert/versions/{version}").json()
+def test_infer_uses_requested_version(tiny_http: httpx.Client, version: int) -> None:
+    document = infer(tiny_http, tensor(), model=f"bert/versions/{version}").json()
     assert (document["model_name"], document["model_version"]) == ("bert", str(version))
-    same = document["outputs"] == infer(tiny, tensor(), model="bert").json()["outputs"]
+    same = document["outputs"] == infer(tiny_http, tensor(), model="bert").json()["outputs"]
     assert same == (version == 2)
 
 
 @pytest.mark.parametrize("offset", [[2], [2, 3]])
-def test_offset_is_scalar_or_per_row(tiny: httpx.Client, tiny_clients: Clients, offset: list[int]) -> None:
+def test_offset_is_scalar_or_per_row(tiny_http: httpx.Client, tiny_clients: Clients, offset: list[int]) -> None:
     expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": offset})
-    assert vectors_of(infer(tiny, tensor(), tensor("offset", offset))).tobytes() == expected.tobytes()
+    assert vectors_of(infer(tiny_http, tensor(), tensor("offset", offset))).tobytes() == expected.tobytes()
 
 
-def test_input_order_does_not_matter(tiny: httpx.Client) -> None:
+def test_input_order_does_not_matter(tiny_http: httpx.Client) -> None:
     one, other = tensor(), tensor("offset", [3])
-    assert infer(tiny, one, other).json() == infer(tiny, other, one).json()
+    assert infer(tiny_http, one, other).json() == infer(tiny_http, other, one).json()
 
 
 @pytest.mark.parametrize("outputs", [[], None])
 @pytest.mark.parametrize("model", ["bert", "gpt"])
-def test_omitted_outputs_default_to_all_declared(tiny: httpx.Client, model: str, outputs: Any) -> None:
-    declared = [output["name"] for output in tiny.get(f"/v2/models/{model}").json()["outputs"]]
+def test_omitted_outputs_default_to_all_declared(tiny_http: httpx.Client, model: str, outputs: Any) -> None:
+    declared = [output["name"] for output in tiny_http.get(f"/v2/models/{model}").json()["outputs"]]
     named = [{"name": name} for name in declared]
-    found = infer(tiny, tensor(), model=model, outputs=outputs).json()
+    found = infer(tiny_http, tensor(), model=model, outputs=outputs).json()
     assert [output["name"] for output in found["outputs"]] == declared == ["embeddings", "token_embeddings"]
-    assert found == infer(tiny, tensor(), model=model, outputs=named).json()
+    assert found == infer(tiny_http, tensor(), model=model, outputs=named).json()
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_omitted_outputs_default_to_all_declared(tiny: httpx.Client, model: str,
         ([], "inputs: got no input_ids, expected a tensor input_ids"),
     ],
 )
-def test_bad_input_tensor_is_rejected(tiny: httpx.Client, inputs: Any, error: str) -> None:
-    assert error_of(tiny.post("/v2/models/gpt/infer", json={"inputs": inputs})).startswith(error)
+def test_bad_input_tensor_is_rejected(tiny_http: httpx.Client, inputs: Any, error: str) -> None:
+    assert error_of(tiny_http.post("/v2/models/gpt/infer", json={"inputs": inputs})).startswith(error)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +228,8 @@ def test_bad_input_tensor_is_rejected(tiny: httpx.Client, inputs: Any, error: st
         ({"id": 5}, "id: got 5, expected a string"),
     ],
 )
-def test_bad_output_options_are_rejected(tiny: httpx.Client, more: dict[str, Any], error: str) -> None:
-    assert error_of(infer(tiny, tensor(), **more)) == error
+def test_bad_output_options_are_rejected(tiny_http: httpx.Client, more: dict[str, Any], error: str) -> None:
+    assert error_of(infer(tiny_http, tensor(), **more)) == error
 
 
 @pytest.mark.parametrize("binary_in", [False, True])

@@ -113,10 +113,10 @@ def test_bad_parameter_has_same_error_over_http_and_grpc(
     assert (refused.value.status, refused.value.message) == ("StatusCode.INVALID_ARGUMENT", error)
 
 
-def test_offset_parameter_with_other_positions_is_rejected(tiny: httpx.Client) -> None:
-    error = error_of(infer(tiny, tensor(), tensor("offset", [1]), parameters={"offset": 1}))
+def test_offset_parameter_with_other_positions_is_rejected(tiny_http: httpx.Client) -> None:
+    error = error_of(infer(tiny_http, tensor(), tensor("offset", [1]), parameters={"offset": 1}))
     assert error == "parameters.offset: got an offset and an input offset, expected one of them"
-    error = error_of(infer(tiny, tensor(), tensor("position_ids", [[0, 1, 2]] * 2), parameters={"offset": 1}))
+    error = error_of(infer(tiny_http, tensor(), tensor("position_ids", [[0, 1, 2]] * 2), parameters={"offset": 1}))
     assert error.startswith("offset and position_ids exclude each other")
 
 

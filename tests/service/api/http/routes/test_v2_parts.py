@@ -23,7 +23,7 @@ BIG = 2**20
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def parts_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("parts")
     for name in ("gpt", "llama", "bert", "ngrams"):
         copy_artifact(name, root)
@@ -32,13 +32,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module", params=["http", "grpc"])
-def triton(server: Server, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+def triton(parts_server: Server, request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
     """The module of a protocol, and its client."""
     if request.param == "http":
-        with tritonclient.http.InferenceServerClient(server.address.removeprefix("http://")) as client:
+        with tritonclient.http.InferenceServerClient(parts_server.address.removeprefix("http://")) as client:
             yield tritonclient.http, client
     else:
-        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        with tritonclient.grpc.InferenceServerClient(parts_server.grpc) as client:
             yield tritonclient.grpc, client
 
 
@@ -74,35 +74,35 @@ PARTS = [
 ]
 
 
-def test_parts_equal_the_native_api(server: Server, triton: tuple[Any, Any]) -> None:
+def test_parts_equal_the_native_api(parts_server: Server, triton: tuple[Any, Any]) -> None:
     given = text_input(triton[0], "parts", *map(json.dumps, PARTS))
     result = infer(triton, "gpt", given, array_input(triton[0], "offset", np.array([1, 0])))
-    expected = native(server, "gpt", parts=PARTS, offset=[1, 0])
+    expected = native(parts_server, "gpt", parts=PARTS, offset=[1, 0])
     assert result.as_numpy("embeddings").tobytes() == base64.b64decode(expected["embeddings"])
     assert result.as_numpy("lengths").tolist() == expected["lengths"] == [4, 2]
     assert result.as_numpy("next_offset").tolist() == expected["next_offset"] == [5, 2]
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
-def test_placeholders_take_rows_of_a_tensor(server: Server, triton: tuple[Any, Any], in_parts: bool) -> None:
+def test_placeholders_take_rows_of_a_tensor(parts_server: Server, triton: tuple[Any, Any], in_parts: bool) -> None:
     ids = np.array([[1, 99, 99], [99, 2, 3]])
     given = array_input(triton[0], "input_ids", ids)
     if in_parts:
         given = text_input(triton[0], "parts", *(json.dumps([{"input_ids": row}]) for row in ids.tolist()))
     vectors = array_input(triton[0], "vectors", GIVEN)
     result = infer(triton, "llama", given, vectors, parameters={"placeholder_id": 99})
-    alone = native(server, "llama", input_ids=[1, 2, 3])
+    alone = native(parts_server, "llama", input_ids=[1, 2, 3])
     tokens = np.frombuffer(base64.b64decode(alone["embeddings"]), np.float32).reshape(3, 4)
     expected = np.concatenate([tokens[:1], GIVEN, tokens[1:]]).reshape(2, 3, 4)
     assert np.array_equal(result.as_numpy("embeddings"), expected)
 
 
-def test_vectors_lie_in_shared_memory(server: Server, triton: tuple[Any, Any]) -> None:
+def test_vectors_lie_in_shared_memory(parts_server: Server, triton: tuple[Any, Any]) -> None:
     module, client = triton
-    region = shared_memory.create_shared_memory_region("given", f"preblock-parts-{server.pid}", GIVEN.nbytes)
+    region = shared_memory.create_shared_memory_region("given", f"preblock-parts-{parts_server.pid}", GIVEN.nbytes)
     try:
         shared_memory.set_shared_memory_region(region, [GIVEN])
-        client.register_system_shared_memory("given", f"preblock-parts-{server.pid}", GIVEN.nbytes)
+        client.register_system_shared_memory("given", f"preblock-parts-{parts_server.pid}", GIVEN.nbytes)
         vectors = module.InferInput("vectors", GIVEN.shape, "FP32")
         vectors.set_shared_memory("given", GIVEN.nbytes)
         ids = array_input(module, "input_ids", np.array([[9, 9, 9]]))
@@ -113,16 +113,16 @@ def test_vectors_lie_in_shared_memory(server: Server, triton: tuple[Any, Any]) -
         shared_memory.destroy_shared_memory_region(region)
 
 
-def test_text_in_parts_has_no_special_tokens(server: Server, triton: tuple[Any, Any]) -> None:
+def test_text_in_parts_has_no_special_tokens(parts_server: Server, triton: tuple[Any, Any]) -> None:
     row = [{"input_ids": [1]}, {"text": "hello world"}]
     result = infer(triton, "bert", text_input(triton[0], "parts", json.dumps(row)))
-    expected = native(server, "bert", parts=row)
+    expected = native(parts_server, "bert", parts=row)
     assert result.as_numpy("embeddings").tobytes() == base64.b64decode(expected["embeddings"])
 
 
-def test_request_without_parts_follows_one_with_parts(server: Server, triton: tuple[Any, Any]) -> None:
+def test_request_without_parts_follows_one_with_parts(parts_server: Server, triton: tuple[Any, Any]) -> None:
     ids = np.array([[1, 2, 3]])
-    expected = base64.b64decode(native(server, "llama", input_ids=ids.tolist())["embeddings"])
+    expected = base64.b64decode(native(parts_server, "llama", input_ids=ids.tolist())["embeddings"])
     for _ in range(2):
         plain = infer(triton, "llama", array_input(triton[0], "input_ids", ids), outputs=("embeddings",))
         assert plain.as_numpy("embeddings").tobytes() == expected
@@ -134,14 +134,14 @@ def test_request_without_parts_follows_one_with_parts(server: Server, triton: tu
 
 
 @pytest.mark.parametrize("context", [False, True])
-def test_sequence_continues_after_parts(server: Server, triton: tuple[Any, Any], context: bool) -> None:
+def test_sequence_continues_after_parts(parts_server: Server, triton: tuple[Any, Any], context: bool) -> None:
     model, outputs = ("ngrams", ("ngram_embeddings",)) if context else ("gpt", ("embeddings",))
     rows = [{"input_ids": [1, 2]}] if context else PARTS[0]
     given = text_input(triton[0], "parts", json.dumps(rows))
     infer(triton, model, given, outputs=outputs, sequence_id=7, sequence_start=True)
     ids = array_input(triton[0], "input_ids", np.array([[4]]))
     last = infer(triton, model, ids, outputs=outputs, sequence_id=7, sequence_end=True)
-    whole = native(server, model, parts=[*rows, {"input_ids": [4]}], output=outputs[0])
+    whole = native(parts_server, model, parts=[*rows, {"input_ids": [4]}], output=outputs[0])
     found = last.as_numpy(outputs[0]).tobytes()
     assert base64.b64decode(whole[outputs[0]]).endswith(found)
     assert found
@@ -156,22 +156,22 @@ def test_vector_in_a_sequence_with_history_is_rejected(triton: tuple[Any, Any]) 
     infer(triton, "ngrams", ids, outputs=("ngram_row_ids",), sequence_id=8, sequence_end=True)
 
 
-def test_grpc_stream_carries_parts(server: Server) -> None:
+def test_grpc_stream_carries_parts(parts_server: Server) -> None:
     answers: queue.Queue[Any] = queue.Queue()
-    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+    with tritonclient.grpc.InferenceServerClient(parts_server.grpc) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         given = text_input(tritonclient.grpc, "parts", json.dumps(PARTS[0]))
         outputs = [tritonclient.grpc.InferRequestedOutput("embeddings")]
         client.async_stream_infer("gpt", [given], outputs=outputs)
         result, error = answers.get(timeout=30)
     assert error is None
-    expected = native(server, "gpt", parts=PARTS[0])
+    expected = native(parts_server, "gpt", parts=PARTS[0])
     assert result.as_numpy("embeddings").tobytes() == base64.b64decode(expected["embeddings"])
 
 
-def test_metadata_does_not_list_parts(server: Server) -> None:
+def test_metadata_does_not_list_parts(parts_server: Server) -> None:
     """perf_analyzer fills every input of the metadata."""
-    inputs = {item["name"] for item in httpx.get(f"{server.address}/v2/models/gpt").json()["inputs"]}
+    inputs = {item["name"] for item in httpx.get(f"{parts_server.address}/v2/models/gpt").json()["inputs"]}
     assert inputs.isdisjoint(("parts", "vectors"))
 
 
@@ -245,8 +245,8 @@ def test_output_that_needs_ids_is_rejected(triton: tuple[Any, Any]) -> None:
         infer(triton, "bert", given)
 
 
-def test_many_values_in_parts_are_rejected(server: Server) -> None:
+def test_many_values_in_parts_are_rejected(parts_server: Server) -> None:
     row = json.dumps([{"input_ids": [1] * 2_000_000}])
     document = {"inputs": [{"name": "parts", "datatype": "BYTES", "shape": [1], "data": [row]}]}
-    answer = httpx.post(f"{server.address}/v2/models/gpt/infer", json=document, timeout=60)
+    answer = httpx.post(f"{parts_server.address}/v2/models/gpt/infer", json=document, timeout=60)
     assert (answer.status_code, answer.json()["error"][:21]) == (413, "parts: got more than "), answer.text

@@ -39,8 +39,8 @@ def infer_raw(client: httpx.Client, body: bytes, model: str = "gpt") -> httpx.Re
     return client.post(f"/v2/models/{model}/infer", content=body, headers=headers)
 
 
-def test_raw_body_is_one_row_with_binary_response(tiny: httpx.Client, tiny_clients: Clients) -> None:
-    answer = infer_raw(tiny, raw([1, 2, 3]))
+def test_raw_body_is_one_row_with_binary_response(tiny_http: httpx.Client, tiny_clients: Clients) -> None:
+    answer = infer_raw(tiny_http, raw([1, 2, 3]))
     length = int(answer.headers[HEADER_LENGTH])
     document = json.loads(answer.content[:length])
     vectors = native_bytes(tiny_clients, "gpt", {"input_ids": [[1, 2, 3]]})
@@ -51,20 +51,20 @@ def test_raw_body_is_one_row_with_binary_response(tiny: httpx.Client, tiny_clien
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 9, 23])
-def test_raw_body_without_whole_ids_is_rejected(tiny: httpx.Client, size: int) -> None:
-    error = error_of(infer_raw(tiny, bytes(size)))
+def test_raw_body_without_whole_ids_is_rejected(tiny_http: httpx.Client, size: int) -> None:
+    error = error_of(infer_raw(tiny_http, bytes(size)))
     assert error == f"body: got {size} bytes, expected input_ids of shape [1, -1]: 8 bytes for each"
 
 
-def test_raw_body_with_id_out_of_range_is_rejected(tiny: httpx.Client) -> None:
-    assert error_of(infer_raw(tiny, raw([1, 7]))) == "input_ids[0][1]: got 7, expected 0 to 6"
+def test_raw_body_with_id_out_of_range_is_rejected(tiny_http: httpx.Client) -> None:
+    assert error_of(infer_raw(tiny_http, raw([1, 7]))) == "input_ids[0][1]: got 7, expected 0 to 6"
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "float16", "bfloat16"])
 @pytest.mark.parametrize("own", [False, True])
-def test_dtype_parameter_sets_response_datatype(tiny: httpx.Client, datatype: str, own: bool) -> None:
+def test_dtype_parameter_sets_response_datatype(tiny_http: httpx.Client, datatype: str, own: bool) -> None:
     half = datatype in ("FP16", "float16")
-    expected = tiny.post(
+    expected = tiny_http.post(
         "/models/gpt/embed",
         json={"input_ids": IDS, "dtype": "float16" if half else "bfloat16"},
         headers={"Accept": "application/octet-stream"},
@@ -72,44 +72,46 @@ def test_dtype_parameter_sets_response_datatype(tiny: httpx.Client, datatype: st
     more: dict[str, Any] = {"parameters": {"dtype": datatype, "binary_data_output": True}}
     if own:
         more = {"outputs": [{"name": "embeddings", "parameters": {"dtype": datatype, "binary_data": True}}]}
-    answer = infer(tiny, tensor(), **more)
+    answer = infer(tiny_http, tensor(), **more)
     length = int(answer.headers[HEADER_LENGTH])
     (output,) = json.loads(answer.content[:length])["outputs"]
     assert (output["datatype"], output["parameters"]["binary_data_size"]) == ("FP16" if half else "BF16", len(expected))
     assert answer.content[length:] == expected
 
 
-def test_output_dtype_overrides_request_dtype(tiny: httpx.Client) -> None:
+def test_output_dtype_overrides_request_dtype(tiny_http: httpx.Client) -> None:
     outputs = [{"name": "embeddings", "parameters": {"dtype": "FP32"}}]
-    answer = infer(tiny, tensor(), parameters={"dtype": "FP16"}, outputs=outputs)
+    answer = infer(tiny_http, tensor(), parameters={"dtype": "FP16"}, outputs=outputs)
     assert answer.json()["outputs"][0]["datatype"] == "FP32"
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_narrow_dtype_as_json_is_rejected(tiny: httpx.Client, datatype: str) -> None:
-    error = error_of(infer(tiny, tensor(), parameters={"dtype": datatype}))
+def test_narrow_dtype_as_json_is_rejected(tiny_http: httpx.Client, datatype: str) -> None:
+    error = error_of(infer(tiny_http, tensor(), parameters={"dtype": datatype}))
     allowed = f"expected binary_data, since {datatype} has no form in JSON"
     assert error == f"outputs embeddings: got {datatype} as JSON, {allowed}"
 
 
-def test_outputs_with_different_dtypes_are_rejected(tiny: httpx.Client) -> None:
+def test_outputs_with_different_dtypes_are_rejected(tiny_http: httpx.Client) -> None:
     outputs = [{"name": "embeddings", "parameters": {"dtype": "FP16"}}, {"name": "token_embeddings"}]
-    error = error_of(infer(tiny, tensor(), outputs=outputs, parameters={"binary_data_output": True}))
+    error = error_of(infer(tiny_http, tensor(), outputs=outputs, parameters={"binary_data_output": True}))
     assert error == "outputs[1].parameters.dtype: got FP32, expected FP16, because all outputs have one type"
 
 
 @pytest.mark.parametrize(
     "parameters", [{"offset": 2}, {"offset": 2, "priority": 3, "timeout": 5, "content_type": "np"}]
 )
-def test_offset_parameter_is_accepted(tiny: httpx.Client, tiny_clients: Clients, parameters: dict[str, Any]) -> None:
+def test_offset_parameter_is_accepted(
+    tiny_http: httpx.Client, tiny_clients: Clients, parameters: dict[str, Any]
+) -> None:
     expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": 2})
-    assert vectors_of(infer(tiny, tensor(), parameters=parameters)).tobytes() == expected.tobytes()
+    assert vectors_of(infer(tiny_http, tensor(), parameters=parameters)).tobytes() == expected.tobytes()
 
 
-def test_unknown_field_is_rejected(tiny: httpx.Client) -> None:
-    error = error_of(infer(tiny, tensor(), offset=2))
+def test_unknown_field_is_rejected(tiny_http: httpx.Client) -> None:
+    error = error_of(infer(tiny_http, tensor(), offset=2))
     assert error == "unknown field offset; expected id, parameters, inputs, outputs, model_name"
-    assert infer(tiny, tensor(), model_name="gpt").status_code == 200
+    assert infer(tiny_http, tensor(), model_name="gpt").status_code == 200
 
 
 @pytest.mark.parametrize("size", [8, 24])
@@ -156,10 +158,10 @@ def test_model_config_is_equal_over_http_and_grpc(tiny_clients: Clients, path: s
     assert (config.max_batch_size, config.platform) == (http["max_batch_size"], http["platform"])
 
 
-def test_index_with_ready_filter_lists_ready_models(tiny: httpx.Client) -> None:
-    whole = tiny.post("/v2/repository/index").json()
+def test_index_with_ready_filter_lists_ready_models(tiny_http: httpx.Client) -> None:
+    whole = tiny_http.post("/v2/repository/index").json()
     assert whole[0] == {"name": "bert", "version": "1", "state": "READY", "reason": ""}
-    assert tiny.post("/v2/repository/index", json={"ready": True}).json() == whole
+    assert tiny_http.post("/v2/repository/index", json={"ready": True}).json() == whole
 
 
 @pytest.mark.parametrize(
@@ -169,23 +171,23 @@ def test_index_with_ready_filter_lists_ready_models(tiny: httpx.Client) -> None:
         ({"name": "x"}, "unknown field name; expected ready"),
     ],
 )
-def test_bad_index_request_is_rejected(tiny: httpx.Client, body: dict[str, Any], error: str) -> None:
-    assert error_of(tiny.post("/v2/repository/index", json=body)) == error
+def test_bad_index_request_is_rejected(tiny_http: httpx.Client, body: dict[str, Any], error: str) -> None:
+    assert error_of(tiny_http.post("/v2/repository/index", json=body)) == error
 
 
-def test_statistics_list_batches_up_to_64_rows(tiny: httpx.Client) -> None:
+def test_statistics_list_batches_up_to_64_rows(tiny_http: httpx.Client) -> None:
     for rows in (64, 65, 70):
-        tiny.post("/models/gpt/embed", json={"input_ids": [[1]] * rows})
-    (stats,) = tiny.get("/v2/models/gpt/stats").json()["model_stats"]
+        tiny_http.post("/models/gpt/embed", json={"input_ids": [[1]] * rows})
+    (stats,) = tiny_http.get("/v2/models/gpt/stats").json()["model_stats"]
     sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats["batch_stats"]}
     assert 64 in sizes
     assert max(sizes) == 64
     assert stats["execution_count"] >= sum(sizes.values()) + 2
 
 
-def test_binary_request_may_have_float16_response(tiny: httpx.Client) -> None:
+def test_binary_request_may_have_float16_response(tiny_http: httpx.Client) -> None:
     parameters = {"dtype": "FP16", "binary_data_output": True}
-    answer = infer_binary(tiny, {"inputs": [declared(IDS)], "parameters": parameters}, raw(IDS))
+    answer = infer_binary(tiny_http, {"inputs": [declared(IDS)], "parameters": parameters}, raw(IDS))
     length = int(answer.headers[HEADER_LENGTH])
     assert np.frombuffer(answer.content[length:], np.float16).shape == (24,)
 
@@ -200,7 +202,7 @@ def test_binary_request_may_have_float16_response(tiny: httpx.Client) -> None:
         ),
     ],
 )
-def test_unknown_tensor_key_is_rejected(tiny: httpx.Client, document: Any, message: str) -> None:
-    response = tiny.post("/v2/models/gpt/infer", json=document)
+def test_unknown_tensor_key_is_rejected(tiny_http: httpx.Client, document: Any, message: str) -> None:
+    response = tiny_http.post("/v2/models/gpt/infer", json=document)
     assert response.status_code == 400
     assert response.json()["error"].startswith(message)

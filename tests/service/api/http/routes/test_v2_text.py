@@ -22,8 +22,8 @@ NATIVE = {"return_tokens": True, "truncate": "left"}
 
 
 @pytest.fixture(scope="module")
-def triton(server: Server) -> Iterator[Any]:
-    with tritonclient.http.InferenceServerClient(server.address.removeprefix("http://")) as client:
+def triton(model_server: Server) -> Iterator[Any]:
+    with tritonclient.http.InferenceServerClient(model_server.address.removeprefix("http://")) as client:
         yield client
 
 
@@ -59,13 +59,13 @@ def same(found: dict[str, NDArray[Any]], expected: dict[str, NDArray[Any]]) -> b
 @pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1], EQUAL])
 @pytest.mark.parametrize("binary", [False, True])
 def test_text_from_tritonclient_over_http_equals_native(
-    triton: Any, http: httpx.Client, texts: list[str], binary: bool
+    triton: Any, model_http: httpx.Client, texts: list[str], binary: bool
 ) -> None:
     given = tritonclient.http.InferInput("text", [len(texts)], "BYTES")
     given.set_data_from_numpy(np.array([text.encode() for text in texts], object), binary_data=binary)
     wanted = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in ROWS]
     result = triton.infer("minilm", [given], outputs=wanted, parameters={"truncate": "left"})
-    assert same({name: result.as_numpy(name) for name in ROWS}, native(http, text=texts))
+    assert same({name: result.as_numpy(name) for name in ROWS}, native(model_http, text=texts))
     rows = (len(texts), result.as_numpy("lengths")[0])
     equal = len(set(result.as_numpy("lengths"))) == 1
     assert result.as_numpy("input_ids").shape == (rows if equal else (sum(result.as_numpy("lengths")),))
@@ -73,7 +73,7 @@ def test_text_from_tritonclient_over_http_equals_native(
 
 
 @pytest.mark.parametrize("raw_contents", [False, True])
-def test_text_over_grpc_equals_native(clients: Clients, raw_contents: bool) -> None:
+def test_text_over_grpc_equals_native(model_clients: Clients, raw_contents: bool) -> None:
     message = service_pb2.ModelInferRequest(model_name="minilm", outputs=names(*ROWS))
     message.parameters["truncate"].string_param = "left"
     given = message.inputs.add(name="text", datatype="BYTES", shape=[2])
@@ -82,50 +82,54 @@ def test_text_over_grpc_equals_native(clients: Clients, raw_contents: bool) -> N
         message.raw_input_contents.append(b"".join(len(text).to_bytes(4, "little") + text for text in texts))
     else:
         given.contents.bytes_contents.extend(texts)
-    answer = call_grpc(clients, "ModelInfer", message)
+    answer = call_grpc(model_clients, "ModelInfer", message)
     found = {
         output.name: np.frombuffer(data, np.float32 if output.datatype == "FP32" else np.int64)
         for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)
     }
-    assert same(found, native(clients.http, text=TEXTS))
+    assert same(found, native(model_clients.http, text=TEXTS))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_pooling_equals_openai_api(http: httpx.Client, pooling: str) -> None:
+def test_pooling_equals_openai_api(model_http: httpx.Client, pooling: str) -> None:
     document = {"model": "minilm", "input": TEXTS, "encoding_format": "base64", "pooling": pooling}
-    data = http.post("/v1/embeddings", json=document).raise_for_status().json()["data"]
+    data = model_http.post("/v1/embeddings", json=document).raise_for_status().json()["data"]
     expected = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in data]
     text = tensor("text", TEXTS, datatype="BYTES")
-    found = arrays_of(infer(http, text, model="minilm", parameters={"pooling": pooling}))
+    found = arrays_of(infer(model_http, text, model="minilm", parameters={"pooling": pooling}))
     assert np.array_equal(found["embeddings"], np.stack(expected))
-    tokens = native(http, text=TEXTS)
+    tokens = native(model_http, text=TEXTS)
     ids = np.split(tokens["input_ids"], np.cumsum(tokens["lengths"])[:-1])
-    rows = [infer(http, tensor(data=[row.tolist()]), model="minilm", parameters={"pooling": pooling}) for row in ids]
+    rows = [
+        infer(model_http, tensor(data=[row.tolist()]), model="minilm", parameters={"pooling": pooling}) for row in ids
+    ]
     assert [arrays_of(row)["embeddings"].tobytes() for row in rows] == [vector.tobytes() for vector in expected]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_long_row_is_truncated_on_request(tiny: httpx.Client, side: str) -> None:
+def test_long_row_is_truncated_on_request(tiny_http: httpx.Client, side: str) -> None:
     ids = [[1, 2, 3, 4, 5, 6, 1, 2]]
-    expected = tiny.post("/models/gpt/embed", json={"input_ids": ids, "truncate": side, "encoding": "float"}).json()
+    expected = tiny_http.post(
+        "/models/gpt/embed", json={"input_ids": ids, "truncate": side, "encoding": "float"}
+    ).json()
     outputs = names("embeddings", "truncated", "lengths")
-    found = arrays_of(infer(tiny, tensor(data=ids), outputs=outputs, parameters={"truncate": side}))
+    found = arrays_of(infer(tiny_http, tensor(data=ids), outputs=outputs, parameters={"truncate": side}))
     assert np.array_equal(found["embeddings"], np.array(expected["embeddings"], np.float32))
     assert (found["truncated"].tolist(), found["lengths"].tolist()) == (expected["truncated"], [6])
 
 
-def test_next_offset_continues_the_rows(tiny: httpx.Client) -> None:
+def test_next_offset_continues_the_rows(tiny_http: httpx.Client) -> None:
     """The header repeats with other offsets, so a cached response would give a wrong output."""
     outputs = [{"name": name, "parameters": {"binary_data": True}} for name in ("embeddings", "next_offset")]
     offset, steps = np.zeros(2, np.int64), []
     for step in np.array(IDS).T.reshape(3, 2, 1):
         asked = {"inputs": [declared(step), declared(offset, "offset")], "outputs": outputs}
-        answer = infer_binary(tiny, asked, raw(step) + raw(offset))
+        answer = infer_binary(tiny_http, asked, raw(step) + raw(offset))
         assert answer.status_code == 200
         offset = np.frombuffer(answer.content[-16:], "<i8")
         steps.append(np.frombuffer(answer.content[-16 - 32 : -16], "<f4").reshape(2, 1, 4))
     assert offset.tolist() == [3, 3]
-    whole = arrays_of(infer(tiny, tensor()))["embeddings"]
+    whole = arrays_of(infer(tiny_http, tensor()))["embeddings"]
     assert np.array_equal(np.concatenate(steps, axis=1), whole)
 
 
@@ -141,14 +145,16 @@ def test_next_offset_over_grpc_is_not_served_from_cache(tiny_clients: Clients) -
         assert np.frombuffer(answer.raw_output_contents[0], "<i8").tolist() == [2 if mask is None else 1]
 
 
-def test_metadata_lists_text_for_models_with_a_tokenizer(tiny: httpx.Client) -> None:
+def test_metadata_lists_text_for_models_with_a_tokenizer(tiny_http: httpx.Client) -> None:
     for model, listed in (("bert", True), ("gpt", False)):
-        inputs = {described["name"]: described for described in tiny.get(f"/v2/models/{model}").json()["inputs"]}
+        inputs = {described["name"]: described for described in tiny_http.get(f"/v2/models/{model}").json()["inputs"]}
         assert ("text" in inputs) == listed
-        config = {described["name"]: described for described in tiny.get(f"/v2/models/{model}/config").json()["input"]}
+        config = {
+            described["name"]: described for described in tiny_http.get(f"/v2/models/{model}/config").json()["input"]
+        }
         assert list(config) == list(inputs)
         assert config["input_ids"]["optional"] == listed
-    bert = tiny.get("/v2/models/bert/config").json()["input"]
+    bert = tiny_http.get("/v2/models/bert/config").json()["input"]
     text = {"name": "text", "data_type": "TYPE_STRING", "dims": [-1], "optional": True}
     assert bert[-1] == text
 
@@ -180,9 +186,9 @@ BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("model", "inputs", "more", "error"), BAD, ids=range(len(BAD)))
 def test_bad_text_request_is_400(
-    tiny: httpx.Client, model: str, inputs: list[Any], more: dict[str, Any], error: str
+    tiny_http: httpx.Client, model: str, inputs: list[Any], more: dict[str, Any], error: str
 ) -> None:
-    response = infer(tiny, *inputs, model=model, **more)
+    response = infer(tiny_http, *inputs, model=model, **more)
     assert (response.status_code, error_of(response)[: len(error)]) == (400, error)
 
 

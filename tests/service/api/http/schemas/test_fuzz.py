@@ -39,13 +39,13 @@ THERE = {"name": "bert", "version": "1", "model": "bert", "static_model": "bert"
 
 
 @pytest.fixture(scope="module")
-def described(tiny: httpx.Client) -> BaseSchema:
-    return schemathesis.openapi.from_dict(tiny.get("/openapi.json").json())
+def described(tiny_http: httpx.Client) -> BaseSchema:
+    return schemathesis.openapi.from_dict(tiny_http.get("/openapi.json").json())
 
 
 @pytest.mark.parametrize(("path", "method"), ROUTES.items())
 def test_every_response_matches_openapi_document(
-    described: BaseSchema, tiny: httpx.Client, path: str, method: str
+    described: BaseSchema, tiny_http: httpx.Client, path: str, method: str
 ) -> None:
     operation = described[path][method]
     good, bad = (operation.as_strategy(generation_mode=mode) for mode in GenerationMode)
@@ -57,6 +57,6 @@ def test_every_response_matches_openapi_document(
             case.path_parameters = {name: THERE[name] for name in case.path_parameters}
             if isinstance(case.body, dict) and "model" in case.body:
                 case.body["model"] = THERE["model"]
-        case.call_and_validate(str(tiny.base_url), checks=CHECKS, timeout=60)
+        case.call_and_validate(str(tiny_http.base_url), checks=CHECKS, timeout=60)
 
     ask()

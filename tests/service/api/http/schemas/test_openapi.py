@@ -69,8 +69,8 @@ TYPES = [f"application/{kind}" for kind in ("json", "octet-stream", "x-npy", "x-
 
 
 @pytest.fixture(scope="module")
-def document(tiny: httpx.Client) -> Any:
-    return tiny.get("/openapi.json").json()
+def document(tiny_http: httpx.Client) -> Any:
+    return tiny_http.get("/openapi.json").json()
 
 
 def references(value: Any) -> Iterator[str]:
@@ -84,8 +84,8 @@ def references(value: Any) -> Iterator[str]:
             yield from references(child)
 
 
-def test_docs_page_loads_openapi_document(tiny: httpx.Client) -> None:
-    response = tiny.get("/docs")
+def test_docs_page_loads_openapi_document(tiny_http: httpx.Client) -> None:
+    response = tiny_http.get("/docs")
     assert response.status_code == 200
     assert response.headers["Content-Type"].startswith("text/html")
     assert "/openapi.json" in response.text
@@ -219,10 +219,10 @@ def test_schema_bounds_match_enforced_bounds(
         assert not validator.is_valid(good | {field: value}), (field, value)
 
 
-def test_embed_schema_describes_every_request_field(tiny: httpx.Client, document: Any) -> None:
+def test_embed_schema_describes_every_request_field(tiny_http: httpx.Client, document: Any) -> None:
     content = document["paths"]["/models/{name}/embed"]["post"]["requestBody"]["content"]
     fields = list(document["components"]["schemas"]["EmbedRequest"]["properties"])
-    allowed = tiny.post("/models/gpt/embed", json={"nope": 1}).json()["expected"].split(", ")
+    allowed = tiny_http.post("/models/gpt/embed", json={"nope": 1}).json()["expected"].split(", ")
     assert sorted(fields) == sorted(allowed)
     assert list(content) == TYPES
     described = document["paths"]["/models/{name}/embed"]["post"]
@@ -230,43 +230,43 @@ def test_embed_schema_describes_every_request_field(tiny: httpx.Client, document
     parameters = ["shape", "lengths", "offset", "context", "text", "truncate", "pooling", "output", "dtype", "encoding"]
     assert [parameter["name"] for parameter in described["parameters"]] == ["name", *parameters]
     headers = {"Accept": TYPES[1]}
-    binary = tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "truncate": "left"}, headers=headers)
+    binary = tiny_http.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "truncate": "left"}, headers=headers)
     answered = {name for name in binary.headers if name.startswith("preblock-")}
     of_some_models = {"preblock-next-context", "preblock-position-delta"}  # with n-grams, or positions of three axes
     assert {name.lower() for name in described["responses"]["200"]["headers"]} == answered | of_some_models
 
 
-def test_decode_schema_describes_every_request_field(tiny: httpx.Client, document: Any) -> None:
+def test_decode_schema_describes_every_request_field(tiny_http: httpx.Client, document: Any) -> None:
     content = document["paths"]["/models/{name}/decode"]["post"]["requestBody"]["content"]
     fields = set(document["components"]["schemas"]["DecodeRequest"]["properties"])
     known = {"step"}  # a field of stream messages only
     for values in ({"nope": 1}, {"open": {"nope": 1}}):
-        line = tiny.post("/models/gpt/decode", json=values, headers={"Content-Type": "application/x-ndjson"})
+        line = tiny_http.post("/models/gpt/decode", json=values, headers={"Content-Type": "application/x-ndjson"})
         known |= set(line.json()["error"]["expected"].split(", "))
     assert fields - {"chunk"} == known - {"step"}
     assert list(content) == ["application/x-ndjson", "application/json"]
 
 
-def test_embed_schema_describes_every_response_field(tiny: httpx.Client, document: Any) -> None:
+def test_embed_schema_describes_every_response_field(tiny_http: httpx.Client, document: Any) -> None:
     both = ["embeddings", "token_embeddings"]
     answers = [
-        tiny.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "output": output}).json()
+        tiny_http.post("/models/gpt/embed", json={"input_ids": [[1], [2, 3]], "output": output}).json()
         for output in (*both, both)
     ]
     text = {"text": "a", "truncate": "left", "return_tokens": True}
-    answers.append(tiny.post("/models/bert/embed", json=text).json())
+    answers.append(tiny_http.post("/models/bert/embed", json=text).json())
     schemas = document["components"]["schemas"]
     of_some_models = {"next_context", "position_delta"}  # with n-grams, or positions of three axes
     assert set(schemas["EmbedAnswer"]["properties"]) == set().union(*answers) | of_some_models
     assert set(schemas["OutputDescription"]["properties"]) == set(answers[2]["outputs"]["embeddings"])
 
 
-def test_embeddings_schema_describes_every_field(tiny: httpx.Client, document: Any) -> None:
+def test_embeddings_schema_describes_every_field(tiny_http: httpx.Client, document: Any) -> None:
     described = document["components"]["schemas"]["EmbeddingsRequest"]
-    refused = tiny.post("/v1/embeddings", json={"nope": 1}).json()
+    refused = tiny_http.post("/v1/embeddings", json={"nope": 1}).json()
     assert sorted(described["properties"]) == sorted(refused["error"]["message"].partition("expected ")[2].split(", "))
     fields = {"model": "gpt", "input": [1], "pooling": "none", "truncate_prompt_tokens": 3}
-    answer = tiny.post("/v1/embeddings", json=fields).json()
+    answer = tiny_http.post("/v1/embeddings", json=fields).json()
     shown = {
         "EmbeddingsAnswer": answer,
         "Embedding": answer["data"][0],
@@ -278,20 +278,20 @@ def test_embeddings_schema_describes_every_field(tiny: httpx.Client, document: A
     assert {name: set(schemas[name]["properties"]) for name in shown} == {name: set(shown[name]) for name in shown}
 
 
-def test_model_schema_matches_response(tiny: httpx.Client, document: Any) -> None:
+def test_model_schema_matches_response(tiny_http: httpx.Client, document: Any) -> None:
     assert set(document["components"]["schemas"]["ModelDescription"]["properties"]) == set(
-        tiny.get("/models/gpt").json()
+        tiny_http.get("/models/gpt").json()
     )
 
 
-def test_problem_schema_matches_response(tiny: httpx.Client, document: Any) -> None:
-    problem = tiny.post("/models/gpt/embed", json={}).json()
+def test_problem_schema_matches_response(tiny_http: httpx.Client, document: Any) -> None:
+    problem = tiny_http.post("/models/gpt/embed", json={}).json()
     assert set(document["components"]["schemas"]["Problem"]["properties"]) == set(problem)
 
 
-def test_docs_page_uses_only_local_assets(tiny: httpx.Client) -> None:
-    parts = re.findall(r'(?:href|src)="([^"]+)"', tiny.get("/docs").text)
+def test_docs_page_uses_only_local_assets(tiny_http: httpx.Client) -> None:
+    parts = re.findall(r'(?:href|src)="([^"]+)"', tiny_http.get("/docs").text)
     assert len(parts) == 3
     for part in parts:
         assert part.startswith("/docs/static/")
-        assert tiny.get(part).status_code == 200
+        assert tiny_http.get(part).status_code == 200

@@ -20,7 +20,7 @@ GIVEN = np.random.default_rng(0).standard_normal((5, 4), np.float32)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def parts_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("parts")
     for name in ("gpt", "llama", "bert", "ngrams"):
         copy_artifact(name, root)
@@ -57,10 +57,12 @@ def decoded(answer: Any) -> Vectors:
     return np.frombuffer(base64.b64decode(answer["embeddings"]), "<f4").reshape(-1, answer["shape"][-1])
 
 
-def test_parts_and_ids_take_turns_in_a_stream(server: Server, tokens_and_positions: tuple[Vectors, Vectors]) -> None:
+def test_parts_and_ids_take_turns_in_a_stream(
+    parts_server: Server, tokens_and_positions: tuple[Vectors, Vectors]
+) -> None:
     tokens, positions = tokens_and_positions
     first, state, second = exchange(
-        server,
+        parts_server,
         "gpt/decode?offset=[1,0]",
         {"parts": [[ids(1), vectors(GIVEN[:2])], [vectors(GIVEN[2:3])]]},
         {"input_ids": [[2], []]},
@@ -74,47 +76,47 @@ def test_parts_and_ids_take_turns_in_a_stream(server: Server, tokens_and_positio
     assert (second["lengths"], second["next_offset"]) == ([0, 4], [5, 5])
 
 
-def test_placeholder_takes_vectors_in_a_step(server: Server) -> None:
+def test_placeholder_takes_vectors_in_a_step(parts_server: Server) -> None:
     step = {"parts": [ids(1, 99, 99)], "placeholder": {"token_id": 99, **vectors(GIVEN[:2])}}
-    (found,) = exchange(server, "llama/decode", step)
-    alone = httpx.post(f"{server.address}/models/llama/embed", json={"input_ids": [1]}).json()
+    (found,) = exchange(parts_server, "llama/decode", step)
+    alone = httpx.post(f"{parts_server.address}/models/llama/embed", json={"input_ids": [1]}).json()
     assert decoded(found).tobytes() == np.concatenate([decoded(alone), GIVEN[:2]]).tobytes()
 
 
-def test_repeated_step_of_parts_has_the_same_answer(server: Server) -> None:
+def test_repeated_step_of_parts_has_the_same_answer(parts_server: Server) -> None:
     step = {"parts": [vectors(GIVEN[:2])], "step": 1}
-    first, again, other = exchange(server, "gpt/decode", step, step, {"parts": [vectors(GIVEN[1:3])], "step": 1})
+    first, again, other = exchange(parts_server, "gpt/decode", step, step, {"parts": [vectors(GIVEN[1:3])], "step": 1})
     assert first == again
     assert first["next_offset"] == [2]
     assert other["error"]["title"] == "Conflict"
 
 
-def test_parts_of_ids_feed_the_history(server: Server) -> None:
+def test_parts_of_ids_feed_the_history(parts_server: Server) -> None:
     query = "ngrams/decode?output=ngram_embeddings"
-    first = exchange(server, query, {"parts": [ids(5), ids(6)]}, {"parts": [ids(7)]})
-    second = exchange(server, query, {"input_ids": [5, 6]}, {"input_ids": [7]})
+    first = exchange(parts_server, query, {"parts": [ids(5), ids(6)]}, {"parts": [ids(7)]})
+    second = exchange(parts_server, query, {"input_ids": [5, 6]}, {"input_ids": [7]})
     assert first == second
 
 
-def test_lines_may_have_parts(server: Server) -> None:
+def test_lines_may_have_parts(parts_server: Server) -> None:
     lines = [{"parts": [vectors(GIVEN[:2])]}, {"parts": [[ids(1)]]}, {"input_ids": [2]}]
     answer = httpx.post(
-        f"{server.address}/models/gpt/decode",
+        f"{parts_server.address}/models/gpt/decode",
         content="".join(json.dumps(line) + "\n" for line in lines),
         headers={"Content-Type": "application/x-ndjson"},
     )
     found = [decoded(json.loads(line)) for line in answer.text.splitlines()]
     parts = [vectors(GIVEN[:2]), ids(1, 2)]
-    whole = httpx.post(f"{server.address}/models/gpt/embed", json={"parts": parts}).json()
+    whole = httpx.post(f"{parts_server.address}/models/gpt/embed", json={"parts": parts}).json()
     assert np.concatenate(found).tobytes() == decoded(whole).tobytes()
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 9])
-def test_events_cut_rows_of_parts_into_chunks(server: Server, chunk: int) -> None:
+def test_events_cut_rows_of_parts_into_chunks(parts_server: Server, chunk: int) -> None:
     rows = [[ids(1), vectors(GIVEN[:3]), ids(2)], [vectors(GIVEN[3:]), ids(99)]]
     rest = {"placeholder": {"token_id": 99, **vectors(GIVEN[1:2])}}
     answer = httpx.post(
-        f"{server.address}/models/gpt/decode", json={"parts": rows, "chunk": chunk, **rest}, headers=EVENTS
+        f"{parts_server.address}/models/gpt/decode", json={"parts": rows, "chunk": chunk, **rest}, headers=EVENTS
     )
     assert answer.status_code == 200, answer.text
     *events, end = (json.loads(event.partition("data: ")[2]) for event in answer.text.split("\n\n")[:-1])
@@ -123,7 +125,7 @@ def test_events_cut_rows_of_parts_into_chunks(server: Server, chunk: int) -> Non
         lengths = event.get("lengths") or [event["shape"][1]] * 2
         for row, part in enumerate(np.split(decoded(event), np.cumsum(lengths)[:-1])):
             found[row].append(part)
-    whole = httpx.post(f"{server.address}/models/gpt/embed", json={"parts": rows, **rest}).json()
+    whole = httpx.post(f"{parts_server.address}/models/gpt/embed", json={"parts": rows, **rest}).json()
     assert np.concatenate([*found[0], *found[1]]).tobytes() == decoded(whole).tobytes()
     assert end["next_offset"] == [5, 3]
 
@@ -146,21 +148,21 @@ BAD = [
 
 
 @pytest.mark.parametrize(("message", "detail"), BAD, ids=[str(number) for number in range(len(BAD))])
-def test_bad_parts_leave_the_stream_unchanged(server: Server, message: dict[str, Any], detail: str) -> None:
-    error, state = exchange(server, "gpt/decode?rows=2", message, {"ping": True})
+def test_bad_parts_leave_the_stream_unchanged(parts_server: Server, message: dict[str, Any], detail: str) -> None:
+    error, state = exchange(parts_server, "gpt/decode?rows=2", message, {"ping": True})
     assert error["error"]["detail"].startswith(detail), error
     assert state == {"next_offset": [0, 0]}
 
 
-def test_output_that_needs_ids_is_rejected(server: Server) -> None:
+def test_output_that_needs_ids_is_rejected(parts_server: Server) -> None:
     query = "ngrams/decode?output=ngram_embeddings"
-    (answer,) = exchange(server, query, {"parts": [vectors(GIVEN)]})
+    (answer,) = exchange(parts_server, query, {"parts": [vectors(GIVEN)]})
     assert answer["error"]["detail"].startswith("output ngram_embeddings of this model cannot be computed from given")
-    answer = httpx.post(f"{server.address}/models/bert/decode", json={"parts": [vectors(GIVEN)]}, headers=EVENTS)
+    answer = httpx.post(f"{parts_server.address}/models/bert/decode", json={"parts": [vectors(GIVEN)]}, headers=EVENTS)
     assert (answer.status_code, answer.json()["field"]) == (422, "output")
 
 
-def test_events_of_more_rows_than_offsets_are_rejected(server: Server) -> None:
+def test_events_of_more_rows_than_offsets_are_rejected(parts_server: Server) -> None:
     body = {"parts": [[ids(1)], [ids(2)]], "rows": 1}
-    answer = httpx.post(f"{server.address}/models/gpt/decode", json=body, headers=EVENTS)
+    answer = httpx.post(f"{parts_server.address}/models/gpt/decode", json=body, headers=EVENTS)
     assert (answer.status_code, answer.json()["field"]) == (422, "parts")

@@ -27,10 +27,10 @@ CLOSING = 11
 
 
 @pytest.fixture(scope="module")
-def impatient(repository: Path) -> Iterator[Server]:
+def impatient(model_repository: Path) -> Iterator[Server]:
     """Serve with an idle timeout of one second and a stream lifetime of two."""
     limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": "1", "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "2"}
-    with serve(repository, **limits) as running, httpx.Client(base_url=running.address) as http:
+    with serve(model_repository, **limits) as running, httpx.Client(base_url=running.address) as http:
         assert http.get("/readyz").status_code == 200
         yield running
 
@@ -151,10 +151,10 @@ def test_unread_stream_is_paused_and_then_closed(impatient: Server, protocol: st
             wait_for_streams(http, 0)
 
 
-def test_disconnect_frees_stream_before_its_idle_timeout(server: Server) -> None:
-    url = httpx.URL(server.address)
+def test_disconnect_frees_stream_before_its_idle_timeout(model_server: Server) -> None:
+    url = httpx.URL(model_server.address)
     assert url.port is not None
-    with httpx.Client(base_url=server.address, timeout=20) as http:
+    with httpx.Client(base_url=model_server.address, timeout=20) as http:
         for first, again in floods().values():
             with dial(url) as client:
                 client.sendall(first + again)
@@ -195,7 +195,7 @@ def test_shutdown_sends_offsets_to_every_stream(tiny_repository: Path, workers: 
         assert time.monotonic() - begin < 15
 
 
-def test_unsent_response_is_not_counted_in_last_offset(repository: Path) -> None:
+def test_unsent_response_is_not_counted_in_last_offset(model_repository: Path) -> None:
     """Each client reads nothing until the shutdown begins, so that an answer waits."""
 
     def read(connection: socket.socket) -> list[Any]:
@@ -214,7 +214,7 @@ def test_unsent_response_is_not_counted_in_last_offset(repository: Path) -> None
         head + b"Accept: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (len(events), events),
     ]
     with ExitStack() as stack:
-        server = stack.enter_context(serve(repository))
+        server = stack.enter_context(serve(model_repository))
         http = stack.enter_context(httpx.Client(base_url=server.address, timeout=20))
         address = (http.base_url.host, http.base_url.port)
 

@@ -13,7 +13,7 @@ from tests.support.servers import serve
 
 
 @pytest.fixture(scope="package")
-def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+def companion_clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
     root: Path = tmp_path_factory.mktemp("companions")
     for name in MODELS:
         copy_artifact(name, root)
@@ -22,5 +22,5 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
 
 
 @pytest.fixture
-def http(clients: Clients) -> httpx.Client:
-    return clients.http
+def companion_http(companion_clients: Clients) -> httpx.Client:
+    return companion_clients.http

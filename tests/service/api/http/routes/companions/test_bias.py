@@ -27,54 +27,56 @@ LENGTHS = [(0, 5, 5), (7, 1, 8), (3, 4, 2)]
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", ["alibi", "t5"])
-def test_bias_response_equals_module(http: httpx.Client, name: str, lengths: tuple[int, int, int]) -> None:
+def test_bias_response_equals_module(companion_http: httpx.Client, name: str, lengths: tuple[int, int, int]) -> None:
     expected = frontend_of(name).bias(*lengths).detach().numpy()
     fields = dict(zip(("query_offset", "query_length", "key_length"), lengths, strict=True))
-    answer = http.post(f"/models/{name}/bias", json=fields).json()
+    answer = companion_http.post(f"/models/{name}/bias", json=fields).json()
     assert answer["shape"] == [1, H, lengths[1], lengths[2]]
     assert decoded(answer, "bias").tobytes() == expected.tobytes()
-    found = infer(http, name, [tensor(field, [value]) for field, value in fields.items()], "bias")
+    found = infer(companion_http, name, [tensor(field, [value]) for field, value in fields.items()], "bias")
     assert found["bias"].tobytes() == expected.tobytes()
 
 
-def test_bias_is_available_in_every_format(http: httpx.Client) -> None:
+def test_bias_is_available_in_every_format(companion_http: httpx.Client) -> None:
     expected = frontend_of("t5").bias(2, 3, 5).detach().numpy()
     fields = {"query_offset": 2, "query_length": 3, "key_length": 5}
-    raw = http.post("/models/t5/bias", json=fields, headers={"Accept": "application/octet-stream"})
+    raw = companion_http.post("/models/t5/bias", json=fields, headers={"Accept": "application/octet-stream"})
     assert (raw.headers["Preblock-Output"], raw.headers["Preblock-Shape"]) == ("bias", "1,3,3,5")
     assert raw.content == expected.tobytes()
-    npy = http.post("/models/t5/versions/1/bias", json=fields, headers={"Accept": "application/x-npy"})
+    npy = companion_http.post("/models/t5/versions/1/bias", json=fields, headers={"Accept": "application/x-npy"})
     assert np.array_equal(np.load(io.BytesIO(npy.content)), expected)
-    tensors = http.post("/models/t5/bias", json=fields, headers={"Accept": "application/x-safetensors"})
+    tensors = companion_http.post("/models/t5/bias", json=fields, headers={"Accept": "application/x-safetensors"})
     assert list(load(tensors.content)) == ["bias"]
     assert np.array_equal(load(tensors.content)["bias"], expected)
-    narrow = http.post("/models/t5/bias", json=fields | {"dtype": "bfloat16"}, headers={"Accept": "application/x-npy"})
+    narrow = companion_http.post(
+        "/models/t5/bias", json=fields | {"dtype": "bfloat16"}, headers={"Accept": "application/x-npy"}
+    )
     assert narrow.status_code == 406
-    floats = http.post("/models/t5/bias", json=fields | {"encoding": "float"}).json()["bias"]
+    floats = companion_http.post("/models/t5/bias", json=fields | {"encoding": "float"}).json()["bias"]
     assert np.array_equal(np.array(floats, np.float32), expected)
-    half = http.post("/models/t5/bias", json=fields | {"dtype": "float16"}).json()
+    half = companion_http.post("/models/t5/bias", json=fields | {"dtype": "float16"}).json()
     assert base64.b64decode(half["bias"]) == expected.astype(np.float16).tobytes()
 
 
-def test_relative_sinusoid_response_equals_module(http: httpx.Client) -> None:
-    answer = http.post("/models/sinusoid/bias", json={"query_length": 3, "key_length": 5}).json()
+def test_relative_sinusoid_response_equals_module(companion_http: httpx.Client) -> None:
+    answer = companion_http.post("/models/sinusoid/bias", json={"query_length": 3, "key_length": 5}).json()
     expected = frontend_of("sinusoid").bias(3, 5).numpy()
     np.testing.assert_allclose(decoded(answer, "relative_positions"), expected, rtol=0, atol=2.0**-23)
 
 
-def test_bias_at_largest_offset_equals_module(http: httpx.Client) -> None:
+def test_bias_at_largest_offset_equals_module(companion_http: httpx.Client) -> None:
     lengths = {"query_offset": 2**31 - 2, "query_length": 2, "key_length": 3}
-    answer = http.post("/models/t5/bias", json=lengths).json()
+    answer = companion_http.post("/models/t5/bias", json=lengths).json()
     assert decoded(answer, "bias").tobytes() == frontend_of("t5").bias(*lengths.values()).detach().numpy().tobytes()
 
 
-def test_bias_over_grpc_equals_module(clients: Clients) -> None:
+def test_bias_over_grpc_equals_module(companion_clients: Clients) -> None:
     inputs = []
     for name, value in (("query_offset", 4), ("query_length", 2), ("key_length", 6)):
         inputs.append(tritonclient.grpc.InferInput(name, [1], "INT64"))
         inputs[-1].set_data_from_numpy(np.array([value]))
     outputs = [tritonclient.grpc.InferRequestedOutput("bias")]
-    found = clients.grpc.infer("alibi", inputs, outputs=outputs).as_numpy("bias")
+    found = companion_clients.grpc.infer("alibi", inputs, outputs=outputs).as_numpy("bias")
     assert found.tobytes() == frontend_of("alibi").bias(4, 2, 6).numpy().tobytes()
 
 
@@ -102,13 +104,15 @@ def test_bias_over_grpc_equals_module(clients: Clients) -> None:
     ],
 )
 def test_bad_bias_request_is_rejected(
-    http: httpx.Client, name: str, fields: dict[str, Any], status: int, message: str
+    companion_http: httpx.Client, name: str, fields: dict[str, Any], status: int, message: str
 ) -> None:
-    got, detail = error_of(http.post(f"/models/{name}/bias", json={"query_length": 2, "key_length": 2} | fields))
+    got, detail = error_of(
+        companion_http.post(f"/models/{name}/bias", json={"query_length": 2, "key_length": 2} | fields)
+    )
     assert (got, detail[: len(message)]) == (status, message)
 
 
-def test_bias_with_other_outputs_is_rejected(http: httpx.Client) -> None:
+def test_bias_with_other_outputs_is_rejected(companion_http: httpx.Client) -> None:
     body = {"inputs": [tensor("input_ids", IDS)], "outputs": [{"name": "embeddings"}, {"name": "bias"}]}
-    status, message = error_of(http.post("/v2/models/t5/infer", json=body))
+    status, message = error_of(companion_http.post("/v2/models/t5/infer", json=body))
     assert (status, message[:53]) == (400, "outputs: got ['embeddings', 'bias'], expected bias al")

@@ -15,26 +15,30 @@ from tests.support.protocols import Clients
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 8, 8), (2, 3, 12, 16), (3, 3, 4, 4)])
-def test_image_response_equals_module(http: httpx.Client, clients: Clients, shape: tuple[int, ...]) -> None:
+def test_image_response_equals_module(
+    companion_http: httpx.Client, companion_clients: Clients, shape: tuple[int, ...]
+) -> None:
     pixels = np.random.default_rng(shape[0]).standard_normal(shape).astype(np.float32)
     with torch.inference_mode():
         expected = build_frontend("vit")(torch.from_numpy(pixels)).numpy()
-    found = infer(http, "vit", [tensor("pixel_values", pixels, "FP32")])["embeddings"]
+    found = infer(companion_http, "vit", [tensor("pixel_values", pixels, "FP32")])["embeddings"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    with tritonclient.http.InferenceServerClient(str(http.base_url).removeprefix("http://").rstrip("/")) as client:
+    with tritonclient.http.InferenceServerClient(
+        str(companion_http.base_url).removeprefix("http://").rstrip("/")
+    ) as client:
         given = tritonclient.http.InferInput("pixel_values", list(shape), "FP32")
         given.set_data_from_numpy(pixels)
         assert client.infer("vit", [given]).as_numpy("embeddings").tobytes() == found.tobytes()
     given = tritonclient.grpc.InferInput("pixel_values", list(shape), "FP32")
     given.set_data_from_numpy(pixels)
-    assert clients.grpc.infer("vit", [given]).as_numpy("embeddings").tobytes() == found.tobytes()
+    assert companion_clients.grpc.infer("vit", [given]).as_numpy("embeddings").tobytes() == found.tobytes()
 
 
-def test_patch_embedding_metadata_describes_its_input(http: httpx.Client) -> None:
-    metadata = http.get("/v2/models/vit").json()
+def test_patch_embedding_metadata_describes_its_input(companion_http: httpx.Client) -> None:
+    metadata = companion_http.get("/v2/models/vit").json()
     assert metadata["inputs"] == [{"name": "pixel_values", "datatype": "FP32", "shape": [-1, 3, -1, -1]}]
     assert metadata["outputs"] == [{"name": "embeddings", "datatype": "FP32", "shape": [-1, -1, 8]}]
-    model = http.get("/models/vit").json()
+    model = companion_http.get("/models/vit").json()
     assert (model["max_len"], model["manifest"]["kind"], model["manifest"]["patch_size"]) == (None, "stem", 4)
 
 
@@ -56,12 +60,12 @@ def test_patch_embedding_metadata_describes_its_input(http: httpx.Client) -> Non
         ),
     ],
 )
-def test_bad_image_is_rejected(http: httpx.Client, given: dict[str, Any], message: str) -> None:
-    status, error = error_of(http.post("/v2/models/vit/infer", json={"inputs": [given]}))
+def test_bad_image_is_rejected(companion_http: httpx.Client, given: dict[str, Any], message: str) -> None:
+    status, error = error_of(companion_http.post("/v2/models/vit/infer", json={"inputs": [given]}))
     assert (status, error[: len(message)]) == (400, message)
 
 
-def test_token_ids_for_stem_are_rejected_with_its_protocol(http: httpx.Client) -> None:
-    status, detail = error_of(http.post("/models/vit/embed", json={"input_ids": [1]}))
+def test_token_ids_for_stem_are_rejected_with_its_protocol(companion_http: httpx.Client) -> None:
+    status, detail = error_of(companion_http.post("/models/vit/embed", json={"input_ids": [1]}))
     expected = "the model 'vit' takes pixel_values by the Open Inference Protocol, not token ids"
     assert (status, detail) == (422, expected)

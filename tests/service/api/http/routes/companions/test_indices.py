@@ -11,18 +11,20 @@ from safetensors.numpy import load, save
 from tests.service.api.http.routes.companions.calls import IDS, decoded, error_of, frontend_of, infer, tensor
 
 
-def test_hierarchical_levels_are_named_inputs(http: httpx.Client) -> None:
+def test_hierarchical_levels_are_named_inputs(companion_http: httpx.Client) -> None:
     sentence, word = [[0, 0, 1], [2, 3, 4]], [[0, 1, 0], [5, 4, 3]]
     indices = {"sentence": torch.tensor(sentence), "word": torch.tensor(word)}
     expected = frontend_of("levels")(torch.tensor(IDS), indices=indices).detach().numpy()
-    answer = http.post("/models/levels/embed", json={"input_ids": IDS, "sentence": sentence, "word": word}).json()
+    answer = companion_http.post(
+        "/models/levels/embed", json={"input_ids": IDS, "sentence": sentence, "word": word}
+    ).json()
     assert decoded(answer, "embeddings").tobytes() == expected.tobytes()
     named = {"input_ids": np.array(IDS), "word": np.array(word), "sentence": np.array(sentence)}
     kind = {"Content-Type": "application/x-safetensors", "Accept": "application/x-safetensors"}
-    found = http.post("/models/levels/embed", content=save(named), headers=kind)
+    found = companion_http.post("/models/levels/embed", content=save(named), headers=kind)
     assert load(found.content)["embeddings"].tobytes() == expected.tobytes()
     tensors = [tensor("input_ids", IDS), tensor("word", word), tensor("sentence", sentence)]
-    assert infer(http, "levels", tensors)["embeddings"].tobytes() == expected.tobytes()
+    assert infer(companion_http, "levels", tensors)["embeddings"].tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -37,16 +39,16 @@ def test_hierarchical_levels_are_named_inputs(http: httpx.Client) -> None:
         ),
     ],
 )
-def test_bad_level_input_is_rejected(http: httpx.Client, fields: dict[str, Any], message: str) -> None:
-    status, detail = error_of(http.post("/models/levels/embed", json={"input_ids": IDS} | fields))
+def test_bad_level_input_is_rejected(companion_http: httpx.Client, fields: dict[str, Any], message: str) -> None:
+    status, detail = error_of(companion_http.post("/models/levels/embed", json={"input_ids": IDS} | fields))
     assert (status, detail[: len(message)]) == (422, message)
 
 
-def test_missing_required_segments_are_rejected(http: httpx.Client) -> None:
+def test_missing_required_segments_are_rejected(companion_http: httpx.Client) -> None:
     expected = frontend_of("segments")(torch.tensor(IDS), token_type_ids=torch.tensor(IDS)).detach().numpy()
-    answer = http.post("/models/segments/embed", json={"input_ids": IDS, "token_type_ids": IDS}).json()
+    answer = companion_http.post("/models/segments/embed", json={"input_ids": IDS, "token_type_ids": IDS}).json()
     assert decoded(answer, "embeddings").tobytes() == expected.tobytes()
-    status, detail = error_of(http.post("/models/segments/embed", json={"input_ids": IDS}))
+    status, detail = error_of(companion_http.post("/models/segments/embed", json={"input_ids": IDS}))
     assert (status, detail) == (
         422,
         "token_type_ids is missing: this model needs a value for each token",
