@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # help() then shows the names of types, not their unions
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -13,11 +13,10 @@ from preblock.client.async_retry import retry
 from preblock.client.async_stream import AsyncDecodeStream
 from preblock.client.calls import Call, Dtype, Pooling, Side, TableDtype
 from preblock.client.errors import NoAnswer, ServiceError, invalid
-from preblock.client.keywords import checks_keywords
 from preblock.client.parts import Parts, Placeholder
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.retry import read_retries
-from preblock.client.token_ids import Row, Rows, list_rows, read_integers
+from preblock.client.token_ids import Row, Rows, add_indices, list_rows, read_integers
 from preblock.client.transport import AsyncTransport, model_path
 
 T = TypeVar("T")
@@ -46,7 +45,6 @@ class AsyncClient:
 
     """
 
-    @checks_keywords
     def __init__(
         self,
         url: str | Sequence[str],
@@ -64,10 +62,8 @@ class AsyncClient:
         self._transport = AsyncTransport(self._replicas, http_client)
         self._retries = read_retries(retries)
 
-    @checks_keywords
     async def embed(
         self,
-        /,
         ids: Rows | None = None,
         *,
         model: str,
@@ -80,11 +76,11 @@ class AsyncClient:
         position_rows: Rows | None = None,
         attention_mask: Rows | None = None,
         token_type_ids: Rows | None = None,
+        indices: Mapping[str, Rows] | None = None,
         truncate: Side | None = None,
         pooling: Pooling | None = None,
         output: str = "embeddings",
         dtype: TableDtype = "float32",
-        **indices: Rows,
     ) -> Embeddings:
         """Return the vectors of token ids, or of rows made of parts: those that enter block 0, or another output.
 
@@ -104,22 +100,21 @@ class AsyncClient:
                 transformers take them, such as RoBERTa.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             token_type_ids: segment of each token, like `ids`; default 0.
+            indices: further inputs in `Model.indices`, by name, each like `ids`.
             truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
             pooling: "mean", "first" or "last", for one vector (D,) of each row; default one of each token.
             output: "embeddings" to feed block 0 directly. "token_embeddings" for `inputs_embeds` or `prompt_embeds`:
                 the model adds positions itself, so "embeddings" would hold them twice, without an error.
             dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored": the type of n-gram
                 tables.
-            indices: further inputs in `Model.indices`, like `ids`.
 
         """
         positions = {"position_ids": position_ids, "position_rows": position_rows}
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        given = {"context": context, **positions, **inputs, **indices}
-        call = calls.embed(model, version, ids, offset, given, parts, placeholder, truncate, pooling, output, dtype)
-        return await self._send(call)
+        given = add_indices({"input_ids": ids, "offset": offset, "context": context, **positions, **inputs}, indices)
+        options: dict[str, Any] = {"truncate": truncate, "pooling": pooling, "dtype": dtype}
+        return await self._send(calls.embed(model, version, given, parts, placeholder, output, **options))
 
-    @checks_keywords
     async def text(
         self,
         text: str | Sequence[str],
@@ -156,7 +151,6 @@ class AsyncClient:
         options |= {"context": context, "return_tokens": return_tokens, "special_tokens": special_tokens}
         return await self._send(calls.text(model, version, output, text=text, **options))
 
-    @checks_keywords
     async def prompt_embeds(
         self,
         ids: Rows | None = None,
@@ -186,7 +180,6 @@ class AsyncClient:
         options: dict[str, Any] = {"dtype": dtype, "special_tokens": special_tokens, "input_ids": ids, "text": text}
         return await self._send(calls.prompt_embeds(model, version, output, parts, placeholder, **options))
 
-    @checks_keywords
     async def bias(
         self,
         query_length: int,
@@ -215,12 +208,10 @@ class AsyncClient:
         """Return every model, in its highest version, with one request for the list and one for each model."""
         return [await self.model(name) for name in await self._send(calls.list_names())]
 
-    @checks_keywords
     async def model(self, name: str, version: int | None = None) -> Model:
         """Return one model, by default in its highest version. An unknown one is a `RequestError`, kind "NotFound"."""
         return await self._send(calls.describe(name, version))
 
-    @checks_keywords
     async def ready(self, model: str | None = None, version: int | None = None) -> bool:
         """Return whether the service, or one of its models, answers requests. It is asked once, without retries.
 
@@ -237,17 +228,14 @@ class AsyncClient:
             raise
         return True
 
-    @checks_keywords
     async def load(self, name: str) -> None:
         """Load the new versions of a model, even after an unload; the service needs `--model-control explicit`."""
         await self._send(calls.control(name, "load"))
 
-    @checks_keywords
     async def unload(self, name: str) -> None:
         """Unload every version of a model after its last request; the service needs `--model-control explicit`."""
         await self._send(calls.control(name, "unload"))
 
-    @checks_keywords
     def decode(
         self,
         model: str,

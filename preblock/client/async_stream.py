@@ -5,20 +5,20 @@ from __future__ import annotations  # help() then shows the names of types, not 
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from preblock.client import frames, messages
 from preblock.client.async_retry import retry
 from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid
 from preblock.client.frames import AnswerFrame, read_frame, write_move, write_step
-from preblock.client.keywords import checks_keywords
 from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Vectors
 from preblock.client.retry import of_stream
 from preblock.client.token_ids import (
     Row,
     Rows,
+    add_indices,
     list_rows,
     read_integers,
     read_positions,
@@ -93,10 +93,8 @@ class AsyncDecodeStream:
         """The version of the model; before the stream opens the requested one, None for the highest."""
         return self._version
 
-    @checks_keywords
     async def step(
         self,
-        /,
         ids: Rows | None = None,
         *,
         parts: Parts | None = None,
@@ -105,7 +103,7 @@ class AsyncDecodeStream:
         position_rows: Rows | None = None,
         attention_mask: Rows | None = None,
         token_type_ids: Rows | None = None,
-        **indices: Rows,
+        indices: Mapping[str, Rows] | None = None,
     ) -> Vectors:
         """Feed each row its next tokens, advance the offsets, and return the vectors.
 
@@ -120,7 +118,7 @@ class AsyncDecodeStream:
             position_rows: instead of `position_ids`: row of the position table of each token, as for `embed`.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             token_type_ids: segment of each token, like `ids`; default 0.
-            indices: further inputs in `Model.indices`, like `ids`.
+            indices: further inputs in `Model.indices`, by name, each like `ids`.
 
         """
         inputs: dict[str, Any] = {
@@ -129,7 +127,7 @@ class AsyncDecodeStream:
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
         }
-        given = {name: rows for name, rows in (inputs | indices).items() if rows is not None}
+        given = add_indices(inputs, indices)
         made = write_parts(parts, placeholder)
         write = self._write_parts(ids, made, given) if made else self._write_ids(ids, given)
         vectors, *companions = (await self._ask(write, frames.VECTORS)).tensors

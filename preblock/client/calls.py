@@ -1,7 +1,7 @@
 """The HTTP calls of a client: each is a request as bytes, and a function to read its answer."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
@@ -13,7 +13,7 @@ from preblock.client.errors import ServerError, invalid
 from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.safetensors import read_safetensors, write_safetensors
-from preblock.client.token_ids import Row, Rows, to_json, to_plain
+from preblock.client.token_ids import to_json, to_plain
 from preblock.client.transport import model_path, quote_model
 
 T = TypeVar("T")
@@ -52,24 +52,19 @@ class Call(Generic[T]):
 def embed(
     model: str,
     version: int | None,
-    ids: Rows | None,
-    offset: int | Row | None,
-    inputs: Mapping[str, Rows | Sequence[Rows] | None],
+    inputs: Mapping[str, Any],
     parts: Parts | None,
     placeholder: Placeholder | None,
-    truncate: Side | None,
-    pooling: Pooling | None,
     output: str,
-    dtype: TableDtype,
+    **options: Any,
 ) -> Call[Embeddings]:
-    """Return the call for rows of ids or of parts; `inputs` holds further values of each token, by name."""
-    check_names(output, dtype)
-    rows = _given(input_ids=ids, offset=offset, **inputs)
-    names = _given(truncate=truncate, pooling=pooling, output=output, dtype=dtype)
-    path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output, pooling is not None)
+    """Return the call for rows of ids or of parts; `inputs` holds `input_ids`, `offset` and others by name."""
+    check_names(output, options.get("dtype"))
+    rows, names = _given(**inputs), _given(output=output, **options)
+    path, parse = model_path(model, version, "embed"), partial(_read_embeddings, output, "pooling" in names)
+    made, offset = write_parts(parts, placeholder), rows.get("offset")
     if isinstance(offset, int):
         rows["offset"] = np.array([offset])
-    made = write_parts(parts, placeholder)
     if made or not all(isinstance(value, np.ndarray) and value.dtype.kind in "iu" for value in rows.values()):
         return _post(path, rows | _given(offset=offset) | made | names, SAFETENSORS, parse)
     headers = {"Accept": SAFETENSORS, "Content-Type": SAFETENSORS}

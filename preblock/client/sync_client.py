@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # help() then shows the names of types, not their unions
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -11,13 +11,12 @@ from preblock.client import calls
 from preblock.client.access import Certificate, Verify, read_replicas
 from preblock.client.calls import Call, Dtype, Pooling, Side, TableDtype
 from preblock.client.errors import NoAnswer, ServiceError, invalid
-from preblock.client.keywords import checks_keywords
 from preblock.client.parts import Parts, Placeholder
 from preblock.client.results import Embeddings, Model, Vectors
 from preblock.client.retry import read_retries
 from preblock.client.sync_retry import retry
 from preblock.client.sync_stream import DecodeStream
-from preblock.client.token_ids import Row, Rows, list_rows, read_integers
+from preblock.client.token_ids import Row, Rows, add_indices, list_rows, read_integers
 from preblock.client.transport import SyncTransport, model_path
 
 T = TypeVar("T")
@@ -46,7 +45,6 @@ class Client:
 
     """
 
-    @checks_keywords
     def __init__(
         self,
         url: str | Sequence[str],
@@ -64,10 +62,8 @@ class Client:
         self._transport = SyncTransport(self._replicas, http_client)
         self._retries = read_retries(retries)
 
-    @checks_keywords
     def embed(
         self,
-        /,
         ids: Rows | None = None,
         *,
         model: str,
@@ -80,11 +76,11 @@ class Client:
         position_rows: Rows | None = None,
         attention_mask: Rows | None = None,
         token_type_ids: Rows | None = None,
+        indices: Mapping[str, Rows] | None = None,
         truncate: Side | None = None,
         pooling: Pooling | None = None,
         output: str = "embeddings",
         dtype: TableDtype = "float32",
-        **indices: Rows,
     ) -> Embeddings:
         """Return the vectors of token ids, or of rows made of parts: those that enter block 0, or another output.
 
@@ -104,22 +100,21 @@ class Client:
                 transformers take them, such as RoBERTa.
             attention_mask: 1 for a real token, 0 for padding, like `ids`; default 1.
             token_type_ids: segment of each token, like `ids`; default 0.
+            indices: further inputs in `Model.indices`, by name, each like `ids`.
             truncate: "left" or "right", the side to cut of a row over the limit; default is an error.
             pooling: "mean", "first" or "last", for one vector (D,) of each row; default one of each token.
             output: "embeddings" to feed block 0 directly. "token_embeddings" for `inputs_embeds` or `prompt_embeds`:
                 the model adds positions itself, so "embeddings" would hold them twice, without an error.
             dtype: "float32", "float16", "bfloat16" (with the package ml_dtypes), or "stored": the type of n-gram
                 tables.
-            indices: further inputs in `Model.indices`, like `ids`.
 
         """
         positions = {"position_ids": position_ids, "position_rows": position_rows}
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        given = {"context": context, **positions, **inputs, **indices}
-        call = calls.embed(model, version, ids, offset, given, parts, placeholder, truncate, pooling, output, dtype)
-        return self._send(call)
+        given = add_indices({"input_ids": ids, "offset": offset, "context": context, **positions, **inputs}, indices)
+        options: dict[str, Any] = {"truncate": truncate, "pooling": pooling, "dtype": dtype}
+        return self._send(calls.embed(model, version, given, parts, placeholder, output, **options))
 
-    @checks_keywords
     def text(
         self,
         text: str | Sequence[str],
@@ -156,7 +151,6 @@ class Client:
         options |= {"context": context, "return_tokens": return_tokens, "special_tokens": special_tokens}
         return self._send(calls.text(model, version, output, text=text, **options))
 
-    @checks_keywords
     def prompt_embeds(
         self,
         ids: Rows | None = None,
@@ -186,7 +180,6 @@ class Client:
         options: dict[str, Any] = {"dtype": dtype, "special_tokens": special_tokens, "input_ids": ids, "text": text}
         return self._send(calls.prompt_embeds(model, version, output, parts, placeholder, **options))
 
-    @checks_keywords
     def bias(
         self,
         query_length: int,
@@ -215,12 +208,10 @@ class Client:
         """Return every model, in its highest version, with one request for the list and one for each model."""
         return [self.model(name) for name in self._send(calls.list_names())]
 
-    @checks_keywords
     def model(self, name: str, version: int | None = None) -> Model:
         """Return one model, by default in its highest version. An unknown one is a `RequestError`, kind "NotFound"."""
         return self._send(calls.describe(name, version))
 
-    @checks_keywords
     def ready(self, model: str | None = None, version: int | None = None) -> bool:
         """Return whether the service, or one of its models, answers requests. It is asked once, without retries.
 
@@ -237,17 +228,14 @@ class Client:
             raise
         return True
 
-    @checks_keywords
     def load(self, name: str) -> None:
         """Load the new versions of a model, even after an unload; the service needs `--model-control explicit`."""
         self._send(calls.control(name, "load"))
 
-    @checks_keywords
     def unload(self, name: str) -> None:
         """Unload every version of a model after its last request; the service needs `--model-control explicit`."""
         self._send(calls.control(name, "unload"))
 
-    @checks_keywords
     def decode(
         self,
         model: str,

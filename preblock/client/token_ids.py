@@ -22,6 +22,13 @@ class TensorLike(Protocol):
 Row = Sequence[int] | NDArray[np.integer[Any]] | TensorLike
 Rows = Row | Sequence[Row]
 
+FIELDS = frozenset(
+    (
+        *("input_ids", "offset", "context", "position_ids", "position_rows", "attention_mask", "parts", "placeholder"),
+        *("truncate", "pooling", "output", "dtype"),
+    )
+)
+"""Fields of a request with an argument of their own."""
 AXES = 3
 """Axes of positions in models of texts and images."""
 ALLOWED = "64-bit integers: a row (L,), an array (R, L), or a list of rows"
@@ -66,6 +73,24 @@ def read_positions(rows: Rows | Sequence[Rows]) -> tuple[Int64, Int64]:
         if lengths.tolist() != axes[0][1].tolist():
             raise invalid(f"position_ids[{axis}]", f"rows of {lengths.tolist()}", f"rows of {axes[0][1].tolist()}")
     return np.concatenate([values for values, _ in axes]), axes[0][1]
+
+
+def add_indices(inputs: Mapping[str, Any], indices: Mapping[str, Rows] | None) -> dict[str, Any]:
+    """Return the inputs other than None, and the further ones in `indices`, by name.
+
+    Raises:
+        RequestError: `indices` is no mapping of names, or has the name of an argument.
+
+    """
+    if not isinstance(indices, Mapping | None):
+        raise invalid("indices", f"a {type(indices).__name__}", "a mapping of names to rows")
+    given = {name: rows for name, rows in inputs.items() if rows is not None}
+    for name in indices or {}:
+        if not isinstance(name, str):
+            raise invalid("indices", repr(name), "names of inputs in Model.indices")
+        if name in FIELDS or name in given:
+            raise invalid("indices", name, "names without an argument of their own")
+    return given | dict(indices or {})
 
 
 def split_rows(values: Int64, lengths: Int64) -> Sequence[Any]:

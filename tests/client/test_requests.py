@@ -257,7 +257,7 @@ def test_bias_and_extra_inputs_match_module(connect: Connect, companions: Server
     assert np.array_equal(half, expected.astype(np.float16))
     levels = {"sentence": [[0, 1, 2], [2, 1, 0]], "word": [[1, 1, 1], [2, 2, 0]]}
     vectors = module(torch.tensor(ROWS), indices={name: torch.tensor(value) for name, value in levels.items()})
-    assert np.array_equal(client.embed(ROWS, model="alibi", **levels).vectors, vectors.detach().numpy())
+    assert np.array_equal(client.embed(ROWS, model="alibi", indices=levels).vectors, vectors.detach().numpy())
 
 
 def test_client_is_shared_between_threads(tiny_server: Server) -> None:

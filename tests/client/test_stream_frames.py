@@ -131,7 +131,7 @@ def test_rejected_step_does_not_use_message_number() -> None:
     state = HEADER.pack(b"PRBK", 2, 10, 0, 1, 1, 0, 0, bytes(3)) + struct.pack("<q", 5)
     stream, _ = opened(state)
     with raises_kind("Invalid"):
-        stream.step([1], word=[1])
+        stream.step([1], indices={"word": [1]})
     stream.ping()
 
 

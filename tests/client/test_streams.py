@@ -166,14 +166,15 @@ def test_steps_with_nine_further_inputs_equal_one_call(tmp_path: Path) -> None:
     ids = [[1, 2, 3], [4]]
     levels: dict[str, Any] = {f"level_{number}": [[number % 2, 1, 0], [1]] for number in range(9)}
     with serve(tmp_path) as server, preblock.connect(server.address) as client:
-        expected = client.embed(ids, model="nine-levels", **levels).vectors
+        expected = client.embed(ids, model="nine-levels", indices=levels).vectors
         first = {name: rows for name, rows in levels.items() if name != "level_8"}
         with client.decode("nine-levels", rows=2) as stream:
-            assert np.array_equal(stream.step(ids, **levels), expected)
+            assert np.array_equal(stream.step(ids, indices=levels), expected)
             assert stream.offset == [3, 1]
-            assert np.array_equal(stream.step(ids, **first), client.embed(ids, model="nine-levels", **first).vectors)
+            expected = client.embed(ids, model="nine-levels", indices=first).vectors
+            assert np.array_equal(stream.step(ids, indices=first), expected)
             with pytest.raises(errors.RequestError, match=r"no such input; it has .*level_8"):
-                stream.step(ids, level_9=ids)
+                stream.step(ids, indices={"level_9": ids})
 
 
 def test_stream_without_context_manager_works(tiny_server: Server) -> None:
