@@ -101,6 +101,7 @@ class AsyncSocket(_Socket):
         with self._failures():
             async with asyncio.timeout(self._timeout):
                 await self._connection.send(message)
+            async with asyncio.timeout(self._timeout):
                 return await self._connection.recv(decode=False)
 
     async def close(self, *error: Any) -> None:

@@ -38,12 +38,13 @@ class FlakyProxy:
     def __init__(self, target: str) -> None:
         self.aim(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)  # for held requests; connections have it
         self._open: list[socket.socket] = []
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.script: list[Act] = []
         self.connections = 0
-        self._flowing = threading.Event()
-        self._flowing.set()
+        self._requests, self._answers = threading.Event(), threading.Event()
+        self.release()
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -72,11 +73,20 @@ class FlakyProxy:
 
     def hold(self) -> None:
         """Hold the server's answers until `release`."""
-        self._flowing.clear()
+        self._answers.clear()
+
+    def hold_requests(self) -> None:
+        """Read only the beginning of each request until `release_requests`."""
+        self._requests.clear()
+
+    def release_requests(self) -> None:
+        """Read the held requests."""
+        self._requests.set()
 
     def release(self) -> None:
-        """Pass the held answers on."""
-        self._flowing.set()
+        """Pass everything on."""
+        self._requests.set()
+        self._answers.set()
 
     def _accept(self) -> None:
         while True:
@@ -108,22 +118,19 @@ class FlakyProxy:
         server = socket.create_connection(self._target)
         self._open.append(server)
         limits = act if isinstance(act, After) else After()
-        threading.Thread(target=_copy, args=(client, server, limits.up), daemon=True).start()
+        threading.Thread(target=_copy, args=(client, server, limits.up, self._requests), daemon=True).start()
         if act == CUT:
             client.sendall(server.recv(2**16)[:-1])
             client.shutdown(socket.SHUT_RDWR)
         else:
-            _copy(server, client, limits.down, self._flowing)
+            _copy(server, client, limits.down, self._answers)
 
 
-def _copy(
-    source: socket.socket, target: socket.socket, limit: int | None, flowing: threading.Event | None = None
-) -> None:
+def _copy(source: socket.socket, target: socket.socket, limit: int | None, flowing: threading.Event) -> None:
     """Copy until the end, or `limit` bytes and no more of either direction."""
     with suppress(OSError):
         while data := source.recv(2**16):
-            if flowing is not None:
-                flowing.wait()
+            flowing.wait()
             target.sendall(data[:limit])
             if limit is not None:
                 limit -= len(data)
