@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 import preblock
 from benchmarks.soak.common import PATIENCE, SoakFailure, Vectors
 from preblock.client.errors import ServiceError
-from preblock.client.frames import ERROR, read_frame, write_move, write_step
+from preblock.client.messages import ERROR, read_frame, write_move, write_step
 from preblock.client.token_ids import read_rows
 
 MOVES = {"rewind": 4, "reorder": 5, "append": 6, "drop": 7, "ping": 8}

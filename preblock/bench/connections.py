@@ -21,7 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from preblock.bench.workload import Ids, LoadTarget
 from preblock.client.errors import KIND_PREFIX, ConnectionFailed, ServiceError, of_problem
-from preblock.client.frames import ERROR, HEADER, REWIND, write_move, write_step
+from preblock.client.messages import ERROR, HEADER, REWIND, write_move, write_step
 from preblock.client.sockets import failures
 
 

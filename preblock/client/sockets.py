@@ -15,8 +15,8 @@ from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from preblock.client.access import Replicas
 from preblock.client.errors import ConnectionFailed, NoAnswer, ServiceError, TimedOut, invalid
-from preblock.client.owner import async_owner
 from preblock.client.retry import of_response
+from preblock.client.transport import async_owner
 
 CLOSE_TIMEOUT_SECONDS = 1
 """For the close handshake: a dead peer never closes."""

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from preblock.client import frames, messages
+from preblock.client import messages
 from preblock.client.errors import ConnectionFailed, NoAnswer, StreamClosed, invalid
-from preblock.client.frames import AnswerFrame, read_frame, write_move, write_step
+from preblock.client.messages import AnswerFrame, read_answer, write_json_step, write_move, write_step
 from preblock.client.parts import Parts, Placeholder, write_parts
 from preblock.client.results import Vectors
 from preblock.client.retry import of_stream
@@ -130,7 +130,7 @@ class DecodeStream:
         given = add_indices(inputs, indices)
         made = write_parts(parts, placeholder)
         write = self._write_parts(ids, made, given) if made else self._write_ids(ids, given)
-        vectors, *companions = (self._ask(write, frames.VECTORS)).tensors
+        vectors, *companions = (self._ask(write, messages.VECTORS)).tensors
         self.companions = dict(zip(self._fields["output"][1:], companions, strict=True))
         return vectors
 
@@ -138,7 +138,7 @@ class DecodeStream:
         """Return a function of the number that writes a step of parts; the service refuses other fields."""
         others = given if ids is None else {"input_ids": ids, **given}
         fields = made | {name: list_rows(name, rows) for name, rows in others.items()}
-        return lambda number: messages.write_step(fields, number, self._offset)
+        return lambda number: write_json_step(fields, number, self._offset)
 
     def _write_ids(self, ids: Rows | None, given: dict[str, Any]) -> Callable[[int], str | bytes]:
         """Return a function of the number that writes a step of ids: a frame, or JSON if no flag names an input."""
@@ -152,10 +152,10 @@ class DecodeStream:
                 raise invalid(name, f"rows of {other.tolist()}", f"rows of {lengths.tolist()}, like input_ids")
 
         def write(number: int) -> str | bytes:
-            if given.keys().isdisjoint(self._indices[frames.MAX_FURTHER_INPUTS :]):
+            if given.keys().isdisjoint(self._indices[messages.MAX_FURTHER_INPUTS :]):
                 return write_step(tensors, lengths, number, self._offset, self._indices)
             fields = {name: split_rows(values, lengths) for name, values in tensors.items()}
-            return messages.write_step(fields, number, self._offset)
+            return write_json_step(fields, number, self._offset)
 
         return write
 
@@ -166,26 +166,26 @@ class DecodeStream:
             offset: offset of each row, at most the present one; an integer for all.
 
         """
-        self._move(frames.REWIND, "rewind", offset)
+        self._move(messages.REWIND, "rewind", offset)
 
     def reorder(self, rows: Row) -> None:
         """Let row i continue from the offset of row `rows[i]`, as in beam search. Rows may be omitted or repeated."""
-        self._move(frames.REORDER, "reorder", rows)
+        self._move(messages.REORDER, "reorder", rows)
 
     def append(self, offset: int | Row, context: Rows | None = None) -> None:
         """Add a row after the others for each of the offsets.
 
         `context` has the last ids before each, as for `embed`.
         """
-        self._move(frames.APPEND, "append", offset, context)
+        self._move(messages.APPEND, "append", offset, context)
 
     def drop(self, rows: int | Row) -> None:
         """End rows; the rows after them move up."""
-        self._move(frames.DROP, "drop", rows)
+        self._move(messages.DROP, "drop", rows)
 
     def ping(self) -> None:
         """Keep the stream from its idle timeout."""
-        self._move(frames.PING, "ping", [])
+        self._move(messages.PING, "ping", [])
 
     def close(self) -> None:
         """End the stream and close its connection. Its messages then raise `StreamClosed`."""
@@ -212,7 +212,7 @@ class DecodeStream:
                 raise invalid("context", ids.tolist(), "none: no output of this stream depends on the ids before a row")
             return write_move(kind, moved, number, ids)
 
-        self._ask(write, frames.STATE)
+        self._ask(write, messages.STATE)
 
     def _ask(self, write: Callable[[int], str | bytes], kind: int) -> AnswerFrame:
         """Send the message `write(number)` until it is answered or the retries are used up."""
@@ -280,20 +280,19 @@ class DecodeStream:
                 error.retry_after = None
             raise
         self._unusable = None
-        if answer.kind == frames.ERROR:
+        if answer.kind == messages.ERROR:
             raise of_stream(answer.text)
         self._offset, self._context = answer.offset, answer.context
         return answer
 
     def _read(self, received: bytes, kind: int) -> AnswerFrame:
         try:
-            # After a message in JSON the service answers, and closes the stream, in JSON too.
-            answer = messages.read_message(received) if received.startswith(b"{") else read_frame(received)
+            answer = read_answer(received)
         except (KeyError, TypeError, ValueError) as error:
             raise ConnectionFailed(f"the server sent no answer of a decode stream: {error}") from error
-        if answer.kind == frames.CLOSING:
+        if answer.kind == messages.CLOSING:
             raise ConnectionFailed(f"the service closed the stream ({answer.text.decode(errors='replace')})")
-        outputs = len(self._fields["output"]) if answer.kind == frames.VECTORS else 0
-        if answer.kind not in (kind, frames.ERROR) or (answer.number, len(answer.tensors)) != (self._number, outputs):
+        outputs = len(self._fields["output"]) if answer.kind == messages.VECTORS else 0
+        if answer.kind not in (kind, messages.ERROR) or (answer.number, len(answer.tensors)) != (self._number, outputs):
             raise ConnectionFailed("the server sent an answer to another message")
         return answer

@@ -4,6 +4,7 @@ import asyncio
 import os
 import ssl
 import time
+from asyncio import AbstractEventLoop
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -12,8 +13,15 @@ import httpx
 
 from preblock.client.access import Replicas, ServerAccess
 from preblock.client.errors import ConnectionFailed, NoAnswer, TimedOut, invalid
-from preblock.client.owner import AsyncOwner, async_owner
 from preblock.client.retry import of_response
+
+AsyncOwner = tuple[int, AbstractEventLoop]
+"""Owner of connections: after a fork two processes share each socket, and a second event loop cannot use it."""
+
+
+def async_owner() -> AsyncOwner:
+    """Return the running process and event loop: they alone may use a connection opened now."""
+    return os.getpid(), asyncio.get_running_loop()
 
 
 class _Exchange:

@@ -23,6 +23,11 @@ def raises_kind(kind: str, match: str | None = None) -> Any:
     )
 
 
+def whole(client: Any, ids: Any, **fields: Any) -> Any:
+    """Return the vectors of one call, tested against the native API: the oracle of decode streams."""
+    return client.embed(ids, **fields).vectors
+
+
 class Waiting:
     """An `AsyncClient` with synchronous methods, all run in one event loop."""
 

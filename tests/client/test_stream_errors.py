@@ -7,9 +7,8 @@ import pytest
 
 from preblock.client import errors
 from tests.client.conftest import Connect as Connecting
-from tests.client.conftest import raises_kind
+from tests.client.conftest import raises_kind, whole
 from tests.client.flaky_proxy import FlakyProxy, canned
-from tests.client.single_call import whole
 
 
 @pytest.mark.parametrize(

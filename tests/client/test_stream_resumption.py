@@ -14,9 +14,8 @@ import pytest
 
 from preblock.client import errors
 from tests.client.conftest import Connect as Connecting
-from tests.client.conftest import raises_kind
+from tests.client.conftest import raises_kind, whole
 from tests.client.flaky_proxy import CUT, DROP, SWALLOW, Act, After, FlakyProxy, canned
-from tests.client.single_call import whole
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, serve
 

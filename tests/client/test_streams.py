@@ -14,9 +14,8 @@ import torch
 import preblock
 from preblock.client import errors
 from tests.client.conftest import Connect as Connecting
-from tests.client.conftest import raises_kind
+from tests.client.conftest import raises_kind, whole
 from tests.client.flaky_proxy import FlakyProxy
-from tests.client.single_call import whole
 from tests.support.artifacts import copy_artifact
 from tests.support.servers import Server, serve
 
