@@ -84,7 +84,7 @@ reliability: $(VENV)/fuzz $(MODELS) ## Run the reliability tests for hours: host
 check: $(VENV)/dev ## Lint; check types, import directions, workflows and the metadata of the package.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p preblock -p tests -p benchmarks
+	$(BIN)/mypy -p preblock -p tests -p benchmarks -p tools
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/family.yml

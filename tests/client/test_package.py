@@ -13,8 +13,8 @@ from preblock import client
 from preblock.client import AsyncClient, Client
 from preblock.client.async_stream import AsyncDecodeStream
 from preblock.client.sync_stream import DecodeStream
-from tests.client.generate_sync import FILES, FOLDER, generate
 from tests.support.paths import ROOT
+from tools.generate_sync import FILES, FOLDER, generate
 
 HEAVY = ("torch", "onnxruntime", "fastapi", "starlette", "orjson", "tokenizers", "ml_dtypes", "websockets")
 STEPS = ("step", "rewind", "reorder", "append", "drop", "ping")

@@ -1,12 +1,11 @@
-"""Generate the synchronous client from the asynchronous one: `python -m tests.client.generate_sync`."""
+"""Generate the synchronous client from the asynchronous one: `python -m tools.generate_sync`."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.paths import ROOT
-
+ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "preblock/client"
 FILES = ("client", "stream", "retry")
 """Ends of the names of the generated files, `sync_client.py` from `async_client.py`."""

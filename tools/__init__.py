@@ -1,0 +1,1 @@
+"""Programs that write source files; no package contains them."""
