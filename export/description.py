@@ -8,8 +8,8 @@ import onnx
 import torch
 
 from preblock import __version__
+from preblock.export.kernel_tables import describe_kernel
 from preblock.export.ngram_tables import describe_tables
-from preblock.export.position_inputs import describe_positions
 from preblock.export.progress import Report, StepProgress
 from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import read_format
@@ -30,7 +30,6 @@ from preblock.service.artifacts.manifest import (
     NGRAM_IDS_GRAPH,
     NGRAM_ROWS_GRAPH,
     NGRAMS_GRAPH,
-    POSITIONED_GRAPH,
     SOFT_PROMPTS,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
@@ -53,10 +52,6 @@ GRAPHS = {
     NGRAMS_GRAPH: f"The n-gram embeddings of some layers of a transformer, from the last ids. {UNCHECKED}",
     NGRAM_IDS_GRAPH: f"The rows of n-gram tables for some layers of a transformer, from the last ids. {UNCHECKED}",
     NGRAM_ROWS_GRAPH: f"The n-gram embeddings of some layers of a transformer, from the rows. {UNCHECKED}",
-    POSITIONED_GRAPH: (
-        "The vectors that enter block 0 of a transformer, alone, from ids and the vectors of their "
-        f"positions. {UNCHECKED}"
-    ),
     BIAS_GRAPH: "What attention adds for the distance between a query and a key.",
 }
 """The graphs of an artifact, and the description in the metadata of each."""
@@ -88,7 +83,6 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
             **common,
         )
     signature, format_ = frontend.signature, read_format(folder)
-    positions, kernel = describe_positions(folder)
     steps = _describe_steps(loaded, frontend) if isinstance(frontend, FrontEnd) else {}
     return Manifest(
         dtype=format_.dtype if format_ else "float32",
@@ -101,8 +95,7 @@ def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Man
         counts=signature.counts,
         padding_id=signature.padding_idx,
         refused_ids=signature.refused_ids,
-        kernel=kernel,
-        positions=positions,
+        kernel=describe_kernel(folder, signature.max_len),
         resized=loaded.resized,
         sentence=loaded.sentence,
         history=_describe_history(signature),

@@ -16,7 +16,6 @@ from preblock.export.custom_graph import export_custom
 from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.graph import export_graph
-from preblock.export.position_inputs import write_positioned
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
 from preblock.export.quantization import compare_tables, shrink_tables, write_tables
@@ -139,8 +138,6 @@ def export_loaded(
                     export_custom(source, folder, report)
                 else:
                     export_graph(source, folder, report)
-                if not (isinstance(source, CustomFrontEnd) and source.row_offsets):
-                    write_positioned(folder, source.signature.max_len)
             label_graphs(folder, source.signature)
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)

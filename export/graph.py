@@ -260,12 +260,6 @@ def _inputs(node: onnx.NodeProto) -> Iterator[str]:
                 yield from _inputs(inner)
 
 
-def load_plain(folder: Path) -> onnx.ModelProto:
-    """Return the graph in `folder` with `embeddings` as its only vectors, without weights."""
-    plain = folder / EMBEDDINGS_GRAPH if (folder / EMBEDDINGS_GRAPH).is_file() else folder / GRAPH
-    return onnx.load(plain, load_external_data=False)
-
-
 def save_graph(model: onnx.ModelProto, file: Path) -> None:
     """Write `model` over its existing data file, and check both with ONNX; raise ExportError if ONNX rejects it."""
     onnx.save(model, file)

@@ -1,6 +1,6 @@
 """Proves a graph equal to its PyTorch module, over a grid of calls through the session code of the service.
 
-Letters: B batch, L length, M maximum length, P width of a table of positions.
+Letters: B batch, L length.
 """
 
 import math
@@ -19,17 +19,9 @@ from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.rotary_config import SCALINGS
-from preblock.models.modules.signature import Signature
 from preblock.models.steps import Project
-from preblock.service.artifacts.manifest import (
-    EMBEDDINGS,
-    NGRAM_ROW_IDS,
-    PER_LAYER_TOKENS,
-    POSITIONED,
-    TOKEN_EMBEDDINGS,
-)
+from preblock.service.artifacts.manifest import EMBEDDINGS, NGRAM_ROW_IDS, PER_LAYER_TOKENS, TOKEN_EMBEDDINGS
 from preblock.service.artifacts.parity import OutputParity, ParityCase
-from preblock.service.runtime.position_table import with_position_view
 from preblock.service.runtime.session import Session
 
 ALLOWED_ULP = 8.0
@@ -200,29 +192,6 @@ def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[s
                 wanted = np.clip(found[name], *(bound.astype(np.float32) for bound in bounds))
             cases[name].append(compare(found[name], wanted, arguments, unit))
     return {name: judge(name, compared, ROTARY_ULP) for name, compared in cases.items()}
-
-
-def prove_positioned(
-    signature: Signature,
-    positioned: Session,
-    positions: Float32,
-    plain: Session,
-    report: CaseReport = lambda *_: None,
-) -> OutputParity:
-    """Compare the graph with the input `positions` (1, M, P) to the plain one over the grid, for one offset.
-
-    Raises:
-        ParityError: a bit differs.
-
-    """
-    calls, cases = [case for case in grid(signature) if len(case.offset) == 1], []
-    for case in calls:
-        feeds = feeds_of(signature, case)
-        expected = plain.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
-        found = positioned.run(with_position_view(feeds, positions), [EMBEDDINGS])[EMBEDDINGS]
-        cases.append(compare(found, expected, arguments_of(case)))
-        report(len(cases), len(calls), expected.nbytes)
-    return judge(POSITIONED, cases, 0.0)
 
 
 def run_module(

@@ -12,7 +12,7 @@ from preblock.export.bias import prove_bias, read_bias
 from preblock.export.description import describe_artifact
 from preblock.export.errors import ExportError, UnrepeatableError
 from preblock.export.graph import read_initializers
-from preblock.export.parity import prove, prove_lookup, prove_ngrams, prove_per_layer, prove_positioned, prove_rotary
+from preblock.export.parity import prove, prove_lookup, prove_ngrams, prove_per_layer, prove_rotary
 from preblock.export.progress import Report, StepProgress
 from preblock.export.publication import replace_file
 from preblock.export.referenced_tables import ReferencedTables
@@ -44,8 +44,6 @@ from preblock.service.artifacts.manifest import (
     PARITY,
     PER_LAYER,
     PER_LAYER_TOKENS,
-    POSITIONED,
-    POSITIONED_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPH,
     UNSCALED,
@@ -62,7 +60,6 @@ from preblock.service.artifacts.references import check_references, open_referen
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime import providers as runtime_providers
 from preblock.service.runtime import session as runtime_session
-from preblock.service.runtime.position_table import map_positions
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import Session
@@ -146,18 +143,7 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
         for graph in OUTPUT_GRAPHS:
             if (folder / graph).is_file():
                 ShapeProbe(frontend, session(graph), graph).check()
-        manifest = read_manifest(folder)
-        assert isinstance(manifest, Manifest)
         outputs[EMBEDDINGS] = prove(frontend, session(), StepProgress(report, step).cases)
-        if provider == CPU and manifest.positions:
-            progress = StepProgress(report, "proving given positions equal")
-            outputs[POSITIONED] = prove_positioned(
-                frontend.signature,
-                session(POSITIONED_GRAPH),
-                map_positions(folder, manifest),
-                session(manifest.plain),
-                progress.cases,
-            )
     if isinstance(frontend, FrontEnd):
         outputs |= _prove_lookups(frontend, session, outputs[EMBEDDINGS], report)
         outputs |= _prove_further_outputs(frontend, folder, session, report)

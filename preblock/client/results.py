@@ -15,8 +15,8 @@ Vectors = NDArray[Any]
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "float8_e4m3fn": 1}
 """Size of a value of each dtype."""
-GRAPHS_WITHOUT_OUTPUTS = ("bias.onnx", "positioned.onnx", "ngram.rows.onnx")
-"""Graphs of the attention bias, and of `embeddings` in another form."""
+GRAPHS_WITHOUT_OUTPUTS = ("bias.onnx", "ngram.rows.onnx")
+"""Graphs of the attention bias, and of `ngram_embeddings` in another form."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ from preblock.service.artifacts.records import (
     Kernel,
     NgramHash,
     NgramTable,
-    PositionTable,
     Reference,
     Resized,
     Rotary,
@@ -32,7 +31,6 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 GRAPH = "model.onnx"
 TOKEN_GRAPH = "token.onnx"
 EMBEDDINGS_GRAPH = "embeddings.onnx"
-POSITIONED_GRAPH = "positioned.onnx"
 UNSCALED_GRAPH = "unscaled.onnx"
 LAYER_TOKENS_GRAPH = "layer.tokens.onnx"
 LAYER_INPUTS_GRAPH = "layer.inputs.onnx"
@@ -79,9 +77,7 @@ CONTEXT = "context"
 """The input of `ngrams.onnx` and `ngram.ids.onnx` with the ids before each row."""
 LOOKUPS = (TOKEN_EMBEDDINGS, UNSCALED)
 POSITION_EMBEDDINGS = "position_embeddings"
-"""The position input of `positioned.onnx`."""
-POSITIONED = "embeddings at given positions"
-"""Name of the vectors of `positioned.onnx` in the parity report."""
+"""The rows added for positions, in answers about tables."""
 NGRAMS_OF_ROWS = "ngram_embeddings of given rows"
 """Name of the embeddings of `ngram.rows.onnx` in the parity report."""
 
@@ -158,7 +154,6 @@ class Manifest(Artifact):
         refused_ids: unsupported ids, because their vectors would depend on other tokens.
         token_embeddings: the model's own lookup; None if unknown.
         rotary: outputs for the attention of each kind of layer; empty in a family without rotary attention.
-        positions: rows of the position input of `positioned.onnx`; None without this graph.
         kernel: tables of the fused kernel; None if the vectors are no sum of two rows.
         sentence: pooling of a static embedding model; None for a model without sentence embeddings.
         history: ids before a row that `ngram_embeddings` depend on; None without this output.
@@ -184,7 +179,6 @@ class Manifest(Artifact):
     refused_ids: tuple[int, ...]
     token_embeddings: TokenEmbeddings | None
     rotary: tuple[Rotary, ...] = ()
-    positions: PositionTable | None = None
     kernel: Kernel | None = None
     resized: Resized | None
     history: History | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -299,7 +293,7 @@ class Manifest(Artifact):
 
     @property
     def plain(self) -> str:
-        """The graph with the fewest outputs beside `embeddings`; `positioned.onnx` may replace it."""
+        """The graph with the fewest outputs beside `embeddings`."""
         return EMBEDDINGS_GRAPH if EMBEDDINGS_GRAPH in self.graphs else GRAPH
 
     @property

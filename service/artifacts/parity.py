@@ -36,10 +36,7 @@ class OutputParity(Schema):
 
 
 class Parity(Schema):
-    """The comparison of the graphs on one provider with their PyTorch module, by output.
-
-    `embeddings at given positions` come from `positioned.onnx` and must equal the plain graph in every bit.
-    """
+    """The comparison of the graphs on one provider with their PyTorch module, by output."""
 
     onnxruntime: str
     torch: str

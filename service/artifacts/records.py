@@ -281,11 +281,11 @@ class Rotary(Schema):
 
 
 class PositionTable(Schema):
-    """The place of the position rows of `positioned.onnx`, the graph for calls with one offset on the CPU.
+    """A table of position rows, float32, for the fused kernel.
 
     Args:
         begin: of the table in the data file, in bytes.
-        rows: of the table, float32, of the graph's width.
+        rows: of the table.
         first: row of position 0; the next positions follow.
 
     """

@@ -15,7 +15,6 @@ from preblock.service.artifacts.manifest import DATA, EMBEDDINGS, MANIFEST, Mani
 from preblock.service.artifacts.records import Kernel
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.buffer_pool import MAX_BYTES, BufferPool
-from preblock.service.runtime.position_table import map_rows
 from preblock.service.runtime.runner import Feeds, Float32, Runner
 
 try:
@@ -51,8 +50,20 @@ def map_tables(folder: Path, manifest: Manifest, kernel: Kernel) -> KernelTables
         if begin % 4:
             raise ArtifactError(f"{MANIFEST} kernel.{name}.begin", begin, "a multiple of 4")
     rows = np.memmap(folder / DATA, np.float32, "r", tokens.begin, (tokens.rows, tokens.width)).view(np.ndarray)
-    positions = map_rows(folder, manifest, "kernel.positions", kernel.positions, tokens.width)
-    return KernelTables(rows, tokens.scale, positions)
+    return KernelTables(rows, tokens.scale, _map_positions(folder, manifest, kernel))
+
+
+def _map_positions(folder: Path, manifest: Manifest, kernel: Kernel) -> Float32:
+    """Map the rows of all positions, (M, P)."""
+    if manifest.max_len is None:
+        raise ArtifactError(f"{MANIFEST} max_len", None, "a number, since there are kernel.positions")
+    table, width = kernel.positions, kernel.tokens.width
+    room = (manifest.files[DATA].bytes - table.begin) // (4 * width)
+    if table.rows > room or table.first + manifest.max_len > table.rows:
+        allowed = f"{table.first + manifest.max_len} to {room}"
+        raise ArtifactError(f"{MANIFEST} kernel.positions.rows", table.rows, allowed)
+    begin = table.begin + table.first * 4 * width
+    return np.memmap(folder / DATA, np.float32, "r", begin, (manifest.max_len, width)).view(np.ndarray)
 
 
 class FusedLookup:

@@ -12,8 +12,6 @@ from preblock.service.artifacts.manifest import (
     NGRAM_IDS_GRAPH,
     NGRAMS_GRAPH,
     OUTPUT_GRAPHS,
-    POSITION_EMBEDDINGS,
-    POSITIONED_GRAPH,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPHS,
     Manifest,
@@ -21,8 +19,7 @@ from preblock.service.artifacts.manifest import (
 )
 from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError, Unavailable
-from preblock.service.runtime.position_table import PositionedRunner
-from preblock.service.runtime.runner import Float32, Runner
+from preblock.service.runtime.runner import Runner
 from preblock.service.runtime.session import Session
 
 
@@ -65,24 +62,6 @@ def check_history(manifest: Manifest) -> None:
         raise ArtifactError(f"{MANIFEST} history.tokens", expected or "nothing", f"{found or 'nothing'}, by its graphs")
     if history is not None and history.reset_id >= manifest.vocab_size:
         raise ArtifactError(f"{MANIFEST} history.reset_id", history.reset_id, f"0 to {manifest.vocab_size - 1}")
-
-
-def check_positioned(manifest: Manifest, sessions: Mapping[str, Session], positions: Float32) -> None:
-    """Compare `positioned.onnx` with the plain graph."""
-    positioned, plain = manifest.graphs[POSITIONED_GRAPH], manifest.graphs[manifest.plain]
-    given = tuple(tensor for tensor in positioned.inputs if tensor.name == POSITION_EMBEDDINGS)
-    others = tuple(tensor for tensor in plain.inputs if tensor.name != "offset")
-    compare_tensors(POSITIONED_GRAPH, "inputs", positioned.inputs, (*others, *given))
-    embeddings = tuple(tensor for tensor in plain.outputs if tensor.name == EMBEDDINGS)
-    # Earlier exports have a second output, which nothing reads.
-    compare_tensors(POSITIONED_GRAPH, "outputs", positioned.outputs[:1], embeddings)
-    session = sessions[manifest.plain]
-    runner = PositionedRunner(sessions[POSITIONED_GRAPH], positions, session)
-    if not _same_vectors(manifest, runner, session):
-        message = f"{MANIFEST} positions: the table gives other vectors than {manifest.plain}"
-        raise ArtifactError(
-            f"{MANIFEST} positions", manifest.positions, f"the table of {manifest.plain}", message=message
-        )
 
 
 def check_kernel(manifest: Manifest, sessions: Mapping[str, Session], kernel: Runner) -> None:

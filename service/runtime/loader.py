@@ -19,7 +19,6 @@ from preblock.service.artifacts.manifest import (
     NGRAM_ROWS_GRAPH,
     NGRAMS_GRAPH,
     PARITY,
-    POSITIONED_GRAPH,
     TOKEN_GRAPHS,
     TOKENIZER,
     Manifest,
@@ -39,7 +38,6 @@ from preblock.service.runtime.graph_check import (
     check_history,
     check_inputs,
     check_kernel,
-    check_positioned,
     check_table_rows,
     check_widths,
     compare_tensors,
@@ -49,7 +47,6 @@ from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
 from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.ngram_rows import open_ngram_rows
 from preblock.service.runtime.position_rows import open_position_rows
-from preblock.service.runtime.position_table import map_positions
 from preblock.service.runtime.providers import CPU, ProviderChoice
 from preblock.service.runtime.session import Session, open_session
 from preblock.service.runtime.soft_prompts import map_soft_prompts
@@ -204,10 +201,7 @@ def _open_lookups(
         ArtifactError: the data file does not hold a table, or a table gives other vectors than the graph.
 
     """
-    positions = tables = gpu_lookup = None
-    if POSITIONED_GRAPH in sessions:
-        positions = map_positions(folder, manifest)
-        check_positioned(manifest, sessions, positions)
+    tables = gpu_lookup = None
     if manifest.kernel is not None:
         mapped = map_tables(folder, manifest, manifest.kernel)
         if provider != CPU:
@@ -217,7 +211,6 @@ def _open_lookups(
             tables = mapped
             check_kernel(manifest, sessions, FusedLookup(tables, sessions[manifest.plain]))
     return {
-        "positions": positions,
         "tables": tables,
         "gpu_lookup": gpu_lookup,
         "lookup_table": map_lookup(folder, manifest) if provider == CPU else None,
@@ -232,11 +225,11 @@ def _open_sessions(
 ) -> dict[str, Session]:
     """Open the graphs that the service runs."""
     tables = isinstance(manifest, Manifest) and bool(manifest.ngram_tables)
-    # A GPU has the position vectors in its own memory. N-gram tables are too large for it: the CPU gathers their rows.
     left_out = {NGRAM_ROWS_GRAPH}  # for other runtimes
     on_cpu = {NGRAM_IDS_GRAPH} if tables else set()
     if provider != CPU:
-        left_out |= {POSITIONED_GRAPH, *([NGRAMS_GRAPH] if tables else [])}
+        if tables:
+            left_out.add(NGRAMS_GRAPH)  # too large for a GPU: the CPU gathers their rows
         if isinstance(manifest, Manifest) and manifest.kernel is not None:
             plain = manifest.graphs[manifest.plain]
             if [tensor.name for tensor in plain.outputs] == [EMBEDDINGS]:

@@ -13,7 +13,6 @@ from preblock.service.artifacts.manifest import (
     NGRAM_OUTPUTS,
     NGRAMS,
     NGRAMS_GRAPH,
-    POSITIONED_GRAPH,
     STORED_NGRAMS,
     Manifest,
     StemManifest,
@@ -27,7 +26,6 @@ from preblock.service.runtime.fused_embedding import FusedLookup, KernelTables, 
 from preblock.service.runtime.lookup_table import LookupTable
 from preblock.service.runtime.ngram_rows import NgramRows
 from preblock.service.runtime.position_rows import PositionRows
-from preblock.service.runtime.position_table import PositionedRunner
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Feeds, FlatRunner, Float32, Runner
 from preblock.service.runtime.session import CudaSession, Session
@@ -71,8 +69,6 @@ class TokenModel(LoadedModel):
 
     manifest: Manifest
     tokenizer: Tokenizer | None
-    positions: Float32 | None = field(repr=False, compare=False)
-    """Vectors of all positions (1, max_len, P) for `positioned.onnx`; None without that graph."""
     tables: KernelTables | None = field(repr=False, compare=False)
     """Tables of the fused kernel on the CPU; None if onnxruntime or a GPU runs all calls."""
     gpu_lookup: CudaLookup | None
@@ -192,8 +188,6 @@ class TokenModel(LoadedModel):
             runners.append((self.ngrams, gathered))
         for graph, names in self.manifest.graphs_for(others).items() if others else ():
             runner: Runner = self.sessions[graph]
-            if outputs == (EMBEDDINGS,) and self.positions is not None:
-                runner = PositionedRunner(self.sessions[POSITIONED_GRAPH], self.positions, runner)
             if outputs == (EMBEDDINGS,) and self.tables is not None:
                 runner = FusedLookup(self.tables, runner)
             if names == [EMBEDDINGS] and self.gpu_lookup is not None:

@@ -30,7 +30,7 @@ def test_graphs_have_producer_and_description(exported: list[ExportResult]) -> N
         assert model.graph.name == graph.stem
         assert model.doc_string.endswith(".")
     names = {graph.name for graph in exported[0].folder.glob("*.onnx")}
-    assert names == {"model.onnx", "positioned.onnx", "token.onnx"}
+    assert names == {"model.onnx", "token.onnx"}
     assert {graph.name for graph in exported[1].folder.glob("*.onnx")} == {"bias.onnx", "model.onnx"}
 
 

@@ -23,14 +23,13 @@ from preblock.service.artifacts.records import Resized, Source
 from preblock.service.runtime.session import Session
 
 
-def test_export_writes_version_folder_with_seven_files(tiny_export: ExportResult) -> None:
+def test_export_writes_version_folder_with_six_files(tiny_export: ExportResult) -> None:
     assert tiny_export.folder.parts[-2:] == ("tiny", "1")
     assert sorted(path.name for path in tiny_export.folder.iterdir()) == [
         "manifest.json",
         "model.onnx",
         "model.onnx.data",
         "parity.json",
-        "positioned.onnx",
         "token.onnx",
         "tokenizer.json",
     ]
@@ -61,7 +60,7 @@ def test_manifest_describes_inputs_and_outputs(tiny_export: ExportResult) -> Non
 
 def test_manifest_holds_sha256_and_size_of_every_file(tiny_export: ExportResult) -> None:
     found = json.loads((tiny_export.folder / "manifest.json").read_text())["files"]
-    graphs = ["model.onnx", "positioned.onnx", "token.onnx"]
+    graphs = ["model.onnx", "token.onnx"]
     assert sorted(found) == sorted([*graphs, "model.onnx.data", "tokenizer.json"])
     for name, record in found.items():
         content = (tiny_export.folder / name).read_bytes()
@@ -106,10 +105,9 @@ def test_export_reports_every_step(tiny_checkpoint: Path, tmp_path: Path) -> Non
         "proving it equal",
     ]
     proven = [step.partition(" cases")[0] for step in steps[4:]]  # bytes and rate follow, once it takes a second
-    for step in ("proving it equal", "proving given positions equal"):
-        reported = [text for text in proven if text.startswith(step)]
-        assert reported == [f"{step}: {done} of {len(reported)}" for done in range(1, len(reported) + 1)]
-        assert reported
+    reported = [text for text in proven if text.startswith("proving it equal")]
+    assert reported == [f"proving it equal: {done} of {len(reported)}" for done in range(1, len(reported) + 1)]
+    assert reported
 
 
 def test_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
@@ -118,7 +116,7 @@ def test_preset_is_exported_bit_for_bit(tmp_path: Path) -> None:
     assert isinstance(exported.manifest, Manifest)
     assert (exported.manifest.vocab_size, exported.manifest.width, exported.manifest.max_len) == (32000, 512, 4096)
     parity = exported.parity.providers["CPUExecutionProvider"]
-    assert [output.max_abs for output in parity.outputs.values()] == [0, 0, 0]
+    assert [output.max_abs for output in parity.outputs.values()] == [0, 0]
 
 
 def test_minilm_export_matches_transformers(minilm_checkpoint: Path, tmp_path: Path) -> None:

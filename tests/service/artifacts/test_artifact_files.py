@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, POSITIONED_GRAPH, TOKEN_GRAPH
+from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, TOKEN_GRAPH
 from preblock.service.runtime import loader
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -21,7 +21,7 @@ def test_resealed_artifact_is_served(weighty_copy: Path) -> None:
     Repository(weighty_copy.parent.parent, CPU, 1)
 
 
-@pytest.mark.parametrize("name", [GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
+@pytest.mark.parametrize("name", [GRAPH, TOKEN_GRAPH, DATA])
 @pytest.mark.parametrize("where", [0, -1])
 def test_flipped_bit_is_rejected(weighty_copy: Path, name: str, where: int) -> None:
     content = bytearray((weighty_copy / name).read_bytes())
@@ -30,14 +30,14 @@ def test_flipped_bit_is_rejected(weighty_copy: Path, name: str, where: int) -> N
     assert refusal(weighty_copy).startswith(f"{name}: got sha256 {hashlib.sha256(content).hexdigest()[:12]}…")
 
 
-@pytest.mark.parametrize("name", [GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
+@pytest.mark.parametrize("name", [GRAPH, TOKEN_GRAPH, DATA])
 @pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"\0", lambda _: b""])
 def test_file_with_wrong_length_is_rejected(weighty_copy: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     (weighty_copy / name).write_bytes(change((weighty_copy / name).read_bytes()))
     assert refusal(weighty_copy).startswith(f"{name}: got sha256 ")
 
 
-FILES = pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, POSITIONED_GRAPH, TOKEN_GRAPH, DATA])
+FILES = pytest.mark.parametrize("name", [MANIFEST, PARITY, GRAPH, TOKEN_GRAPH, DATA])
 
 
 @FILES

@@ -14,7 +14,7 @@ from onnx import AttributeProto, TensorProto, helper
 
 from preblock.export import export_module
 from preblock.service.artifacts import onnx_subset_pb2
-from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, POSITIONED_GRAPH, TOKEN_GRAPH
+from preblock.service.artifacts.manifest import BIAS_GRAPH, DATA, GRAPH, MANIFEST, TOKEN_GRAPH
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.service.artifacts.broken_artifacts import TOKENS, edit, external, refusal, seal
@@ -33,7 +33,8 @@ def test_failing_graph_is_rejected_and_logged(
         model.graph.node.insert(0, onnx.helper.make_node("Add", ["input_ids", "much"], ["far"]))
 
     repository = Repository(shutil.copytree(tiny_repository, weighty_copy.parents[2] / "repository"), CPU, 1)
-    edit(weighty_copy, change, POSITIONED_GRAPH)
+    add_graph(weighty_copy, BIAS_GRAPH)
+    edit(weighty_copy, change, BIAS_GRAPH)
     assert refusal(weighty_copy) == "manifest.json: the artifact cannot be opened; see the log"
     assert "gpt/1 cannot be opened" in caplog.text
     assert "indices element out of data bounds" in caplog.text
@@ -47,6 +48,15 @@ def test_failing_graph_is_rejected_and_logged(
     assert repository.get("gpt").version == 1
     shutil.copytree(tiny_repository / "gpt/1", repository.root / "gpt/2")
     assert [(state.name, state.version, state.state) for state in repository.refresh()] == [("gpt", 2, "READY")]
+
+
+def add_graph(folder: Path, name: str) -> None:
+    """Add a copy of `model.onnx` as another graph, whose tables only its first run checks."""
+    shutil.copy(folder / GRAPH, folder / name)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for field in ("graphs", "files"):
+        manifest[field][name] = manifest[field][GRAPH]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
 def node_with(field: str, value: Any) -> onnx.NodeProto:
@@ -170,7 +180,7 @@ def test_invalid_tensor_name_keeps_error_message_short(weighty_copy: Path, name:
         ),
         (
             {"files": {}},
-            f"{MANIFEST} files does not list {GRAPH}, {DATA}, {POSITIONED_GRAPH}, {TOKEN_GRAPH}",
+            f"{MANIFEST} files does not list {GRAPH}, {DATA}, {TOKEN_GRAPH}",
         ),
         ({"graphs": {}}, f"{MANIFEST} graphs: got nothing, expected at least {GRAPH}"),
     ],
