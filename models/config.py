@@ -187,13 +187,8 @@ class FrontEndConfig:
         values["bias"] = None if self.bias is None else biases.to_document(self.bias)
         values["per_layer"] = None if self.per_layer is None else self.per_layer.to_document()
         values["ngrams"] = None if self.ngrams is None else self.ngrams.to_document()
-        for name in ("per_layer", "ngrams"):
-            if values[name] is None:  # as in earlier exports
-                del values[name]
-        for name in ("streams", "copies"):
-            if values[name] == 1:
-                del values[name]
-        return values
+        absent = {"per_layer": None, "ngrams": None, "streams": 1, "copies": 1}
+        return {name: value for name, value in values.items() if name not in absent or value != absent[name]}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "FrontEndConfig":

@@ -254,8 +254,8 @@ class DecodeStream:
             document = json.loads(received)
             if "error" in document:
                 raise of_stream(json.dumps(document["error"]).encode())
-            version, identity = document["version"], document["identity"]
-            offset, indices = document["next_offset"], document["indices"]
+            names = ("version", "identity", "next_offset", "indices")
+            version, identity, offset, indices = (document[name] for name in names)
         except (KeyError, TypeError, ValueError) as error:
             raise ConnectionFailed(f"the server opened no decode stream: it sent {received[:200]!r}") from error
         if self._identity not in (None, identity):

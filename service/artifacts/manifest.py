@@ -5,9 +5,8 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, JsonValue, NonNegativeInt, PositiveInt
 
-from preblock.service.artifacts.earlier_exports import describe_scale, drop_tiles
 from preblock.service.artifacts.records import (
     File,
     Graph,
@@ -158,7 +157,7 @@ class Manifest(Artifact):
         sentence: pooling of a static embedding model; None for a model without sentence embeddings.
         history: ids before a row that `ngram_embeddings` depend on; None without this output.
         ngram_tables: place of the rows of each layer with n-gram embeddings; empty if the graph alone has them.
-        ngram_hash: of the last ids into these rows; None if `ngram.ids.onnx` alone has it.
+        ngram_hash: of the last ids into these rows; None without `ngram_row_ids`.
         references: files outside the artifact with rows of `ngram_tables`, by absolute path.
         resized: change of the position limit of the source; None if unchanged.
         soft_prompts: by name, for parts of rows.
@@ -187,11 +186,6 @@ class Manifest(Artifact):
     references: dict[str, Reference] = Field(default={}, exclude_if=lambda references: not references)
     sentence: SentencePooling | None = Field(default=None, exclude_if=lambda value: value is None)
     soft_prompts: dict[str, SoftPrompt] = Field(default={}, exclude_if=lambda prompts: not prompts)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, content: Any) -> Any:
-        return describe_scale(drop_tiles(content)) if isinstance(content, dict) else content
 
     @property
     def limit(self) -> int:

@@ -56,21 +56,21 @@ class NgramIds:
         return last
 
 
-def open_ngram_ids(manifest: Manifest, graph: Runner) -> Runner:
-    """Return a runner of the row ids: by NumPy if the manifest has the hash of n-grams, otherwise the graph.
+def open_ngram_ids(manifest: Manifest, graph: Runner) -> NgramIds:
+    """Return a runner of the row ids by NumPy, with the hash of the manifest.
 
     Args:
         manifest: with `ngram_tables`.
         graph: runs `ngram.ids.onnx`.
 
     Raises:
-        ArtifactError: the hash does not fit the history, or has other row ids than the graph.
+        ArtifactError: the hash is missing, does not fit the history, or has other row ids than the graph.
 
     """
     hashing, history = manifest.ngram_hash, manifest.history
-    if hashing is None or history is None:
-        return graph
     field = f"{MANIFEST} ngram_hash"
+    if hashing is None or history is None:
+        raise ArtifactError(field, "nothing", f"the hash of {NGRAM_IDS_GRAPH}, since there are ngram_tables")
     _check_sizes(field, hashing, history.tokens + 1)
     found, random = NgramIds(hashing, history.reset_id), np.random.default_rng(0)
     ids = random.integers(0, manifest.vocab_size, (16, 16 + history.tokens))

@@ -15,8 +15,7 @@ HEADER = struct.Struct("<4sBBHIIIB3s")
 
 
 FIELDS: dict[str, Any] = {"offset": [5], "rows": 1, "output": ["embeddings"], "dtype": "float32"}
-ANSWER = {"version": 1, "identity": "0" * 64, "next_offset": [5], "indices": ["token_type_ids"]}
-OPENED = json.dumps(ANSWER).encode()
+OPENED = json.dumps({"version": 1, "identity": "0" * 64, "next_offset": [5], "indices": ["token_type_ids"]}).encode()
 
 
 class ScriptedSocket:

@@ -124,16 +124,3 @@ def test_vectors_with_a_norm_depend_on_shape_on_gpu(artifact: str, on_cpu: bool,
     """A product of matrices depends on the shape of a call everywhere."""
     found = read(Manifest, copy_artifact(artifact, tmp_path) / MANIFEST)
     assert (found.exact_rows, found.exact_rows_on_gpu) == (on_cpu, on_gpu)
-
-
-@pytest.mark.parametrize(("artifact", "scale", "scaled"), [("gemma", 2.5, True), ("gpt", 1.0, False)])
-def test_manifest_of_earlier_export_gets_its_embedding_scale(
-    artifact: str, scale: float, scaled: bool, tmp_path: Path
-) -> None:
-    file = copy_artifact(artifact, tmp_path) / MANIFEST
-    lookup = json.loads(file.read_text())["token_embeddings"]
-    earlier = {name: lookup[name] for name in ("output", "width")} | {"consumer_scales": False}
-    edit(file, token_embeddings=earlier)
-    found = read(Manifest, file).token_embeddings
-    assert found is not None
-    assert (found.embedding_scale, found.scaled, found.consumers) == (scale, scaled, ())

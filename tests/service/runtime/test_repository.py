@@ -168,21 +168,6 @@ def test_model_folder_with_wrong_name_is_skipped(root: Path, name: str, caplog: 
     assert message.startswith(f"the model folder {str(root / name)!r} is skipped: its name may have only letters")
 
 
-def test_earlier_artifact_with_tiles_is_served_without_them(root: Path) -> None:
-    """Earlier exports wrote a second graph of the same vectors, and said in the manifest which calls it was for."""
-    folder = root / "gpt/1"
-    manifest = json.loads((folder / MANIFEST).read_text())
-    shutil.copyfile(folder / GRAPH, folder / "tiles.onnx")
-    tiles = {"tiles": {"size": 256, "least": 2048}}
-    for part in ("graphs", "files"):
-        manifest[part]["tiles.onnx"] = manifest[part][GRAPH]
-    edit(folder / MANIFEST, **manifest | tiles)
-    model = Repository(root, CPU, 1).get("gpt", "1")
-    assert "tiles.onnx" not in model.sessions
-    (folder / "tiles.onnx").unlink()
-    assert Repository(root, CPU, 1).get("gpt", "1").identity == model.identity
-
-
 def test_model_is_visible_only_to_authorized_caller(tiny_repository: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(new_key("other", ("gpt",), admin=False)[1])
