@@ -28,8 +28,8 @@ from preblock.export.source import LoadedSource
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
-from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.names import EMBEDDINGS, GRAPH
 from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 import preblock
 from preblock.service.app import create_app
-from preblock.service.artifacts.manifest import NGRAM_IDS_GRAPH, NGRAM_ROW_IDS, NGRAMS, NGRAMS_GRAPH, STORED_NGRAMS
-from preblock.service.artifacts.records import Graph, NgramTable, TablePart, Tensor
+from preblock.service.artifacts.manifest import Graph, NgramTable, TablePart, Tensor
+from preblock.service.artifacts.names import NGRAM_IDS_GRAPH, NGRAM_ROW_IDS, NGRAMS, NGRAMS_GRAPH, STORED_NGRAMS
 from preblock.service.core.auth import NOBODY, Principal
 from preblock.service.core.settings import Settings
 from preblock.service.runtime.model import ServedModel, TokenModel

@@ -16,8 +16,8 @@ from preblock.models.checkpoints.static_families import CONFIG, find_static
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
 from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.presets import PRESETS
-from preblock.service.artifacts.manifest import MANIFEST
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.names import MANIFEST
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(?:@[\w./-]+)?")

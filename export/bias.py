@@ -21,7 +21,7 @@ from preblock.export.tracing import OPSET
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias_modules import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
-from preblock.service.artifacts.manifest import BIAS_GRAPH
+from preblock.service.artifacts.names import BIAS_GRAPH
 from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.session import Session
 

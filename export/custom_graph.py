@@ -8,7 +8,7 @@ from preblock.export.graph import export_graph
 from preblock.export.parity import allowed_ulp, difference, run_module
 from preblock.export.progress import Report
 from preblock.models.custom_frontend import CustomFrontEnd
-from preblock.service.artifacts.manifest import EMBEDDINGS
+from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.runtime.session import Session
 
 

@@ -20,6 +20,17 @@ from preblock.models.modules.signature import Signature, StemSignature
 from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import (
+    Consumer,
+    Graph,
+    History,
+    Manifest,
+    NgramHash,
+    Rotary,
+    StemManifest,
+    Tensor,
+    TokenEmbeddings,
+)
+from preblock.service.artifacts.names import (
     BIAS_GRAPH,
     DATA,
     EMBEDDINGS,
@@ -36,10 +47,7 @@ from preblock.service.artifacts.manifest import (
     TOKENIZER,
     UNSCALED,
     UNSCALED_GRAPH,
-    Manifest,
-    StemManifest,
 )
-from preblock.service.artifacts.records import Consumer, Graph, History, NgramHash, Rotary, Tensor, TokenEmbeddings
 
 UNCHECKED = "It checks no index and no length: a negative index wraps, and a GPU may answer zeros to one too large."
 GRAPHS = {

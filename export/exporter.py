@@ -31,11 +31,11 @@ from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.io import write
-from preblock.service.artifacts.manifest import MANIFEST, PARITY, TOKENIZER, Manifest, StemManifest
+from preblock.service.artifacts.manifest import Manifest, Resized, Source, StemManifest
+from preblock.service.artifacts.names import MANIFEST, PARITY, TOKENIZER
 from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import ParityReport, StoredTable
-from preblock.service.artifacts.records import Resized, Source
 from preblock.service.artifacts.references import check_references
 from preblock.service.core.errors import PreblockError
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from preblock.export.progress import Report, StepProgress
-from preblock.service.artifacts.manifest import DATA, GRAPH
+from preblock.service.artifacts.names import DATA, GRAPH
 
 CHUNK_BYTES = 2**26
 """Bytes of one write."""

@@ -23,7 +23,7 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.signature import Signature
 from preblock.models.steps import Project, names_of
-from preblock.service.artifacts.manifest import (
+from preblock.service.artifacts.names import (
     EMBEDDINGS_GRAPH,
     GRAPH,
     LAYER_INPUTS_GRAPH,

@@ -10,8 +10,8 @@ from onnx.helper import make_graph, make_model, make_node, make_tensor_value_inf
 
 from preblock.export.external_data import place_of
 from preblock.export.graph import cut
-from preblock.service.artifacts.manifest import EMBEDDINGS, EMBEDDINGS_GRAPH, GRAPH
-from preblock.service.artifacts.records import Kernel, KernelTokens, PositionTable
+from preblock.service.artifacts.manifest import Kernel, KernelTokens, PositionTable
+from preblock.service.artifacts.names import EMBEDDINGS, EMBEDDINGS_GRAPH, GRAPH
 from preblock.service.runtime.session import Session
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from preblock.export.external_data import place_of
 from preblock.export.graph import MODULE
 from preblock.export.stored_tables import DTYPES, read_tensors
-from preblock.service.artifacts.manifest import DATA, NGRAM_IDS_GRAPH
-from preblock.service.artifacts.records import NgramTable, TablePart
+from preblock.service.artifacts.manifest import NgramTable, TablePart
+from preblock.service.artifacts.names import DATA, NGRAM_IDS_GRAPH
 
 
 def describe_tables(folder: Path) -> tuple[NgramTable, ...]:

@@ -20,7 +20,7 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.rotary_config import SCALINGS
 from preblock.models.steps import Project
-from preblock.service.artifacts.manifest import EMBEDDINGS, NGRAM_ROW_IDS, PER_LAYER_TOKENS, TOKEN_EMBEDDINGS
+from preblock.service.artifacts.names import EMBEDDINGS, NGRAM_ROW_IDS, PER_LAYER_TOKENS, TOKEN_EMBEDDINGS
 from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.session import Session
 

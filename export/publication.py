@@ -16,7 +16,7 @@ from pathlib import Path
 
 from preblock.export.errors import ExportError
 from preblock.service.artifacts.catalog import VERSION
-from preblock.service.artifacts.manifest import NAME
+from preblock.service.artifacts.names import NAME
 
 DRAFT = ".preblock-"
 """Start of the name of a draft; 16 hexadecimal digits follow."""

@@ -24,7 +24,7 @@ from preblock.export.stored_tables import TYPES, of_bytes, parts_of, read_tensor
 from preblock.export.table_formats import SCALE, WIDTH, TableFormat
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.tokens import TokenEmbedding
-from preblock.service.artifacts.manifest import DATA, TABLE_GRAPHS
+from preblock.service.artifacts.names import DATA, TABLE_GRAPHS
 from preblock.service.artifacts.parity import StoredTable
 
 CHUNK_VALUES = 2**20

@@ -13,7 +13,7 @@ from preblock.export.errors import ExportError
 from preblock.models.checkpoints.ngram_tensors import TableTensor
 from preblock.models.checkpoints.weight_files import open_weights
 from preblock.models.frontend import FrontEnd
-from preblock.service.artifacts.records import NgramTable, Reference, TablePart, TableScales
+from preblock.service.artifacts.manifest import NgramTable, Reference, TablePart, TableScales
 from preblock.service.artifacts.safetensors_header import DTYPES, Header, StoredTensor, read_header
 from preblock.service.core.errors import ArtifactError
 

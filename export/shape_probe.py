@@ -18,7 +18,7 @@ from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, l
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.ngram_config import CONTEXT
-from preblock.service.artifacts.manifest import (
+from preblock.service.artifacts.names import (
     EMBEDDINGS,
     LOOKUPS,
     NGRAM_ROW_IDS,

@@ -12,8 +12,8 @@ from preblock.export.source import LoadedSource
 from preblock.models.checkpoints.soft_prompt_reader import read_soft_prompt
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.frontend import FrontEnd
-from preblock.service.artifacts.manifest import NAME, SOFT_PROMPTS
-from preblock.service.artifacts.records import SoftPrompt
+from preblock.service.artifacts.manifest import SoftPrompt
+from preblock.service.artifacts.names import NAME, SOFT_PROMPTS
 
 OPTION = "--soft-prompt"
 

@@ -25,9 +25,9 @@ from preblock.models.frontend_file import DESCRIPTION, INDEX, WEIGHTS
 from preblock.models.modules.stems import Stem
 from preblock.models.presets import build_preset
 from preblock.service.artifacts.io import describe
-from preblock.service.artifacts.manifest import TOKENIZER
+from preblock.service.artifacts.manifest import Resized, SentencePooling, SoftPrompt, Source
+from preblock.service.artifacts.names import TOKENIZER
 from preblock.service.artifacts.parity import OutputParity
-from preblock.service.artifacts.records import Resized, SentencePooling, SoftPrompt, Source
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime.tokenizer import check_tokenizer
 

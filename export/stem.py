@@ -19,7 +19,7 @@ from preblock.export.progress import Report
 from preblock.export.tracing import export_program
 from preblock.models.modules.signature import StemSignature
 from preblock.models.modules.stems import Stem, StemConfig, without_storage
-from preblock.service.artifacts.manifest import EMBEDDINGS, GRAPH
+from preblock.service.artifacts.names import EMBEDDINGS, GRAPH
 from preblock.service.artifacts.parity import OutputParity, ParityCase
 from preblock.service.runtime.session import Session
 

@@ -21,7 +21,7 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.positions import LearnedPositionalEncoding
 from preblock.models.modules.tokens import TokenEmbedding
-from preblock.service.artifacts.manifest import GRAPH
+from preblock.service.artifacts.names import GRAPH
 
 TYPES = {
     torch.float32: onnx.TensorProto.FLOAT,

@@ -25,7 +25,8 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules import stems
 from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.io import check_files, read, read_manifest, write
-from preblock.service.artifacts.manifest import (
+from preblock.service.artifacts.manifest import Artifact, Manifest, StemManifest, TokenEmbeddings
+from preblock.service.artifacts.names import (
     BIAS_GRAPH,
     DATA,
     EMBEDDINGS,
@@ -48,14 +49,10 @@ from preblock.service.artifacts.manifest import (
     TOKEN_GRAPH,
     UNSCALED,
     UNSCALED_GRAPH,
-    Artifact,
-    Manifest,
-    StemManifest,
 )
 from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
-from preblock.service.artifacts.records import TokenEmbeddings
 from preblock.service.artifacts.references import check_references, open_reference
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime import providers as runtime_providers

@@ -11,7 +11,7 @@ from preblock.export.errors import ExportError
 from preblock.export.layouts.triton import update_config
 from preblock.export.publication import hidden
 from preblock.service.artifacts.io import read_manifest
-from preblock.service.artifacts.manifest import MANIFEST, PARITY
+from preblock.service.artifacts.names import MANIFEST, PARITY
 from preblock.service.core.errors import ArtifactError
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from preblock.export.errors import ExportError
 from preblock.export.layouts.token_lookup import INPUT_IDS, ROW_VALUES, TokenLookup
 from preblock.models.config import MAX_TABLE_ROWS
-from preblock.service.artifacts.records import Rotary
+from preblock.service.artifacts.manifest import Rotary
 from preblock.service.runtime.session import Session
 
 TABLE, CACHES = "embedding.safetensors", "rope_rotary_cos_sin.safetensors"

@@ -20,13 +20,8 @@ from preblock.export.errors import ExportError
 from preblock.export.external_data import CHUNK_BYTES, place_of, set_place
 from preblock.export.graph import cut, replace_fields, save_graph
 from preblock.service.artifacts.io import read_manifest
-from preblock.service.artifacts.manifest import (
-    DATA,
-    LAYER_TOKENS_GRAPH,
-    PER_LAYER_TOKENS,
-    TOKEN_EMBEDDINGS,
-    Manifest,
-)
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import DATA, LAYER_TOKENS_GRAPH, PER_LAYER_TOKENS, TOKEN_EMBEDDINGS
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.runtime.session import Session
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from preblock.export.errors import ExportError
 from preblock.export.layouts.token_lookup import TokenLookup, write_lookup
-from preblock.service.artifacts.manifest import PER_LAYER
+from preblock.service.artifacts.names import PER_LAYER
 
 SUFFIXES = {"float32": "", "float16": "_fp16", "int8": "_quantized", "int4": "_q4"}
 """Suffix of the file for the stored dtype of the tables. The vectors are float32 in each."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from preblock.export.errors import ExportError
 from preblock.export.publication import replace_file, versions
 from preblock.service.artifacts.io import read_manifest
-from preblock.service.artifacts.manifest import GRAPH, Manifest, StemManifest
-from preblock.service.artifacts.records import Tensor
+from preblock.service.artifacts.manifest import Manifest, StemManifest, Tensor
+from preblock.service.artifacts.names import GRAPH
 
 CONFIG = "config.pbtxt"
 MARK = "# Written by preblock. `convert` and `remove` write it again; without this line they keep the file."

@@ -67,7 +67,7 @@ def inspect(model: str, repository: Path | None, as_json: bool, engine: str | No
     from preblock.cli.consumer import write_consumer
     from preblock.cli.page import write_page
     from preblock.service.artifacts.io import read, read_with_identity
-    from preblock.service.artifacts.manifest import MANIFEST, PARITY
+    from preblock.service.artifacts.names import MANIFEST, PARITY
     from preblock.service.artifacts.onnx_check import check_graphs
     from preblock.service.artifacts.parity import ParityReport
 
@@ -167,7 +167,7 @@ def _summarize(folder: Path) -> tuple[str, str, str]:
     """Return family, size and parity of the artifact in `folder`; of a damaged one its error."""
     from preblock.export.progress import format_bytes
     from preblock.service.artifacts.io import read, read_manifest
-    from preblock.service.artifacts.manifest import PARITY
+    from preblock.service.artifacts.names import PARITY
     from preblock.service.artifacts.parity import ParityReport
 
     size = "-"

@@ -6,7 +6,7 @@ from shlex import quote
 from typing import Any
 
 from preblock.cli.options import describe_limits
-from preblock.service.artifacts.manifest import TOKENIZER
+from preblock.service.artifacts.names import TOKENIZER
 
 TEXT, IDS = {"text": "Hello, world!", "encoding": "float"}, {"input_ids": [[1, 2, 3]], "encoding": "float"}
 

@@ -3,7 +3,8 @@
 import click
 
 from preblock.cli.options import table
-from preblock.service.artifacts.manifest import TOKEN_EMBEDDINGS, Manifest, StemManifest
+from preblock.service.artifacts.manifest import Manifest, StemManifest
+from preblock.service.artifacts.names import TOKEN_EMBEDDINGS
 
 ONE_TENSOR = ("vllm", "sglang", "llama.cpp")
 """Consumers that take one tensor in place of ids."""

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from preblock.cli.options import FoundArtifact, table
 from preblock.export.progress import format_bytes
-from preblock.service.artifacts.manifest import (
+from preblock.service.artifacts.manifest import Manifest, StemManifest
+from preblock.service.artifacts.names import (
     DATA,
     EMBEDDINGS,
     MANIFEST,
@@ -15,8 +16,6 @@ from preblock.service.artifacts.manifest import (
     PER_LAYER_TOKENS,
     TOKEN_EMBEDDINGS,
     UNSCALED,
-    Manifest,
-    StemManifest,
 )
 from preblock.service.artifacts.parameters import count_parameters
 from preblock.service.artifacts.parity import ParityReport

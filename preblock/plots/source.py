@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.checksums import Checksums
-from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH
+from preblock.service.artifacts.names import BIAS_GRAPH, GRAPH
 from preblock.service.artifacts.parameters import count_parameters
 from preblock.service.runtime.loader import load_model
 from preblock.service.runtime.model import TokenModel

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
-from preblock.service.artifacts.manifest import NAME
+from preblock.service.artifacts.names import NAME
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import SCARCE
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from preblock.service.artifacts.manifest import MANIFEST, Artifact, Manifest, StemManifest
-from preblock.service.artifacts.records import File, Schema
+from preblock.service.artifacts.manifest import Artifact, File, Manifest, Schema, StemManifest
+from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, open_file, read_file, signature_of
 from preblock.service.core.schema_errors import explain

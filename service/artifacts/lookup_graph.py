@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.artifacts.onnx_check import MAX_GRAPH_BYTES, TYPES, parse, tables
 from preblock.service.core.files import read_file
 

@@ -1,87 +1,348 @@
-"""Schema of `manifest.json`, and the file names of an artifact, `<repository>/<name>/<version>/`."""
+"""Schema of `manifest.json`."""
 
 import math
 from collections.abc import Collection
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, NonNegativeInt, PositiveInt
 
-from preblock.service.artifacts.records import (
-    File,
-    Graph,
-    History,
-    Kernel,
-    NgramHash,
-    NgramTable,
-    Reference,
-    Resized,
-    Rotary,
-    Schema,
-    SentencePooling,
-    SoftPrompt,
-    Source,
-    Tensor,
-    TokenEmbeddings,
+from preblock.service.artifacts.names import (
+    BIAS_GRAPH,
+    EMBEDDINGS_GRAPH,
+    GRAPH,
+    NGRAM_OUTPUTS,
+    NGRAM_ROW_IDS,
+    NGRAM_SCALES,
+    NGRAMS,
+    OUTPUT_GRAPHS,
+    STORED,
+    STORED_NGRAMS,
+    TOKEN_EMBEDDINGS,
 )
-
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-"""Regular expression of a model name, used in paths, URLs and headers."""
-GRAPH = "model.onnx"
-TOKEN_GRAPH = "token.onnx"
-EMBEDDINGS_GRAPH = "embeddings.onnx"
-UNSCALED_GRAPH = "unscaled.onnx"
-LAYER_TOKENS_GRAPH = "layer.tokens.onnx"
-LAYER_INPUTS_GRAPH = "layer.inputs.onnx"
-NGRAMS_GRAPH = "ngrams.onnx"
-TOKEN_GRAPHS = (
-    *(GRAPH, EMBEDDINGS_GRAPH, TOKEN_GRAPH, UNSCALED_GRAPH),
-    *(LAYER_TOKENS_GRAPH, LAYER_INPUTS_GRAPH, NGRAMS_GRAPH),
-)
-NGRAM_IDS_GRAPH = "ngram.ids.onnx"
-"""The row ids of n-gram embeddings, from the same inputs as `ngrams.onnx`."""
-NGRAM_ROWS_GRAPH = "ngram.rows.onnx"
-"""The n-gram embeddings of given row ids, for runtimes without 64-bit integers."""
-OUTPUT_GRAPHS = (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH)
-"""Graphs with outputs for requests."""
-TABLE_GRAPHS = (*OUTPUT_GRAPHS, NGRAM_ROWS_GRAPH)
-"""Graphs with tables or constants in the data file, as the export first writes them."""
-BIAS_GRAPH = "bias.onnx"
-DATA = "model.onnx.data"
-TOKENIZER = "tokenizer.json"
-SOFT_PROMPTS = "soft.prompts"
-"""Vectors of all soft prompts, little-endian float32."""
-MANIFEST = "manifest.json"
-PARITY = "parity.json"
-EMBEDDINGS = "embeddings"
-TOKEN_EMBEDDINGS = "token_embeddings"
-UNSCALED = "unscaled_token_embeddings"
-"""Rows of the token table, if `token_embeddings` include an embedding scale."""
-PER_LAYER_TOKENS = "per_layer_token_inputs"
-"""Token part of the inputs of all layers, (B, L, layers, width)."""
-PER_LAYER = "per_layer_inputs"
-"""Combined inputs of all layers, (B, L, layers * width)."""
-NGRAMS = "ngram_embeddings"
-"""N-gram embeddings of some layers, (B, L, layers, width)."""
-NGRAM_ROW_IDS = "ngram_row_ids"
-"""Rows of the tables of these layers, int64 (B, L, layers, heads)."""
-NGRAM_SCALES = "ngram_scales"
-"""Scales of these rows, if their stored type has some, float32 (B, L, layers, heads * scales of a row)."""
-STORED_NGRAMS = "stored ngram_embeddings"
-"""Name of the stored rows in a run; a response names them `ngram_embeddings`."""
-NGRAM_OUTPUTS = (NGRAMS, NGRAM_ROW_IDS, NGRAM_SCALES)
-STORED = "stored"
-"""Response type of `ngram_embeddings`: the type of their tables."""
-CONTEXT = "context"
-"""The input of `ngrams.onnx` and `ngram.ids.onnx` with the ids before each row."""
-LOOKUPS = (TOKEN_EMBEDDINGS, UNSCALED)
-POSITION_EMBEDDINGS = "position_embeddings"
-"""The rows added for positions, in answers about tables."""
-NGRAMS_OF_ROWS = "ngram_embeddings of given rows"
-"""Name of the embeddings of `ngram.rows.onnx` in the parity report."""
 
 DType = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")]
+
+
+class Schema(BaseModel):
+    """Frozen record; unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __hash__(self) -> int:
+        """Return the identity of the record: a cache key without a pass over the fields."""
+        return id(self)
+
+
+class Tensor(Schema):
+    """An input or output of a graph; a dimension is a number, or the name of a dynamic dimension."""
+
+    name: str
+    dtype: Literal["int64", "float32", "float16"]
+    shape: tuple[int | str, ...]
+
+
+class Graph(Schema):
+    """Inputs and outputs of a graph."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+class File(Schema):
+    """A file of the artifact."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    bytes: int = Field(ge=0)
+
+
+class Source(Schema):
+    """The source of the front-end; "module": a PyTorch module in Python.
+
+    `name` is the preset's or the repository's; `revision` the repository's commit; `config_sha256` identifies
+    `config.json` or `frontend.toml` of a checkpoint. `discovered_with` names the library, with its version, in whose
+    model class the front-end was discovered; None for a row of the family table. Paths of the exporting machine are not
+    recorded.
+    """
+
+    kind: Literal["preset", "folder", "hub", "module"]
+    name: str | None = None
+    revision: str | None = None
+    config_sha256: str | None = None
+    discovered_with: str | None = Field(default=None, exclude_if=lambda library: library is None)
+
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether the weights come from a seed and no training: only the shapes are those of a published model."""
+        return self.kind == "preset"
+
+
+class Resized(Schema):
+    """A changed position limit: the source's own, and the method that resized a learned table."""
+
+    from_max_len: int | None
+    method: str | None
+
+
+class Consumer(Schema):
+    """The vectors that a consumer of `inputs_embeds` or `prompt_embeds` expects.
+
+    Args:
+        engine: name of the consumer.
+        versions: versions in the form of a requirement; a commit where the source was read; "" for every one.
+        scale: "applied" for vectors with the embedding scale, "none" for vectors that the consumer scales itself.
+        output: output with these vectors; None if the artifact has none.
+        source: releases, a pull request, or a file of the commit, as read.
+
+    """
+
+    engine: str
+    versions: str
+    scale: Literal["applied", "none"]
+    output: Literal["embeddings", "token_embeddings", "unscaled_token_embeddings"] | None
+    source: str
+
+
+class TokenEmbeddings(Schema):
+    """The model's own lookup, before positions and norm: the meaning of `inputs_embeds` and `prompt_embeds`.
+
+    Args:
+        output: name in the graph; `embeddings` if both outputs are equal.
+        width: of the vectors.
+        embedding_scale: factor of the model on its token vectors; 1 for none.
+        scaled: whether `token_embeddings` include that factor.
+        consumers: the expectation of each known consumer; empty without an embedding scale, because then all of them
+            take `token_embeddings`.
+        beside: further arguments of the model's `forward`, and the output or input of the artifact for each. Vectors
+            without them give wrong results; empty for a model that takes `inputs_embeds` alone.
+
+    """
+
+    output: Literal["embeddings", "token_embeddings"]
+    width: PositiveInt
+    embedding_scale: FiniteFloat
+    scaled: bool
+    consumers: tuple[Consumer, ...] = ()
+    beside: dict[str, str] = Field(default={}, exclude_if=lambda beside: not beside)
+
+    @property
+    def arguments(self) -> str:
+        """The further arguments as text, such as `per_layer_inputs=per_layer_token_inputs`; "" for none."""
+        return ", ".join(f"{argument}={output}" for argument, output in self.beside.items())
+
+    @property
+    def prompt_outputs(self) -> tuple[str, ...]:
+        """The outputs for `prompt_embeds` of vLLM, the newest version's first; empty if it needs more, or is unknown.
+
+        A custom front-end states its own model in place of vLLM.
+        """
+        return () if self.beside else self.outputs_for("vllm") or self.outputs_for("model")
+
+    @property
+    def use(self) -> str:
+        """The use of the vectors, in words, with all inputs that belong to it."""
+        fields = "inputs_embeds or prompt_embeds" if self.prompt_outputs else "inputs_embeds"
+        return f"{fields} of a model{f', with {self.arguments}' if self.beside else ''}"
+
+    def outputs_for(self, engine: str) -> tuple[str, ...]:
+        """Return the outputs that versions of `engine` take, the newest version's first; empty if unknown."""
+        if self.embedding_scale == 1:
+            return ("token_embeddings",)
+        found = [consumer.output for consumer in self.consumers if consumer.engine == engine]
+        return tuple(dict.fromkeys(output for output in found if output is not None))
+
+
+class History(Schema):
+    """The ids before a row that an output depends on: the input `context` of its graph.
+
+    Args:
+        tokens: their number for each row.
+        reset_id: id in place of those before the first token of a sequence; the end of an earlier sequence.
+
+    """
+
+    tokens: PositiveInt
+    reset_id: NonNegativeInt
+
+
+class TableScales(Schema):
+    """The scales of the rows of a `TablePart`: a stored number times the scale of its block is the value.
+
+    The scales lie row by row; the last block of a row or a column may be smaller.
+
+    Args:
+        file: as in `TablePart`.
+        begin: of the first scale in the file, in bytes.
+        dtype: of a scale.
+        block_rows: rows of a block; all rows of the part for one scale of a tensor.
+        block_columns: columns of a block; the width of a row for one scale of a row or of a tensor.
+
+    """
+
+    file: str
+    begin: NonNegativeInt
+    dtype: Literal["float32", "float16", "bfloat16"]
+    block_rows: PositiveInt
+    block_columns: PositiveInt
+
+
+class TablePart(Schema):
+    """Consecutive rows of a table, one after another in a file.
+
+    Args:
+        file: `model.onnx.data`, or the absolute path of a file in `references`.
+        begin: of the first row in the file, in bytes.
+        rows: their number.
+        scales: of the rows; None for a type without scales.
+
+    """
+
+    file: str
+    begin: NonNegativeInt
+    rows: PositiveInt
+    scales: TableScales | None = Field(default=None, exclude_if=lambda scales: scales is None)
+
+
+class NgramTable(Schema):
+    """The place of the rows that `ngram_row_ids` count, for one layer.
+
+    Args:
+        rows: of all parts.
+        width: numbers in a row.
+        dtype: of the stored numbers.
+        parts: in the order of their rows.
+
+    """
+
+    rows: PositiveInt
+    width: PositiveInt
+    dtype: Literal["float32", "float16", "bfloat16", "float8_e4m3fn"]
+    parts: tuple[TablePart, ...]
+
+
+class NgramHash(Schema):
+    """The numbers of `ngram.ids.onnx`, for a runtime of row ids without graphs.
+
+    Args:
+        factors: for each layer, of the token and of the ids before it, the latest first.
+        rows: for each layer, of the heads of each number of ids, from two ids on.
+
+    """
+
+    factors: tuple[tuple[PositiveInt, ...], ...]
+    rows: tuple[tuple[tuple[PositiveInt, ...], ...], ...]
+
+
+class Reference(Schema):
+    """A safetensors file outside the artifact, with rows of its tables.
+
+    Args:
+        bytes: size of the file.
+        mtime_ns: time of its last change, in nanoseconds since 1970.
+        header_sha256: of its header: the length in eight bytes, and the JSON.
+        sha256: of the whole file, as its hub published it; None if unknown.
+
+    """
+
+    bytes: PositiveInt
+    mtime_ns: int
+    header_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sha256: str | None = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class SoftPrompt(Schema):
+    """Rows of a soft prompt in the table of all soft prompts: the number of the first one, and their count."""
+
+    first: NonNegativeInt
+    rows: PositiveInt
+
+
+class SentencePooling(Schema):
+    """The sentence embedding of a static embedding model, as its library computes it.
+
+    Args:
+        pooling: default pooling of the OpenAI API.
+        normalize: whether a pooled vector is divided by its Euclidean norm.
+        ignored_ids: ids left out of every pooled vector, such as the unknown token.
+
+    """
+
+    pooling: Literal["mean"] = "mean"
+    normalize: bool
+    ignored_ids: tuple[NonNegativeInt, ...]
+
+
+class Rotary(Schema):
+    """Cosines and sines for the rotation of queries and keys in attention.
+
+    Args:
+        cos: name of the output.
+        sin: name of the output; the same in the fused form.
+        form: columns of the outputs: "full" for the R/2 values twice over, in halves; "half" for them once; "fused" for
+            R/2 cosines and then R/2 sines in one output.
+        dtype: type of the outputs in the graph; the service widens float16.
+        width: R, the rotated part of a head.
+        layout: the pairs of columns of a head: "half" column j and j + R/2, "interleaved" 2j and 2j + 1.
+        axes: axis of each of the R/2 pairs, for positions of three axes: 0 for time, 1 for height, 2 for width. Empty
+            for one axis. The graph has one position for all axes.
+        max_len: the largest legal offset + real tokens; None if only the limit of the model applies.
+
+    """
+
+    cos: str
+    sin: str
+    form: Literal["full", "half", "fused"] = Field(default="full", exclude_if=lambda form: form == "full")
+    dtype: Literal["float32", "float16"] = Field(default="float32", exclude_if=lambda dtype: dtype == "float32")
+    width: PositiveInt
+    layout: Literal["half", "interleaved"]
+    axes: tuple[Literal[0, 1, 2], ...] = Field(default=(), exclude_if=lambda axes: not axes)
+    max_len: PositiveInt | None
+
+
+class PositionTable(Schema):
+    """A table of position rows, float32, for the fused kernel.
+
+    Args:
+        begin: of the table in the data file, in bytes.
+        rows: of the table.
+        first: row of position 0; the next positions follow.
+
+    """
+
+    begin: NonNegativeInt
+    rows: PositiveInt
+    first: NonNegativeInt
+
+
+class KernelTokens(Schema):
+    """A table of token rows, float32, for the fused kernel.
+
+    Args:
+        begin: of the table in the data file, in bytes.
+        rows: of the table.
+        width: of a row.
+        scale: factor of each row.
+
+    """
+
+    begin: NonNegativeInt
+    rows: PositiveInt
+    width: PositiveInt
+    scale: FiniteFloat
+
+
+class Kernel(Schema):
+    """Tables of the fused kernel. It computes `embeddings` on the CPU: token row * scale + position row.
+
+    Args:
+        tokens: the token rows.
+        positions: the position rows, as wide as the token rows.
+
+    """
+
+    tokens: KernelTokens
+    positions: PositionTable
 
 
 class Artifact(Schema):

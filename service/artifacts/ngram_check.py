@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from preblock.service.artifacts.manifest import DATA, MANIFEST, NGRAM_IDS_GRAPH, NGRAMS_GRAPH, Artifact, Manifest
+from preblock.service.artifacts.manifest import Artifact, Manifest, NgramTable
+from preblock.service.artifacts.names import DATA, MANIFEST, NGRAM_IDS_GRAPH, NGRAMS_GRAPH
 from preblock.service.artifacts.onnx_check import MAX_GRAPH_BYTES, TYPES, parse
-from preblock.service.artifacts.records import NgramTable
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import read_file
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError, Message
 
-from preblock.service.artifacts.manifest import DATA, MANIFEST, Artifact, Manifest
+from preblock.service.artifacts.manifest import Artifact, Manifest
+from preblock.service.artifacts.names import DATA, MANIFEST
 from preblock.service.artifacts.onnx_subset_pb2 import GraphProto, ModelProto, SparseTensorProto, TensorProto
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import read_file

@@ -3,7 +3,8 @@
 import math
 from pathlib import Path
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, Manifest, StemManifest
+from preblock.service.artifacts.manifest import Manifest, StemManifest
+from preblock.service.artifacts.names import BIAS_GRAPH
 from preblock.service.artifacts.onnx_check import MAX_GRAPH_BYTES, TYPES, parse
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.files import read_file

@@ -2,7 +2,7 @@
 
 from pydantic import Field, JsonValue, PositiveInt
 
-from preblock.service.artifacts.records import Schema
+from preblock.service.artifacts.manifest import Schema
 
 
 class ParityCase(Schema):

@@ -8,9 +8,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Literal
 
-from preblock.service.artifacts.manifest import MANIFEST, Artifact, Manifest
+from preblock.service.artifacts.manifest import Artifact, Manifest, NgramTable, TablePart
+from preblock.service.artifacts.names import MANIFEST
 from preblock.service.artifacts.parity import ParityReport
-from preblock.service.artifacts.records import NgramTable, TablePart
 from preblock.service.artifacts.safetensors_header import DTYPES, Header, read_header
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, open_file, signature_of

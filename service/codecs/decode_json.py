@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_dtype, read_encoding, read_outputs
 from preblock.service.codecs.native_json_response import build_document, write_json

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS
+from preblock.service.artifacts.names import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.codecs.fields import drop_nulls, format_value, read_choice, refuse_unknown, unique_names
 from preblock.service.codecs.json_size import has_more_values
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts

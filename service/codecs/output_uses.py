@@ -1,6 +1,7 @@
 """The use of each output, in words: the wrong output gives wrong results without an error."""
 
-from preblock.service.artifacts.manifest import (
+from preblock.service.artifacts.manifest import Manifest, StemManifest, TokenEmbeddings
+from preblock.service.artifacts.names import (
     EMBEDDINGS,
     LOOKUPS,
     NGRAM_ROW_IDS,
@@ -11,10 +12,7 @@ from preblock.service.artifacts.manifest import (
     POSITION_EMBEDDINGS,
     TOKEN_EMBEDDINGS,
     UNSCALED,
-    Manifest,
-    StemManifest,
 )
-from preblock.service.artifacts.records import TokenEmbeddings
 
 BLOCK_0 = "input of block 0"
 LAYERS = "inputs of all layers"

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import NGRAM_OUTPUTS, STORED, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import NGRAM_OUTPUTS, STORED
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import DTYPES, TENSOR_DTYPES
 

@@ -16,7 +16,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, GRAPH, STORED, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import BIAS_GRAPH, GRAPH, STORED
 from preblock.service.core.errors import Invalid
 from preblock.service.core.limits import Limits
 from preblock.service.core.results import EmbedResult, Result, Tensor

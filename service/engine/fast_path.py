@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import CONTEXT, STORED
+from preblock.service.artifacts.names import CONTEXT, STORED
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine

@@ -12,8 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import Manifest
-from preblock.service.artifacts.records import History
+from preblock.service.artifacts.manifest import History, Manifest
 from preblock.service.core.decode_ops import AppendOp, DropOp, ReorderOp, RewindOp, RowsOp, StepOp
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Bools, Int64, TokenRequest, TokenRows

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import EMBEDDINGS, TOKEN_EMBEDDINGS, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.row_parts import GivenVectors, RowPart

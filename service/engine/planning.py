@@ -12,15 +12,8 @@ from time import perf_counter
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from preblock.service.artifacts.manifest import (
-    CONTEXT,
-    EMBEDDINGS,
-    NGRAMS,
-    STORED,
-    STORED_NGRAMS,
-    TOKEN_EMBEDDINGS,
-    Manifest,
-)
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import CONTEXT, EMBEDDINGS, NGRAMS, STORED, STORED_NGRAMS, TOKEN_EMBEDDINGS
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.history import context_of, token_contexts
 from preblock.service.engine.positions import count_real, graph_counts, next_positions, position_index

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.runtime.lookup_table import LookupTable
 from preblock.service.runtime.model import TokenModel

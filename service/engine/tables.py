@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import POSITION_EMBEDDINGS
+from preblock.service.artifacts.names import POSITION_EMBEDDINGS
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import Result
 from preblock.service.core.types import Int64

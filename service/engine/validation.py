@@ -10,14 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import (
-    BIAS_GRAPH,
-    NGRAM_ROW_IDS,
-    NGRAM_SCALES,
-    STORED,
-    Manifest,
-    StemManifest,
-)
+from preblock.service.artifacts.manifest import Manifest, StemManifest
+from preblock.service.artifacts.names import BIAS_GRAPH, NGRAM_ROW_IDS, NGRAM_SCALES, STORED
 from preblock.service.core.decode_ops import StepOp, per_row
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.types import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import CONTEXT
+from preblock.service.artifacts.names import CONTEXT
 from preblock.service.core.types import Int64
 
 CHUNK_VALUES = 3 * 2**16

@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from preblock.service.artifacts.manifest import DATA
+from preblock.service.artifacts.names import DATA
 from preblock.service.core.auth import SERVICE
 from preblock.service.observability.process_metrics import worker_processes
 from preblock.service.runtime.repository import Repository

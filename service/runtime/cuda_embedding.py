@@ -15,7 +15,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import DATA, EMBEDDINGS
+from preblock.service.artifacts.names import DATA, EMBEDDINGS
 from preblock.service.core.errors import ArtifactError, Unavailable
 from preblock.service.runtime.buffer_pool import MAX_BYTES
 from preblock.service.runtime.cuda_driver import DriverError, load_driver

@@ -12,7 +12,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import DATA
+from preblock.service.artifacts.names import DATA
 from preblock.service.core.errors import ArtifactError, Invalid, Unavailable
 from preblock.service.runtime.buffer_pool import BufferPool
 from preblock.service.runtime.cuda_driver import HANDLE_BYTES, Address, Driver, DriverError, IpcHandle, load_driver

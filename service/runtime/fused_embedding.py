@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import DATA, EMBEDDINGS, MANIFEST, Manifest
-from preblock.service.artifacts.records import Kernel
+from preblock.service.artifacts.manifest import Kernel, Manifest
+from preblock.service.artifacts.names import DATA, EMBEDDINGS, MANIFEST
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.buffer_pool import MAX_BYTES, BufferPool
 from preblock.service.runtime.runner import Feeds, Float32, Runner

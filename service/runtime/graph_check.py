@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import (
+from preblock.service.artifacts.manifest import Manifest, StemManifest, Tensor
+from preblock.service.artifacts.names import (
     CONTEXT,
     EMBEDDINGS,
     GRAPH,
@@ -14,10 +15,7 @@ from preblock.service.artifacts.manifest import (
     OUTPUT_GRAPHS,
     TOKEN_EMBEDDINGS,
     TOKEN_GRAPHS,
-    Manifest,
-    StemManifest,
 )
-from preblock.service.artifacts.records import Tensor
 from preblock.service.core.errors import ArtifactError, Unavailable
 from preblock.service.runtime.runner import Runner
 from preblock.service.runtime.session import Session

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.io import check_files, read, read_with_identity
-from preblock.service.artifacts.manifest import (
+from preblock.service.artifacts.manifest import Manifest, StemManifest, Tensor
+from preblock.service.artifacts.names import (
     EMBEDDINGS,
     GRAPH,
     MANIFEST,
@@ -21,13 +22,10 @@ from preblock.service.artifacts.manifest import (
     PARITY,
     TOKEN_GRAPHS,
     TOKENIZER,
-    Manifest,
-    StemManifest,
 )
 from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
 from preblock.service.artifacts.parity import ParityReport
-from preblock.service.artifacts.records import Tensor
 from preblock.service.artifacts.references import check_references, read_signatures
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, signature_of

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from preblock.service.artifacts.lookup_graph import find_lookup
-from preblock.service.artifacts.manifest import DATA, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import DATA
 from preblock.service.core.types import TokenRows
 from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.runner import Float32

@@ -6,7 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import (
+from preblock.service.artifacts.manifest import Manifest, StemManifest
+from preblock.service.artifacts.names import (
     EMBEDDINGS,
     LAYER_TOKENS_GRAPH,
     NGRAM_IDS_GRAPH,
@@ -14,8 +15,6 @@ from preblock.service.artifacts.manifest import (
     NGRAMS,
     NGRAMS_GRAPH,
     STORED_NGRAMS,
-    Manifest,
-    StemManifest,
 )
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.results import GpuTarget

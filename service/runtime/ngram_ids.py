@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import CONTEXT, MANIFEST, NGRAM_IDS_GRAPH, NGRAM_ROW_IDS, Manifest
-from preblock.service.artifacts.records import NgramHash
+from preblock.service.artifacts.manifest import Manifest, NgramHash
+from preblock.service.artifacts.names import CONTEXT, MANIFEST, NGRAM_IDS_GRAPH, NGRAM_ROW_IDS
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.types import Int64
 from preblock.service.runtime.runner import Feeds, Runner

@@ -10,16 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import (
-    DATA,
-    MANIFEST,
-    NGRAM_ROW_IDS,
-    NGRAM_SCALES,
-    NGRAMS,
-    STORED_NGRAMS,
-    Manifest,
-)
-from preblock.service.artifacts.records import TablePart, TableScales
+from preblock.service.artifacts.manifest import Manifest, TablePart, TableScales
+from preblock.service.artifacts.names import DATA, MANIFEST, NGRAM_ROW_IDS, NGRAM_SCALES, NGRAMS, STORED_NGRAMS
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature
 from preblock.service.core.types import TENSOR_DTYPES, Int64

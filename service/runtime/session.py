@@ -12,8 +12,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import DATA, GRAPH
-from preblock.service.artifacts.records import Tensor
+from preblock.service.artifacts.manifest import Tensor
+from preblock.service.artifacts.names import DATA, GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, ProviderError
 from preblock.service.core.system import return_free_memory
 from preblock.service.runtime.buffer_pool import MAX_BYTES

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import MANIFEST, SOFT_PROMPTS, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import MANIFEST, SOFT_PROMPTS
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.runner import Float32
 

@@ -13,7 +13,8 @@ from time import perf_counter
 import numpy as np
 from numpy.lib.format import read_array
 
-from preblock.service.artifacts.manifest import CONTEXT, NGRAMS, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import CONTEXT, NGRAMS
 from preblock.service.core.errors import Invalid
 from preblock.service.core.types import Int64
 from preblock.service.runtime.ngram_rows import NgramRows

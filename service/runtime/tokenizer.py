@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from preblock.service.artifacts.records import File
+from preblock.service.artifacts.manifest import File
 from preblock.service.core.errors import ENDS, ArtifactError, Invalid, TooLarge, shorten
 from preblock.service.core.files import open_file, unreadable
 from preblock.service.core.system import return_free_memory

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from preblock.service.artifacts.io import read_manifest
-from preblock.service.artifacts.manifest import DATA, MANIFEST, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import DATA, MANIFEST
 from preblock.service.artifacts.references import read_signatures
 from preblock.service.core.errors import ArtifactError, Unavailable
 from preblock.service.core.files import SCARCE, FileSignature, signature_of, unreadable

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from preblock.export.parity import difference
-from preblock.service.artifacts.manifest import NGRAM_IDS_GRAPH
+from preblock.service.artifacts.names import NGRAM_IDS_GRAPH
 
 # Runtimes with another summation order or rounding. All others must be equal in every bit.
 FREE = {"LayerNormalization", "MatMul", "Conv", "Sin", "Cos", "Tanh", "Gelu"}

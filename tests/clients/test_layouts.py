@@ -12,7 +12,7 @@ import torch
 
 from preblock.export.exporter import export
 from preblock.export.layouts.conversion import convert
-from preblock.service.artifacts.manifest import TOKEN_GRAPH
+from preblock.service.artifacts.names import TOKEN_GRAPH
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import Session
 from tests.clients.client_environments import ask

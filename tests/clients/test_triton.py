@@ -16,7 +16,7 @@ from preblock.export.layouts.triton import write_config
 from preblock.export.source import LoadedSource
 from preblock.models.modules.stems import AudioConfig, AudioStem
 from preblock.service.artifacts.catalog import find_artifacts
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Source
 from preblock.service.runtime.session import Session
 from tests.families.library_models import save
 from tests.support import commands

@@ -25,8 +25,8 @@ from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.models.steps import Levels, Mask, Positions, Project, Scale, Segments, Step, Tokens
-from preblock.service.artifacts.manifest import DATA, PARITY
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.names import DATA, PARITY
 from tests.support.artifacts import STORED, WEIGHTS, draw_data, draw_tables
 from tests.support.tokenizers import write_tokenizer
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from preblock.service.artifacts.manifest import DATA, MANIFEST
+from preblock.service.artifacts.names import DATA, MANIFEST
 from tests.data.make_artifacts import RECIPES, make_artifact
 from tests.support.artifacts import STORED, WEIGHTS, draw_tables
 

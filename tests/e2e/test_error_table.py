@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from preblock.service.api.http.errors import STATUS
-from preblock.service.artifacts.manifest import GRAPH
+from preblock.service.artifacts.names import GRAPH
 from tests.e2e.refused_requests import KEY, LOAD, PROTOCOLS, PROVOKE, Place, Provoke
 from tests.support.artifacts import copy_artifact
 from tests.support.paths import ROOT

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2
 
-from preblock.service.artifacts.manifest import MANIFEST
+from preblock.service.artifacts.names import MANIFEST
 from tests.support.open_inference import open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.processes import fork_servers

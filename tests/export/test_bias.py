@@ -24,7 +24,7 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias_modules import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
-from preblock.service.artifacts.manifest import BIAS_GRAPH
+from preblock.service.artifacts.names import BIAS_GRAPH
 from preblock.service.runtime.session import Session
 from tests.clients.client_matrix import check_standard
 from tests.families.bias_models import BIASED, HEADS, save

@@ -11,7 +11,7 @@ import preblock
 from preblock.export.exporter import ExportResult, export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.modules.stems import PatchConfig, PatchStem
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Source
 from tests.families.bias_models import save
 
 

@@ -16,8 +16,7 @@ from transformers import BertModel
 
 from preblock.export.exporter import export
 from preblock.service.artifacts.io import read
-from preblock.service.artifacts.manifest import Manifest
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Manifest, Source
 from tests.support import commands
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

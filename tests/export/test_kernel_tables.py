@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from preblock.export import export_module
 from preblock.export.exporter import export
 from preblock.export.kernel_tables import find_tokens
-from preblock.service.artifacts.manifest import Manifest
-from preblock.service.artifacts.records import KernelTokens
+from preblock.service.artifacts.manifest import KernelTokens, Manifest
 from tests.families.library_models import save
 
 Places = make_node("Gather", ["places", "offset"], ["positions"])

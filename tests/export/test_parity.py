@@ -23,9 +23,8 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Norm, Project, Tokens
 from preblock.service.artifacts.io import describe, read, write
-from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.artifacts.parity import ParityCase
-from preblock.service.artifacts.records import Source
 from preblock.service.core.types import Int64
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.session import Session

@@ -16,9 +16,9 @@ from preblock.export.errors import ExportError
 from preblock.export.exporter import ExportResult, export
 from preblock.export.verification import verify
 from preblock.service.artifacts.io import read
-from preblock.service.artifacts.manifest import DATA, PARITY, Manifest
+from preblock.service.artifacts.manifest import Manifest, TablePart
+from preblock.service.artifacts.names import DATA, PARITY
 from preblock.service.artifacts.parity import ParityReport
-from preblock.service.artifacts.records import TablePart
 from preblock.service.artifacts.references import describe_check
 from preblock.service.runtime.session import Session
 from tests.export.qwen4 import (

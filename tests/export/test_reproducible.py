@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from preblock.service.artifacts.io import read_with_identity
-from preblock.service.artifacts.manifest import GRAPH, MANIFEST, PARITY
+from preblock.service.artifacts.names import GRAPH, MANIFEST, PARITY
 from tests.families.library_models import save
 from tests.support.paths import ROOT
 

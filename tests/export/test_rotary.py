@@ -20,8 +20,8 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.service.artifacts.io import describe, read, write
-from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, Manifest
-from preblock.service.artifacts.records import Rotary
+from preblock.service.artifacts.manifest import Manifest, Rotary
+from preblock.service.artifacts.names import EMBEDDINGS_GRAPH, GRAPH
 from preblock.service.core.types import Int64
 from preblock.service.runtime.session import Session
 

@@ -23,7 +23,8 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.service.artifacts.manifest import EMBEDDINGS_GRAPH, GRAPH, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import EMBEDDINGS_GRAPH, GRAPH
 from preblock.service.runtime.session import Session
 from tests.support.servers import serve
 

@@ -19,7 +19,8 @@ from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.config import FrontEndConfig
 from preblock.models.modules.rotary_config import RotaryConfig
-from preblock.service.artifacts.manifest import GRAPH, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import GRAPH
 from tests.support.servers import serve
 
 WIDTHS = {"full_attention": 32, "sliding_attention": 8}

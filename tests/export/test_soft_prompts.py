@@ -22,7 +22,7 @@ import preblock
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.verification import verify
-from preblock.service.artifacts.manifest import MANIFEST, SOFT_PROMPTS
+from preblock.service.artifacts.names import MANIFEST, SOFT_PROMPTS
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository

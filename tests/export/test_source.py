@@ -18,7 +18,7 @@ from preblock.export.errors import ExportError
 from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Source
 from tests.families.stems import save
 from tests.support import commands
 from tests.support.tokenizers import write_tokenizer

@@ -26,8 +26,7 @@ from preblock.models.modules.hierarchical_positions import HierarchicalPositiona
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
-from preblock.service.artifacts.manifest import Manifest
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.runtime.providers import CPU
 from tests.clients.client_matrix import check_standard
 

@@ -15,8 +15,8 @@ from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Positions, Scale, Tokens
-from preblock.service.artifacts.manifest import TOKEN_EMBEDDINGS, UNSCALED, UNSCALED_GRAPH, Manifest
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Manifest, Source
+from preblock.service.artifacts.names import TOKEN_EMBEDDINGS, UNSCALED, UNSCALED_GRAPH
 from preblock.service.runtime.session import Session
 
 IDS = np.arange(11).reshape(1, 11)

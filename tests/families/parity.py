@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from preblock.export.parity import difference
 from preblock.models.config import FrontEndConfig
-from preblock.service.artifacts.manifest import TOKEN_GRAPHS
+from preblock.service.artifacts.names import TOKEN_GRAPHS
 from preblock.service.runtime.session import Session
 from tests.families import stems
 from tests.families.library_models import TransformersModel

@@ -12,7 +12,8 @@ from pathlib import Path
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.config import FrontEndConfig
 from preblock.service.artifacts.io import read
-from preblock.service.artifacts.manifest import MANIFEST, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import MANIFEST
 from tests.families import stems
 from tests.families.library_models import TransformersModel, save
 from tests.families.parity import Difference, compare, compare_rotary, compare_stem

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from preblock.export.exporter import ExportResult, export
 from preblock.models.checkpoints.consumers import CONSUMERS, READ_VERSION
-from preblock.service.artifacts.manifest import TOKEN_GRAPHS, Manifest
-from preblock.service.artifacts.records import TokenEmbeddings
+from preblock.service.artifacts.manifest import Manifest, TokenEmbeddings
+from preblock.service.artifacts.names import TOKEN_GRAPHS
 from tests.families.library_models import TransformersModel, save
 
 SCALED = (

@@ -17,10 +17,10 @@ from onnx import TensorProto, helper
 
 from preblock.service.artifacts.io import MAX_JSON_BYTES as MANIFEST_BYTES
 from preblock.service.artifacts.io import read_manifest
-from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, Manifest
+from preblock.service.artifacts.manifest import File, Manifest
+from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST
 from preblock.service.artifacts.onnx_check import MAX_GRAPH_BYTES as GRAPH_BYTES
 from preblock.service.artifacts.onnx_check import check_graphs
-from preblock.service.artifacts.records import File
 from preblock.service.codecs.arrays import read_npy, read_raw
 from preblock.service.codecs.decode_frames import read_frame
 from preblock.service.codecs.decode_json import read_message

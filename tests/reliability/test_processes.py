@@ -17,7 +17,7 @@ import pytest
 import trustme
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.artifacts.manifest import DATA, MANIFEST
+from preblock.service.artifacts.names import DATA, MANIFEST
 from preblock.service.server.supervisor import OUTAGE_SECONDS
 from tests.reliability.load import BYTES, answers, ended, load, ready, replaced, wait_for
 from tests.reliability.wires import still_right

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from preblock.service.app import RESTART_SECONDS, VERSION, create_app, create_engine
-from preblock.service.artifacts.manifest import MANIFEST
+from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import ArtifactError, ProviderError
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import DATA, GRAPH
+from preblock.service.artifacts.names import DATA, GRAPH
 from tests.support.paths import ROOT
 
 STORED = ROOT / "tests" / "data" / "artifacts"

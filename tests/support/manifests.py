@@ -1,7 +1,6 @@
 """The manifests of tiny models, where no artifact is needed."""
 
-from preblock.service.artifacts.manifest import Manifest, StemManifest
-from preblock.service.artifacts.records import Graph, Rotary, Source, Tensor, TokenEmbeddings
+from preblock.service.artifacts.manifest import Graph, Manifest, Rotary, Source, StemManifest, Tensor, TokenEmbeddings
 
 OUTPUTS = {"model.onnx": "embeddings", "token.onnx": "token_embeddings"}
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from preblock.service.artifacts.manifest import DATA, MANIFEST, NGRAM_ROWS_GRAPH, NGRAMS_GRAPH
+from preblock.service.artifacts.names import DATA, MANIFEST, NGRAM_ROWS_GRAPH, NGRAMS_GRAPH
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.support.artifacts import copy_artifact

@@ -11,7 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, CONTEXT, NGRAMS, STORED, Manifest, StemManifest
+from preblock.service.artifacts.manifest import Manifest, StemManifest
+from preblock.service.artifacts.names import BIAS_GRAPH, CONTEXT, NGRAMS, STORED
 from preblock.service.codecs.fields import format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import POSITIONS, row_fields, token_inputs

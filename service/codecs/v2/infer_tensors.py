@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import CONTEXT
+from preblock.service.artifacts.names import CONTEXT
 from preblock.service.codecs.fields import drop_nulls, format_value, refuse_unknown
 from preblock.service.codecs.native_json import read_text
 from preblock.service.codecs.token_rows import AXES, INPUTS, POSITIONS, read_floats, read_integers

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from preblock.service.artifacts.manifest import BIAS_GRAPH, CONTEXT, GRAPH, TOKENIZER, Manifest, StemManifest
-from preblock.service.artifacts.records import Tensor
+from preblock.service.artifacts.manifest import Manifest, StemManifest, Tensor
+from preblock.service.artifacts.names import BIAS_GRAPH, CONTEXT, GRAPH, TOKENIZER
 from preblock.service.codecs.fields import read_flag
 from preblock.service.core.errors import Invalid
 from preblock.service.observability.statistics import Duration, InferenceStatistics

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from preblock.service.artifacts.manifest import STORED
+from preblock.service.artifacts.names import STORED
 from preblock.service.codecs.fields import format_value, read_choice, read_flag
 from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, default_outputs, describe_outputs

@@ -18,8 +18,7 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Norm, Positions, Project, Tokens
-from preblock.service.artifacts.manifest import Manifest
-from preblock.service.artifacts.records import Resized, Source
+from preblock.service.artifacts.manifest import Manifest, Resized, Source
 from preblock.service.runtime.session import Session
 
 

@@ -11,7 +11,7 @@ from preblock.export.errors import ExportError
 from preblock.export.exporter import export, export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Source
 from tests.support import commands
 
 

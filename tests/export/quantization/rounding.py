@@ -18,8 +18,8 @@ from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Tokens
 from preblock.service.artifacts.io import describe
-from preblock.service.artifacts.manifest import GRAPH, MANIFEST
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Source
+from preblock.service.artifacts.names import GRAPH, MANIFEST
 
 V, D, M = 90, 40, 24
 """The width is no multiple of a block."""

@@ -17,8 +17,8 @@ from preblock.export.verification import verify
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.embeddings import GPT2Embeddings
 from preblock.models.steps import Positions
-from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, Manifest
-from preblock.service.artifacts.records import Source
+from preblock.service.artifacts.manifest import Manifest, Source
+from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.clients.client_matrix import check_standard

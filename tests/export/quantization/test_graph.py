@@ -17,7 +17,8 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.modules.sinusoids import sinusoid
 from preblock.models.steps import Norm, Positions, Project, Segments, Tokens
 from preblock.service.artifacts.io import read
-from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.runtime.providers import CPU
 from tests.clients.client_matrix import check_standard
 from tests.export.quantization.rounding import ALL, WAYS, Array, D, M, V, put, rounded, run, tiny

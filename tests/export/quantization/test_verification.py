@@ -18,7 +18,7 @@ from preblock.export.table_formats import find_format
 from preblock.export.verification import verify
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.io import read
-from preblock.service.artifacts.manifest import DATA, EMBEDDINGS, GRAPH, PARITY
+from preblock.service.artifacts.names import DATA, EMBEDDINGS, GRAPH, PARITY
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.providers import CPU

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from preblock.service.artifacts.manifest import GRAPH, MANIFEST
+from preblock.service.artifacts.names import GRAPH, MANIFEST
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository

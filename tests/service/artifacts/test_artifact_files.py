@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, TOKEN_GRAPH
+from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY, TOKEN_GRAPH
 from preblock.service.runtime import loader
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository

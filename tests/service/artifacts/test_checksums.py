@@ -14,7 +14,7 @@ import pytest
 
 from preblock.service.artifacts import checksums, io
 from preblock.service.artifacts.checksums import CACHE_FILE, Checksums
-from preblock.service.artifacts.manifest import DATA, MANIFEST
+from preblock.service.artifacts.names import DATA, MANIFEST
 from preblock.service.core.files import open_file, signature_of
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from preblock.service.artifacts.manifest import DATA, GRAPH, TOKEN_GRAPH
+from preblock.service.artifacts.names import DATA, GRAPH, TOKEN_GRAPH
 from tests.service.artifacts.broken_artifacts import LENGTH, TOKENS, edit, entries, place, refusal
 
 LOCATIONS = [

@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from preblock.service.artifacts.io import check_files, describe, read, write
-from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY, Manifest
+from preblock.service.artifacts.manifest import File, Manifest
+from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.artifacts.parity import OutputParity, Parity, ParityReport
-from preblock.service.artifacts.records import File
 from preblock.service.core.errors import ArtifactError
 from tests.support.artifacts import copy_artifact
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from preblock.service.artifacts.manifest import MANIFEST
+from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository

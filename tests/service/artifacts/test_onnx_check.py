@@ -14,7 +14,7 @@ from onnx import AttributeProto, TensorProto, helper
 
 from preblock.export import export_module
 from preblock.service.artifacts import onnx_subset_pb2
-from preblock.service.artifacts.manifest import BIAS_GRAPH, DATA, GRAPH, MANIFEST, TOKEN_GRAPH
+from preblock.service.artifacts.names import BIAS_GRAPH, DATA, GRAPH, MANIFEST, TOKEN_GRAPH
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.service.artifacts.broken_artifacts import TOKENS, edit, external, refusal, seal

@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.records import Consumer, TokenEmbeddings
+from preblock.service.artifacts.manifest import Consumer, TokenEmbeddings
 from preblock.service.codecs.chunks import Base64Chunks, LazyBytes, join
 from preblock.service.codecs.prompt_embeds import check_prompt_embeds, torch_file, write_prompt_embeds
 from preblock.service.core.errors import Invalid

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import EMBEDDINGS
+from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.runtime.chunks import split_feeds
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU

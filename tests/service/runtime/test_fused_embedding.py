@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import MANIFEST
+from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.fused_embedding import BUILT, FusedLookup
 from preblock.service.runtime.model import TokenModel

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from preblock.service.artifacts.manifest import GRAPH
+from preblock.service.artifacts.names import GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Unavailable
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU

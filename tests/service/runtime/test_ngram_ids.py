@@ -8,8 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.io import read_manifest
-from preblock.service.artifacts.manifest import Manifest
-from preblock.service.artifacts.records import NgramHash
+from preblock.service.artifacts.manifest import Manifest, NgramHash
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.ngram_ids import open_ngram_ids
 from preblock.service.runtime.session import Session

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.io import read_manifest
-from preblock.service.artifacts.manifest import DATA, Manifest
-from preblock.service.artifacts.records import NgramTable, TablePart, TableScales
+from preblock.service.artifacts.manifest import Manifest, NgramTable, TablePart, TableScales
+from preblock.service.artifacts.names import DATA
 from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.fused_embedding import BUILT
 from preblock.service.runtime.ngram_rows import NgramRows, open_ngram_rows

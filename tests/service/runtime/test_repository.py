@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from preblock.service.artifacts.catalog import find_artifacts
-from preblock.service.artifacts.manifest import DATA, GRAPH, MANIFEST, PARITY
+from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, PARITY
 from preblock.service.core.auth import NOBODY, SERVICE, Authenticator, new_key, read_keys
 from preblock.service.core.errors import ArtifactError, Forbidden, Invalid, NotFound, Unavailable
 from preblock.service.runtime.model_control import ModelControl

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import DATA, GRAPH
+from preblock.service.artifacts.names import DATA, GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, ProviderError
 from preblock.service.runtime.cuda_driver import has_driver, load_driver
 from preblock.service.runtime.providers import CPU, CUDA, PROBE, VERSION, choose_provider, cuda_unavailable_reason

@@ -5,7 +5,8 @@ from fastapi import APIRouter
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native_api as schemas
-from preblock.service.artifacts.manifest import EMBEDDINGS, Manifest
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.artifacts.references import describe_check
 from preblock.service.codecs.output_uses import describe_uses, use_of
 from preblock.service.core.auth import caller

@@ -18,7 +18,7 @@ from model2vec import StaticModel
 from preblock.export.exporter import export
 from preblock.service.app import create_app, create_engine
 from preblock.service.artifacts.io import describe
-from preblock.service.artifacts.manifest import DATA, MANIFEST, TOKENIZER
+from preblock.service.artifacts.names import DATA, MANIFEST, TOKENIZER
 from preblock.service.core.auth import new_key
 from preblock.service.core.settings import Settings
 from preblock.service.engine.engine import Engine

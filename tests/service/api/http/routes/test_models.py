@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from preblock.service.artifacts.manifest import MANIFEST, PARITY
+from preblock.service.artifacts.names import MANIFEST, PARITY
 from tests.support.artifacts import make_repository
 from tests.support.servers import LOADING_HINT, serve
 

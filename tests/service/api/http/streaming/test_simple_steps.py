@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from preblock.service.api.http.streaming.session import DecodeSession
-from preblock.service.artifacts.manifest import DATA, Manifest
-from preblock.service.artifacts.records import NgramTable, TableScales
+from preblock.service.artifacts.manifest import Manifest, NgramTable, TableScales
+from preblock.service.artifacts.names import DATA
 from preblock.service.core.types import TENSOR_DTYPES
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import ServedModel, TokenModel
