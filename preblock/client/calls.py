@@ -150,7 +150,7 @@ def _read_embeddings(output: str, pooled: bool, body: bytearray) -> Embeddings:
         version=int(metadata["version"]),
         vectors=tensors[output],
         pooled=pooled,
-        use_as=metadata.get(f"use_as.{output}", ""),
+        use_as=metadata[f"use_as.{output}"],
         lengths=lengths,
         next_offset=tensors["next_offset"],
         next_context=tensors.get("next_context"),

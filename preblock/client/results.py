@@ -29,6 +29,7 @@ class Embeddings:
         vectors: (B, L, D) if all rows have one length, else (T, D), the rows one after another; (B, D) if pooled.
         lengths: int64 (B,), tokens of each row.
         next_offset: int64 (B,), the offset to continue each row with.
+        use_as: use of the output, such as "input of block 0".
         next_context: int64 (B, H), the ids before the next token of each row, to continue with; None if the output
             depends on none.
         position_delta: int64 (B,), next position - `next_offset`; None without positions of three axes.
@@ -37,7 +38,6 @@ class Embeddings:
         spans: for each row of text int64 (L, 2), the first character of each token and the one after its last, with
             `return_tokens`.
         pooled: whether `vectors` has one vector for each row.
-        use_as: use of the output, such as "input of block 0"; empty if the service does not tell.
 
     """
 
@@ -46,13 +46,13 @@ class Embeddings:
     vectors: Vectors
     lengths: Int64
     next_offset: Int64
+    use_as: str
     next_context: Int64 | None = None
     position_delta: Int64 | None = None
     truncated: Int64 | None = None
     input_ids: list[Int64] | None = None
     spans: list[Int64] | None = None
     pooled: bool = False
-    use_as: str = ""
 
     def rows(self) -> list[Vectors]:
         """Return the vectors of each row, (L, D), without a copy; (D,) if they are pooled."""

@@ -73,16 +73,6 @@ class ClampedBeyond(Sound):
         return super().positions(input_ids, offset).clamp(max=M - 1)
 
 
-class Sliced(Sound):
-    """A slice clamps its ends."""
-
-    def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            return super().forward(input_ids, offset)
-        vectors: Tensor = self.tokens(input_ids) + self.places.weight[offset[0] :][: input_ids.shape[1]]
-        return vectors
-
-
 class DependsOnValues(Sound):
     def forward(self, input_ids: Tensor, offset: Tensor) -> Tensor:
         if offset.max() > M:
