@@ -108,7 +108,7 @@ def _load_folder(
             from preblock.export.discovery.discovery import discover
 
             found = discover(folder, read_config(folder), choices.get("side"), progress.add, widen, tokens_only)
-            frontend, discovery = found.frontend, found.parity
+            frontend, discovery, beside = found.frontend, found.parity, found.beside
             record = record.model_copy(update={"discovered_with": found.library})
     except CheckpointError as error:
         raise ExportError(str(error)) from error

@@ -36,12 +36,14 @@ class Discovery:
         frontend: the front-end, with float32 tensors.
         parity: its comparison with the library's model.
         library: name and version of the library.
+        beside: as in `LoadedSource`.
 
     """
 
     frontend: FrontEnd
     parity: OutputParity
     library: str
+    beside: dict[str, str]
 
 
 def discover(
@@ -86,7 +88,7 @@ def discover(
             if altering is not None:
                 _load(altering, found, frontend)
             frontend = refuse(frontend, refused) if refused else frontend
-    return Discovery(frontend, parity, library_version())
+    return Discovery(frontend, parity, library_version(), {"input_ids": "input_ids"} if found.takes_ids else {})
 
 
 def files_discovered(

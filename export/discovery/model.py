@@ -21,11 +21,15 @@ ENCODED_LENGTH = 3
 
 
 class BlockInput(NamedTuple):
-    """The input of block 0: the name of the block's list, the vectors, and all other float tensors with their names."""
+    """The input of block 0: the name of the block's list, the vectors, and all other float tensors with their names.
+
+    `takes_ids` says whether a parameter of the block holds the token ids.
+    """
 
     block: str
     vectors: Tensor
     others: tuple[tuple[str, Tensor], ...] = ()
+    takes_ids: bool = False
 
 
 class CapturedInput(Exception):
@@ -101,7 +105,8 @@ class BlocklessModel:
             if isinstance(module, nn.ModuleList) and is_block_list(module):
                 blocks.append(module[0])
                 # No hook, because some models call the method itself.
-                blocks[-1].forward = _stop_at(name, tuple(inspect.signature(blocks[-1].forward).parameters))
+                parameters = tuple(inspect.signature(blocks[-1].forward).parameters)
+                blocks[-1].forward = _stop_at(name, parameters, inputs.get("input_ids"))
         given: dict[str, Any] = dict(inputs)
         if self.side == "decoder" and "encoder_hidden_states" in self.inputs:
             batch = len(next(iter(inputs.values())))
@@ -321,13 +326,16 @@ def find_part(model: Any, config: Any, side: str | None) -> nn.Module:
     return whole
 
 
-def _stop_at(name: str, parameters: Sequence[str]) -> Any:
+def _stop_at(name: str, parameters: Sequence[str], ids: Tensor | None) -> Any:
     def stop(*arguments: Any, **keywords: Any) -> None:
         named = [*zip(chain(parameters, repeat("")), arguments, strict=False), *keywords.items()]
         tensors = [(own, tensor) for own, value in named for tensor in _float_tensors(value)]
         stated = keywords.get("hidden_states")
         vectors = stated if isinstance(stated, Tensor) else tensors[0][1]
-        raise CapturedInput(BlockInput(name, vectors, tuple(pair for pair in tensors if pair[1] is not vectors)))
+        others = tuple(pair for pair in tensors if pair[1] is not vectors)
+        # Further keywords of a call may go unread.
+        takes_ids = ids is not None and any(value is ids for own, value in named if own in parameters)
+        raise CapturedInput(BlockInput(name, vectors, others, takes_ids))
 
     return stop
 

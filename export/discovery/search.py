@@ -39,6 +39,7 @@ class FoundSteps:
         others: further tensors in the model behind the vectors.
         rotary: attention has rotary positions.
         copies: equal copies of each vector that block 0 takes.
+        takes_ids: blocks take the token ids beside the vectors.
         block: list of blocks; the vectors enter the first one.
 
     """
@@ -55,6 +56,7 @@ class FoundSteps:
     others: tuple[str, ...]
     rotary: bool
     copies: int
+    takes_ids: bool
     block: str
 
 
@@ -121,6 +123,7 @@ class Search:
             others=tuple(sorted((self._leaves & self._model.keys.keys()) - set(names.values()))),
             rotary=any("RotaryEmbedding" in type(module).__name__ for module in self._model.part.modules()),
             copies=self._model.copies,
+            takes_ids=self._takes_ids(),
             block=self._block,
         )
 
@@ -150,8 +153,15 @@ class Search:
             others=(),
             rotary=False,
             copies=1,
+            takes_ids=self._takes_ids(),
             block="",
         )
+
+    def _takes_ids(self) -> bool:
+        try:
+            return self._model.block_input({"input_ids": self._ids}).takes_ids
+        except DiscoveryError:  # --tokens-only needs no pass up to block 0
+            return False
 
     def _recognise(self, inputs: dict[str, Tensor]) -> list[Part]:
         return recognise_ids(self._record(inputs), inputs["input_ids"])
@@ -165,7 +175,7 @@ class Search:
             else "a table before block 0 is neither a parameter nor a buffer of the library's model"
         )
         try:
-            self._block, vectors, _ = self._model.block_input(inputs, recorder)
+            self._block, vectors, *_ = self._model.block_input(inputs, recorder)
         except DiscoveryError as error:
             raise lacks if "meta tensor" in str(error) or "device meta" in str(error) else error from error
         if vectors.device.type == "meta":

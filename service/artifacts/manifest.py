@@ -132,6 +132,11 @@ class TokenEmbeddings(Schema):
         return ", ".join(f"{argument}={output}" for argument, output in self.beside.items())
 
     @property
+    def needs_ids(self) -> bool:
+        """Whether the blocks take the token ids too: transformers refuses `input_ids` beside `inputs_embeds`."""
+        return "input_ids" in self.beside
+
+    @property
     def prompt_outputs(self) -> tuple[str, ...]:
         """The outputs for `prompt_embeds` of vLLM, the newest version's first; empty if it needs more, or is unknown.
 
@@ -142,6 +147,8 @@ class TokenEmbeddings(Schema):
     @property
     def use(self) -> str:
         """The use of the vectors, in words, with all inputs that belong to it."""
+        if self.needs_ids:
+            return "the output of the model's embedding module, with input_ids: it fails for inputs_embeds alone"
         fields = "inputs_embeds or prompt_embeds" if self.prompt_outputs else "inputs_embeds"
         return f"{fields} of a model{f', with {self.arguments}' if self.beside else ''}"
 

@@ -54,7 +54,7 @@ def describe_uses(manifest: Manifest | StemManifest) -> dict[str, str]:
     lookup = manifest.token_embeddings
     if lookup is not None:
         uses[TOKEN_EMBEDDINGS] = (
-            f"Vectors of the model's own lookup. Pass them as {lookup.use}: it adds positions and norm itself. "
+            f"Vectors of the model's own lookup. Pass them as {lookup.use}. The model adds positions and norm itself. "
             f"{describe_scale(lookup)}"
         )
     if lookup is not None and lookup.scaled and UNSCALED in manifest.widths:
@@ -107,6 +107,8 @@ def _describe_embeddings(manifest: Manifest) -> str:
         )
     if copies != 1:
         text = f"Each of the {copies} equal streams that enter block 0. Repeat each vector {copies} times for block 0."
+    if manifest.token_embeddings is not None and manifest.token_embeddings.needs_ids:
+        text += " The blocks take the token ids too."
     if manifest.token_embeddings is not None and manifest.token_embeddings.output == EMBEDDINGS:
         return f"{text} They equal token_embeddings: {manifest.token_embeddings.use}."
     return f"{text} Do not pass them as inputs_embeds or prompt_embeds: the model would add these parts again."

@@ -7,13 +7,17 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from click.testing import CliRunner
 from numpy.typing import NDArray
+from transformers import AutoModel
 
+from preblock.cli import app
 from preblock.export.exporter import ExportResult, export
 from preblock.models.checkpoints.consumers import CONSUMERS, READ_VERSION
 from preblock.service.artifacts.manifest import Manifest, TokenEmbeddings
-from preblock.service.artifacts.names import TOKEN_GRAPHS
+from preblock.service.artifacts.names import GRAPH, TOKEN_GRAPHS
 from tests.families.library_models import TransformersModel, save
+from tests.families.tiny_models import save_whole
 
 SCALED = (
     *("gemma", "gemma2", "gemma3_text", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "falcon_h1"),
@@ -70,6 +74,28 @@ def test_stated_arguments_match_ids_in_transformers(name: str, tmp_path: Path) -
         assert torch.equal(whole(inputs_embeds=vectors, **given).last_hidden_state, expected)
         if name.startswith("gemma3n"):
             assert (whole(inputs_embeds=vectors).last_hidden_state - expected).abs().max() > 0.1
+
+
+def test_blocks_that_take_ids_exclude_inputs_embeds(tmp_path: Path) -> None:
+    source = tmp_path / "checkpoint"
+    save_whole("deepseek_v4", source)
+    exported, alone = (export(str(source), name, tmp_path, tokens_only=name == "tokens") for name in ("m", "tokens"))
+    assert lookup_of(exported).beside == lookup_of(alone).beside == {"input_ids": "input_ids"}
+    assert lookup_of(exported).use.endswith("with input_ids: it fails for inputs_embeds alone")
+    answer = CliRunner().invoke(app, ["inspect", "m", "--repository", str(tmp_path), "--for", "transformers"])
+    assert "transformers takes one tensor, but a deepseek_v4 needs input_ids=input_ids" in answer.output
+    whole = AutoModel.from_pretrained(source).eval()
+    ids = torch.arange(3, 11)[None]
+    vectors = torch.from_numpy(run_lookup(exported, GRAPH, ids.numpy())["embeddings"])
+    with torch.inference_mode():
+        expected = whole(input_ids=ids).last_hidden_state
+        with pytest.raises(AttributeError):
+            whole(inputs_embeds=vectors)
+        with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
+            whole(input_ids=ids, inputs_embeds=vectors)
+        whole.get_input_embeddings().weight.zero_()
+        whole.get_input_embeddings().register_forward_hook(lambda *_: vectors)
+        assert torch.equal(whole(input_ids=ids).last_hidden_state, expected)
 
 
 def lookup_of(exported: ExportResult) -> TokenEmbeddings:
