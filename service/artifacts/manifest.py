@@ -5,7 +5,7 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, PositiveInt
 
 from preblock.service.artifacts.names import (
     BIAS_GRAPH,
@@ -23,6 +23,12 @@ from preblock.service.artifacts.names import (
 
 DType = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 FileName = Annotated[str, Field(pattern=r"^[a-z][a-z.]*$")]
+MAX_NUMBER = 2**62
+"""Largest size or place in a manifest: the sum of two still fits into 64 bits."""
+Count = Annotated[int, Field(gt=0, le=MAX_NUMBER)]
+Index = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+MAX_HISTORY = 15
+"""Most ids before a token that its n-grams reach back to. Each token of a batch is computed with a copy of them."""
 
 
 class Schema(BaseModel):
@@ -120,7 +126,7 @@ class TokenEmbeddings(Schema):
     """
 
     output: Literal["embeddings", "token_embeddings"]
-    width: PositiveInt
+    width: Count
     embedding_scale: FiniteFloat
     scaled: bool
     consumers: tuple[Consumer, ...] = ()
@@ -164,13 +170,13 @@ class History(Schema):
     """The ids before a row that an output depends on: the input `context` of its graph.
 
     Args:
-        tokens: their number for each row.
+        tokens: their number for each row, at most `MAX_HISTORY`.
         reset_id: id in place of those before the first token of a sequence; the end of an earlier sequence.
 
     """
 
-    tokens: PositiveInt
-    reset_id: NonNegativeInt
+    tokens: int = Field(gt=0, le=MAX_HISTORY)
+    reset_id: Index
 
 
 class TableScales(Schema):
@@ -188,10 +194,10 @@ class TableScales(Schema):
     """
 
     file: str
-    begin: NonNegativeInt
+    begin: Index
     dtype: Literal["float32", "float16", "bfloat16"]
-    block_rows: PositiveInt
-    block_columns: PositiveInt
+    block_rows: Count
+    block_columns: Count
 
 
 class TablePart(Schema):
@@ -206,8 +212,8 @@ class TablePart(Schema):
     """
 
     file: str
-    begin: NonNegativeInt
-    rows: PositiveInt
+    begin: Index
+    rows: Count
     scales: TableScales | None = Field(default=None, exclude_if=lambda scales: scales is None)
 
 
@@ -222,8 +228,8 @@ class NgramTable(Schema):
 
     """
 
-    rows: PositiveInt
-    width: PositiveInt
+    rows: Count
+    width: Count
     dtype: Literal["float32", "float16", "bfloat16", "float8_e4m3fn"]
     parts: tuple[TablePart, ...]
 
@@ -238,7 +244,7 @@ class NgramHash(Schema):
     """
 
     factors: tuple[tuple[PositiveInt, ...], ...]
-    rows: tuple[tuple[tuple[PositiveInt, ...], ...], ...]
+    rows: tuple[tuple[tuple[Count, ...], ...], ...]
 
 
 class Reference(Schema):
@@ -252,7 +258,7 @@ class Reference(Schema):
 
     """
 
-    bytes: PositiveInt
+    bytes: Count
     mtime_ns: int
     header_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     sha256: str | None = Field(pattern=r"^[0-9a-f]{64}$")
@@ -261,8 +267,8 @@ class Reference(Schema):
 class SoftPrompt(Schema):
     """Rows of a soft prompt in the table of all soft prompts: the number of the first one, and their count."""
 
-    first: NonNegativeInt
-    rows: PositiveInt
+    first: Index
+    rows: Count
 
 
 class SentencePooling(Schema):
@@ -277,7 +283,7 @@ class SentencePooling(Schema):
 
     pooling: Literal["mean"] = "mean"
     normalize: bool
-    ignored_ids: tuple[NonNegativeInt, ...]
+    ignored_ids: tuple[Index, ...]
 
 
 class Rotary(Schema):
@@ -301,10 +307,10 @@ class Rotary(Schema):
     sin: str
     form: Literal["full", "half", "fused"] = Field(default="full", exclude_if=lambda form: form == "full")
     dtype: Literal["float32", "float16"] = Field(default="float32", exclude_if=lambda dtype: dtype == "float32")
-    width: PositiveInt
+    width: Count
     layout: Literal["half", "interleaved"]
     axes: tuple[Literal[0, 1, 2], ...] = Field(default=(), exclude_if=lambda axes: not axes)
-    max_len: PositiveInt | None
+    max_len: Count | None
 
 
 class PositionTable(Schema):
@@ -317,9 +323,9 @@ class PositionTable(Schema):
 
     """
 
-    begin: NonNegativeInt
-    rows: PositiveInt
-    first: NonNegativeInt
+    begin: Index
+    rows: Count
+    first: Index
 
 
 class KernelTokens(Schema):
@@ -333,9 +339,9 @@ class KernelTokens(Schema):
 
     """
 
-    begin: NonNegativeInt
-    rows: PositiveInt
-    width: PositiveInt
+    begin: Index
+    rows: Count
+    width: Count
     scale: FiniteFloat
 
 
@@ -369,7 +375,7 @@ class Artifact(Schema):
 
     schema_version: Literal[1] = 1
     family: str
-    width: PositiveInt
+    width: Count
     graphs: dict[FileName, Graph]
     front_end: dict[str, JsonValue] | None
     files: dict[FileName, File]
@@ -392,9 +398,9 @@ class StemManifest(Artifact):
     kind: Literal["stem"] = "stem"
     dtype: Literal["float32"]
     input: Tensor
-    tokens: PositiveInt | None
-    image_size: PositiveInt | None
-    patch_size: PositiveInt | None
+    tokens: Count | None
+    image_size: Count | None
+    patch_size: Count | None
 
     def length(self, shape: tuple[int, ...]) -> int:
         """Return the number of vectors in each row for an input of `shape`."""
@@ -435,14 +441,14 @@ class Manifest(Artifact):
     kind: Literal["tokens"] = "tokens"
     dtype: DType
     scale: Literal["row", "tensor", "block"] | None = None
-    block: PositiveInt | None = None
-    vocab_size: PositiveInt
-    max_len: PositiveInt | None
-    indices: dict[str, PositiveInt]
+    block: Count | None = None
+    vocab_size: Count
+    max_len: Count | None
+    indices: dict[str, Count]
     needed: tuple[str, ...]
     counts: Literal["slots", "ids", "mask"]
     padding_id: int | None
-    first_row: NonNegativeInt = Field(default=0, exclude_if=lambda row: row == 0)
+    first_row: Index = Field(default=0, exclude_if=lambda row: row == 0)
     refused_ids: tuple[int, ...]
     token_embeddings: TokenEmbeddings | None
     rotary: tuple[Rotary, ...] = ()

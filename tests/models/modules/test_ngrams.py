@@ -10,8 +10,9 @@ from transformers.models.qwen4_exp import modeling_qwen4_exp as library
 
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.ngram_config import NgramConfig
+from preblock.models.modules.ngram_config import MAX_SIZE, NgramConfig
 from preblock.models.steps import Positions, Tokens
+from preblock.service.artifacts.manifest import MAX_HISTORY
 from tests.models.rejections import rejection
 
 SIZES: dict[str, Any] = {"layers": (1, 3), "size": 3, "heads": 2, "width": 16, "base": 40, "multiple": 8}
@@ -74,3 +75,7 @@ def test_invalid_ngram_sizes_are_rejected() -> None:
     steps = (TOKENS, Positions(rows=9, counts="mask", first=1))
     found = rejection(ValueError, FrontEndConfig, family="q", steps=steps, max_len=8, ngrams=NgramConfig(**SIZES))
     assert "ngrams: got positions that count 'mask', expected 'slots'" in found
+
+
+def test_manifest_allows_history_of_longest_ngram() -> None:
+    assert MAX_HISTORY == MAX_SIZE - 1

@@ -150,6 +150,7 @@ def test_manifest_disagreeing_with_graph_is_rejected(root: Path, name: str, inpu
         (None, "history.tokens: got nothing, expected {'ngrams.onnx': 2, 'ngram.ids.onnx': 2}, by its graphs"),
         ({"tokens": 3, "reset_id": 2}, "history.tokens: got {'ngram.ids.onnx': 3, 'ngrams.onnx': 3}, expected {'ng"),
         ({"tokens": 2, "reset_id": 99}, "history.reset_id: got 99, expected 0 to 98"),
+        ({"tokens": 10**12, "reset_id": 2}, "history.tokens: got 1000000000000, expected at most 15"),
     ],
 )
 def test_history_inconsistent_with_graph_is_rejected(
@@ -157,6 +158,12 @@ def test_history_inconsistent_with_graph_is_rejected(
 ) -> None:
     edit(copy_artifact("ngrams", tmp_path) / MANIFEST, history=history)
     assert refusal(tmp_path).startswith(f"ngrams/1/{MANIFEST} {message}")
+
+
+@pytest.mark.parametrize("number", [2**62 + 1, 2**70])
+def test_manifest_number_beyond_64_bits_is_rejected(tmp_path: Path, number: int) -> None:
+    edit(copy_artifact("llama", tmp_path) / MANIFEST, max_len=number)
+    assert refusal(tmp_path).startswith(f"llama/1/{MANIFEST} max_len: got {number}, expected at most {2**62}")
 
 
 @pytest.mark.parametrize("name", ["gpt\u00e9", "my copy"])
