@@ -8,6 +8,18 @@ from preblock.models.frontend_file import INDEX, WEIGHTS
 
 PICKLE = "a pickle, which can run any code when it is read"
 TENSORFLOW = "weights of TensorFlow or Flax; convert them to safetensors with transformers 4"
+_STATES = (
+    "training_args",
+    "optimizer",
+    "*optim_states",
+    "scheduler",
+    "scaler",
+    "sampler",
+    "rng_state",
+    "random_states",
+)
+TRAINING = tuple(f"{name}*.{ending}" for name in _STATES for ending in ("bin", "pt", "pth", "pkl", "safetensors"))
+"""Patterns of the names of files that a training writes beside its weights."""
 FORMATS: Mapping[str, str] = {
     "consolidated*.safetensors": "with the names of another library; export the files for transformers",
     "*-of-*.safetensors": "parts without their index; add model.safetensors.index.json",
@@ -18,7 +30,9 @@ FORMATS: Mapping[str, str] = {
         f"{PICKLE}; convert it to safetensors first: load it with transformers where you trust it, then "
         "save_pretrained()"
     ),
+    "openvino_*.bin": "weights of OpenVINO; export the model from which they were made",
     **dict.fromkeys(("*.bin", "*.pth", "*.pt"), f"{PICKLE}; save its tensors as safetensors first"),
+    **dict.fromkeys(TRAINING, "the state of a training, without weights; look for the weights in another folder"),
 }
 """Pattern of the name of a file of weights -> what it is, and what to do; the first pattern with a file counts."""
 WRAPPER = re.compile(
@@ -32,7 +46,8 @@ def describe_other_weights(folder: Path) -> str:
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
         return ""
     for pattern, advice in FORMATS.items():
-        names = sorted(file.name for file in folder.glob(pattern))
+        found = folder.glob(pattern)
+        names = sorted(file.name for file in found if pattern in TRAINING or not any(map(file.match, TRAINING)))
         if names:
             return f"only {', '.join(names[:2])}{', …' if len(names) > 2 else ''}, {advice}"
     return ""

@@ -190,10 +190,23 @@ def test_weights_of_other_format_are_named(bert: Path) -> None:
         ("consolidated.safetensors", "with the names of another library; export the files for transformers"),
         ("model.fp16.safetensors", "under another name; rename it to model.safetensors"),
         ("model-00001-of-00002.safetensors", "parts without their index; add model.safetensors.index.json"),
+        ("openvino_model.bin", "weights of OpenVINO"),
+        ("training_args.bin", "the state of a training, without weights"),
+        ("optimizer.safetensors", "the state of a training"),
+        ("scheduler.pt", "the state of a training"),
+        ("rng_state_0.pth", "the state of a training"),
+        ("random_states_0.pkl", "the state of a training"),
+        ("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "the state of a training"),
     ):
         before = before.rename(bert / name)
         message = f"model.safetensors.index.json, only {name}, {advice}"
         assert message in rejection(CheckpointError, read_frontend, bert)
+
+
+def test_weights_count_before_files_of_their_training(bert: Path) -> None:
+    (bert / "model.safetensors").rename(bert / "weights.bin")
+    (bert / "training_args.bin").touch()
+    assert "index.json, only weights.bin, a pickle" in rejection(CheckpointError, read_frontend, bert)
 
 
 def test_wrapper_in_name_of_token_table_is_named(bert: Path) -> None:
