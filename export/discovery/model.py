@@ -67,8 +67,9 @@ class BlocklessModel:
         self.inputs = inspect.signature(self.part.forward).parameters
         if "input_ids" not in self.inputs:
             raise DiscoveryError(
-                f"{type(self.part).__name__} of {library_version()} takes no input_ids: discovery finds front-ends of "
-                "token ids alone; a model of images or sound needs a row of the stem table"
+                f"{type(self.part).__name__} of {library_version()} takes no input_ids",
+                "discovery finds front-ends of token ids alone; "
+                "a model of images or sound needs a row of the stem table",
             )
         self.keys, self._unmatched = match_keys(self.model, keys)
         """Name of a parameter or buffer in the model -> its name in the checkpoint."""

@@ -73,5 +73,4 @@ def refuse_ngrams(document: Mapping[str, Any]) -> None:
 def explain(name: str, error: DiscoveryError) -> DiscoveryError:
     """Return `error` with the reason of the model type `name`, if it is known."""
     reason = REASONS.get(name)
-    cause = str(error).partition(": discovery finds")[0]  # without advice for other types
-    return error if reason is None else DiscoveryError(f"{name!r} is not supported: {reason} ({cause})")
+    return error if reason is None else DiscoveryError(f"{name!r} is not supported: {reason} ({error.cause})")

@@ -15,6 +15,7 @@ from preblock.cli import app
 from preblock.export.discovery.discovery import Discovery, discover, files_discovered
 from preblock.export.discovery.errors import DiscoveryError
 from preblock.export.discovery.library import library_version
+from preblock.export.discovery.refusals import explain
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.verification import verify
@@ -194,6 +195,13 @@ def test_type_of_sound_is_refused_with_reason(name: str, message: str, tmp_path:
     with pytest.raises(ExportError, match=message) as error:
         export(str(tmp_path), "m", tmp_path, side=side or None)
     assert "stem table" not in str(error.value)
+
+
+def test_advice_of_error_is_data_apart_from_its_cause() -> None:
+    error = DiscoveryError("it takes: discovery finds nothing", "ask")
+    assert str(error) == "it takes: discovery finds nothing: ask"
+    assert str(explain("bark", error)).endswith("token ids alone (it takes: discovery finds nothing)")
+    assert explain("helium", error) is error
 
 
 def test_prefix_of_discovered_table_is_named(tmp_path: Path) -> None:
