@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from preblock.service.server.coroutines import run_eagerly
 from preblock.service.server.descriptor_reserve import DescriptorReserve, WaitingConnection
+from preblock.service.server.tls_transport import TlsTransport
 
 LOG = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class TlsHandshake(WaitingConnection):
             return
         protocol = self._protocol()
         secure.set_protocol(protocol)
-        protocol.connection_made(secure)
+        protocol.connection_made(TlsTransport(self._transport, secure))
         if self._input:
             protocol.data_received(self._input)
 

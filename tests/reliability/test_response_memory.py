@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import trustme
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
@@ -67,9 +69,12 @@ BIAS = http_request("/models/t5/bias", b'{"query_length": 2000, "key_length": 20
 
 
 @contextmanager
-def serve_warm(repository: Path) -> Iterator[Server]:
+def serve_warm(repository: Path, *options: str, tls: ssl.SSLContext | bool = True) -> Iterator[Server]:
     """Serve after a first request, whose memory stays."""
-    with serve(repository, "--log-level", "warning") as running, httpx.Client(base_url=running.address) as http:
+    with (
+        serve(repository, "--log-level", "warning", *options) as running,
+        httpx.Client(base_url=running.address, verify=tls) as http,
+    ):
         assert http.get("/readyz").status_code == 200
         yield running
 
@@ -87,11 +92,11 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def check_memory(server: Server, stack: ExitStack, before: int) -> None:
+def check_memory(server: Server, stack: ExitStack, before: int, tls: ssl.SSLContext | bool = True) -> None:
     """Check memory and liveness while clients do not read, and after they have left."""
     pid, end = server.pid, time.monotonic() + HELD_SECONDS
     slowest = 0.0
-    with httpx.Client(base_url=server.address, timeout=30) as http:
+    with httpx.Client(base_url=server.address, timeout=30, verify=tls) as http:
         while time.monotonic() < end:
             began, worked = time.perf_counter(), cpu_seconds(pid)
             assert http.get("/livez").status_code == 200
@@ -115,6 +120,26 @@ def leave_unread(server: Server, count: int, request: bytes) -> None:
 @pytest.mark.parametrize("name", REQUESTS)
 def test_unread_large_responses_have_bounded_memory(response_server: Server, name: str) -> None:
     leave_unread(response_server, *REQUESTS[name])
+
+
+@pytest.mark.parametrize("name", ["tokens", "socket"])
+def test_unread_responses_over_tls_have_bounded_memory(repository: Path, tmp_path: Path, name: str) -> None:
+    """The TLS of the event loop accepts any bytes, and reports no waiting ones."""
+    authority, context, file = trustme.CA(), ssl.create_default_context(), str(tmp_path / "both.pem")
+    options = "--tls-cert-file", file, "--tls-key", file
+    authority.configure_trust(context)
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
+    count, request = REQUESTS[name]
+    with (
+        serve_warm(repository, *options, tls=context) as server,
+        ExitStack() as stack,
+    ):
+        before = status_bytes(server.process.pid, "VmRSS")
+        for _ in range(count):
+            plain = stack.enter_context(dial(server.address))
+            stream = stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+            stream.sendall(request)
+        check_memory(server, stack, before, context)
 
 
 def test_unread_biases_have_bounded_memory(tmp_path: Path) -> None:
