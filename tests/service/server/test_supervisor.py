@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+from contextlib import ExitStack
 
 from preblock.service.server.supervisor import ParentPipe, Worker, start_forkserver
 from preblock.service.server.uvicorn_adapter import Config, Server
@@ -27,10 +28,17 @@ def open_models(parent: ParentPipe) -> None:
     Server(Config(create, factory=True), 1).run(sockets=[])
 
 
+def run_event_loop(parent: ParentPipe) -> None:
+    async def serve() -> None:
+        parent.report_serving()
+        await asyncio.sleep(2 * SECONDS)
+
+    asyncio.run(serve())
+
+
 def block_event_loop(parent: ParentPipe) -> None:
     async def serve() -> None:
         parent.report_serving()
-        await asyncio.sleep(2 * TIMEOUT_SECONDS)
         time.sleep(2 * SECONDS)
 
     asyncio.run(serve())
@@ -57,27 +65,25 @@ def test_worker_stopped_while_it_opens_models_terminates() -> None:
     assert worker.process.exitcode == -signal.SIGKILL
 
 
-def test_blocked_event_loop_makes_worker_unhealthy() -> None:
-    start_forkserver(["preblock.service.server.preload"])
-    worker = Worker(block_event_loop, TIMEOUT_SECONDS)
-    try:
-        wait_until(lambda: worker.is_healthy() and worker.serving_since is not None)
-        since = worker.serving_since or 0.0
-        wait_until(lambda: not worker.is_healthy())
-        assert time.monotonic() - since > 2 * TIMEOUT_SECONDS
-        assert worker.failure == "it has not answered a check for 1 s"
-    finally:
-        worker.kill()
-
-
-def test_long_start_leaves_worker_healthy() -> None:
-    start_forkserver(["preblock.service.server.preload"])
-    worker = Worker(sleep, TIMEOUT_SECONDS)
-    try:
-        began = time.monotonic()
-        while time.monotonic() - began < 3 * TIMEOUT_SECONDS:
-            assert worker.is_healthy()
+def only_blocked_worker_is_unhealthy() -> bool:
+    """Check a worker that starts, one whose event loop runs, and one whose event loop is blocked."""
+    with ExitStack() as stack:
+        starting, running, blocked = (
+            Worker(serve, TIMEOUT_SECONDS) for serve in (sleep, run_event_loop, block_event_loop)
+        )
+        for worker in (starting, running, blocked):
+            stack.callback(worker.kill)
+        wait_until(lambda: not running.is_healthy() or running.serving_since is not None)
+        wait_until(lambda: not blocked.is_healthy())
+        assert blocked.failure == "it has not answered a check for 1 s"
+        end = time.monotonic() + 2 * TIMEOUT_SECONDS
+        while starting.is_healthy() and running.is_healthy() and time.monotonic() < end:
             time.sleep(0.05)
-        assert worker.serving_since is None
-    finally:
-        worker.kill()
+        assert starting.serving_since is None
+        return not starting.failure and not running.failure and blocked.serving_since is not None
+
+
+def test_only_blocked_event_loop_makes_worker_unhealthy() -> None:
+    """On a busy machine the answers of all may be late, which proves nothing."""
+    start_forkserver(["preblock.service.server.preload"])
+    assert any(only_blocked_worker_is_unhealthy() for _ in range(5))
