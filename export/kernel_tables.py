@@ -49,7 +49,7 @@ def find_tokens(graph: GraphProto, lookup: NodeProto) -> KernelTokens | None:
         return None
     gather, *scaling, add = nodes
     table, vectors, scale = tensors.get(gather.input[0]), gather.output[0], 1.0
-    if table is None or gather.input[1] != "input_ids" or any(entry.i for entry in gather.attribute):
+    if table is None or gather.input[1] != "input_ids" or not _gathers_rows(gather):
         return None
     for node in scaling:
         factor = next((tensors[name] for name in node.input if name in tensors), None)
@@ -84,13 +84,18 @@ def _find_position_lookup(graph: GraphProto) -> NodeProto | None:
         if placed.isdisjoint(node.input):
             if node.op_type != "Shape" and not values.isdisjoint(node.input):
                 values.update(node.output)
-        elif node.op_type == "Gather" and node.input[0] in tables and lookup is None:
+        elif _gathers_rows(node) and node.input[0] in tables and lookup is None:
             lookup = node
         elif values.isdisjoint(node.input):
             placed.update(node.output)
         else:
             return None
     return lookup
+
+
+def _gathers_rows(node: NodeProto) -> bool:
+    """Return whether `node` is a Gather along the first axis."""
+    return node.op_type == "Gather" and not any(entry.i for entry in node.attribute)
 
 
 def _find_first_row(model: ModelProto, lookup: NodeProto, folder: Path, max_len: int) -> int | None:

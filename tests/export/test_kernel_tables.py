@@ -12,9 +12,13 @@ from onnx.helper import make_graph, make_node, make_tensor, make_tensor_value_in
 from torch import Tensor, nn
 
 from preblock.export import export_module
+from preblock.export.errors import ExportError
 from preblock.export.exporter import export
 from preblock.export.kernel_tables import find_tokens
+from preblock.export.verification import verify
+from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import KernelTokens, Manifest
+from preblock.service.artifacts.names import MANIFEST
 from tests.families.library_models import save
 
 Places = make_node("Gather", ["places", "offset"], ["positions"])
@@ -121,3 +125,6 @@ def test_families_with_sum_of_two_rows_have_kernel(tmp_path: Path, name: str) ->
         narrow = export(str(tmp_path / family), "narrow", tmp_path / "models", dtype="float16")
         assert isinstance(narrow.manifest, Manifest)
         assert narrow.manifest.kernel is None
+        write(exported.manifest.model_copy(update={"kernel": None}), exported.folder / MANIFEST)
+        with pytest.raises(ExportError, match=r"manifest\.json: kernel is None, but the artifact has"):
+            verify(exported.folder)
