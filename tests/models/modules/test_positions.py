@@ -88,7 +88,7 @@ def test_invalid_offset_or_position_ids_are_rejected(kind: type[Module]) -> None
     cases: list[tuple[dict[str, Any], str]] = [
         ({"offset": -1}, "offset: got -1, expected 0 or more"),
         ({"offset": torch.tensor([2, -1])}, "offset: got -1, expected 0 or more"),
-        *(({"offset": zeros(*shape)}, "offset: got shape") for shape in ((3,), (2, 2), (2, 1, 1))),
+        *(({"offset": zeros(*shape)}, "offset: got shape") for shape in ((3,), (2, 1), (2, 2), (2, 1, 1))),
         ({"position_ids": torch.tensor([[1, -2, 0, 0]])}, "position_ids: got -2, expected 0 or more"),
         *(
             ({"position_ids": zeros(*shape)}, f"position_ids: got shape {shape}, expected (1, 4) or (2, 4)")
