@@ -148,6 +148,13 @@ def test_from_tensors_with_wrong_tensors_is_rejected() -> None:
 def test_invalid_call_of_front_end_is_rejected() -> None:
     message = "token_type_ids: the front-end 'gpt2' has no such index, expected none"
     assert message in rejection(ValueError, GPT2Embeddings(V, D, M), IDS, token_type_ids=SEGMENTS)
+    for index, got in (
+        (SEGMENTS, "got 2, expected 0 to 1"),
+        (-SEGMENTS, "got -2, expected 0 to 1"),
+        (SEGMENTS[:, :4], "got shape (2, 4), expected (1, 5) or (2, 5)"),
+    ):
+        found = rejection(ValueError, BertEmbeddings(V, D, M), IDS, token_type_ids=index)
+        assert found == f"token_type_ids: {got}"
     message = "length 5 + offset 8 = 13 exceeds the maximum length 12"
     for build in (BertEmbeddings, GPT2Embeddings):
         assert message in rejection(ValueError, build(V, D, M), IDS, 8)
