@@ -9,13 +9,17 @@ from safetensors.torch import save_file
 from transformers import BertConfig, BertModel
 
 from tests.support.exports import translations  # noqa: F401
+from tests.support.shared import Shared
 from tests.support.tokenizers import write_tokenizer
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_checkpoint(shared: Shared) -> Path:
     """The folder of a random BERT: V 40, D 8, M 20, S 2."""
-    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    return shared.make("tiny checkpoint", lambda root: save_tiny(root / "tiny")) / "tiny"
+
+
+def save_tiny(folder: Path) -> None:
     torch.manual_seed(1)
     config = BertConfig(
         vocab_size=40,
@@ -29,14 +33,15 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tokenizer(folder / "tokenizer.json")
     text = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").write_bytes(text.replace("\n", "\r\n").encode())  # no artifact rewrites it
-    return folder
 
 
 @pytest.fixture(scope="session")
-def large_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large_checkpoint(shared: Shared) -> Path:
     """The folder of a GPT-2 with a table of 80 MB, and 20 MB as int8: several chunks to write and to round."""
-    folder = tmp_path_factory.mktemp("checkpoint")
+    return shared.make("large checkpoint", save_large)
+
+
+def save_large(folder: Path) -> None:
     config = {"model_type": "gpt2", "vocab_size": 2**15, "n_embd": 610, "n_positions": 8}
     (folder / "config.json").write_text(json.dumps(config))
     save_file({"wte.weight": torch.ones(2**15, 610), "wpe.weight": torch.ones(8, 610)}, folder / "model.safetensors")
-    return folder

@@ -13,14 +13,18 @@ from preblock.export.source import LoadedSource
 from preblock.models.modules.stems import PatchConfig, PatchStem
 from preblock.service.artifacts.manifest import Source
 from tests.families.bias_models import save
+from tests.support.shared import Shared
 
 
 @pytest.fixture(scope="module")
-def exported(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[ExportResult]:
+def exported(tiny_checkpoint: Path, shared: Shared) -> list[ExportResult]:
     """A BERT with segments and a T5 with a bias."""
-    root = tmp_path_factory.mktemp("labelled")
-    save("t5/decoder", root / "t5")
-    return [export(str(tiny_checkpoint), "bert", root), export(str(root / "t5"), "t5", root, side="decoder")]
+
+    def fill(root: Path) -> list[ExportResult]:
+        save("t5/decoder", root / "t5")
+        return [export(str(tiny_checkpoint), "bert", root), export(str(root / "t5"), "t5", root, side="decoder")]
+
+    return shared.build("described", fill)
 
 
 def test_graphs_have_producer_and_description(exported: list[ExportResult]) -> None:

@@ -15,6 +15,7 @@ from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, Transform
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.initialisers import seeded_
 from tests.clients.client_matrix import check_standard
+from tests.support.shared import Shared
 
 V, D, M = 23, 8, 10
 FRONTENDS = {
@@ -28,14 +29,19 @@ KINDS = pytest.mark.parametrize("kind", FRONTENDS)
 
 
 @pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def graphs(shared: Shared) -> dict[str, Path]:
     """The folder of each front-end's graph."""
-    folders = {}
-    for seed, (kind, frontend) in enumerate(FRONTENDS.items()):
+    for seed, frontend in enumerate(FRONTENDS.values()):
         seeded_(frontend.eval(), seed)
-        folders[kind] = tmp_path_factory.mktemp("graph")
-        export_graph(frontend, folders[kind])
-    return folders
+
+    def fill(root: Path) -> dict[str, Path]:
+        folders = {kind: root / kind for kind in FRONTENDS}
+        for kind, folder in folders.items():
+            folder.mkdir()
+            export_graph(FRONTENDS[kind], folder)
+        return folders
+
+    return shared.build("graphs", fill)
 
 
 def feeds(frontend: FrontEnd, batch: int, length: int, offset: list[int]) -> dict[str, NDArray[np.int64]]:

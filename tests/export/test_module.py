@@ -25,6 +25,7 @@ from preblock.service.runtime.repository import Repository
 from tests.clients.client_matrix import check_standard
 from tests.data.make_artifacts import build_frontend
 from tests.support.engines import ask_engine, open_engine
+from tests.support.shared import Shared
 
 V, D, M = 13, 6, 9
 LONG = 512
@@ -82,8 +83,8 @@ def mine() -> Mine:
 
 
 @pytest.fixture(scope="module")
-def exported(mine: Mine, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export_module(mine, "mine", tmp_path_factory.mktemp("repository"), vocab_size=V, max_len=M)
+def exported(mine: Mine, shared: Shared) -> ExportResult:
+    return shared.build("mine", lambda root: export_module(mine, "mine", root, vocab_size=V, max_len=M))
 
 
 def test_module_parity_covers_batch_length_and_offset(exported: ExportResult) -> None:

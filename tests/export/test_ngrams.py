@@ -25,16 +25,17 @@ from preblock.service.runtime.ngram_ids import NgramIds, open_ngram_ids
 from preblock.service.runtime.session import Session
 from tests.export.qwen4 import END, LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
 from tests.families.tiny_models import small_config
+from tests.support.shared import Shared
 
 
 @pytest.fixture(scope="module")
-def ngram_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen4(tmp_path_factory.mktemp("qwen4"))
+def ngram_checkpoint(shared: Shared) -> Path:
+    return shared.build("ngrams checkpoint", save_qwen4)
 
 
 @pytest.fixture(scope="module")
-def exported(ngram_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(str(ngram_checkpoint), "m", tmp_path_factory.mktemp("repository"))
+def exported(ngram_checkpoint: Path, shared: Shared) -> ExportResult:
+    return shared.build("ngrams", lambda root: export(str(ngram_checkpoint), "m", root))
 
 
 def test_module_has_the_rows_of_transformers(ngram_checkpoint: Path) -> None:

@@ -28,20 +28,24 @@ from preblock.service.artifacts.parity import ParityCase
 from preblock.service.core.types import Int64
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.session import Session
+from tests.support.shared import Shared
 
 M = 20
 BERT, GPT2, TRANSFORMER = BertEmbeddings(30, 8, M), GPT2Embeddings(30, 8, M), TransformerEmbedding(30, 8, M)
 
 
 @pytest.fixture(scope="module")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def artifacts(shared: Shared) -> dict[str, Path]:
     """The artifact of each front-end."""
-    root, folders = tmp_path_factory.mktemp("repository"), {}
-    for seed, frontend in enumerate((BERT, GPT2, TRANSFORMER)):
+    frontends = {frontend.config.family: frontend for frontend in (BERT, GPT2, TRANSFORMER)}
+    for seed, frontend in enumerate(frontends.values()):
         seeded_(frontend, seed)
-        name = frontend.config.family
-        folders[name] = export_loaded(LoadedSource(frontend, Source(kind="module")), name, root).folder
-    return folders
+
+    def fill(root: Path) -> dict[str, Path]:
+        sources = {name: LoadedSource(frontend, Source(kind="module")) for name, frontend in frontends.items()}
+        return {name: export_loaded(source, name, root).folder for name, source in sources.items()}
+
+    return shared.build("proven", fill)
 
 
 class RecordingSession(Session):

@@ -27,6 +27,7 @@ from tests.cli.command_line import failing, run
 from tests.families.library_models import TransformersModel, save
 from tests.families.tiny_models import small_config
 from tests.support.servers import serve
+from tests.support.shared import Shared
 
 VOCABULARY, LAYERS, WIDTH = 99, 2, 16
 NAMES = {"per_layer_token_inputs": "layer.tokens.onnx", "per_layer_inputs": "layer.inputs.onnx"}
@@ -52,13 +53,13 @@ def small_gemma(folder: Path, **changed: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def layered_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return small_gemma(tmp_path_factory.mktemp("gemma4"))
+def layered_checkpoint(shared: Shared) -> str:
+    return shared.build("layered checkpoint", small_gemma)
 
 
 @pytest.fixture(scope="module")
-def exported(layered_checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(layered_checkpoint, "m", tmp_path_factory.mktemp("repository"))
+def exported(layered_checkpoint: str, shared: Shared) -> ExportResult:
+    return shared.build("layered", lambda root: export(layered_checkpoint, "m", root))
 
 
 @pytest.fixture(scope="module")

@@ -32,18 +32,19 @@ from tests.export.qwen4 import (
     run_transformers,
     save_qwen4,
 )
+from tests.support.shared import Shared
 
 FILE = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def reference_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_qwen4(tmp_path_factory.mktemp("qwen4"))
+def reference_checkpoint(shared: Shared) -> Path:
+    return shared.build("referenced checkpoint", save_qwen4)
 
 
 @pytest.fixture(scope="module")
-def exported(reference_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(str(reference_checkpoint), "m", tmp_path_factory.mktemp("repository"), reference=True)
+def exported(reference_checkpoint: Path, shared: Shared) -> ExportResult:
+    return shared.build("referenced", lambda root: export(str(reference_checkpoint), "m", root, reference=True))
 
 
 def manifest_of(result: ExportResult) -> Manifest:

@@ -24,6 +24,7 @@ from preblock.service.artifacts.manifest import Manifest, Rotary
 from preblock.service.artifacts.names import EMBEDDINGS_GRAPH, GRAPH
 from preblock.service.core.types import Int64
 from preblock.service.runtime.session import Session
+from tests.support.shared import Shared
 
 V, D, R = 40, 16, 8
 FAR = 131072
@@ -46,10 +47,9 @@ def checkpoint(folder: Path, **rope: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artifact(shared: Shared) -> Path:
     """The artifact of a tiny llama."""
-    root = tmp_path_factory.mktemp("rotary")
-    return export(checkpoint(root / "llama"), "llama", root).folder
+    return shared.build("rotary", lambda root: export(checkpoint(root / "source"), "llama", root).folder)
 
 
 def feeds(batch: int, length: int, *offset: int) -> dict[str, Int64]:

@@ -27,6 +27,7 @@ from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import EMBEDDINGS_GRAPH, GRAPH
 from preblock.service.runtime.session import Session
 from tests.support.servers import serve
+from tests.support.shared import Shared
 
 HEADS, WIDTH, LENGTH, OFFSET = 2, 16, 7, 300
 R = WIDTH // HEADS
@@ -43,29 +44,25 @@ CONFIG = transformers.LlamaConfig(
 
 
 @pytest.fixture(scope="module")
-def rotary_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    transformers.LlamaModel(CONFIG).save_pretrained(folder)
-    return str(folder)
+def rotary_checkpoint(shared: Shared) -> str:
+    return str(shared.make("forms checkpoint", transformers.LlamaModel(CONFIG).save_pretrained))
 
 
 @pytest.fixture(scope="module")
-def half(rotary_checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(rotary_checkpoint, "m", tmp_path_factory.mktemp("half"), rotary_layout="half")
+def half(rotary_checkpoint: str, shared: Shared) -> ExportResult:
+    return shared.build("half", lambda root: export(rotary_checkpoint, "m", root, rotary_layout="half"))
 
 
 @pytest.fixture(scope="module")
-def fused(rotary_checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(rotary_checkpoint, "m", tmp_path_factory.mktemp("fused"), rotary_layout="fused")
+def fused(rotary_checkpoint: str, shared: Shared) -> ExportResult:
+    return shared.build("fused", lambda root: export(rotary_checkpoint, "m", root, rotary_layout="fused"))
 
 
 @pytest.fixture(scope="module", params=["full", "half", "fused"])
-def narrow(
-    rotary_checkpoint: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> ExportResult:
+def narrow(rotary_checkpoint: str, shared: Shared, request: pytest.FixtureRequest) -> ExportResult:
     """An artifact with float16 outputs in each form."""
-    folder = tmp_path_factory.mktemp("narrow")
-    return export(rotary_checkpoint, "m", folder, rotary_layout=request.param, rotary_dtype="float16")
+    options: dict[str, Any] = {"rotary_layout": request.param, "rotary_dtype": "float16"}
+    return shared.build(f"narrow {request.param}", lambda root: export(rotary_checkpoint, "m", root, **options))
 
 
 def expected() -> tuple[torch.Tensor, torch.Tensor]:

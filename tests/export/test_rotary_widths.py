@@ -22,6 +22,7 @@ from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import GRAPH
 from tests.support.servers import serve
+from tests.support.shared import Shared
 
 WIDTHS = {"full_attention": 32, "sliding_attention": 8}
 MAX_LEN, OFFSET, LENGTH = 4000, 3100, 900
@@ -45,18 +46,15 @@ FORMS: tuple[Literal["full", "half", "fused"], ...] = ("full", "half", "fused")
 
 
 @pytest.fixture(scope="module")
-def rotary_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("checkpoint")
+def rotary_checkpoint(shared: Shared) -> str:
     torch.manual_seed(0)
-    Gemma4TextModel(CONFIG).save_pretrained(folder)
-    return str(folder)
+    return str(shared.make("widths checkpoint", Gemma4TextModel(CONFIG).save_pretrained))
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def exported(
-    rotary_checkpoint: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> ExportResult:
-    return export(rotary_checkpoint, "m", tmp_path_factory.mktemp("repository"), rotary_layout=request.param)
+def exported(rotary_checkpoint: str, shared: Shared, request: pytest.FixtureRequest) -> ExportResult:
+    form = request.param
+    return shared.build(f"widths {form}", lambda root: export(rotary_checkpoint, "m", root, rotary_layout=form))
 
 
 def library(positions: Tensor, form: str, dtype: torch.dtype = torch.float32) -> dict[str, NDArray[Any]]:

@@ -30,38 +30,30 @@ from tests.support import commands
 from tests.support.paths import ROOT
 from tests.support.processes import status_bytes
 from tests.support.servers import serve
+from tests.support.shared import Shared
 
 PEFT = ROOT / "tests" / "data" / "peft"
 WIDTH = 32
 
 
 @pytest.fixture(scope="module")
-def prompt_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompt_checkpoint(shared: Shared) -> Path:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"n_embd": WIDTH, "n_layer": 1, "n_head": 4, "n_positions": 64}
     model: Any = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=97, bos_token_id=1, eos_token_id=1, **sizes)
     )
-    folder = tmp_path_factory.mktemp("gpt2")
-    model.save_pretrained(folder)
-    return folder
+    return shared.make("prompted checkpoint", model.save_pretrained)
 
 
 @pytest.fixture(scope="module")
-def prompt_repository(prompt_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("repository")
-    options = [
-        "--name",
-        "gpt2",
-        "--repository",
-        root,
-        "--soft-prompt",
-        f"polite={PEFT}",
-        "--soft-prompt",
-        f"again={PEFT}",
-    ]
-    commands.run(commands.preblock, "export", prompt_checkpoint, *options)
-    return root
+def prompt_repository(prompt_checkpoint: Path, shared: Shared) -> Path:
+    prompts = "--soft-prompt", f"polite={PEFT}", "--soft-prompt", f"again={PEFT}"
+
+    def fill(root: Path) -> None:
+        commands.run(commands.preblock, "export", prompt_checkpoint, "--name", "gpt2", "--repository", root, *prompts)
+
+    return shared.make("prompted", fill)
 
 
 @pytest.fixture

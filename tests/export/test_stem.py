@@ -16,6 +16,7 @@ from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, P
 from preblock.service.artifacts.parity import ParityCase
 from preblock.service.runtime.session import Session
 from tests.clients.client_matrix import check_standard
+from tests.support.shared import Shared
 
 D = 8
 
@@ -45,12 +46,16 @@ KINDS = pytest.mark.parametrize("kind", STEMS)
 
 
 @pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def graphs(shared: Shared) -> dict[str, Path]:
     """The folder of each stem's graph."""
-    folders = {kind: tmp_path_factory.mktemp("graph") for kind in STEMS}
-    for kind, folder in folders.items():
-        export_stem(STEMS[kind], folder)
-    return folders
+
+    def fill(root: Path) -> dict[str, Path]:
+        for kind, stem in STEMS.items():
+            (root / kind).mkdir()
+            export_stem(stem, root / kind)
+        return {kind: root / kind for kind in STEMS}
+
+    return shared.build("stem graphs", fill)
 
 
 def arguments(case: ParityCase) -> tuple[int, ...]:

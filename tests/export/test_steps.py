@@ -1,6 +1,7 @@
 """Every way of composing, exported for real, in a bare onnxruntime, against the position modules themselves."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
 from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.runtime.providers import CPU
 from tests.clients.client_matrix import check_standard
+from tests.support.shared import Shared
 
 V, D, M, H, W = 23, 8, 4, 3, 5
 # Not in alphabetical order, and named like nodes of a graph: neither may change an input.
@@ -57,15 +59,18 @@ EVERY = pytest.mark.parametrize("kind", FRONTENDS)
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ExportResult]:
+def exported(shared: Shared) -> dict[str, ExportResult]:
     """Export every front-end; the exporter proves each over its grid."""
-    root = tmp_path_factory.mktemp("repository")
     for seed, frontend in enumerate(FRONTENDS.values()):
         seeded_(frontend.eval(), seed)
-    return {
-        kind: export_loaded(LoadedSource(frontend, Source(kind="module")), kind.replace(" ", "-"), root)
-        for kind, frontend in FRONTENDS.items()
-    }
+
+    def fill(root: Path) -> dict[str, ExportResult]:
+        return {
+            kind: export_loaded(LoadedSource(frontend, Source(kind="module")), kind.replace(" ", "-"), root)
+            for kind, frontend in FRONTENDS.items()
+        }
+
+    return shared.build("steps", fill)
 
 
 def run(exported: ExportResult, ids: Tensor, offset: list[int], **indices: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from tests.support.servers import Server, address_in, asgi_command, is_ready, se
 from tests.support.waiting import wait_until
 
 Value = TypeVar("Value")
-_LIFELINE = "lifeline"
+_LIFELINE, _MADE = "lifeline", ".made"
 # Run a command in the background, and end it with standard input: with the run, whatever ends that.
 _KEEPER = """
 folder=$1; shift; exec 3<&0 0</dev/null
@@ -34,16 +34,14 @@ class Shared:
 
     def value(self, name: str, compute: Callable[[], Value]) -> Value:
         """Return the value that the first caller with this name computed; it can be pickled."""
-        file = self._path(name, ".pickle")
-        with self._lock(name):
-            if not file.exists():
-                value = compute()
-                draft = file.with_suffix(".draft")
-                draft.write_bytes(pickle.dumps(value))
-                draft.rename(file)
-                return value
-            found: Value = pickle.loads(file.read_bytes())
-            return found
+        return self._once(name, _recipe(compute), compute)
+
+    def build(self, name: str, fill: Callable[[Path], Value]) -> Value:
+        """Return the value that the first caller with this name returned, such as an export into a new folder.
+
+        Tests read the folder, or copy it.
+        """
+        return self._once(name, _recipe(fill), lambda: fill(self._empty(name)))
 
     def make(self, name: str, fill: Callable[[Path], object]) -> Path:
         """Return the folder that the first caller with this name filled. Tests read it, or copy it."""
@@ -53,22 +51,35 @@ class Shared:
             fill(folder)
             return folder
 
-        return self.value(name, compute)
+        return self._once(name, _recipe(fill), compute)
+
+    def _once(self, name: str, recipe: str, compute: Callable[[], Value]) -> Value:
+        file = self._path(name, _MADE)
+        with self._lock(name):
+            if not file.exists():
+                draft = file.with_suffix(".draft")
+                draft.write_bytes(pickle.dumps((recipe, compute())))
+                draft.rename(file)
+            found: tuple[str, Value] = pickle.loads(file.read_bytes())
+        assert found[0] == recipe, f"{name}: made by {found[0]} and by {recipe}"
+        return found[1]
 
     def server(self, name: str, repository: Path, *options: str, **environment: str) -> Server:
         """Return `preblock serve` of the first caller with this name. No test changes or exactly counts its state."""
         command, grpc = serve_command(repository, *options)
-        return self.value(f"server {name}", lambda: self._serve(name, command, environment, "", grpc))
+        name = f"server {name}"
+        return self._once(name, str(options), lambda: self._serve(name, command, environment, "", grpc))
 
     def asgi_server(self, name: str, asgi: str, repository: Path, **environment: str) -> Server:
         """Return the server of ASGI_SERVERS of the first caller with this name."""
         command, address = asgi_command(asgi)
         environment["PREBLOCK_REPOSITORY"] = str(repository)
-        return self.value(f"server {name}", lambda: self._serve(name, command, environment, address, ""))
+        name = f"server {name}"
+        return self._once(name, asgi, lambda: self._serve(name, command, environment, address, ""))
 
     def _serve(self, name: str, command: list[str], environment: Mapping[str, str], address: str, grpc: str) -> Server:
         """Start a server that tells its address by its banner, unless `address` is known."""
-        folder = self._empty(f"server {name}")
+        folder = self._empty(name)
         lifeline = os.open(self.folder / _LIFELINE, os.O_RDONLY | os.O_NONBLOCK)  # opens also after the run's end
         os.set_blocking(lifeline, True)
         with (folder / "banner").open("w") as output, (folder / "errors").open("w") as errors:
@@ -120,6 +131,7 @@ def sharing() -> Iterator[tuple[Shared, list[str]]]:
         finally:
             os.close(lifeline)
             faults += [fault for pid in Path(folder).glob("server */pid") if (fault := _fault(pid.parent))]
+            faults += [fault for made in Path(folder).glob(f"*{_MADE}") for fault in _changes(made)]
 
 
 def _fault(folder: Path) -> str:
@@ -133,6 +145,18 @@ def _fault(folder: Path) -> str:
         status = "none within 60 s of SIGTERM"
     written = (folder / "errors").read_text()
     return "" if status == "0" and "Traceback" not in written else f"{folder.name}: status {status}\n{written}"
+
+
+def _recipe(function: Callable[..., object]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _changes(made: Path) -> Iterator[str]:
+    """Yield what tests changed in a folder after it was made."""
+    if not made.name.startswith("server "):
+        for file in made.with_suffix("").rglob("*"):
+            if file.lstat().st_mtime_ns > made.stat().st_mtime_ns:
+                yield f"a test changed {file.relative_to(made.parent)}; it was made for all tests"
 
 
 def _runs(folder: Path) -> bool:

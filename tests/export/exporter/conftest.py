@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from preblock.export.exporter import ExportResult, export
+from tests.support.shared import Shared
 
 
 @pytest.fixture(scope="module")
-def tiny_export(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    return export(str(tiny_checkpoint), "tiny", tmp_path_factory.mktemp("repository"))
+def tiny_export(tiny_checkpoint: Path, shared: Shared) -> ExportResult:
+    return shared.build("tiny export", lambda root: export(str(tiny_checkpoint), "tiny", root))
 
 
 @pytest.fixture

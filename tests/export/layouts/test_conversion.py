@@ -20,16 +20,21 @@ from preblock.export.layouts.triton import write_config
 from preblock.service.core.errors import ArtifactError
 from tests.families.library_models import save
 from tests.support.artifacts import copy_artifact, make_repository
+from tests.support.shared import Shared
 
 IDS = np.array([[5, 3, 29, 3]])
 
 
 @pytest.fixture(scope="module")
-def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Gemma3TextModel]:
+def gemma(shared: Shared) -> tuple[Path, Gemma3TextModel]:
     """An artifact of a random Gemma 3, whose vectors are scaled, and the model."""
-    root = tmp_path_factory.mktemp("gemma")
-    save("gemma3_text", root / "source")
-    return export(str(root / "source"), "gemma", root).folder, AutoModel.from_pretrained(root / "source").eval()
+
+    def fill(root: Path) -> None:
+        save("gemma3_text", root / "source")
+        export(str(root / "source"), "gemma", root)
+
+    root = shared.make("gemma", fill)
+    return root / "gemma/1", AutoModel.from_pretrained(root / "source").eval()
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from preblock.export.layouts.conversion import convert
 from preblock.export.publication import DRAFT
 from tests.export.interruption import end_at, interrupt_at
 from tests.support.artifacts import copy_artifact
+from tests.support.shared import Shared
 
 
 @pytest.fixture(scope="module")
-def large_artifact(large_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large_artifact(large_checkpoint: Path, shared: Shared) -> Path:
     """The folder of an artifact with a table of 80 MB."""
-    return export(str(large_checkpoint), "m", tmp_path_factory.mktemp("repository")).folder
+    return shared.build("large export", lambda root: export(str(large_checkpoint), "m", root).folder)
 
 
 def end_conversion(artifact: Path, output: Path, number: signal.Signals) -> tuple[int, str]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from preblock.export.exporter import export
 from preblock.export.layouts.conversion import convert
 from tests.families.library_models import TransformersModel, save
+from tests.support.shared import Shared
 
 IDS = np.array([[3, 89, 90, 40], [80, 85, 12, 0]])
 """For Gemma 4 these hold an image token and an audio token, 80 and 85; the table of layers of Gemma 3n has 90 rows."""
@@ -22,12 +23,16 @@ LAYERS = {"gemma3n_text": (3, 16), "gemma3n/text": (3, 16), "gemma4/text": (2, 2
 
 
 @pytest.fixture(scope="module", params=LAYERS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Any]:
+def model(request: pytest.FixtureRequest, shared: Shared) -> tuple[str, Path, Any]:
     """A name, an artifact, and the text model of transformers."""
-    root = tmp_path_factory.mktemp("model")
     name: str = request.param
-    save(name, root / "source")
-    folder = export(str(root / "source"), "m", root, side=name.partition("/")[2] or None).folder
+
+    def fill(root: Path) -> None:
+        save(name, root / "source")
+        export(str(root / "source"), "m", root, side=name.partition("/")[2] or None)
+
+    root = shared.make(f"layered {name}", fill)
+    folder = root / "m/1"
     whole = TransformersModel.load(name, root / "source").whole
     return name, folder, whole.language_model if "/" in name else whole
 

@@ -9,25 +9,30 @@ import transformers
 
 from preblock.export.exporter import export
 from tests.export.quantization.rounding import WAYS, Array, D, M, V
+from tests.support.shared import Shared
 
 
 @pytest.fixture(scope="module")
-def quantized_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quantized_source(shared: Shared) -> Path:
     """The folder of a random GPT-2 in float32."""
-    torch.manual_seed(4)
-    config = transformers.GPT2Config(vocab_size=V, n_embd=D, n_positions=M, n_layer=1, n_head=2)
-    folder = tmp_path_factory.mktemp("checkpoint") / "gpt2"
-    transformers.GPT2Model(config).save_pretrained(folder)
-    return folder
+
+    def save(root: Path) -> None:
+        torch.manual_seed(4)
+        config = transformers.GPT2Config(vocab_size=V, n_embd=D, n_positions=M, n_layer=1, n_head=2)
+        transformers.GPT2Model(config).save_pretrained(root / "gpt2")
+
+    return shared.make("quantized checkpoint", save) / "gpt2"
 
 
 @pytest.fixture(scope="module")
-def quantized_repository(quantized_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quantized_repository(quantized_source: Path, shared: Shared) -> Path:
     """The same GPT-2, stored in every format."""
-    root = tmp_path_factory.mktemp("repository")
-    for way, options in WAYS.items():
-        export(str(quantized_source), way, root, **options)
-    return root
+
+    def fill(root: Path) -> None:
+        for way, options in WAYS.items():
+            export(str(quantized_source), way, root, **options)
+
+    return shared.make("quantized", fill)
 
 
 @pytest.fixture(scope="module")
