@@ -1,6 +1,7 @@
 """Importers of third-party packages, and completeness of the documents. Directions: import-linter."""
 
 import ast
+import subprocess
 import sys
 import tomllib
 from collections import defaultdict
@@ -57,6 +58,20 @@ EXTRAS_OF = {
 }
 # Imports that the client makes only for a caller who has the package.
 OPTIONAL = {("client.results", "torch"), ("client.results", "ml_dtypes")}
+# Tests of code that needs no torch, and a run of pytest that cannot import it.
+WITHOUT_TORCH = (
+    "tests/service",
+    "tests/client",
+    "tests/bench",
+    "tests/cli/test_serve_command.py",
+    "tests/cli/test_help.py",
+)
+COLLECT = """
+import sys
+import pytest
+sys.modules["torch"] = sys.modules["transformers"] = None
+sys.exit(pytest.main(["-n0", "-q", "--collect-only", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
 FILES = sorted(
     file
     for folder in ("models", "export", "service", "preblock")
@@ -161,3 +176,9 @@ def test_fixture_of_several_modules_is_defined_once() -> None:
 
 def decorator_of(node: ast.expr) -> str:
     return ast.unparse(node.func if isinstance(node, ast.Call) else node)
+
+
+def test_tests_of_service_and_client_need_no_torch() -> None:
+    command = [sys.executable, "-c", COLLECT, *WITHOUT_TORCH]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import torch
 
 import preblock
 from preblock.client.errors import RequestError
 from tests.support.artifacts import copy_artifact, read_tables
+from tests.support.late import torch
 from tests.support.servers import Server, serve
 
 IDS = [[3, 0, 10]]

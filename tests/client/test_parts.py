@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from tests.client.conftest import Connect, raises_kind
 from tests.client.flaky_proxy import FlakyProxy
 from tests.support.artifacts import copy_artifact, read_tables
+from tests.support.late import torch
 from tests.support.servers import Server, serve
 
 GIVEN = np.random.default_rng(3).standard_normal((4, 4), np.float32)
@@ -35,13 +35,13 @@ def client(connect: Connect, parts_server: Server) -> Any:
 
 
 @pytest.fixture(scope="module")
-def parts_tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def parts_tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found = read_tables(copy_artifact("gpt", tmp_path_factory.mktemp("tables")))
     return {name: torch.from_numpy(table) for name, table in found.items()}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, "torch", "bfloat16"])
-def test_vectors_stand_between_ids(client: Any, parts_tables: dict[str, torch.Tensor], dtype: Any) -> None:
+def test_vectors_stand_between_ids(client: Any, parts_tables: dict[str, Any], dtype: Any) -> None:
     rounded: Any = GIVEN.astype(np.float16 if dtype == np.float16 else np.float32)
     vectors = torch.from_numpy(rounded) if dtype == "torch" else rounded
     if dtype == np.float64:
@@ -77,7 +77,7 @@ def test_prompt_embeds_mix_ids_and_vectors(client: Any) -> None:
     assert torch.equal(tensor, torch.from_numpy(np.concatenate([tokens, GIVEN])))
 
 
-def test_stream_takes_ids_and_parts_in_turns(client: Any, parts_tables: dict[str, torch.Tensor]) -> None:
+def test_stream_takes_ids_and_parts_in_turns(client: Any, parts_tables: dict[str, Any]) -> None:
     tokens, positions = parts_tables["tokens"], parts_tables["positions"]
     with client.decode("gpt", rows=2, companions=["token_embeddings"]) as stream:
         first = stream.step(parts=[[{"vectors": GIVEN[:2]}, {"input_ids": [1]}], [{"input_ids": [2]}]])

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import preblock
 from preblock.client import errors
@@ -17,6 +16,7 @@ from tests.client.conftest import Connect as Connecting
 from tests.client.conftest import raises_kind, whole
 from tests.client.flaky_proxy import FlakyProxy
 from tests.support.artifacts import copy_artifact
+from tests.support.late import torch
 from tests.support.servers import Server, serve
 
 

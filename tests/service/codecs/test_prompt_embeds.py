@@ -9,7 +9,6 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Consumer, TokenEmbeddings
@@ -18,26 +17,27 @@ from preblock.service.codecs.prompt_embeds import check_prompt_embeds, torch_fil
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import TextRequest
+from tests.support.late import torch
 from tests.support.manifests import tiny_manifest
 
 DTYPES = {
-    "float32": (np.dtype(np.float32), torch.float32),
-    "float16": (np.dtype(np.float16), torch.float16),
-    "bfloat16": (np.dtype(ml_dtypes.bfloat16), torch.bfloat16),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
 
 REQUEST = TextRequest(text=("a",), outputs=("token_embeddings",))
 
 
 def vectors(shape: tuple[int, ...], dtype: str = "float32") -> NDArray[Any]:
-    return np.random.default_rng(0).standard_normal(shape).astype(DTYPES[dtype][0])
+    return np.random.default_rng(0).standard_normal(shape).astype(DTYPES[dtype])
 
 
 def file_of(matrix: NDArray[Any]) -> LazyBytes:
     return torch_file(matrix.shape, matrix.dtype, iter([matrix]))
 
 
-def loaded(text: bytes) -> torch.Tensor:
+def loaded(text: bytes) -> Any:
     content = io.BytesIO(base64.b64decode(text, validate=True))
     tensor = torch.load(content, weights_only=True, map_location="cpu")
     assert isinstance(tensor, torch.Tensor)
@@ -48,7 +48,7 @@ def loaded(text: bytes) -> torch.Tensor:
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (3, 100_000)])
 def test_torch_loads_prompt_file_like_its_own(shape: tuple[int, int], dtype: str) -> None:
     matrix = vectors(shape, dtype)
-    tensor = torch.from_numpy(matrix.view(np.int16 if matrix.itemsize == 2 else np.int32)).view(DTYPES[dtype][1])
+    tensor = torch.from_numpy(matrix.view(np.int16 if matrix.itemsize == 2 else np.int32)).view(getattr(torch, dtype))
     stream = io.BytesIO()
     torch.save(tensor, stream)
     expected = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-import safetensors.torch
-import torch
 from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import join
@@ -17,6 +15,7 @@ from preblock.service.codecs.safetensors import MAX_HEADER_BYTES, read_safetenso
 from preblock.service.core.errors import Malformed
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TokenRows
+from tests.support.late import safetensors_torch, torch
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 IDS: dict[str, NDArray[Any]] = {"input_ids": np.arange(6).reshape(2, 3), "offset": np.array([1, 2], np.int32)}
@@ -42,7 +41,7 @@ def test_library_safetensors_are_read(dtype: str, shape: tuple[int, ...]) -> Non
 
 def test_library_bfloat16_safetensors_are_read() -> None:
     tensor = torch.arange(6).to(torch.bfloat16)
-    found = read_safetensors(safetensors.torch.save({"a": tensor}))["a"]
+    found = read_safetensors(safetensors_torch.save({"a": tensor}))["a"]
     assert found.dtype == ml_dtypes.bfloat16
     assert found.astype(np.float32).tolist() == tensor.tolist()
 
@@ -62,7 +61,7 @@ def test_safetensors_library_reads_the_output() -> None:
     }
     body = join(write_safetensors(tensors, {"model": "m"}))
     assert body == join(write_safetensors(tensors, {"model": "m"}))
-    found = safetensors.torch.load(body)
+    found = safetensors_torch.load(body)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert list(found[name].shape) == list(tensor.shape)

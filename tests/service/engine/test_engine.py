@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.native_json import read_embed
@@ -21,10 +20,9 @@ from preblock.service.engine.planning import plan
 from preblock.service.observability.totals import INFER
 from tests.support.artifacts import copy_artifact
 from tests.support.engines import ask_engine, open_engine
+from tests.support.late import torch
 from tests.support.protocols import Fields
 from tests.support.random_requests import positions_of, random_request
-
-TORCH_TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +120,7 @@ def test_cast_rounds_every_value_like_torch(dtype: str) -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 200_000, np.uint32)
     ties = np.concatenate([bits, bits & 0xFFFF8000 | 0x8000, bits & 0xFFFFE000 | 0x1000])
     vectors = ties.view(np.float32)
-    oracle = torch.tensor(vectors).to(TORCH_TYPES[dtype])
+    oracle = torch.tensor(vectors).to(getattr(torch, dtype))
     fits = torch.isfinite(oracle).numpy()
     found = cast(vectors[fits].reshape(1, -1), dtype)
     assert found.tobytes() == oracle[torch.from_numpy(fits)].view(torch.uint8).numpy().tobytes()

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
 from numpy.typing import NDArray
@@ -16,9 +15,8 @@ from safetensors.numpy import load as read_safetensors
 from safetensors.numpy import save as write_safetensors
 
 import preblock
-from preblock.export.exporter import export
 from preblock.service.artifacts.manifest import Manifest
-from tests.families.library_models import TransformersModel, in_our_form, save
+from tests.support.late import exporter, library_models, torch
 from tests.support.servers import Server, serve
 
 FAMILIES = ("qwen2_vl", "qwen3_5", "glm4v", "ernie4_5_vl_moe")
@@ -31,21 +29,21 @@ ZEROS = [[0] * 5] * 2
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TransformersModel]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("checkpoints")
     for name in FAMILIES:
-        save(f"{name}/text", folder / name)
-    return {name: TransformersModel.load(f"{name}/text", folder / name) for name in FAMILIES}
+        library_models.save(f"{name}/text", folder / name)
+    return {name: library_models.TransformersModel.load(f"{name}/text", folder / name) for name in FAMILIES}
 
 
 @pytest.fixture(scope="module")
-def axes_repository(models: dict[str, TransformersModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def axes_repository(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
     for name, model in models.items():
-        export(model.whole.config._name_or_path, name, folder, side="text")
-    export(models["qwen2_vl"].whole.config._name_or_path, "fused", folder, side="text", rotary_layout="fused")
-    save("llama", folder / "checkpoint")
-    export(str(folder / "checkpoint"), "llama", folder)
+        exporter.export(model.whole.config._name_or_path, name, folder, side="text")
+    exporter.export(models["qwen2_vl"].whole.config._name_or_path, "fused", folder, side="text", rotary_layout="fused")
+    library_models.save("llama", folder / "checkpoint")
+    exporter.export(str(folder / "checkpoint"), "llama", folder)
     return folder
 
 
@@ -55,9 +53,11 @@ def axes_server(axes_repository: Path) -> Iterator[Server]:
         yield running
 
 
-def expected(model: TransformersModel, positions: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
+def expected(model: Any, positions: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
     """Return the cosines and sines (B, L, R) of the library for positions (3, B, L)."""
-    found = in_our_form(model.whole.language_model.rotary_emb(torch.zeros(1), torch.from_numpy(positions)))
+    found = library_models.in_our_form(
+        model.whole.language_model.rotary_emb(torch.zeros(1), torch.from_numpy(positions))
+    )
     return dict(zip(NAMES, (part.numpy() for part in found), strict=True))
 
 
@@ -66,9 +66,7 @@ def post(server: Server, model: str, **fields: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rotary_outputs_equal_transformers(
-    name: str, axes_server: Server, models: dict[str, TransformersModel]
-) -> None:
+def test_rotary_outputs_equal_transformers(name: str, axes_server: Server, models: dict[str, Any]) -> None:
     fields = {"position_ids": POSITIONS.tolist(), "output": [*NAMES, "embeddings"], "encoding": "float", "offset": 2}
     answer = post(axes_server, name, input_ids=IDS.tolist(), **fields).raise_for_status().json()
     for output, wanted in expected(models[name], POSITIONS).items():
@@ -92,7 +90,7 @@ def test_equal_axes_give_the_bits_of_an_offset(axes_server: Server) -> None:
     assert "position_delta" not in wanted
 
 
-def test_ragged_rows_and_other_forms(axes_server: Server, models: dict[str, TransformersModel]) -> None:
+def test_ragged_rows_and_other_forms(axes_server: Server, models: dict[str, Any]) -> None:
     wanted = expected(models["qwen2_vl"], POSITIONS)["rotary_cos"]
     rows = [[row[:size] for row, size in zip(axis, (5, 2), strict=True)] for axis in POSITIONS.tolist()]
     ids = [IDS[0].tolist(), IDS[1, :2].tolist()]
@@ -119,7 +117,7 @@ def test_embeddings_alone_do_not_depend_on_the_axes(axes_server: Server) -> None
     assert answer["position_delta"] == [3 - 5, 6 - 5]
 
 
-def test_python_client_sends_arrays(axes_server: Server, models: dict[str, TransformersModel]) -> None:
+def test_python_client_sends_arrays(axes_server: Server, models: dict[str, Any]) -> None:
     with preblock.connect(axes_server.address) as client:
         answer = client.embed(IDS, model="qwen3_5", position_ids=POSITIONS, output="rotary_sin")
         lists = client.embed(IDS.tolist(), model="qwen3_5", position_ids=POSITIONS.tolist(), output="rotary_sin")
@@ -150,9 +148,7 @@ def test_flat_arrays_have_axes_beside_lengths(axes_server: Server) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_open_inference_protocol_takes_axes(
-    protocol: str, axes_server: Server, models: dict[str, TransformersModel]
-) -> None:
+def test_open_inference_protocol_takes_axes(protocol: str, axes_server: Server, models: dict[str, Any]) -> None:
     library: Any = triton if protocol == "http" else triton_grpc
     address = axes_server.address.removeprefix("http://") if protocol == "http" else axes_server.grpc
     inputs = []

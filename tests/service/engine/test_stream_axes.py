@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
 from numpy.typing import NDArray
@@ -16,8 +15,7 @@ from websockets.sync.client import connect
 
 import preblock
 from preblock.client.errors import RequestError, ServiceError
-from preblock.export.exporter import export
-from tests.families.library_models import TransformersModel, save
+from tests.support.late import exporter, library_models, torch
 from tests.support.servers import Server, serve
 
 IDS = np.arange(3, 12)[None]
@@ -33,10 +31,10 @@ PATH = "/models/qwen2_vl/decode?output=rotary_cos&encoding=float"
 @pytest.fixture(scope="module")
 def axes_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
-    save("qwen2_vl/text", folder / "checkpoint")
-    export(str(folder / "checkpoint"), "qwen2_vl", folder, side="text")
-    save("llama", folder / "other")
-    export(str(folder / "other"), "llama", folder)
+    library_models.save("qwen2_vl/text", folder / "checkpoint")
+    exporter.export(str(folder / "checkpoint"), "qwen2_vl", folder, side="text")
+    library_models.save("llama", folder / "other")
+    exporter.export(str(folder / "other"), "llama", folder)
     return folder
 
 
@@ -49,7 +47,7 @@ def axes_server(axes_repository: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def expected(axes_repository: Path) -> NDArray[np.float32]:
     """The cosines (L, R) of the library."""
-    model = TransformersModel.load("qwen2_vl/text", axes_repository / "checkpoint")
+    model = library_models.TransformersModel.load("qwen2_vl/text", axes_repository / "checkpoint")
     cos, _ = model.whole.language_model.rotary_emb(torch.zeros(1), torch.from_numpy(POSITIONS))
     found: NDArray[np.float32] = cos[0].numpy()
     return found

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from transformers import AutoTokenizer
 
 from preblock.service.artifacts.io import describe
 from preblock.service.core.errors import ArtifactError, Invalid, TooLarge
@@ -21,6 +20,7 @@ from preblock.service.core.types import TextRequest, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.tokenizer import MAX_CHARACTERS_PER_TOKEN, Tokenizer
 from tests.support.engines import ask_engine, open_engine
+from tests.support.late import transformers
 from tests.support.tokenizers import write_tokenizer
 
 TEXTS = [
@@ -41,7 +41,9 @@ def tiny_tokenizer(tmp_path: Path) -> Tokenizer:
 
 @pytest.mark.parametrize("spans", [False, True])
 def test_tokens_equal_transformers_tokenizer(minilm_checkpoint: Path, spans: bool) -> None:
-    oracle: Any = AutoTokenizer.from_pretrained(minilm_checkpoint)(TEXTS, return_offsets_mapping=True, truncation=False)
+    oracle: Any = transformers.AutoTokenizer.from_pretrained(minilm_checkpoint)(
+        TEXTS, return_offsets_mapping=True, truncation=False
+    )
     tokens = tokenizer_of(minilm_checkpoint / "tokenizer.json").encode(TEXTS, 65536, spans, segments=True)
     assert tokens.input_ids.values.tolist() == [value for row in oracle["input_ids"] for value in row]
     assert tokens.input_ids.lengths.tolist() == [len(row) for row in oracle["input_ids"]]

@@ -5,15 +5,14 @@ import io
 from typing import Any
 
 import httpx
-import safetensors.numpy
-import safetensors.torch
-import torch
+
+from tests.support.late import safetensors_torch, torch
 
 JSON, BYTES, NPY = "application/json", "application/octet-stream", "application/x-npy"
 SAFETENSORS = "application/x-safetensors"
 IDS = [[1, 2, 3], [4, 5, 6]]
 RAGGED = [[1, 2, 3], [4], [5, 6]]
-TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+TYPES = "float32", "float16", "bfloat16"
 
 
 def post(client: httpx.Client, model: str, kind: str, body: bytes, accept: str = "*/*", **query: str) -> httpx.Response:
@@ -28,19 +27,20 @@ def ask(client: httpx.Client, model: str, accept: str = JSON, **fields: Any) -> 
     return response
 
 
-def ask_tensors(client: httpx.Client, model: str, **fields: Any) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load(ask(client, model, SAFETENSORS, **fields).content)
+def ask_tensors(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:
+    tensors: dict[str, Any] = safetensors_torch.load(ask(client, model, SAFETENSORS, **fields).content)
+    return tensors
 
 
-def octets(tensor: torch.Tensor) -> bytes:
-    return tensor.view(torch.uint8).numpy().tobytes()
+def octets(tensor: Any) -> bytes:
+    return bytes(tensor.view(torch.uint8).numpy())
 
 
 def refusal(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["detail"]
 
 
-def prompt_of(text: str) -> torch.Tensor:
+def prompt_of(text: str) -> Any:
     """Load a prompt as vLLM does."""
     tensor = torch.load(io.BytesIO(base64.b64decode(text, validate=True)), weights_only=True, map_location="cpu")
     assert isinstance(tensor, torch.Tensor)

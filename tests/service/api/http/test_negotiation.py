@@ -10,7 +10,6 @@ import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
-import safetensors.torch
 
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, Base64Chunks
@@ -29,6 +28,7 @@ from tests.service.api.http.native_requests import (
     prompt_of,
     refusal,
 )
+from tests.support.late import safetensors_torch, torch
 from tests.support.protocols import Clients, native_raw, native_safetensors
 
 
@@ -132,7 +132,7 @@ def test_safetensors_response_equals_raw_bytes(tiny_http: httpx.Client, rows: li
     raw = ask(tiny_http, "gpt", BYTES, input_ids=rows, dtype=dtype, offset=1)
     found = ask_tensors(tiny_http, "gpt", input_ids=rows, dtype=dtype, offset=1)
     assert found.keys() == {"embeddings", "next_offset", "lengths"}
-    assert found["embeddings"].dtype == TYPES[dtype]
+    assert found["embeddings"].dtype == getattr(torch, dtype)
     assert ",".join(map(str, found["embeddings"].shape)) == raw.headers["Preblock-Shape"]
     assert octets(found["embeddings"]) == raw.content
     assert found["lengths"].tolist() == [len(row) for row in rows]
@@ -169,9 +169,9 @@ def test_safetensors_rows_of_text_can_be_sent_back(tiny_http: httpx.Client) -> N
     assert found["truncated"].tolist() == told["truncated"] == [1, 0]
     assert found["input_ids"].tolist() == [token for row in told["input_ids"] for token in row]
     assert found["spans"].tolist() == [span for row in told["spans"] for span in row]
-    body = safetensors.torch.save({name: found[name] for name in ("input_ids", "lengths")})
+    body = safetensors_torch.save({name: found[name] for name in ("input_ids", "lengths")})
     again = post(tiny_http, "bert", SAFETENSORS, body, SAFETENSORS)
-    assert octets(safetensors.torch.load(again.content)["embeddings"]) == octets(found["embeddings"])
+    assert octets(safetensors_torch.load(again.content)["embeddings"]) == octets(found["embeddings"])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_large_responses_are_complete_in_every_format(model_http: httpx.Client) 
         assert int(response.headers["Content-Length"]) == len(response.content)
         assert "Transfer-Encoding" not in response.headers
     assert np.load(io.BytesIO(npy.content)).tobytes() == raw.content
-    assert octets(safetensors.torch.load(tensors.content)["token_embeddings"]) == raw.content
+    assert octets(safetensors_torch.load(tensors.content)["token_embeddings"]) == raw.content
     assert base64.b64decode(encoded.json()["token_embeddings"], validate=True) == raw.content
     assert b"".join(octets(prompt_of(text)) for text in prompts.json()["token_embeddings"]) == raw.content
     assert np.array(floats.json()["token_embeddings"], np.float32).tobytes() == raw.content

@@ -5,16 +5,15 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
-from transformers import AutoTokenizer, BertModel
 
 from tests.service.api.http.native_requests import BYTES, JSON, SAFETENSORS, TYPES, ask, prompt_of, refusal
+from tests.support.late import torch, transformers
 
 
 @pytest.fixture(scope="module")
 def bert(minilm_checkpoint: Path) -> Any:
     """transformers' BERT with the real checkpoint."""
-    model: Any = BertModel.from_pretrained(minilm_checkpoint, add_pooling_layer=False)
+    model: Any = transformers.BertModel.from_pretrained(minilm_checkpoint, add_pooling_layer=False)
     return model.eval()
 
 
@@ -24,11 +23,13 @@ def test_prompt_embeds_equal_transformers_lookup(
 ) -> None:
     answer = ask(model_http, "minilm", text="Hello, world!", encoding="prompt_embeds", dtype=dtype).json()
     assert (answer["encoding"], answer["dtype"]) == ("prompt_embeds", dtype)
-    ids = AutoTokenizer.from_pretrained(minilm_checkpoint)("Hello, world!", return_tensors="pt")["input_ids"]
+    ids = transformers.AutoTokenizer.from_pretrained(minilm_checkpoint)("Hello, world!", return_tensors="pt")[
+        "input_ids"
+    ]
     with torch.inference_mode():
-        expected = bert.get_input_embeddings()(ids)[0].to(TYPES[dtype])
+        expected = bert.get_input_embeddings()(ids)[0].to(getattr(torch, dtype))
     found = prompt_of(answer["token_embeddings"])
-    assert (found.dtype, list(found.shape)) == (TYPES[dtype], answer["shape"][1:])
+    assert (found.dtype, list(found.shape)) == (getattr(torch, dtype), answer["shape"][1:])
     assert torch.equal(found, expected)
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from model2vec import StaticModel
 
-from preblock.export.exporter import export
 from preblock.service.app import create_app, create_engine
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.names import DATA, MANIFEST, TOKENIZER
@@ -24,6 +23,7 @@ from preblock.service.core.settings import Settings
 from preblock.service.engine.engine import Engine
 from preblock.service.server.run import configure
 from tests.support.artifacts import copy_artifact
+from tests.support.late import exporter
 from tests.support.references import edit_manifest
 from tests.support.servers import live_server
 from tests.support.static_models import WIDTH, make_table, save_bag, save_mapped
@@ -41,9 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def text_repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a repository of models with few tokens: `mapped`, `bag`, `infinite` with an infinite value, and `bert`."""
     root = tmp_path_factory.mktemp("repository")
-    export(str(folder), "mapped", root)
+    exporter.export(str(folder), "mapped", root)
     for name in ("bag", "infinite"):
-        export(str(save_bag(folder.parent / "bag")), name, root)
+        exporter.export(str(save_bag(folder.parent / "bag")), name, root)
     make_infinite(root / "infinite" / "1")
     copy_artifact("bert", root)
     return root

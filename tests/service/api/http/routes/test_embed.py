@@ -8,23 +8,20 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
-from transformers import BertModel, GPT2Config, GPT2Model
 
-from preblock.models.frontend import FrontEnd
-from preblock.models.presets import build_preset
 from tests.service.api.http.routes.embed_calls import BYTES, JSON, NPY, ask_for, embed
+from tests.support.late import presets, torch, transformers
 from tests.support.protocols import Clients, Protocol, native_bytes, native_float, native_json
-
-TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @pytest.fixture(scope="module")
 def gpt2(tiny_tables: dict[str, NDArray[np.float32]]) -> Any:
     """transformers' GPT-2 with the tables of the tiny `gpt`."""
-    config = GPT2Config(vocab_size=7, n_embd=4, n_positions=6, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
-    model: Any = GPT2Model(config)
+    config = transformers.GPT2Config(
+        vocab_size=7, n_embd=4, n_positions=6, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+    )
+    model: Any = transformers.GPT2Model(config)
     model.eval()
     model.wte.weight.data.copy_(torch.from_numpy(tiny_tables["tokens"]))
     model.wpe.weight.data.copy_(torch.from_numpy(tiny_tables["positions"]))
@@ -34,25 +31,25 @@ def gpt2(tiny_tables: dict[str, NDArray[np.float32]]) -> Any:
 @pytest.fixture(scope="module")
 def bert(minilm_checkpoint: Path) -> Any:
     """transformers' BERT with the real checkpoint."""
-    model: Any = BertModel.from_pretrained(minilm_checkpoint, add_pooling_layer=False)
+    model: Any = transformers.BertModel.from_pretrained(minilm_checkpoint, add_pooling_layer=False)
     model.eval()
     return model
 
 
 @pytest.fixture(scope="module")
-def preset() -> FrontEnd:
+def preset() -> Any:
     """Build the source module of `gpt2-small` again."""
-    return build_preset("gpt2-small")
+    return presets.build_preset("gpt2-small")
 
 
-def entering_block_0(gpt2: Any, input_ids: Any, position_ids: torch.Tensor) -> NDArray[np.float32]:
+def entering_block_0(gpt2: Any, input_ids: Any, position_ids: Any) -> NDArray[np.float32]:
     with torch.inference_mode():
         states = gpt2(torch.tensor(input_ids), position_ids=position_ids, output_hidden_states=True).hidden_states
     vectors: NDArray[np.float32] = states[0].numpy()
     return vectors
 
 
-def positions_of_generate(attention_mask: Any) -> torch.Tensor:
+def positions_of_generate(attention_mask: Any) -> Any:
     """Return positions as transformers' `generate()` counts them."""
     mask = torch.tensor(attention_mask)
     return (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
@@ -99,7 +96,7 @@ def test_narrow_dtypes_are_rounded_like_torch(model_clients: Clients, dtype: str
     fields = {"input_ids": [[1, 2, 50256], [7, 8, 9]], "offset": 5}
     exact = native_bytes(model_clients, "gpt2-small", fields)
     response = ask_for(model_clients.http, BYTES, "gpt2-small", dtype=dtype, **fields)
-    oracle = torch.tensor(exact).to(TORCH_TYPES[dtype])
+    oracle = torch.tensor(exact).to(getattr(torch, dtype))
     assert response.content == oracle.view(torch.uint8).numpy().tobytes()
     assert response.headers["Preblock-Dtype"] == dtype
 
@@ -112,8 +109,8 @@ def test_base64_float_and_bytes_hold_the_same_bits(model_clients: Clients, dtype
     floats = torch.tensor(
         embed(model_clients.http, "minilm", encoding="float", **fields)["embeddings"], dtype=torch.float32
     )
-    assert floats.to(TORCH_TYPES[dtype]).view(torch.uint8).numpy().tobytes() == content
-    assert floats.to(TORCH_TYPES[dtype]).to(torch.float32).equal(floats)  # the text holds the narrow value exactly
+    assert floats.to(getattr(torch, dtype)).view(torch.uint8).numpy().tobytes() == content
+    assert floats.to(getattr(torch, dtype)).to(torch.float32).equal(floats)  # the text holds the narrow value exactly
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -248,7 +245,7 @@ def test_masked_minilm_equals_transformers(model_clients: Clients, bert: Any, ma
 
 
 @pytest.mark.parametrize("protocol", [native_json, native_float, native_bytes])
-def test_gpt2_small_equals_torch_bit_for_bit(model_clients: Clients, preset: FrontEnd, protocol: Protocol) -> None:
+def test_gpt2_small_equals_torch_bit_for_bit(model_clients: Clients, preset: Any, protocol: Protocol) -> None:
     ids = torch.from_numpy(np.random.default_rng(3).integers(0, 50257, (2, 24)))
     positions = torch.arange(1000, 1024)
     with torch.inference_mode():

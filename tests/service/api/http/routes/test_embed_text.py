@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
+from tests.support.late import transformers
 from tests.support.protocols import Clients
 
 TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café", "the quick brown fox " * 60]
@@ -16,7 +16,7 @@ TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café", "the quick brown fox 
 
 @pytest.fixture(scope="module")
 def oracle(minilm_checkpoint: Path) -> Any:
-    return AutoTokenizer.from_pretrained(minilm_checkpoint)
+    return transformers.AutoTokenizer.from_pretrained(minilm_checkpoint)
 
 
 def embed(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:

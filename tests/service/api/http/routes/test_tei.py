@@ -12,9 +12,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from model2vec import StaticModel
 from numpy.typing import NDArray
 
-from preblock.export.exporter import export
 from preblock.service.core.auth import new_key
 from tests.support.artifacts import copy_artifact
+from tests.support.late import exporter
 from tests.support.servers import Server, serve
 from tests.support.static_models import WIDTH, load_wordllama, save_bag, save_mapped, save_plain
 
@@ -34,7 +34,7 @@ def static_server(
 ) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
     for name, source in sources.items():
-        export(str(source), name, root)
+        exporter.export(str(source), name, root)
     copy_artifact("bert", root)
     (root / "wordllama").mkdir()
     (root / "wordllama/1").symlink_to(model_repository / "wordllama/1")
@@ -160,7 +160,7 @@ def test_other_bodies_and_methods_are_rejected(static_server: Server) -> None:
 
 
 def test_key_opens_only_its_models(sources: dict[str, Path], tmp_path: Path) -> None:
-    export(str(sources["bag"]), "bag", tmp_path / "repository")
+    exporter.export(str(sources["bag"]), "bag", tmp_path / "repository")
     key, entry = new_key("own", ("other",), False)
     (tmp_path / "keys.toml").write_text(entry)
     with serve(tmp_path / "repository", "--api-keys-file", str(tmp_path / "keys.toml")) as locked:

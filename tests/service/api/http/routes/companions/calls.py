@@ -7,8 +7,7 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.models.frontend import FrontEnd
-from tests.data.make_artifacts import build_frontend
+from tests.support.late import make_artifacts
 
 V, D, H = 11, 4, 3
 BIASES = ("alibi", "t5", "sinusoid")
@@ -17,10 +16,9 @@ Json = dict[str, Any]
 IDS = [[1, 2, 3], [4, 5, 6]]
 
 
-def frontend_of(name: str) -> FrontEnd:
-    frontend = build_frontend(name)
-    assert isinstance(frontend, FrontEnd)
-    return frontend
+def frontend_of(name: str) -> Any:
+    """Return the PyTorch module of a stored artifact."""
+    return make_artifacts.build_frontend(name)
 
 
 def tensor(name: str, value: Any, datatype: str = "INT64") -> dict[str, Any]:

@@ -5,12 +5,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 import tritonclient.grpc
 import tritonclient.http
 
-from tests.data.make_artifacts import build_frontend
-from tests.service.api.http.routes.companions.calls import IDS, error_of, infer, tensor, zeros
+from tests.service.api.http.routes.companions.calls import IDS, error_of, frontend_of, infer, tensor, zeros
+from tests.support.late import torch
 from tests.support.protocols import Clients
 
 
@@ -20,7 +19,7 @@ def test_image_response_equals_module(
 ) -> None:
     pixels = np.random.default_rng(shape[0]).standard_normal(shape).astype(np.float32)
     with torch.inference_mode():
-        expected = build_frontend("vit")(torch.from_numpy(pixels)).numpy()
+        expected = frontend_of("vit")(torch.from_numpy(pixels)).numpy()
     found = infer(companion_http, "vit", [tensor("pixel_values", pixels, "FP32")])["embeddings"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     with tritonclient.http.InferenceServerClient(

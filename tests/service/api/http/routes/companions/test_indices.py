@@ -5,10 +5,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load, save
 
 from tests.service.api.http.routes.companions.calls import IDS, decoded, error_of, frontend_of, infer, tensor
+from tests.support.late import torch
 
 
 def test_hierarchical_levels_are_named_inputs(companion_http: httpx.Client) -> None:

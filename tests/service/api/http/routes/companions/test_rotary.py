@@ -5,7 +5,6 @@ import base64
 import httpx
 import numpy as np
 import pytest
-import torch
 
 from tests.service.api.http.routes.companions.calls import (
     IDS,
@@ -14,6 +13,7 @@ from tests.service.api.http.routes.companions.calls import (
     infer,
     tensor,
 )
+from tests.support.late import torch
 
 
 @pytest.mark.parametrize("offset", [0, 13, [5, 9]])
