@@ -111,6 +111,15 @@ def test_hybrid_positions_with_new_max_len_keep_rows() -> None:
     assert message in rejection(ValueError, resize_positions, frontend, 5, "truncate")
 
 
+def test_resize_keeps_rows_before_first_position(tmp_path: Path) -> None:
+    save("opt", tmp_path)
+    frontend = read_frontend(tmp_path)
+    table = frontend.get_parameter("positions.weight")
+    longer = resize_positions(frontend, 100, "interpolate")
+    assert (longer.config.max_len, len(table)) == (100, 66)
+    assert torch.equal(longer.get_parameter("positions.weight"), torch.cat((table[:2], interpolate(table[2:], 100))))
+
+
 def test_resize_of_grid_positions_is_rejected() -> None:
     kinds: tuple[Literal["learned", "sinusoidal", "factorised"], ...] = ("learned", "sinusoidal", "factorised")
     for positions in kinds:
