@@ -134,7 +134,7 @@ def test_unread_responses_over_tls_have_bounded_memory(repository: Path, tmp_pat
         serve_warm(repository, *options, tls=context) as server,
         ExitStack() as stack,
     ):
-        before = status_bytes(server.process.pid, "VmRSS")
+        before = status_bytes(server.pid, "VmRSS")
         for _ in range(count):
             plain = stack.enter_context(dial(server.address))
             stream = stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
