@@ -71,11 +71,6 @@ def test_hash_cache_key_is_file_stat(folder: Path, file: Path) -> None:
     assert list(folder.iterdir()) == [folder / CACHE_FILE]
 
 
-def test_cached_file_is_not_hashed_again(folder: Path, file: Path) -> None:
-    plant(folder, json.dumps({key_of(file): FALSE}))
-    assert ask(Checksums(folder), file) == FALSE
-
-
 @pytest.mark.usefixtures("later")
 def test_change_with_same_size_and_mtime_is_detected(folder: Path, file: Path) -> None:
     known = Checksums(folder)
@@ -133,11 +128,12 @@ def test_malformed_cache_file_is_replaced(folder: Path, file: Path, content: str
 
 
 @pytest.mark.usefixtures("later")
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_cache_file_writable_by_others_is_ignored(folder: Path, file: Path, mode: int) -> None:
+def test_cache_file_writable_by_others_is_ignored(folder: Path, file: Path) -> None:
     plant(folder, json.dumps({key_of(file): FALSE}))
-    (folder / CACHE_FILE).chmod(mode)
-    assert ask(Checksums(folder), file) == sum_of(b"content")
+    assert ask(Checksums(folder), file) == FALSE
+    for mode in (0o620, 0o602):
+        (folder / CACHE_FILE).chmod(mode)
+        assert ask(Checksums(folder), file) == sum_of(b"content")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -155,10 +151,10 @@ def test_symlinked_cache_file_is_ignored(folder: Path, file: Path, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("later")
-@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere", "/dev/null"])
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere", "/dev/null", "~no-such-user/cache"])
 def test_files_are_hashed_each_time_if_cache_is_unwritable(file: Path, tmp_path: Path, place: str) -> None:
     for _ in range(2):
-        known = Checksums(tmp_path / place)
+        known = Checksums(Path(place) if place.startswith("~") else tmp_path / place)
         assert ask(known, file) == sum_of(b"content")
         known.save()
     assert file.read_bytes() == b"content"
@@ -171,13 +167,6 @@ def test_folder_in_place_of_cache_file_is_kept(folder: Path, file: Path) -> None
     assert ask(known, file) == sum_of(b"content")
     known.save()
     assert [path.name for path in folder.iterdir()] == [CACHE_FILE]
-
-
-@pytest.mark.usefixtures("later")
-def test_files_are_hashed_without_home_folder(file: Path) -> None:
-    known = Checksums(Path("~no-such-user/cache"))
-    assert ask(known, file) == sum_of(b"content")
-    known.save()
 
 
 @pytest.mark.usefixtures("later")

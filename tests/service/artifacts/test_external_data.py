@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -11,95 +12,78 @@ from onnx import TensorProto
 from preblock.service.artifacts.names import DATA, GRAPH, TOKEN_GRAPH
 from tests.service.artifacts.broken_artifacts import LENGTH, TOKENS, edit, entries, place, refusal
 
-LOCATIONS = [
-    "/etc/passwd",
-    "../model.onnx.data",
-    "../../gpt/1/model.onnx.data",
-    "./model.onnx.data",
-    "model.onnx.data/",
-    "x/../model.onnx.data",
-    "model.onnx",
-    "tokenizer.json",
-    "MODEL.ONNX.DATA",
-    "",
-    "model.onnx.data\0",
-    "*/_ORT_MEM_ADDR_/*",  # onnxruntime's own mark for an address in memory
-]
+
+def moved(number: int = 0, **entries: str) -> Callable[[onnx.ModelProto], None]:
+    """Return a change of entries of the external data of a tensor."""
+    return lambda model: place(model.graph.initializer[number], **entries)
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
-def test_external_data_elsewhere_is_rejected(weighty_copy: Path, location: str) -> None:
-    edit(weighty_copy, lambda model: place(model.graph.initializer[0], location=location))
-    got = location.replace("\0", "\\x00")
-    assert refusal(weighty_copy) == f"{TOKENS} location: got {got}, expected {DATA}, in the same folder"
+def retype(data_type: int, model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].data_type = data_type
 
 
-@pytest.mark.parametrize("absolute", [False, True])
-def test_identical_external_data_elsewhere_is_rejected(weighty_copy: Path, absolute: bool) -> None:
+def test_external_data_elsewhere_is_rejected(weighty_copy: Path) -> None:
     outside = shutil.copy(weighty_copy / DATA, weighty_copy.parent / "outside")
-    location = str(outside) if absolute else "../outside"
-    edit(weighty_copy, lambda model: place(model.graph.initializer[0], location=location))
-    assert refusal(weighty_copy).startswith(f"{TOKENS} location: got {location[:80]}")
+    for location in (
+        *("/etc/passwd", "../model.onnx.data", "../../gpt/1/model.onnx.data", "./model.onnx.data"),
+        *("model.onnx.data/", "x/../model.onnx.data", "model.onnx", "tokenizer.json", "MODEL.ONNX.DATA", ""),
+        *("model.onnx.data\0", str(outside), "../outside"),
+        "*/_ORT_MEM_ADDR_/*",  # onnxruntime's own mark for an address in memory
+    ):
+        edit(weighty_copy, moved(location=location))
+        assert refusal(weighty_copy).startswith(f"{TOKENS} location: got {ascii(location)[1:-1][:80]}")
 
 
 @pytest.mark.parametrize("key", ["offset", "length"])
-@pytest.mark.parametrize("text", ["-1", "1e3", " 0", "", "0x10", "+1", "\u0661", "1" * 19, "1_0", "0\n"])
-def test_invalid_byte_count_is_rejected(weighty_copy: Path, key: str, text: str) -> None:
-    edit(weighty_copy, lambda model: place(model.graph.initializer[0], **{key: text}))
-    assert refusal(weighty_copy) == f"{TOKENS} {key}: got {ascii(text)[1:-1]}, expected a whole number of bytes"
+def test_invalid_byte_count_is_rejected(weighty_copy: Path, key: str) -> None:
+    for text in ("-1", "1e3", " 0", "", "0x10", "+1", "\u0661", "1" * 19, "1_0", "0\n"):
+        edit(weighty_copy, moved(0, **{key: text}))
+        assert refusal(weighty_copy) == f"{TOKENS} {key}: got {ascii(text)[1:-1]}, expected a whole number of bytes"
 
 
-@pytest.mark.parametrize("offset", [6401, 19200, 10**17])
-def test_external_offset_beyond_data_is_rejected(weighty_copy: Path, offset: int) -> None:
-    edit(weighty_copy, lambda model: place(model.graph.initializer[0], offset=str(offset)))
-    message = f"{TOKENS}: got bytes {offset} to {offset + LENGTH}, expected 0 to 19200, as {DATA} has"
-    assert refusal(weighty_copy) == message
+def test_external_place_beyond_data_or_shape_is_rejected(weighty_copy: Path) -> None:
+    for key, value, got in (
+        ("offset", 6401, f": got bytes 6401 to {6401 + LENGTH}"),
+        ("offset", 10**17, f": got bytes {10**17} to {10**17 + LENGTH}"),
+        ("length", 0, " length: got 0"),
+        ("length", 12799, " length: got 12799"),
+        ("length", 12801, " length: got 12801"),
+    ):
+        edit(weighty_copy, moved(offset="0", length=str(LENGTH)))
+        edit(weighty_copy, moved(0, **{key: str(value)}))
+        assert refusal(weighty_copy).startswith(f"{TOKENS}{got}, expected ")
 
 
-@pytest.mark.parametrize("length", [0, 12799, 12801, 19200])
-def test_external_length_not_matching_shape_is_rejected(weighty_copy: Path, length: int) -> None:
-    edit(weighty_copy, lambda model: place(model.graph.initializer[0], length=str(length)))
-    expected = f"{TOKENS} length: got {length}, expected {LENGTH} bytes, as float32 [100, 32] has"
-    assert refusal(weighty_copy) == expected
+def test_wrong_data_type_is_rejected(weighty_copy: Path) -> None:
+    types = [(11, f"length: got {LENGTH}"), (10, f"length: got {LENGTH}"), (2, f"length: got {LENGTH}")]
+    for data_type, got in (*types, *((unknown, f"data_type: got {unknown}") for unknown in (0, 8, 14, 22, 99, -1))):
+        edit(weighty_copy, partial(retype, data_type))
+        assert refusal(weighty_copy).startswith(f"{TOKENS} {got}, expected ")
 
 
-@pytest.mark.parametrize("data_type", [11, 10, 7, 2])
-def test_external_length_not_matching_type_is_rejected(weighty_copy: Path, data_type: int) -> None:
-    edit(weighty_copy, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
-    assert refusal(weighty_copy).startswith(f"{TOKENS} length: got {LENGTH}, expected ")
+def shape(dims: list[int], model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].dims[:] = dims
 
 
-@pytest.mark.parametrize("data_type", [0, 8, 14, 22, 99, -1])
-def test_unsupported_data_type_is_rejected(weighty_copy: Path, data_type: int) -> None:
-    edit(weighty_copy, lambda model: setattr(model.graph.initializer[0], "data_type", data_type))
-    assert refusal(weighty_copy).startswith(f"{TOKENS} data_type: got {data_type}, expected 1 (float32), 2 (uint8), ")
-
-
-@pytest.mark.parametrize(
-    ("dims", "message"),
-    [
+def test_invalid_shape_is_rejected(weighty_copy: Path) -> None:
+    cases: list[tuple[list[int], str]] = [
         ([2**40, 2**40], f" length: got {LENGTH}, expected {4 * 2**80} bytes"),
         ([2**62, 2**62, 2**62], f" length: got {LENGTH}, expected {4 * 2**186} bytes"),
         ([2**63 - 1, 0, 2**63 - 1], f" length: got {LENGTH}, expected 0 bytes"),
-        ([-100, -32], " dims: got [-100, -32], expected sizes of 0 or more"),
-        ([2**62] * 10**5, " dims: got 100000 of them, expected at most 32"),
+        ([-100, -32], " dims: got [-100, -32]"),
+        ([2**62] * 10**5, " dims: got 100000 of them"),
         ([], f" length: got {LENGTH}, expected 4 bytes"),
-    ],
-    ids=range(6),
-)
-def test_invalid_shape_is_rejected(weighty_copy: Path, dims: list[int], message: str) -> None:
-    def change(model: onnx.ModelProto) -> None:
-        model.graph.initializer[0].dims[:] = dims
-
-    edit(weighty_copy, change)
-    assert refusal(weighty_copy).startswith(f"{TOKENS}{message}")
+    ]
+    for dims, message in cases:
+        edit(weighty_copy, partial(shape, dims))
+        assert refusal(weighty_copy).startswith(f"{TOKENS}{message}")
 
 
-@pytest.mark.parametrize("offset", [1, 12796, 12799])
-def test_overlapping_tensors_are_rejected(weighty_copy: Path, offset: int) -> None:
-    edit(weighty_copy, lambda model: place(model.graph.initializer[1], offset=str(offset)))
-    message = f"{GRAPH} frontend.positions.weight begins at offset {offset}, within {TOKENS}"
-    assert refusal(weighty_copy) == message
+def test_overlapping_tensors_are_rejected(weighty_copy: Path) -> None:
+    for offset in (1, 12799):
+        edit(weighty_copy, moved(1, offset=str(offset)))
+        message = f"{GRAPH} frontend.positions.weight begins at offset {offset}, within {TOKENS}"
+        assert refusal(weighty_copy) == message
 
 
 def test_overlapping_tensors_of_two_graphs_are_rejected(weighty_copy: Path) -> None:

@@ -40,11 +40,8 @@ def test_failing_graph_is_rejected_and_logged(
     assert "indices element out of data bounds" in caplog.text
     shutil.copytree(weighty_copy, repository.root / "other" / "1")
     (state,) = repository.refresh()
-    assert (state.name, state.state, state.reason.partition(":")[0]) == (
-        "other",
-        "UNAVAILABLE",
-        "other/1/manifest.json",
-    )
+    assert (state.name, state.state) == ("other", "UNAVAILABLE")
+    assert state.reason.startswith("other/1/manifest.json: ")
     assert repository.get("gpt").version == 1
     shutil.copytree(tiny_repository / "gpt/1", repository.root / "gpt/2")
     assert [(state.name, state.version, state.state) for state in repository.refresh()] == [("gpt", 2, "READY")]
@@ -81,6 +78,7 @@ def test_hidden_external_location_is_rejected(weighty_copy: Path, hide: Callable
     assert refusal(weighty_copy) == f"{GRAPH} hidden location: got /etc/passwd, expected {DATA}, in the same folder"
 
 
+LOOKUP = {"output": "token_embeddings", "width": 16, "embedding_scale": 1.0, "scaled": False}
 INNER = onnx.GraphProto(name="inner", initializer=[external()])
 CONTROL_FLOW: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "subgraph": (lambda model: model.graph.node.append(node_with("g", INNER)), " node Constant"),
@@ -120,12 +118,11 @@ def test_sparse_tensor_is_rejected(weighty_copy: Path, change: Callable[[onnx.Mo
     assert refusal(weighty_copy) == f"{GRAPH} thin: got a sparse tensor, expected a dense one"
 
 
-@pytest.mark.parametrize("graph", [GRAPH, TOKEN_GRAPH])
-@pytest.mark.parametrize("content", [b"", b"no graph", b"\xff" * 100, b"\x3a\x05", b"\x08\x0a"])
-def test_file_without_onnx_graph_is_rejected(weighty_copy: Path, graph: str, content: bytes) -> None:
-    (weighty_copy / graph).write_bytes(content)
-    seal(weighty_copy)
-    assert refusal(weighty_copy).startswith(f"{graph} is no ONNX model: ")
+def test_file_without_onnx_graph_is_rejected(weighty_copy: Path) -> None:
+    for content in (b"", b"no graph", b"\xff" * 100, b"\x3a\x05", b"\x08\x0a"):
+        (weighty_copy / TOKEN_GRAPH).write_bytes(content)
+        seal(weighty_copy)
+        assert refusal(weighty_copy).startswith(f"{TOKEN_GRAPH} is no ONNX model: "), content
 
 
 def varint(number: int) -> bytes:
@@ -168,27 +165,21 @@ def test_invalid_tensor_name_keeps_error_message_short(weighty_copy: Path, name:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"vocab_size": 101}, f"{MANIFEST} vocab_size: got 101, expected 100, the rows of {TOKENS}"),
-        ({"vocab_size": 99}, f"{MANIFEST} vocab_size: got 99, expected 100, the rows of {TOKENS}"),
-        ({"max_len": 51}, f"{MANIFEST} max_len: got 51, expected at most the rows of {GRAPH} (["),
-        ({"max_len": 2**40}, f"{MANIFEST} max_len: got {2**40}, expected at most the rows of {GRAPH} (["),
-        ({"width": 33}, f"{MANIFEST} width: got 33, expected 32, the width of embeddings"),
-        ({"indices": {"token_type_ids": 2}}, f"{MANIFEST} indices: got token_type_ids, expected inputs of {GRAPH}"),
-        (
-            {"token_embeddings": {"output": "token_embeddings", "width": 16, "embedding_scale": 1.0, "scaled": False}},
-            f"{MANIFEST} token_embeddings.width: got 16, expected 32, the width of token_embeddings",
-        ),
-        (
-            {"files": {}},
-            f"{MANIFEST} files does not list {GRAPH}, {DATA}, {TOKEN_GRAPH}",
-        ),
-        ({"graphs": {}}, f"{MANIFEST} graphs: got nothing, expected at least {GRAPH}"),
+        ({"vocab_size": 101}, f"vocab_size: got 101, expected 100, the rows of {TOKENS}"),
+        ({"vocab_size": 99}, f"vocab_size: got 99, expected 100, the rows of {TOKENS}"),
+        ({"max_len": 51}, f"max_len: got 51, expected at most the rows of {GRAPH} (["),
+        ({"max_len": 2**40}, f"max_len: got {2**40}, expected at most the rows of {GRAPH} (["),
+        ({"width": 33}, "width: got 33, expected 32, the width of embeddings"),
+        ({"indices": {"token_type_ids": 2}}, f"indices: got token_type_ids, expected inputs of {GRAPH}"),
+        ({"token_embeddings": LOOKUP}, "token_embeddings.width: got 16, expected 32, the width of token_embeddings"),
+        ({"files": {}}, f"files does not list {GRAPH}, {DATA}, {TOKEN_GRAPH}"),
+        ({"graphs": {}}, f"graphs: got nothing, expected at least {GRAPH}"),
     ],
     ids=range(9),
 )
 def test_manifest_disagreeing_with_graph_is_rejected(weighty_copy: Path, values: dict[str, Any], message: str) -> None:
     seal(weighty_copy, **values)
-    assert refusal(weighty_copy).startswith(message)
+    assert refusal(weighty_copy).startswith(f"{MANIFEST} {message}")
 
 
 @pytest.mark.parametrize("segments", [1, 3])

@@ -85,12 +85,10 @@ def _rename(path: str) -> Callable[[Manifest], None]:
     return change
 
 
-@pytest.mark.parametrize(
-    "path", ["model.safetensors", "../../checkpoint/model.safetensors", "/tmp/../etc/passwd", "/a\0b", ""]
-)
-def test_path_that_is_not_absolute_is_rejected(path: str, folder: Path) -> None:
-    edit_manifest(folder, _rename(path))
-    assert refusal(folder, Path("/")) == f"references {path}: got {path}, expected an absolute path without '..'"
+def test_path_that_is_not_absolute_is_rejected(folder: Path) -> None:
+    for path in ("model.safetensors", "../../checkpoint/model.safetensors", "/tmp/../etc/passwd", "/a\0b", ""):
+        edit_manifest(folder, _rename(path))
+        assert refusal(folder, Path("/")) == f"references {path}: got {path}, expected an absolute path without '..'"
 
 
 def test_path_that_the_system_rejects_leaves_other_models(folder: Path) -> None:
@@ -167,14 +165,8 @@ def test_other_file_than_safetensors_is_rejected(content: bytes, folder: Path, s
     shard.write_bytes(content)
     status = shard.stat()
 
-    def change(manifest: Manifest) -> None:
-        record = manifest["references"][str(shard)]
-        manifest["references"][str(shard)] = record | {
-            "bytes": max(1, status.st_size),
-            "mtime_ns": status.st_mtime_ns,
-        }
-
-    edit_manifest(folder, change)
+    found = {"bytes": max(1, status.st_size), "mtime_ns": status.st_mtime_ns}
+    edit_manifest(folder, lambda manifest: manifest["references"][str(shard)].update(found))
     assert refusal(folder, shard.parent).startswith(f"references {shard}")
 
 
@@ -215,23 +207,20 @@ def test_table_that_is_no_tensor_of_the_file_is_rejected(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda manifest: manifest["references"].clear(), r"manifest\.json ngram_tables\.0\.parts: got "),
-        (
-            lambda m: next(iter(m["references"].values())).pop("header_sha256"),
-            r"manifest\.json references\..*header_sha256: got nothing",
-        ),
-        (lambda m: next(iter(m["references"].values())).update(sha256="x"), r"manifest\.json references\."),
+        (lambda manifest: manifest["references"].clear(), r"ngram_tables\.0\.parts: got "),
+        (lambda m: next(iter(m["references"].values())).pop("header_sha256"), r"references\..*header_sha256: got noth"),
+        (lambda m: next(iter(m["references"].values())).update(sha256="x"), r"references\."),
     ],
 )
 def test_wrong_record_of_a_file_is_rejected(
     change: Callable[[Manifest], None], message: str, folder: Path, shard: Path
 ) -> None:
     edit_manifest(folder, change)
-    with pytest.raises(ArtifactError, match=f"^ngrams/1/{message}"):
+    with pytest.raises(ArtifactError, match=rf"^ngrams/1/manifest\.json {message}"):
         open_repository(folder, shard.parent)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (240,), (240, 1), (2, 1), (2,)])
+@pytest.mark.parametrize("shape", [(), (1, 1), (240,), (240, 1), (2, 1)])
 def test_scales_of_float8_are_located(shape: tuple[int, ...], folder: Path, shard: Path) -> None:
     tensors: dict[str, Any] = load_file(shard)
     blocks = {2: (128, 128), 240: (1, 16)}.get(shape[0] if shape else 1, (240, 16))

@@ -27,25 +27,8 @@ from preblock.service.core.types import DTYPES
 RANDOM = np.random.default_rng(0).bytes(5 * CHUNK_BYTES + 7)
 
 
-def test_raw_bytes_share_memory_with_array() -> None:
-    vectors = np.random.default_rng(0).standard_normal((2, 300))
-    view = raw_bytes(vectors)
-    assert np.shares_memory(np.frombuffer(view, np.uint8), vectors)
-    assert bytes(view) == vectors.tobytes()
-
-
-@pytest.mark.parametrize(
-    "cuts",
-    [
-        (),
-        (1,),
-        (2, 3),
-        (0, 1, 2, 3, 4),
-        (CHUNK_BYTES - 1, CHUNK_BYTES + 1, 2 * CHUNK_BYTES),
-        (7, 3 * CHUNK_BYTES),
-    ],
-)
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, CHUNK_BYTES, CHUNK_BYTES + 1, len(RANDOM)])
+@pytest.mark.parametrize("cuts", [(), (1,), (0, 1, 2, 3, 4), (CHUNK_BYTES - 1, CHUNK_BYTES + 1, 2 * CHUNK_BYTES)])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, CHUNK_BYTES, CHUNK_BYTES + 1, len(RANDOM)])
 def test_base64_of_parts_equals_base64_of_whole(size: int, cuts: tuple[int, ...]) -> None:
     whole = RANDOM[:size]
     edges = [0, *(min(cut, size) for cut in cuts), size]
@@ -71,10 +54,9 @@ def test_large_values_are_sent_without_a_copy(size: int) -> None:
     values = np.frombuffer(RANDOM[:size], np.uint8)
     header, *sent = body_chunks([b"header", raw_bytes(values)])
     assert header == b"header"
-    assert all(
-        np.shares_memory(np.frombuffer(packet, np.uint8), values) for packet in sent if len(packet) > MIN_WRITE_BYTES
-    )
-    assert sum(len(packet) > MIN_WRITE_BYTES for packet in sent) == max(1, size // CHUNK_BYTES)
+    large = [np.frombuffer(packet, np.uint8) for packet in sent if len(packet) > MIN_WRITE_BYTES]
+    assert all(np.shares_memory(packet, values) for packet in large)
+    assert len(large) == max(1, size // CHUNK_BYTES)
 
 
 def test_base64_is_computed_lazily() -> None:
@@ -87,14 +69,11 @@ def test_base64_is_computed_lazily() -> None:
     ("shape", "cuts"),
     [
         ((1, 1, 3), ()),
-        ((3, 5, 4), ()),
         ((3, 5, 4), (1, 5, 6, 10, 11)),
         ((2, 3, MAX_JSON_VALUES), (4,)),
         ((2, 2, MAX_JSON_VALUES + 1), (1,)),
         ((2, MAX_JSON_VALUES, 1), (MAX_JSON_VALUES - 1,)),
         ((7, 4), (2, 3)),
-        ((MAX_JSON_VALUES, 2), (5,)),
-        ((60,), (1, 2, 9)),
         ((2 * MAX_JSON_VALUES,), (9,)),
     ],
 )

@@ -16,11 +16,7 @@ def test_first_unknown_field_name_is_rejected() -> None:
     ("error", "field", "message"),
     [
         (Invalid("text", "'some text here'", "ids"), "input", "input: got 'some text here', expected ids"),
-        (
-            Invalid("text", "'input_ids'", "rows, like input_ids"),
-            "input",
-            "input: got 'input_ids', expected rows, like input",
-        ),
+        (Invalid("text", "'input_ids'", "as input_ids"), "input", "input: got 'input_ids', expected as input"),
         (Invalid("input_ids[1]", 1, "0"), "input[1]", "input[1]: got 1, expected 0"),
         (Invalid("offset", 1, "0"), "offset", "offset: got 1, expected 0"),
         (Invalid("text", "", "ids", message="text: there is none"), "input", "input: there is none"),

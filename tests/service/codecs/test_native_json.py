@@ -19,15 +19,9 @@ from preblock.service.core.types import TokenRequest
 def answer(embeddings: NDArray[Any], dtype: str = "float32", lengths: tuple[int, ...] = (2,)) -> EmbedResult:
     """Return an answer of one rectangle or of ragged rows."""
     equal = len(set(lengths)) == 1
-    shape = (len(lengths), lengths[0], -1) if equal else embeddings.shape
-    return EmbedResult(
-        model="m",
-        version=3,
-        dtype=dtype,
-        tensors={"embeddings": embeddings.reshape(shape)},
-        lengths=np.array(lengths),
-        next_offset=np.array(lengths),
-    )
+    tensors = {"embeddings": embeddings.reshape((len(lengths), lengths[0], -1) if equal else embeddings.shape)}
+    ends = np.array(lengths)
+    return EmbedResult(model="m", version=3, dtype=dtype, tensors=tensors, lengths=ends, next_offset=ends)
 
 
 def random_vectors(tokens: int = 2) -> NDArray[np.float32]:
@@ -36,28 +30,19 @@ def random_vectors(tokens: int = 2) -> NDArray[np.float32]:
     return vectors[np.isfinite(vectors)][: tokens * 300].reshape(tokens, 300)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("5", 5), ("[1,2]", [1, 2]), ("[[0,1]]", [[0, 1]]), ("-1", -1), ('"x"', "x"), (" 5 ", 5)],
-)
-def test_query_values_are_json(text: str, value: Any) -> None:
-    assert read_query({"offset": text}) == {"offset": value}
-
-
-def test_query_options_are_taken_verbatim() -> None:
+def test_query_values_are_json() -> None:
+    for text, value in (("5", 5), ("[1,2]", [1, 2]), ("[[0,1]]", [[0, 1]]), ("-1", -1), ('"x"', "x"), (" 5 ", 5)):
+        assert read_query({"offset": text}) == {"offset": value}
+    for text in ("", "x", "[1", "1,2", "\ud800", "NaN"):
+        with pytest.raises(Malformed, match=r"^offset: got "):
+            read_query({"offset": text})
     assert read_query({"dtype": "float16", "encoding": "[1]"}) == {"dtype": "float16", "encoding": "[1]"}
 
 
-@pytest.mark.parametrize("text", ["", "x", "[1", "1,2", "\ud800", "NaN"])
-def test_invalid_query_json_is_rejected(text: str) -> None:
-    with pytest.raises(Malformed, match=r"^offset: got "):
-        read_query({"offset": text})
-
-
-@pytest.mark.parametrize("body", [b"", b"1", b"[]", b"null", b'"x"', b"{", b"\xff"])
-def test_body_without_json_object_is_rejected(body: bytes) -> None:
-    with pytest.raises(Malformed, match="expected a JSON object"):
-        read_json(body)
+def test_body_without_json_object_is_rejected() -> None:
+    for body in (b"", b"1", b"[]", b"null", b'"x"', b"{", b"\xff"):
+        with pytest.raises(Malformed, match="expected a JSON object"):
+            read_json(body)
 
 
 def test_read_embed_has_the_documented_defaults() -> None:
@@ -69,32 +54,22 @@ def test_read_embed_has_the_documented_defaults() -> None:
     assert (request.indices, request.outputs) == ({}, ("embeddings",))
 
 
-def test_base64_holds_vector_bytes() -> None:
-    vectors = random_vectors()
-    document = json.loads(write_json(build_document(answer(vectors), "base64")))
-    assert base64.b64decode(document["embeddings"], validate=True) == vectors.tobytes()
+@pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_json_holds_every_value_exactly(kind: Any) -> None:
+    narrow = np.random.default_rng(0).standard_normal((2, 300)).astype(kind)
+    vectors = random_vectors() if kind is np.float32 else narrow
+    of = answer(vectors, np.dtype(kind).name)
+    numbers, text = (json.loads(write_json(build_document(of, encoding))) for encoding in ("float", "base64"))
+    assert np.array(numbers["embeddings"]).astype(kind).tobytes() == vectors.tobytes()
+    assert base64.b64decode(text["embeddings"], validate=True) == vectors.tobytes()
 
 
-def test_json_floats_hold_every_float32_exactly() -> None:
-    vectors = random_vectors()
-    document = json.loads(write_json(build_document(answer(vectors), "float")))
-    found = np.array(document["embeddings"], np.float64).astype(np.float32)
-    assert found.tobytes() == vectors.tobytes()
-
-
-@pytest.mark.parametrize(("dtype", "numpy_type"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
-def test_json_floats_hold_narrow_dtypes_exactly(dtype: str, numpy_type: Any) -> None:
-    vectors = np.random.default_rng(0).standard_normal((2, 300)).astype(numpy_type)
-    document = json.loads(write_json(build_document(answer(vectors, dtype), "float")))
-    assert np.array(document["embeddings"]).astype(numpy_type).tobytes() == vectors.tobytes()
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_json_floats_reject_infinity_and_nan(value: float) -> None:
-    vectors = np.array([[1, value]], np.float32)
-    with pytest.raises(Invalid, match="encoding: got float, expected base64"):
-        build_document(answer(vectors, lengths=(1,)), "float")
-    assert json.loads(write_json(build_document(answer(vectors, lengths=(1,)), "base64")))["embeddings"]
+def test_json_floats_reject_infinity_and_nan() -> None:
+    for value in (np.inf, -np.inf, np.nan):
+        of = answer(np.array([[1, value]], np.float32), lengths=(1,))
+        with pytest.raises(Invalid, match="encoding: got float, expected base64"):
+            build_document(of, "float")
+        assert json.loads(write_json(build_document(of, "base64")))["embeddings"]
 
 
 def test_lengths_are_reported_if_they_differ() -> None:
@@ -107,37 +82,31 @@ ROW = np.array([[1, 2, 3]])
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "field", "got"),
     [
-        ({"lengths": [1]}, "unknown field lengths; expected input_ids, "),
-        ({"input_ids": [[1, 2]], "lengths": [2]}, "unknown field lengths; expected input_ids, "),
-        ({"input_ids": ROW, "lengths": [3]}, r"input_ids shape: got \(1, 3\), expected \(tokens,\) beside lengths"),
-        (
-            {"input_ids": ROW[0], "lengths": [1, 1]},
-            "lengths: got 2 tokens in all, expected 3, as many as input_ids has",
-        ),
-        ({"input_ids": ROW[0], "lengths": [0, 3]}, r"lengths\[0\]: got 0, expected 1 to 3, as many as input_ids has"),
-        ({"input_ids": ROW[0], "lengths": [4, -1]}, r"lengths\[0\]: got 4, expected 1 to 3"),
-        ({"input_ids": ROW[0], "lengths": [3] * 2**10}, "lengths: got 3072 tokens in all, expected 3"),
-        (
-            {"input_ids": ROW[0], "lengths": [2**63]},
-            r"lengths\[0\]: got 9223372036854775808, expected a 64-bit integer",
-        ),
-        ({"input_ids": ROW[0], "lengths": 3}, "lengths: got 3, expected a list of integers"),
-        ({"input_ids": ROW[0], "lengths": []}, r"lengths: got \[\], expected a list of integers"),
-        ({"input_ids": ROW[0], "lengths": ROW}, r"lengths shape: got \(1, 3\), expected one dimension"),
-        ({"input_ids": ROW[0], "lengths": ROW[0] * 1.0}, "lengths dtype: got float64, expected an integer type"),
-        ({"input_ids": ROW, "offset": ROW}, r"offset shape: got \(1, 3\), expected one dimension"),
-        ({"input_ids": ROW, "offset": ROW[0] == 1}, "offset dtype: got bool, expected an integer type"),
-        ({"input_ids": ROW, "dtype": ROW}, "dtype: got a tensor, expected a query parameter"),
-        ({"input_ids": ROW, "encoding": ROW}, "encoding: got a tensor, expected a query parameter"),
-        ({"input_ids": ROW, "nope": ROW}, "unknown field nope; expected input_ids, "),
-        ({"position_ids": ROW}, "input_ids, text or parts is required: rows of token ids"),
+        ({"lengths": [1]}, "field", "lengths"),
+        ({"input_ids": [[1, 2]], "lengths": [2]}, "field", "lengths"),
+        ({"input_ids": ROW, "lengths": [3]}, "input_ids shape", "(1, 3)"),
+        ({"input_ids": ROW[0], "lengths": [1, 1]}, "lengths", "2 tokens in all"),
+        ({"input_ids": ROW[0], "lengths": [0, 3]}, "lengths[0]", "0"),
+        ({"input_ids": ROW[0], "lengths": [4, -1]}, "lengths[0]", "4"),
+        ({"input_ids": ROW[0], "lengths": [3] * 2**10}, "lengths", "3072 tokens in all"),
+        ({"input_ids": ROW[0], "lengths": [2**63]}, "lengths[0]", f"{2**63}"),
+        ({"input_ids": ROW[0], "lengths": 3}, "lengths", "3"),
+        ({"input_ids": ROW[0], "lengths": []}, "lengths", "[]"),
+        ({"input_ids": ROW[0], "lengths": ROW}, "lengths shape", "(1, 3)"),
+        ({"input_ids": ROW[0], "lengths": ROW[0] * 1.0}, "lengths dtype", "float64"),
+        ({"input_ids": ROW, "offset": ROW}, "offset shape", "(1, 3)"),
+        ({"input_ids": ROW, "offset": ROW[0] == 1}, "offset dtype", "bool"),
+        ({"input_ids": ROW, "dtype": ROW}, "dtype", "a tensor"),
+        ({"input_ids": ROW, "nope": ROW}, "field", "nope"),
+        ({"position_ids": ROW}, "input_ids", "nothing"),
     ],
 )
-def test_invalid_arrays_and_lengths_are_rejected(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(Invalid, match=f"^{message}"):
+def test_invalid_arrays_and_lengths_are_rejected(fields: dict[str, Any], field: str, got: str) -> None:
+    with pytest.raises(Invalid) as refused:
         read_embed(fields)
+    assert (refused.value.field, refused.value.got) == (field, got)
 
 
 @pytest.mark.parametrize("dtype", ["<i8", "<u2", ">i4", "<u8"])

@@ -2,8 +2,8 @@
 
 import base64
 import io
-import zipfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import ml_dtypes
@@ -45,7 +45,7 @@ def loaded(text: bytes) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (3, 100_000)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100_000)])
 def test_torch_loads_prompt_file_like_its_own(shape: tuple[int, int], dtype: str) -> None:
     matrix = vectors(shape, dtype)
     tensor = torch.from_numpy(matrix.view(np.int16 if matrix.itemsize == 2 else np.int32)).view(getattr(torch, dtype))
@@ -56,14 +56,6 @@ def test_torch_loads_prompt_file_like_its_own(shape: tuple[int, int], dtype: str
     assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride())
     assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
     assert not found.requires_grad
-
-
-def test_prompt_file_has_zip_entries_of_torch() -> None:
-    matrix = vectors((5, 7))
-    archive = zipfile.ZipFile(io.BytesIO(b"".join(file_of(matrix).buffers)))
-    assert archive.testzip() is None
-    assert archive.namelist() == [f"archive/{name}" for name in ("data.pkl", "version", "byteorder", "data/0")]
-    assert archive.read("archive/data/0") == matrix.tobytes()
 
 
 def test_prompt_file_is_deterministic_without_a_copy() -> None:
@@ -84,7 +76,7 @@ def test_prompt_file_size_is_known_before_values(size: int) -> None:
     assert sum(map(len, file.buffers)) == len(file)
 
 
-@pytest.mark.parametrize("chunks", [[6], [2, 4], [1, 1, 1, 1, 1, 1], [5, 1]])
+@pytest.mark.parametrize("chunks", [[6], [2, 4], [1, 1, 1, 1, 1, 1]])
 def test_rows_of_a_chunked_tensor_equal_rows_of_an_array(chunks: list[int]) -> None:
     tensor, ended = vectors((6, 4)), []
 
@@ -122,17 +114,17 @@ def vllm(scale: Literal["applied", "none"], output: Any) -> Consumer:
     return Consumer(engine="vllm", versions="", scale=scale, output=output, source="")
 
 
-@pytest.mark.parametrize("embeddings", [None, lookup(2.0), lookup(2.0, vllm("applied", None))])
-def test_unknown_consumer_is_rejected(embeddings: TokenEmbeddings | None) -> None:
-    with pytest.raises(
-        Invalid, match=r"^encoding: got prompt_embeds, expected base64, float, since it is unknown whether vLLM scales"
+def test_only_a_known_consumer_is_accepted() -> None:
+    for embeddings, known in (
+        (None, False),
+        (lookup(2.0), False),
+        (lookup(2.0, vllm("applied", None)), False),
+        (lookup(1.0), True),
+        (lookup(2.0, vllm("none", "token_embeddings")), True),
     ):
-        check_prompt_embeds(REQUEST, tiny_manifest().model_copy(update={"token_embeddings": embeddings}))
-
-
-@pytest.mark.parametrize("embeddings", [lookup(1.0), lookup(2.0, vllm("none", "token_embeddings"))])
-def test_known_consumer_is_accepted(embeddings: TokenEmbeddings) -> None:
-    check_prompt_embeds(REQUEST, tiny_manifest().model_copy(update={"token_embeddings": embeddings}))
+        manifest = tiny_manifest().model_copy(update={"token_embeddings": embeddings})
+        with nullcontext() if known else pytest.raises(Invalid, match=r"^encoding: got prompt_embeds, .* unknown"):
+            check_prompt_embeds(REQUEST, manifest)
 
 
 def test_both_outputs_are_accepted_for_changed_consumer() -> None:

@@ -31,12 +31,14 @@ def entry(dtype: Any = "I64", shape: Any = (2,), offsets: Any = (0, 16), **more:
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, "bool", "float16", "float32", "float64"])
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,), (2, 0, 3)])
-def test_library_safetensors_are_read(dtype: str, shape: tuple[int, ...]) -> None:
-    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    found = read_safetensors(safetensors.numpy.save({"a": array, **IDS}, {"format": "pt"}))
-    assert found.keys() == {"a", *IDS}
-    assert (found["a"].dtype, found["a"].shape, found["a"].tobytes()) == (array.dtype, shape, array.tobytes())
+def test_library_safetensors_are_read(dtype: str) -> None:
+    for shape in ((), (3,), (2, 3), (0,), (2, 0, 3)):
+        array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+        body = safetensors.numpy.save({"a": array, **IDS}, {"format": "pt"})
+        found = read_safetensors(body)
+        assert found.keys() == {"a", *IDS}
+        assert (found["a"].dtype, found["a"].shape, found["a"].tobytes()) == (array.dtype, shape, array.tobytes())
+        assert np.shares_memory(found["input_ids"], np.frombuffer(body, np.uint8))
 
 
 def test_library_bfloat16_safetensors_are_read() -> None:
@@ -44,11 +46,6 @@ def test_library_bfloat16_safetensors_are_read() -> None:
     found = read_safetensors(safetensors_torch.save({"a": tensor}))["a"]
     assert found.dtype == ml_dtypes.bfloat16
     assert found.astype(np.float32).tolist() == tensor.tolist()
-
-
-def test_safetensors_are_read_without_a_copy() -> None:
-    body = safetensors.numpy.save(IDS)
-    assert np.shares_memory(read_safetensors(body)["input_ids"], np.frombuffer(body, np.uint8))
 
 
 def test_safetensors_library_reads_the_output() -> None:
@@ -67,11 +64,9 @@ def test_safetensors_library_reads_the_output() -> None:
         assert list(found[name].shape) == list(tensor.shape)
         assert found[name].view(torch.uint8).numpy().tobytes() == tensor.tobytes()
     assert found["brain"].dtype == torch.bfloat16
-    starts = {
-        name: array.ctypes.data - np.frombuffer(body, np.uint8).ctypes.data
-        for name, array in read_safetensors(body).items()
-    }
-    assert all(start % tensors[name].itemsize == 0 for name, start in starts.items())
+    begin = np.frombuffer(body, np.uint8).ctypes.data
+    for array in read_safetensors(body).values():
+        assert (array.ctypes.data - begin) % array.itemsize == 0
 
 
 def test_safetensors_are_written_without_a_copy() -> None:
@@ -82,29 +77,13 @@ def test_safetensors_are_written_without_a_copy() -> None:
 
 
 def test_safetensors_response_holds_row_tensors() -> None:
-    vectors = np.arange(12, dtype=np.float32).reshape(3, 4)
-    lengths, ids = np.array([1, 2]), np.array([7, 8, 9])
-    spans = np.arange(6).reshape(3, 2)
-    answer = EmbedResult(
-        model="m",
-        version=3,
-        dtype="float32",
-        tensors={"embeddings": vectors},
-        lengths=lengths,
-        next_offset=lengths + 5,
-        truncated=np.array([0, 4]),
-        input_ids=TokenRows(ids, lengths),
-        spans=spans,
-    )
-    body = join(write_result(answer))
-    expected = {
-        "embeddings": vectors,
-        "lengths": lengths,
-        "next_offset": lengths + 5,
-        "truncated": np.array([0, 4]),
-        "input_ids": ids,
-        "spans": spans,
-    }
+    lengths = np.array([1, 2])
+    expected = {"embeddings": np.arange(12, dtype=np.float32).reshape(3, 4), "lengths": lengths}
+    expected |= {"next_offset": lengths + 5, "truncated": np.array([0, 4]), "input_ids": np.array([7, 8, 9])}
+    expected |= {"spans": np.arange(6).reshape(3, 2)}
+    given: dict[str, Any] = expected | {"input_ids": TokenRows(expected["input_ids"], lengths)}
+    tensors = {"embeddings": given.pop("embeddings")}
+    body = join(write_result(EmbedResult(model="m", version=3, dtype="float32", tensors=tensors, **given)))
     found = safetensors.numpy.load(body)
     assert {name: array.tolist() for name, array in found.items()} == {n: a.tolist() for n, a in expected.items()}
     header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
@@ -166,7 +145,7 @@ def test_malformed_safetensors_are_rejected(body: bytes) -> None:
 def test_changed_bytes_are_rejected_or_read_like_library() -> None:
     random, read = np.random.default_rng(0), 0
     body = safetensors.numpy.save(IDS, {"a": "b"})
-    for _ in range(5000):
+    for _ in range(2000):
         changed = bytearray(body)
         for _ in range(random.integers(1, 4)):
             changed[random.integers(0, len(body) if random.random() < 0.5 else 8)] = random.integers(0, 256)
@@ -180,4 +159,4 @@ def test_changed_bytes_are_rejected_or_read_like_library() -> None:
         assert found.keys() == expected.keys()
         for name, array in found.items():
             assert (list(array.shape), array.tobytes()) == (expected[name]["shape"], bytes(expected[name]["data"]))
-    assert read > 100
+    assert read > 40

@@ -68,27 +68,23 @@ def test_integers_are_exact_or_rejected() -> None:
         read_integers("x", [1, 1.0])
 
 
-@pytest.mark.parametrize(("value", "expected"), [(0, [0]), (-3, [-3]), ([1, 2], [1, 2]), ([5], [5])])
-def test_offset_is_one_integer_or_a_list(value: Any, expected: list[int]) -> None:
-    offset = read_offset(value)
-    assert offset.dtype == np.int64
-    assert offset.tolist() == expected
+def test_offset_is_one_integer_or_a_list() -> None:
+    for value, expected in ((0, [0]), (-3, [-3]), ([1, 2], [1, 2])):
+        offset = read_offset(value)
+        assert (offset.dtype.name, offset.tolist()) == ("int64", expected)
+    bad: list[Any] = [None, [], True, 1.0, "1", {}, [[1]], [True], [1, None], 2**63, [2**63]]
+    for value in bad:
+        with pytest.raises(Invalid, match=r"^offset"):
+            read_offset(value)
 
 
-@pytest.mark.parametrize("value", [None, [], True, 1.0, "1", {}, [[1]], [True], [1, None], 2**63, [2**63]])
-def test_invalid_offset_is_rejected(value: Any) -> None:
-    with pytest.raises(Invalid, match=r"^offset"):
-        read_offset(value)
-
-
-@pytest.mark.parametrize("dtype", ["i1", "u1", "<i2", ">i2", "<i4", "<u4", "<i8", ">i8", "<u8"])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_array_rows_support_any_integer_dtype_and_order(dtype: str, order: Any) -> None:
-    array = np.array([[1, 2, 3], [4, 5, 127]], dtype, order=order)
-    rows = read_array_rows("x", array)
-    assert rows.values.dtype == np.int64
-    assert rows.values.tolist() == array.ravel().tolist()
-    assert rows.lengths.tolist() == [3, 3]
+def test_array_rows_support_any_integer_dtype_and_order() -> None:
+    for dtype in ("i1", "u1", "<i2", ">i2", "<i4", "<u4", "<i8", ">i8", "<u8"):
+        array = np.array([[1, 2, 3], [4, 5, 127]], dtype)
+        for each in (array, np.asfortranarray(array)):
+            rows = read_array_rows("x", each)
+            assert rows.values.dtype == np.int64
+            assert (rows.values.tolist(), rows.lengths.tolist()) == ([1, 2, 3, 4, 5, 127], [3, 3])
 
 
 def test_one_dimensional_array_is_one_flat_row() -> None:
@@ -102,25 +98,23 @@ def test_contiguous_int64_array_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "message"),
+    ("array", "field", "got"),
     [
-        (np.array(1), r"x shape: got \(\), expected \(length,\) or \(batch, length\)"),
-        (np.zeros((1, 1, 1), np.int64), r"x shape: got \(1, 1, 1\), expected"),
-        (np.zeros((0, 3), np.int64), r"x shape: got \(0, 3\), expected at least one row"),
-        (
-            np.broadcast_to(np.zeros((1, 0), np.int64), (2**40, 0)),
-            r"x shape: got \(1099511627776, 0\), expected at least",
-        ),
-        (np.array([1.0]), "x dtype: got float64, expected an integer type"),
-        (np.array([True]), "x dtype: got bool, expected an integer type"),
-        (np.array(["1"]), "x dtype: got <U1, expected an integer type"),
-        (np.array([1], "m8[s]"), r"x dtype: got timedelta64\[s\], expected an integer type"),
-        (np.array([2**63], np.uint64), "x: got 9223372036854775808, expected a 64-bit integer"),
+        (np.array(1), "x shape", "()"),
+        (np.zeros((1, 1, 1), np.int64), "x shape", "(1, 1, 1)"),
+        (np.zeros((0, 3), np.int64), "x shape", "(0, 3)"),
+        (np.broadcast_to(np.zeros((1, 0), np.int64), (2**40, 0)), "x shape", "(1099511627776, 0)"),
+        (np.array([1.0]), "x dtype", "float64"),
+        (np.array([True]), "x dtype", "bool"),
+        (np.array(["1"]), "x dtype", "<U1"),
+        (np.array([1], "m8[s]"), "x dtype", "timedelta64[s]"),
+        (np.array([2**63], np.uint64), "x", "9223372036854775808"),
     ],
 )
-def test_invalid_array_is_rejected(array: Any, message: str) -> None:
-    with pytest.raises(Invalid, match=f"^{message}"):
+def test_invalid_array_is_rejected(array: Any, field: str, got: str) -> None:
+    with pytest.raises(Invalid) as refused:
         read_array_rows("x", array)
+    assert (refused.value.field, refused.value.got) == (field, got)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e39, "1", True, None])

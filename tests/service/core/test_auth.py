@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import hashlib
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -33,34 +34,27 @@ def enter(access: Authenticator, authorization: bytes | None, model: str = "gpt"
     contextvars.copy_context().run(request)
 
 
-@pytest.mark.parametrize("authorization", [b"Bearer key", b"bearer key", b"BEARER   key "])
-def test_listed_key_is_accepted(file: Path, authorization: bytes) -> None:
-    enter(Authenticator(file), authorization)
+def test_listed_key_is_accepted(file: Path) -> None:
+    for authorization in (b"Bearer key", b"bearer key", b"BEARER   key "):
+        enter(Authenticator(file), authorization)
 
 
 SCHEME = "the header Authorization has another scheme; send Bearer and a key"
 UNKNOWN = "the key in the header Authorization is unknown; send Bearer and a key"
 
 
-@pytest.mark.parametrize(
-    ("authorization", "message"),
-    [
-        (None, "the header Authorization is missing; send Bearer and a key"),
-        (b"", SCHEME),
-        (b"key", SCHEME),
-        (b"Basic key", SCHEME),
-        (b"Bearer", SCHEME),
-        (b"Bearer ", UNKNOWN),
-        (b"Bearer Key", UNKNOWN),
-        (b"Bearer key key", UNKNOWN),
-        (b"Bearer " + DIGEST.encode(), UNKNOWN),
-        (b"Bearer \xff\x00", UNKNOWN),
-    ],
-)
-def test_invalid_authorization_is_rejected_without_echo(file: Path, authorization: bytes | None, message: str) -> None:
-    with pytest.raises(Unauthenticated) as refused:
-        enter(Authenticator(file), authorization)
-    assert str(refused.value) == message
+def test_invalid_authorization_is_rejected_without_echo(file: Path) -> None:
+    access = Authenticator(file)
+    missing = "the header Authorization is missing; send Bearer and a key"
+    keys = (b"Bearer ", b"Bearer Key", b"Bearer key key", b"Bearer " + DIGEST.encode(), b"Bearer \xff\x00")
+    for authorization, message in (
+        (None, missing),
+        *((scheme, SCHEME) for scheme in (b"", b"key", b"Basic key", b"Bearer")),
+        *((key, UNKNOWN) for key in keys),
+    ):
+        with pytest.raises(Unauthenticated) as refused:
+            enter(access, authorization)
+        assert str(refused.value) == message
 
 
 def test_unauthenticated_caller_is_rejected_everywhere(file: Path) -> None:
@@ -74,9 +68,8 @@ def test_unauthenticated_caller_is_rejected_everywhere(file: Path) -> None:
     assert not access.shows("gpt", caller())
 
 
-@pytest.mark.parametrize(
-    ("models", "model", "allowed"),
-    [
+def test_key_scope_supports_names_and_patterns(file: Path) -> None:
+    for models, model, allowed in (
         ('["gpt"]', "gpt", True),
         ('["gpt"]', "gpt2", False),
         ('["gpt"]', "a-gpt", False),
@@ -86,14 +79,9 @@ def test_unauthenticated_caller_is_rejected_everywhere(file: Path) -> None:
         ('["*"]', "anything", True),
         ('["GPT"]', "gpt", False),
         ('["gpt"]', "gpt\n", False),
-    ],
-)
-def test_key_scope_supports_names_and_patterns(file: Path, models: str, model: str, allowed: bool) -> None:
-    file.write_text(f"{ENTRY}models = {models}\n")
-    if allowed:
-        enter(Authenticator(file), b"Bearer key", model)
-    else:
-        with pytest.raises(Forbidden, match=r"^this key may not use the model (gpt|a-gpt)"):
+    ):
+        file.write_text(f"{ENTRY}models = {models}\n")
+        with nullcontext() if allowed else pytest.raises(Forbidden, match=r"^this key may not use the model (gpt|a-g)"):
             enter(Authenticator(file), b"Bearer key", model)
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from preblock.service.core.system import quota, return_free_memory, usable_cores
 
+V1 = "cpu/a/cpu.cfs"
+
 
 def group(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
@@ -30,12 +32,8 @@ def group(root: Path, files: dict[str, str]) -> Path:
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n"}, 1.5),
         ("0::/a/b\n", {"a/b/cpu.max": "100000 100000\n", "a/cpu.max": "400000 100000\n"}, 1),
         ("0::/docker/1234\n", {"cpu.max": "300000 100000\n"}, 3),  # a container: its own group is the root
-        (
-            "4:cpu,cpuacct:/a\n1:memory:/b\n",
-            {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"},
-            2.5,
-        ),
-        ("4:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, math.inf),
+        ("4:cpu,cpuacct:/a\n1:memory:/b\n", {f"{V1}_quota_us": "250000", f"{V1}_period_us": "100000"}, 2.5),
+        ("4:cpu,cpuacct:/a\n", {f"{V1}_quota_us": "-1", f"{V1}_period_us": "100000"}, math.inf),
         ("0::/\n", {"cpu.max": "a mistake"}, math.inf),
         ("", {}, math.inf),
     ],

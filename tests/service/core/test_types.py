@@ -1,10 +1,8 @@
 """Rows and requests. Oracle: plain Python lists."""
 
-import ml_dtypes
 import numpy as np
-import pytest
 
-from preblock.service.core.types import DTYPES, TokenRows
+from preblock.service.core.types import TokenRows
 
 RAGGED = TokenRows(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 1, 2]))
 
@@ -16,12 +14,9 @@ def test_of_array_takes_rows_without_a_copy() -> None:
     assert (rows.values.tolist(), rows.lengths.tolist(), rows.length) == ([0, 1, 2, 3, 4, 5], [3, 3], 3)
 
 
-@pytest.mark.parametrize(("lengths", "length"), [([2, 2, 2], 2), ([6], 6), ([1, 2, 3], None), ([3, 1, 2], None)])
-def test_length_is_common_length_or_none(lengths: list[int], length: int | None) -> None:
-    assert TokenRows(np.arange(6), np.array(lengths)).length == length
-
-
-def test_length_without_rows_is_zero() -> None:
+def test_length_is_common_length_or_none() -> None:
+    for lengths, length in (([2, 2, 2], 2), ([6], 6), ([1, 2, 3], None), ([3, 1, 2], None)):
+        assert TokenRows(np.arange(6), np.array(lengths)).length == length
     assert TokenRows(np.zeros(0, np.int64), np.zeros(0, np.int64)).length == 0
 
 
@@ -29,19 +24,12 @@ def test_starts_are_first_indices_of_rows() -> None:
     assert RAGGED.starts.tolist() == [0, 3, 4]
 
 
-@pytest.mark.parametrize(("per_row", "spread"), [([4], [4] * 6), ([1, 2, 3], [1, 1, 1, 2, 3, 3])])
-def test_spread_repeats_value_for_each_token(per_row: list[int], spread: list[int]) -> None:
-    assert RAGGED.spread(np.array(per_row)).tolist() == spread
+def test_spread_repeats_value_for_each_token() -> None:
+    for per_row, spread in (([4], [4] * 6), ([1, 2, 3], [1, 1, 1, 2, 3, 3])):
+        assert RAGGED.spread(np.array(per_row)).tolist() == spread
 
 
 def test_place_names_row_and_column() -> None:
     places = [RAGGED.place(index) for index in range(6)]
     assert places == ["[0][0]", "[0][1]", "[0][2]", "[1][0]", "[2][0]", "[2][1]"]
-
-
-def test_place_of_flat_list_is_its_index() -> None:
     assert TokenRows(np.arange(3), np.array([3]), flat=True).place(2) == "[2]"
-
-
-def test_dtypes_equal_numpy_and_ml_dtypes() -> None:
-    assert {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16} == DTYPES

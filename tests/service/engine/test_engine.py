@@ -11,9 +11,9 @@ import pytest
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.native_json import read_embed
-from preblock.service.core.errors import Invalid, TooLarge
+from preblock.service.core.errors import Invalid
 from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import Int64, TokenRequest
+from preblock.service.core.types import Int64, RowsRequest, TokenRequest
 from preblock.service.engine.casting import cast
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.planning import plan
@@ -51,39 +51,32 @@ def feeds_of(manifest: Manifest, **fields: Any) -> dict[str, Any]:
     return planned(fields, manifest)[0]
 
 
-def test_equal_rows_run_as_one_rectangle_with_one_offset(bert: Manifest) -> None:
-    feeds = feeds_of(bert, input_ids=[[1, 2], [3, 4]], offset=5)
-    assert feeds["input_ids"].tolist() == [[1, 2], [3, 4]]
-    assert feeds["offset"].tolist() == [5]
-    assert feeds["token_type_ids"].tolist() == [[0, 0], [0, 0]]
+def test_equal_rows_run_as_one_rectangle(bert: Manifest, gpt: Manifest) -> None:
+    ids = [[1, 2], [3, 4]]
+    for fields, offset in (
+        ({"offset": 5}, [5]),
+        ({"offset": [5, 0]}, [5, 0]),
+        ({"attention_mask": [[1, 1], [1, 1]]}, [0]),  # as without a mask
+    ):
+        feeds = feeds_of(bert, input_ids=ids, **fields)
+        assert (feeds["input_ids"].tolist(), feeds["offset"].tolist()) == (ids, offset), fields
+        assert feeds["token_type_ids"].tolist() == [[0, 0], [0, 0]]
+        assert "token_type_ids" not in feeds_of(gpt, input_ids=ids, **fields)
 
 
-def test_equal_rows_with_own_offsets_run_as_one_rectangle(bert: Manifest) -> None:
-    feeds = feeds_of(bert, input_ids=[[1, 2], [3, 4]], offset=[5, 0])
-    assert (feeds["input_ids"].shape, feeds["offset"].tolist()) == ((2, 2), [5, 0])
-
-
-def test_mask_of_ones_counts_as_no_mask(bert: Manifest) -> None:
-    assert feeds_of(bert, input_ids=[[1, 2]], attention_mask=[[1, 1]])["input_ids"].shape == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("fields", "positions"),
-    [
+def test_irregular_rows_run_as_single_tokens_at_positions(bert: Manifest) -> None:
+    cases: list[tuple[dict[str, Any], list[int]]] = [
         ({"input_ids": [[1, 2], [3]], "offset": [5, 0]}, [5, 6, 0]),
         ({"input_ids": [[1, 2], [3]], "offset": 2}, [2, 3, 2]),
         ({"input_ids": [[1, 2, 3]], "attention_mask": [[0, 1, 1]], "offset": 4}, [0, 4, 5]),
         ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [0, 1]], "offset": [4, 1]}, [4, 5, 0, 1]),
         ({"input_ids": [[1, 2]], "position_ids": [[7, 3]]}, [7, 3]),
         ({"input_ids": [[1, 2]], "position_ids": [[7, 3]], "attention_mask": [[0, 1]]}, [7, 3]),
-    ],
-)
-def test_irregular_rows_run_as_single_tokens_at_positions(
-    bert: Manifest, fields: dict[str, Any], positions: list[int]
-) -> None:
-    feeds = feeds_of(bert, **fields)
-    assert feeds["input_ids"].tolist() == [[id_] for row in fields["input_ids"] for id_ in row]
-    assert feeds["offset"].tolist() == positions
+    ]
+    for fields, positions in cases:
+        feeds = feeds_of(bert, **fields)
+        assert feeds["input_ids"].tolist() == [[id_] for row in fields["input_ids"] for id_ in row], fields
+        assert feeds["offset"].tolist() == positions, fields
 
 
 def test_positions_of_random_requests_equal_single_counts(bert: Manifest) -> None:
@@ -110,10 +103,6 @@ def test_next_offset_of_random_requests_counts_real_tokens(gpt: Manifest) -> Non
         assert planned(fields, gpt)[1].tolist() == expected, fields
 
 
-def test_graph_without_segments_gets_no_segment_ids(gpt: Manifest) -> None:
-    assert "token_type_ids" not in feeds_of(gpt, input_ids=[1])
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_cast_rounds_every_value_like_torch(dtype: str) -> None:
     # Random bits: every exponent, subnormals, and ties, with a lower half of 0x8000 or 0x1000.
@@ -126,53 +115,26 @@ def test_cast_rounds_every_value_like_torch(dtype: str) -> None:
     assert found.tobytes() == oracle[torch.from_numpy(fits)].view(torch.uint8).numpy().tobytes()
 
 
-def test_cast_to_float32_does_not_copy() -> None:
-    vectors = np.ones((1, 2), np.float32)
-    assert cast(vectors, "float32") is vectors
-
-
-@pytest.mark.parametrize(("dtype", "value"), [("float16", 65520.0), ("float16", -7e4), ("bfloat16", 3.4e38)])
-def test_cast_of_too_large_value_is_rejected(dtype: str, value: float) -> None:
-    with pytest.raises(Invalid, match=f"dtype: got {dtype}, expected float32, since a value of"):
-        cast(np.array([[1, value]], np.float32), dtype)
-
-
-@pytest.mark.parametrize(("dtype", "value"), [("float16", 65504.0), ("float16", np.inf), ("float16", np.nan)])
-def test_cast_keeps_largest_float_and_infinity(dtype: str, value: float) -> None:
-    found = cast(np.array([[value]], np.float32), dtype)
-    assert np.array_equal(found.astype(np.float32), [[value]], equal_nan=True)
+def test_cast_of_too_large_value_is_rejected() -> None:
+    for dtype, value in (("float16", 65520.0), ("float16", -7e4), ("bfloat16", 3.4e38)):
+        with pytest.raises(Invalid) as refused:
+            cast(np.array([[1, value]], np.float32), dtype)
+        assert (refused.value.field, refused.value.got) == ("dtype", dtype)
+    for value in (65504.0, np.inf, np.nan):
+        found = cast(np.array([[value]], np.float32), "float16")
+        assert np.array_equal(found.astype(np.float32), [[value]], equal_nan=True)
 
 
 def test_engine_response_equals_session_output(engine: Engine) -> None:
     model = engine.repository.get("gpt")
-    answer = asyncio.run(
-        ask_engine(engine, model, read_embed({"input_ids": [[1, 2], [3, 4]], "offset": [1, 3]}).request)
-    )
+    request = read_embed({"input_ids": [[1, 2], [3, 4]], "offset": [1, 3]}).request
+    answer = asyncio.run(ask_engine(engine, model, request))
     feeds = {"input_ids": np.array([[1, 2], [3, 4]]), "offset": np.array([1, 3])}
     oracle = model.sessions["model.onnx"].run(feeds)["embeddings"]
     assert answer.arrays["embeddings"].tobytes() == oracle.tobytes()
     assert answer.tensors["embeddings"].shape == (2, 2, 4)
     assert (answer.model, answer.version, answer.dtype) == ("gpt", 1, "float32")
     assert answer.next_offset.tolist() == [3, 5]
-
-
-def test_request_is_validated_before_it_runs(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
-    with pytest.raises(Invalid, match=r"input_ids\[0\]: got -1"):
-        asyncio.run(ask_engine(engine, model, read_embed({"input_ids": [-1]}).request))
-    with pytest.raises(TooLarge):
-        asyncio.run(ask_engine(engine, model, read_embed({"input_ids": [[0]] * 65537}).request))
-
-
-def test_concurrent_requests_do_not_mix(engine: Engine) -> None:
-    model = engine.repository.get("bert")
-    requests = [read_embed({"input_ids": [[i % 11] * (i % 8 + 1)]}).request for i in range(50)]
-
-    async def all_at_once() -> list[Any]:
-        return await asyncio.gather(*(ask_engine(engine, model, request) for request in requests))
-
-    together = [answer.tensors["embeddings"].tobytes() for answer in asyncio.run(all_at_once())]
-    assert together == [asyncio.run(ask_engine(engine, model, r)).arrays["embeddings"].tobytes() for r in requests]
 
 
 def executions(engine: Engine, model: str) -> tuple[int, int, dict[int | None, int]]:
@@ -198,9 +160,8 @@ def bits(answer: EmbedResult) -> list[object]:
 
 def test_different_lengths_and_offsets_share_one_run(tiny_repository: Path) -> None:
     with open_engine(tiny_repository) as engine:
-        first, second = (
-            read_embed(f).request for f in ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5})
-        )
+        fields = ({"input_ids": [1, 2, 3]}, {"input_ids": [[4], [5]], "offset": 5})
+        first, second = (read_embed(each).request for each in fields)
         assert isinstance(first, TokenRequest)
         assert isinstance(second, TokenRequest)
         together = answers_together(engine, [("gpt", None, first), ("gpt", None, second)])
@@ -216,12 +177,9 @@ def test_batched_requests_equal_single_requests_bit_for_bit(tiny_repository: Pat
         random, asked = np.random.default_rng(5), []
         for _ in range(300):
             name, version = [("bert", "1"), ("bert", "2"), ("gpt", None)][random.integers(3)]
-            options = {
-                "output": [["embeddings"], ["token_embeddings"], ["embeddings", "token_embeddings"]][
-                    random.integers(3)
-                ],
-                "dtype": ["float32", "float16", "bfloat16"][random.integers(3)],
-            }
+            outputs = [["embeddings"], ["token_embeddings"], ["embeddings", "token_embeddings"]]
+            dtypes = ["float32", "float16", "bfloat16"]
+            options = {"output": outputs[random.integers(3)], "dtype": dtypes[random.integers(3)]}
             fields = random_request(random, name)
             request = read_embed(fields | options).request
             assert isinstance(request, TokenRequest)
@@ -235,29 +193,31 @@ def test_batched_requests_equal_single_requests_bit_for_bit(tiny_repository: Pat
 
 
 def test_rejected_request_does_not_fail_its_batch(engine: Engine) -> None:
-    model = engine.repository.get("gpt")
     good, bad = (read_embed({"input_ids": [identifier]}).request for identifier in (3, 7))
-
-    async def scenario() -> list[EmbedResult | BaseException]:
-        return await asyncio.gather(*(ask_engine(engine, model, r) for r in (good, bad, good)), return_exceptions=True)
-
-    first, refused, second = asyncio.run(scenario())
+    first, refused, second = answers_of(engine, "gpt", [good, bad, good])
     assert isinstance(refused, Invalid)
     assert isinstance(first, EmbedResult)
     assert isinstance(second, EmbedResult)
-    assert bits(first) == bits(second) == bits(asyncio.run(ask_engine(engine, model, good)))
+    alone = asyncio.run(ask_engine(engine, engine.repository.get("gpt"), good))
+    assert bits(first) == bits(second) == bits(alone)
+
+
+def answers_of(engine: Engine, model: str, requests: list[RowsRequest]) -> list[EmbedResult | BaseException]:
+    """Return the answers to requests of one micro-batch, and their exceptions."""
+    found = engine.repository.get(model)
+
+    async def together() -> list[EmbedResult | BaseException]:
+        return await asyncio.gather(*(ask_engine(engine, found, r) for r in requests), return_exceptions=True)
+
+    return asyncio.run(together())
 
 
 def test_too_narrow_dtype_fails_only_its_request(tmp_path: Path) -> None:
     copy_artifact("gpt-huge-value", tmp_path, "gpt")
     with open_engine(tmp_path) as engine:
         requests = [read_embed({"input_ids": [identifier], "dtype": "float16"}).request for identifier in (1, 3, 2)]
-        model = engine.repository.get("gpt")
-
-        async def scenario() -> list[EmbedResult | BaseException]:
-            return await asyncio.gather(*(ask_engine(engine, model, r) for r in requests), return_exceptions=True)
-
-        assert [type(answer) for answer in asyncio.run(scenario())] == [EmbedResult, Invalid, EmbedResult]
+        answers = answers_of(engine, "gpt", requests)
+        assert [type(answer) for answer in answers] == [EmbedResult, Invalid, EmbedResult]
 
 
 def test_models_with_projection_are_not_batched(tmp_path: Path) -> None:

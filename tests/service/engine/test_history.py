@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,21 +65,15 @@ def read(result: EmbedResult, output: str = OUTPUT[0]) -> Float32:
 CONTEXTS = [[5, 6], [END, 97], [8, END]]
 
 
-@pytest.mark.parametrize(
-    "lengths", [(4, 4, 4), (1, 1, 1), (3, 1, 7), (100, 900, 2500), (5000, 1, 1), (4000, 4000, 4000)]
-)
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (1, 1, 1), (3, 1, 7), (5000, 1, 1), (4000, 4000, 4000)])
 @pytest.mark.parametrize(("chunks", "dtype"), [("none", "float32"), ("sent", "float32"), ("sent", "stored")])
 def test_each_row_has_its_own_history(lengths: tuple[int, ...], chunks: Chunks, dtype: str, engine: Engine) -> None:
     rows = random_rows(*lengths)
     offset = np.array([7, 1, 0])
     request = TokenRequest(
-        input_ids=rows_of(*rows),
-        offset=offset,
-        context=rows_of(*CONTEXTS),
-        outputs=(*OUTPUT, ROW_IDS),
-        dtype=dtype,
-        chunks=chunks,
+        input_ids=rows_of(*rows), offset=offset, context=rows_of(*CONTEXTS), outputs=(*OUTPUT, ROW_IDS)
     )
+    request = replace(request, dtype=dtype, chunks=chunks)
     result = embed(engine, request)
     for output in request.outputs:
         expected = [run(engine, row, context, output) for row, context in zip(rows, CONTEXTS, strict=True)]
@@ -139,9 +134,7 @@ def test_explicit_positions_need_a_context_beyond_the_first(engine: Engine) -> N
     assert np.array_equal(read(embed(engine, request(0))), run(engine, [5, 6, 7], [END, END]))
     found = read(embed(engine, request(4, 0, context=rows_of([8, 9], [END, END]))))
     assert np.array_equal(found[:3], run(engine, [5, 6, 7], [8, 9]))
-    with pytest.raises(
-        Invalid, match=r"^context: got nothing, expected the last 2 ids before each row, since row 1 begi"
-    ):
+    with pytest.raises(Invalid, match=r"^context: got nothing, .* since row 1 begins"):
         embed(engine, request(0, 4))
     masked = request(4, attention_mask=rows_of([0, 0, 0]))
     assert embed(engine, masked).next_context is not None
@@ -178,53 +171,28 @@ def test_other_outputs_need_no_context(engine: Engine) -> None:
     assert fast_path_of(engine, model, OUTPUT, "float32", of_stream=True) is not None
 
 
-@pytest.mark.parametrize(
-    ("context", "offset", "message"),
-    [
-        (None, [0, 3], "context: got nothing, expected the last 2 ids before each row, since row 1 begins at 3"),
-        (rows_of([1, 2]), [0], "context: got 1 rows, expected 2 rows, as many as the tokens have"),
-        (rows_of([1, 2], [3]), [0], r"context\[1\]: got 1 ids, expected 2 ids, the last ones before the row"),
-        (rows_of([1, 2, 3], [3, 4]), [0], r"context\[0\]: got 3 ids, expected 2 ids"),
-        (rows_of([1, 2], [3, 99]), [0], r"context\[1\]\[1\]: got 99, expected 0 to 98"),
-        (rows_of([1, -2], [3, 9]), [0], r"context\[0\]\[1\]: got -2, expected 0 to 98"),
-    ],
-)
-def test_bad_contexts_are_refused(context: TokenRows | None, offset: list[int], message: str, engine: Engine) -> None:
-    request = TokenRequest(input_ids=rows_of([5], [6]), offset=np.array(offset), context=context, outputs=OUTPUT)
-    with pytest.raises(Invalid, match=f"^{message}"):
-        embed(engine, request)
-
-
-def test_context_of_another_model_is_refused(engine: Engine) -> None:
-    with pytest.raises(Invalid, match=r"^context is not an input: no output of this model depends on the ids before"):
-        embed(engine, TokenRequest(input_ids=rows_of([5]), context=rows_of([1, 2])), "gpt")
+ONE, TWO = {"input_ids": rows_of([5, 6])}, {"input_ids": rows_of([5], [6]), "outputs": OUTPUT}
 
 
 @pytest.mark.parametrize(
-    ("outputs", "options", "message"),
+    ("model", "fields", "field", "got"),
     [
-        (
-            ("embeddings", *OUTPUT),
-            {"dtype": "stored"},
-            "dtype: got stored, expected float32, float16, bfloat16, since emb",
-        ),
-        ((ROW_IDS,), {"pooling": "mean"}, "pooling: got mean, expected none, since ngram_row_ids holds no vectors"),
-        (
-            OUTPUT,
-            {"pooling": "last", "dtype": "stored"},
-            "pooling: got last, expected none, since ngram_embeddings hol",
-        ),
-        (("ngram_scales",), {}, "output: got ngram_scales, expected embeddings, "),
-        ((ROW_IDS,), {"offset": np.array([3])}, "context: got nothing, expected the last 2 ids"),
+        ("ngrams", TWO | {"offset": np.array([0, 3])}, "context", "nothing"),
+        ("ngrams", TWO | {"context": rows_of([1, 2])}, "context", "1 rows"),
+        ("ngrams", TWO | {"context": rows_of([1, 2], [3])}, "context[1]", "1 ids"),
+        ("ngrams", TWO | {"context": rows_of([1, 2, 3], [3, 4])}, "context[0]", "3 ids"),
+        ("ngrams", TWO | {"context": rows_of([1, 2], [3, 99])}, "context[1][1]", "99"),
+        ("ngrams", TWO | {"context": rows_of([1, -2], [3, 9])}, "context[0][1]", "-2"),
+        ("gpt", ONE | {"context": rows_of([1, 2])}, "context", "a value"),
+        ("ngrams", ONE | {"outputs": ("embeddings", *OUTPUT), "dtype": "stored"}, "dtype", "stored"),
+        ("gpt", ONE | {"dtype": "stored"}, "dtype", "stored"),
+        ("ngrams", ONE | {"outputs": (ROW_IDS,), "pooling": "mean"}, "pooling", "mean"),
+        ("ngrams", ONE | {"outputs": OUTPUT, "pooling": "last", "dtype": "stored"}, "pooling", "last"),
+        ("ngrams", ONE | {"outputs": ("ngram_scales",)}, "output", "ngram_scales"),
+        ("ngrams", ONE | {"outputs": (ROW_IDS,), "offset": np.array([3])}, "context", "nothing"),
     ],
 )
-def test_outputs_without_a_form_are_refused(
-    outputs: tuple[str, ...], options: dict[str, Any], message: str, engine: Engine
-) -> None:
-    with pytest.raises(Invalid, match=f"^{message}"):
-        embed(engine, TokenRequest(input_ids=rows_of([5, 6]), outputs=outputs, **options))
-
-
-def test_models_without_tables_have_no_stored_type(engine: Engine) -> None:
-    with pytest.raises(Invalid, match=r"^dtype: got stored, expected float32, float16, bfloat16"):
-        embed(engine, TokenRequest(input_ids=rows_of([5, 6]), dtype="stored"), "gpt")
+def test_bad_requests_are_refused(engine: Engine, model: str, fields: dict[str, Any], field: str, got: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        embed(engine, TokenRequest(**fields), model)
+    assert (refused.value.field, refused.value.got) == (field, got)

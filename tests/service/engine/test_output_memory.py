@@ -75,17 +75,16 @@ def test_other_models_and_types_keep_their_memory(engine: Engine) -> None:
         assert tensor.memory is None
 
 
-def test_unaligned_memory_is_not_used() -> None:
-    assert open_range(64, 2).map_floats(16) is None
-
-
-def test_file_ending_between_range_and_region_is_copied_to() -> None:
+def test_memory_that_is_not_mapped_is_copied_to() -> None:
+    """A file that ends between range and region; and a range that is not aligned."""
     region = open_range(128).region
     target = OpenRange(RegionRange("outputs[0].parameters", "vectors", 0, 64), region)
     os.ftruncate(file_of(region), 64)
     assert target.map_floats(16) is None
     target.write(0, memoryview(b"x" * 64))
     assert target.read() == b"x" * 64
+    assert open_range(64, 2).map_floats(16) is None
+    assert isinstance(open_range(64).lost(), Unavailable)  # a full file system raises SIGBUS, too
 
 
 def test_memory_that_becomes_shorter_is_an_error_of_the_request(engine: Engine) -> None:
@@ -101,13 +100,6 @@ def test_memory_that_becomes_shorter_is_an_error_of_the_request(engine: Engine) 
     with pytest.raises(Invalid, match=f"file of the region vectors: got {size // 2} bytes, expected at least {size} "):
         list(tensor)
     assert sum(chunk.size for chunk in tensor_of(engine, [4100] * 3)) == 12300 * WIDTH
-
-
-def test_memory_without_a_reason_is_unavailable() -> None:
-    """A full file system raises SIGBUS too, and the file keeps its size."""
-    error = open_range(64).lost()
-    assert isinstance(error, Unavailable)
-    assert str(error) == "outputs[0].parameters: the region vectors cannot be written: no memory is left"
 
 
 def test_bus_error_outside_the_output_stays_fatal() -> None:

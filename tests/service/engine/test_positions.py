@@ -55,32 +55,21 @@ def padded() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return ids, (ids != PAD).astype(np.int64)
 
 
-@pytest.mark.parametrize("name", [*COUNTS, "masked"])
-def test_real_token_position_counts_preceding_real_tokens(engine: Engine, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "padding"), [("slots", FIRST), ("ids", FIRST - 1), ("mask", FIRST - 1), ("masked", None)]
+)
+def test_positions_count_preceding_real_tokens(engine: Engine, name: str, padding: int | None) -> None:
+    """Padding has one position, as in the library, or vectors of zeros."""
     ids, mask = padded()
     offset = np.array([0, 1, 2, 3])
     answer = embed(engine, name, ids, mask, offset)
     tokens, positions = tables()
     index = offset[:, None] + mask.cumsum(1) - 1
-    expected = tokens[ids] + positions[index + FIRST]
     found = answer.arrays["embeddings"].reshape(4, 5, 4)
-    np.testing.assert_array_equal(found[mask == 1], expected[mask == 1])
+    np.testing.assert_array_equal(found[mask == 1], (tokens[ids] + positions[index + FIRST])[mask == 1])
     np.testing.assert_array_equal(answer.next_offset, offset + mask.sum(1))
-
-
-@pytest.mark.parametrize(("name", "row"), [("slots", FIRST), ("ids", FIRST - 1), ("mask", FIRST - 1)])
-def test_padding_position_equals_library(engine: Engine, name: str, row: int) -> None:
-    ids, mask = padded()
-    answer = embed(engine, name, ids, mask, np.array([0, 1, 2, 3]))
-    tokens, positions = tables()
-    found = answer.arrays["embeddings"].reshape(4, 5, 4)[mask == 0]
-    np.testing.assert_array_equal(found, np.broadcast_to(tokens[PAD] + positions[row], found.shape))
-
-
-def test_padding_is_zero_with_mask_step(engine: Engine) -> None:
-    ids, mask = padded()
-    found = embed(engine, "masked", ids, mask, np.array([0])).arrays["embeddings"].reshape(4, 5, 4)
-    assert not found[mask == 0].any()
+    expected = np.zeros(4, np.float32) if padding is None else tokens[PAD] + positions[padding]
+    np.testing.assert_array_equal(found[mask == 0], np.broadcast_to(expected, found[mask == 0].shape))
 
 
 @pytest.mark.parametrize("name", [*COUNTS, "masked"])
@@ -104,9 +93,8 @@ def test_unequal_rows_equal_single_rows(engine: Engine, name: str) -> None:
     request = TokenRequest(input_ids=ragged[0], attention_mask=ragged[1])
     together = asyncio.run(ask_engine(engine, engine.repository.get(name), request))
     alone = [embed(engine, name, row[None], marks[None], np.array([0])) for row, marks in pieces]
-    np.testing.assert_array_equal(
-        together.arrays["embeddings"], np.concatenate([answer.arrays["embeddings"][0] for answer in alone])
-    )
+    expected = np.concatenate([answer.arrays["embeddings"][0] for answer in alone])
+    np.testing.assert_array_equal(together.arrays["embeddings"], expected)
     np.testing.assert_array_equal(together.next_offset, np.concatenate([answer.next_offset for answer in alone]))
 
 

@@ -11,15 +11,11 @@ import pytest
 from fastapi import FastAPI
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.routes import embed, v2
+from preblock.service.api.http.routes import embed
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Unavailable
-from preblock.service.engine.engine import Engine
+from preblock.service.core.results import EmbedResult
 from preblock.service.engine.scheduler import Scheduler
-from preblock.service.engine.sequences import Sequences
-from preblock.service.observability.metrics import Metrics
-from preblock.service.runtime.providers import CPU
-from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.support.engines import ask_engine, live_settings, open_engine
 
@@ -41,10 +37,10 @@ async def occupy(scheduler: Scheduler, gate: threading.Event) -> list[asyncio.Ta
     return tasks
 
 
-@pytest.mark.parametrize(("size", "elsewhere"), [(0, False), (INLINE_MAX_VALUES, False), (LARGE, True)])
-def test_only_large_work_leaves_event_loop(scheduler: Scheduler, size: int, elsewhere: bool) -> None:
-    thread = asyncio.run(scheduler.run(size, threading.current_thread))
-    assert (thread is not threading.current_thread()) == elsewhere
+def test_only_large_work_leaves_event_loop(scheduler: Scheduler) -> None:
+    for size, elsewhere in ((0, False), (INLINE_MAX_VALUES, False), (LARGE, True)):
+        thread = asyncio.run(scheduler.run(size, threading.current_thread))
+        assert (thread is not threading.current_thread()) == elsewhere, size
 
 
 def test_full_queue_rejects_chunk_and_accepts_it_later(scheduler: Scheduler) -> None:
@@ -61,15 +57,19 @@ def test_full_queue_rejects_chunk_and_accepts_it_later(scheduler: Scheduler) -> 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("size", [INLINE_MAX_VALUES, LARGE])
-def test_exception_reaches_only_its_caller(scheduler: Scheduler, size: int) -> None:
-    async def scenario() -> None:
+def test_exception_reaches_only_its_caller(scheduler: Scheduler) -> None:
+    """A failure leaves no reference cycle, which would keep the body of the request."""
+
+    async def scenario(size: int) -> None:
+        gc.collect()
         for _ in range(5):  # more often than pieces may wait
             with pytest.raises(ZeroDivisionError):
                 await scheduler.run(size, lambda: 1 / 0)
             assert await scheduler.run(size, lambda: 1) == 1
+        assert gc.collect() == 0
 
-    asyncio.run(scenario())
+    for size in (INLINE_MAX_VALUES, LARGE):
+        asyncio.run(scenario(size))
 
 
 def test_cancelled_chunk_frees_its_place_in_the_queue(scheduler: Scheduler) -> None:
@@ -88,18 +88,6 @@ def test_cancelled_chunk_frees_its_place_in_the_queue(scheduler: Scheduler) -> N
         assert ran.is_set()
 
     asyncio.run(scenario())
-
-
-def test_close_waits_for_running_work() -> None:
-    async def scenario() -> bool:
-        scheduler, gate = Scheduler(1, live_settings()), threading.Event()
-        task = asyncio.create_task(scheduler.run(LARGE, gate.wait))
-        await asyncio.sleep(0)
-        threading.Timer(0.05, gate.set).start()
-        scheduler.close()
-        return await task
-
-    assert asyncio.run(scenario())
 
 
 def doubled(runs: list[list[int]]) -> Callable[[list[int]], list[int]]:
@@ -141,21 +129,8 @@ def test_single_request_does_not_wait_for_batch(scheduler: Scheduler) -> None:
     assert asyncio.run(scenario()) == ["turn 0", "turn 1", "answered", "turn 2", "turn 3"]
 
 
-@pytest.mark.parametrize(
-    ("cancelled", "ran"),
-    [
-        ({0}, [[2, 3, 4]]),
-        ({1, 3}, [[1, 2, 3, 4]]),  # in one turn: the first goes on before the others learn of their end
-        ({0, 1, 2}, [[4]]),
-        ({0, 1, 2, 3}, []),
-    ],
-)
-def test_cancelled_request_does_not_affect_others(
-    scheduler: Scheduler, cancelled: set[int], ran: list[list[int]]
-) -> None:
-    runs: list[list[int]] = []
-
-    async def scenario() -> None:
+def test_cancelled_request_does_not_affect_others(scheduler: Scheduler) -> None:
+    async def scenario(cancelled: set[int], runs: list[list[int]]) -> None:
         tasks = [asyncio.create_task(scheduler.run_batched("a", 1, number + 1, doubled(runs))) for number in range(4)]
         await asyncio.sleep(0)
         for number in cancelled:
@@ -165,8 +140,16 @@ def test_cancelled_request_does_not_affect_others(
             assert isinstance(answer, asyncio.CancelledError) if number in cancelled else answer == 2 * number + 2
         assert await scheduler.run_batched("a", 1, 9, doubled(runs)) == 18
 
-    asyncio.run(scenario())
-    assert runs == [*ran, [9]]
+    cases: list[tuple[set[int], list[list[int]]]] = [
+        ({0}, [[2, 3, 4]]),
+        ({1, 3}, [[1, 2, 3, 4]]),  # in one turn: the first goes on before the others learn of their end
+        ({0, 1, 2}, [[4]]),
+        ({0, 1, 2, 3}, []),
+    ]
+    for cancelled, ran in cases:
+        runs: list[list[int]] = []
+        asyncio.run(scenario(cancelled, runs))
+        assert runs == [*ran, [9]]
 
 
 def test_failing_request_does_not_fail_its_batch(scheduler: Scheduler) -> None:
@@ -195,80 +178,42 @@ def test_batched_run_has_a_maximum_size(scheduler: Scheduler) -> None:
     assert runs == [[1, 2], [3], [4], [5]]
 
 
-def protocols(engine: Engine) -> FastAPI:
-    app = FastAPI()
-    errors.install(app)
-    app.include_router(embed.router(embed.handler(engine, 2**24)))
-    app.include_router(v2.router(engine, v2.handler(engine, Sequences(engine).shared_store, 2**24), "0", 2**24))
-    return app
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/models/gpt/embed", b'{"input_ids": [[1, 2]]}', lambda response: response.json()["detail"]),
-        (
-            "/v2/models/gpt/infer",
-            b'{"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}',
-            lambda response: response.json()["error"],
-        ),
-    ],
-)
-def test_busy_server_rejects_large_and_serves_small_requests(
-    tiny_repository: Path, scheduler: Scheduler, path: str, body: bytes, message: Callable[[httpx.Response], str]
-) -> None:
+def test_busy_server_rejects_large_and_serves_small_requests(tiny_repository: Path, scheduler: Scheduler) -> None:
+    body = b'{"input_ids": [[1, 2]]}'
 
     async def scenario(app: FastAPI) -> None:
         gate = threading.Event()
         waiting = await occupy(scheduler, gate)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            large = await client.post(path, content=body.ljust(LARGE))
-            small = await client.post(path, content=body)
+            large = await client.post("/models/gpt/embed", content=body.ljust(LARGE))
+            small = await client.post("/models/gpt/embed", content=body)
             gate.set()
             await asyncio.gather(*waiting)
-            later = await client.post(path, content=body.ljust(LARGE))
+            later = await client.post("/models/gpt/embed", content=body.ljust(LARGE))
         assert (large.status_code, small.status_code, later.status_code) == (503, 200, 200)
-        assert message(large) == "the queue is full: 1 requests wait, the limit; try again later"
+        assert large.json()["detail"].startswith("the queue is full")
         assert later.content == small.content
 
     with open_engine(tiny_repository, scheduler) as engine:
-        asyncio.run(scenario(protocols(engine)))
+        app = FastAPI()
+        errors.install(app)
+        app.include_router(embed.router(embed.handler(engine, 2**24)))
+        asyncio.run(scenario(app))
 
 
 def test_cancelled_request_does_not_change_other_responses(tiny_repository: Path) -> None:
-    scheduler = Scheduler(2, live_settings())
-    engine = Engine(
-        Repository(tiny_repository, CPU, 1),
-        scheduler,
-        Metrics(),
-        live_settings(max_request_tokens=2**20, max_request_rows=2**20),
-    )
-    model = engine.repository.get("gpt")
-    requests = [read_embed({"input_ids": [[i % 7]] * 200_000}).request for i in range(6)]
+    with open_engine(tiny_repository, max_request_tokens=2**20, max_request_rows=2**20) as engine:
+        model = engine.repository.get("gpt")
+        requests = [read_embed({"input_ids": [[i % 7]] * 100_000}).request for i in range(4)]
 
-    async def scenario() -> list[bytes]:
-        tasks = [asyncio.create_task(ask_engine(engine, model, request)) for request in requests]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        tasks[4].cancel()
-        answers = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [i in (1, 4) for i in range(6)]
-        return [answer.arrays["embeddings"].tobytes() for answer in answers if not isinstance(answer, BaseException)]
+        async def scenario() -> list[object]:
+            tasks = [asyncio.create_task(ask_engine(engine, model, request)) for request in requests]
+            await asyncio.sleep(0)
+            tasks[1].cancel()
+            return await asyncio.gather(*tasks, return_exceptions=True)
 
-    together = asyncio.run(scenario())
-    alone = [asyncio.run(ask_engine(engine, model, requests[i])).arrays["embeddings"].tobytes() for i in (0, 2, 3, 5)]
-    assert together == alone
-    scheduler.close()
-
-
-def test_failed_work_leaves_no_reference_cycle(scheduler: Scheduler) -> None:
-    """A cycle of the exception would keep the body of the request."""
-
-    async def scenario() -> None:
-        gc.collect()
-        for _ in range(3):
-            with pytest.raises(ZeroDivisionError):
-                await scheduler.run(LARGE, lambda: 1 / 0)
-        assert gc.collect() == 0
-
-    asyncio.run(scenario())
+        for index, answer in enumerate(asyncio.run(scenario())):
+            assert isinstance(answer, asyncio.CancelledError if index == 1 else EmbedResult)
+            if isinstance(answer, EmbedResult):
+                alone = asyncio.run(ask_engine(engine, model, requests[index]))
+                assert answer.arrays["embeddings"].tobytes() == alone.arrays["embeddings"].tobytes()

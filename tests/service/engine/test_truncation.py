@@ -83,11 +83,6 @@ def test_truncation_keeps_special_tokens(side: str, kept: list[int]) -> None:
     assert found.special.tolist() == [True, False, False, True]
 
 
-def test_nothing_is_truncated_without_request() -> None:
-    request = TokenRequest(input_ids=rows_of([[1] * 20]))
-    assert truncate(request, tiny_manifest()) is request
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -105,8 +100,9 @@ def test_truncation_to_no_token_is_rejected(fields: dict[str, Any], message: str
         check(request, tiny_manifest(), 1000)
 
 
-def test_nothing_is_truncated_without_max_len() -> None:
-    manifest = tiny_manifest().model_copy(update={"max_len": None})
-    request = TokenRequest(input_ids=rows_of([[1] * 1000]), truncate="right")
-    check(request, manifest, 1000)
-    assert truncate(request, manifest).input_ids.lengths.tolist() == [1000]
+def test_nothing_is_truncated_without_need() -> None:
+    endless = tiny_manifest().model_copy(update={"max_len": None})
+    for side, manifest in ((None, tiny_manifest()), ("right", endless)):
+        request = TokenRequest(input_ids=rows_of([[1] * 1000]), truncate=side)
+        assert truncate(request, manifest).input_ids.lengths.tolist() == [1000]
+    check(TokenRequest(input_ids=rows_of([[1] * 1000]), truncate="right"), endless, 1000)

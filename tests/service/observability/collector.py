@@ -30,8 +30,8 @@ BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octe
 EMBED = "/models/gpt/embed"
 INFER, STREAM = (f"inference.GRPCInferenceService/Model{method}" for method in ("Infer", "StreamInfer"))
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
-ONE, MANY = np.ones((1, 3), np.int64), np.ones((2000, 3), np.int64)
-"""Ids of a micro-batch, and ids of a run of their own."""
+MANY = np.ones((2000, 3), np.int64)
+"""Ids of a run of their own."""
 
 
 @dataclass
@@ -136,11 +136,8 @@ def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
         http.get("/models", headers=parent(10, tracestate="=,wrong\t,,", baggage="%%%"))
         text = {"model": "bert", "input": "a b", "pooling": "mean"}
         assert http.post("/v1/embeddings", json=text, headers=parent(11)).status_code == 200
-        events = http.post(
-            "/models/gpt/decode",
-            json={"input_ids": [1, 2, 3], "chunk": 1},
-            headers=parent(12, Accept="text/event-stream"),
-        )
+        wanted = parent(12, Accept="text/event-stream")
+        events = http.post("/models/gpt/decode", json={"input_ids": [1, 2, 3], "chunk": 1}, headers=wanted)
         assert events.text.count("id: ") == 3
     decode = f"{address.replace('http', 'ws', 1)}/models/gpt/decode"
     with connect_socket(decode, additional_headers=parent(13)) as stream:
@@ -152,10 +149,8 @@ def ask_everything(left_open: ExitStack, address: str, calls: str) -> None:
     with open_stub(calls) as stub:
         assert call(stub, "gpt", **parent(15, tracestate="vendor=told")) == "OK"
         assert call(stub, "nope", **parent(16)) == "NOT_FOUND"
-        assert (
-            len(list(stub.ModelStreamInfer(iter([infer_message([[0], [0]])] * 3), metadata=list(parent(17).items()))))
-            == 3
-        )
+        messages = iter([infer_message([[0], [0]])] * 3)
+        assert len(list(stub.ModelStreamInfer(messages, metadata=list(parent(17).items())))) == 3
         stub.ServerLive(service_pb2.ServerLiveRequest(), metadata=list(parent(18).items()))
     stream = left_open.enter_context(connect_socket(decode, additional_headers=parent(19)))
     stream.send(step([[1]]))

@@ -38,8 +38,8 @@ def alike(tiny_http: httpx.Client) -> httpx.Client:
     return tiny_http
 
 
-@pytest.mark.parametrize("name", ["X-Request-Id", "x-request-id"])
-def test_client_request_id_is_returned(alike: httpx.Client, name: str) -> None:
+def test_client_request_id_is_returned(alike: httpx.Client) -> None:
+    name = "x-request-id"
     for path in ("/livez", "/models", "/models/nope", "/nowhere", "/v2/models/gpt"):
         assert alike.get(path, headers={name: "mine/1"}).headers.get_list("X-Request-Id") == ["mine/1"]
     document = {"input_ids": [[1]]}
@@ -48,11 +48,11 @@ def test_client_request_id_is_returned(alike: httpx.Client, name: str) -> None:
         assert embed(alike, **{name: f"id-{number}"}).headers.get_list("X-Request-Id") == [f"id-{number}"]
 
 
-@pytest.mark.parametrize("request_id", ["", "a b", "a\tb", "é", "x" * 129])
-def test_invalid_request_id_is_replaced(alike: httpx.Client, request_id: str) -> None:
-    headers = httpx.Headers({b"X-Request-Id": request_id.encode("latin-1")})
-    for answer in (alike.get("/livez", headers=headers), alike.post(EMBED, content=b"{}", headers=headers)):
-        assert MADE.fullmatch(answer.headers["X-Request-Id"])
+def test_invalid_request_id_is_replaced(alike: httpx.Client) -> None:
+    for request_id in ("", "a b", "a\tb", "é", "x" * 129):
+        headers = httpx.Headers({b"X-Request-Id": request_id.encode("latin-1")})
+        for answer in (alike.get("/livez", headers=headers), alike.post(EMBED, content=b"{}", headers=headers)):
+            assert MADE.fullmatch(answer.headers["X-Request-Id"]), request_id
     assert len(RequestContext(b"x" * 128).id) == 128
 
 

@@ -28,13 +28,11 @@ def feeds_of(model: TokenModel, shape: tuple[int, int], offset: Offset) -> dict[
     return {name: generator.integers(0, limit, shape) for name, limit in limits.items()} | {"offset": offset}
 
 
-@pytest.mark.parametrize("name", ["gpt2-small", "minilm", "transformer-base"])
+@pytest.mark.parametrize("name", ["gpt2-small", "minilm"])
 @pytest.mark.parametrize(
     ("shape", "offset"),
     [
         ((20, 300), np.array([5])),
-        ((1, 500), np.array([5])),
-        ((100, 50), np.array([5])),
         ((18, 256), np.arange(18)),
         ((4177, 1), np.arange(4177) % 300),
         ((3, 5), np.array([5])),

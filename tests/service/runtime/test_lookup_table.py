@@ -62,36 +62,27 @@ def test_means_of_table_equal_those_of_session(models: dict[str, TokenModel]) ->
     assert model.lookup_table.means(rows).tobytes() == means.means.tobytes()
 
 
-@pytest.mark.parametrize("id_", [-1, 4, 2**63 - 1, -(2**63)])
-def test_id_without_a_row_is_rejected(id_: int) -> None:
-    ids = TokenRows(np.array([0, 1, id_]), np.array([3]))
-    with pytest.raises(IndexError, match=f"id: got {id_}, expected 0 to 3"):
-        LookupTable(np.zeros((4, 2), np.float32)).means(ids)
+def test_id_without_a_row_is_rejected() -> None:
+    for id_ in (-1, 4, 2**63 - 1, -(2**63)):
+        with pytest.raises(IndexError, match=f"id: got {id_}, expected 0 to 3"):
+            LookupTable(np.zeros((4, 2), np.float32)).means(TokenRows(np.array([0, 1, id_]), np.array([3])))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"ids": np.zeros(4, np.int64)},
-        {"ids": np.zeros(25, np.uint8)},
-        {"lengths": np.array([3, 0])},
-        {"lengths": np.array([4, -1])},
-        {"lengths": np.array([2**62, 2**62])},
-        {"lengths": np.zeros(0, np.int64)},
-        {"lengths": np.zeros(17, np.uint8)[1:].view(np.int64)},
-        {"table": np.zeros(3, np.float32)},
-        {"table": np.zeros(17, np.uint8)[1:].view(np.float32)},
-        {"means": np.zeros(0, np.float32)},
-        {"means": np.zeros(5, np.float32)},
-    ],
-)
-def test_wrong_sizes_of_rows_are_rejected(changed: dict[str, NDArray[Any]]) -> None:
-    arguments = {
+def test_wrong_sizes_of_rows_are_rejected() -> None:
+    arguments: dict[str, NDArray[Any]] = {
         "ids": np.zeros(3, np.int64),
         "lengths": np.array([1, 2]),
         "table": np.zeros((4, 2), np.float32),
         "means": np.zeros((2, 2), np.float32),
     }
     average_rows(*arguments.values())
-    with pytest.raises(ValueError, match=r"^lengths: got \d rows, "):
-        average_rows(*(arguments | changed).values())
+    odd = np.zeros(17, np.uint8)[1:]
+    for name, values in (
+        *(("ids", ids) for ids in (np.zeros(4, np.int64), np.zeros(25, np.uint8))),
+        *(("lengths", np.array(lengths)) for lengths in ([3, 0], [4, -1], [2**62, 2**62])),
+        *(("lengths", lengths) for lengths in (np.zeros(0, np.int64), odd.view(np.int64))),
+        *(("table", table) for table in (np.zeros(3, np.float32), odd.view(np.float32))),
+        *(("means", np.zeros(size, np.float32)) for size in (0, 5)),
+    ):
+        with pytest.raises(ValueError, match=r"^lengths: got \d rows, "):
+            average_rows(*(arguments | {name: values}).values())

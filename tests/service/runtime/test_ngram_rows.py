@@ -88,7 +88,7 @@ def write_table(folder: Path, layer: int, rows: int, width: int, cuts: Cuts, blo
     return NgramTable(rows=rows, width=width, dtype="float8_e4m3fn", parts=tuple(parts)), numbers, of_rows, values
 
 
-@pytest.mark.parametrize("block", [(0, 0), (1, 0), (16, 16), (128, 128), (7, 10)])
+@pytest.mark.parametrize("block", [(0, 0), (1, 0), (128, 128), (7, 10)])
 @pytest.mark.parametrize("cuts", [(), (50, 51, 130)])
 def test_rows_of_float8_times_their_scales(
     block: tuple[int, int], cuts: Cuts, folder: Path, manifest: Manifest, row_ids: NDArray[np.int64], tmp_path: Path
@@ -108,11 +108,8 @@ def test_rows_of_float8_times_their_scales(
 
 def test_tables_of_several_types_are_rejected(folder: Path, manifest: Manifest) -> None:
     first, second = manifest.ngram_tables
-    changed = second.model_copy(update={"dtype": "float16"})
-    with pytest.raises(
-        ArtifactError, match=r"ngram_tables: got float16 \d+; float32 \d+, expected one type, width and"
-    ):
-        open_rows(folder, manifest, first, changed)
+    with pytest.raises(ArtifactError, match=r"ngram_tables: got float16 \d+; float32 \d+, expected one type"):
+        open_rows(folder, manifest, first, second.model_copy(update={"dtype": "float16"}))
 
 
 def test_graph_with_ids_beyond_the_table_is_an_error(folder: Path, manifest: Manifest) -> None:

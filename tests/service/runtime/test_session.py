@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.names import DATA, GRAPH
 from preblock.service.core.errors import ArtifactError, Forbidden, ProviderError
 from preblock.service.runtime.cuda_driver import has_driver, load_driver
-from preblock.service.runtime.providers import CPU, CUDA, PROBE, VERSION, choose_provider, cuda_unavailable_reason
+from preblock.service.runtime.providers import CPU, CUDA, PROBE, choose_provider, cuda_unavailable_reason
 from preblock.service.runtime.runner import Feeds, Float32
 from preblock.service.runtime.session import CudaSession, Session
 
@@ -26,11 +26,10 @@ HAS_CUDA = CUDA in onnxruntime.get_available_providers()
 cpu_package = pytest.mark.skipif(HAS_CUDA, reason="onnxruntime-gpu is installed")
 
 
-@pytest.mark.parametrize("module", ["app", "runtime.session", "runtime.providers"])
-def test_import_starts_no_telemetry(tmp_path: Path, module: str) -> None:
+def test_import_starts_no_telemetry(tmp_path: Path) -> None:
     """Telemetry of onnxruntime would write a file into TMPDIR."""
     kept = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
-    command = [sys.executable, "-c", f"import preblock.service.{module}"]
+    command = [sys.executable, "-c", "import preblock.service.runtime.session"]
     subprocess.run(command, env=kept | {"TMPDIR": str(tmp_path)}, check=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -43,19 +42,11 @@ def test_session_adds_rows_of_its_tables(tiny_repository: Path, tiny_tables: dic
     assert vectors.dtype == np.float32
 
 
-def test_one_offset_broadcasts_over_the_batch(tiny_repository: Path) -> None:
-    session = Session(tiny_repository / "gpt" / "1")
-    ids = np.array([[1, 2], [3, 4]])
-    one, each = (session.run({"input_ids": ids, "offset": np.array(offset)})["embeddings"] for offset in ([3], [3, 3]))
-    assert one.tobytes() == each.tobytes()
-
-
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_thread_count_does_not_change_results(model_repository: Path, threads: int) -> None:
+def test_thread_count_does_not_change_results(model_repository: Path) -> None:
     ids = np.random.default_rng(0).integers(0, 30000, (8, 512))
     feeds = {"input_ids": ids, "offset": np.array([0]), "token_type_ids": np.zeros_like(ids)}
     folder = model_repository / "minilm" / "1"
-    many, one = (Session(folder, threads=count).run(feeds)["embeddings"] for count in (threads, 1))
+    one, many = (Session(folder, threads=count).run(feeds)["embeddings"] for count in (1, 4))
     assert many.tobytes() == one.tobytes()
 
 
@@ -91,15 +82,11 @@ def test_invalid_graph_is_rejected_and_logged(
 
 
 @cpu_package
-def test_cpu_package_explains_missing_cuda() -> None:
-    assert cuda_unavailable_reason() == "this onnxruntime has no CUDA: install preblock[gpu] in place of preblock[cpu]"
-
-
-@cpu_package
 def test_unavailable_cuda_is_rejected_without_fallback() -> None:
     with pytest.raises(ProviderError) as refused:
         choose_provider("cuda")
     assert str(refused.value) == f"provider cuda cannot be used: {cuda_unavailable_reason()}"
+    assert "install preblock[gpu]" in str(refused.value)
 
 
 @pytest.mark.skipif(has_driver(), reason="there is a GPU")
@@ -117,46 +104,23 @@ def test_probe_model_is_valid_and_doubles_input() -> None:
     assert probe.run(None, {"x": np.array([1.5], np.float32)})[0].tolist() == [3.0]
 
 
-@cpu_package
-def test_auto_provider_is_cpu_without_cuda() -> None:
-    assert choose_provider("auto").active == CPU
-
-
-def test_choose_provider_cpu_selects_cpu() -> None:
-    assert choose_provider("cpu").active == CPU
-
-
-def test_version_equals_onnxruntime() -> None:
-    assert onnxruntime.__version__ == VERSION
-
-
-def test_probe_runs_without_explicit_provider() -> None:
-    found = onnxruntime.InferenceSession(PROBE).run(None, {"x": np.ones(1, np.float32)})
-    assert found[0].tolist() == [2.0]
-
-
 def test_provider_choice_records_its_reason() -> None:
     reason = cuda_unavailable_reason()
     assert choose_provider("auto") == ("auto", CPU if reason else CUDA, None if reason else CUDA, reason)
     assert choose_provider("cpu") == ("cpu", CPU, None, None)
 
 
-SHAPES = [(1, 1, 1), (3, 7, 1), (3, 7, 3), (1, 8, 1), (1, 9, 1), (8, 1, 8), (1, 200, 1), (200, 1, 200), (0, 3, 1)]
+SHAPES = [(1, 1, 1), (3, 7, 1), (3, 7, 3), (1, 9, 1), (200, 1, 200), (0, 3, 1)]
 
 
 def feeds_of(session: Session, batch: int, length: int, offsets: int = 1) -> dict[str, NDArray[np.int64]]:
     random = np.random.default_rng([batch, length, offsets])
     high = {"offset": 300, "token_type_ids": 2}
-    return {
-        tensor.name: random.integers(
-            0, high.get(tensor.name, 30000), offsets if tensor.name == "offset" else (batch, length)
-        )
-        for tensor in session.inputs
-    }
+    shapes = {tensor.name: (batch, length) for tensor in session.inputs} | {"offset": (offsets,)}
+    return {name: random.integers(0, high.get(name, 30000), shape) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("graph", ["model.onnx", "token.onnx"])
-@pytest.mark.parametrize("model", ["gpt2-small", "minilm", "transformer-base"])
+@pytest.mark.parametrize(("model", "graph"), [("gpt2-small", GRAPH), ("minilm", GRAPH), ("minilm", "token.onnx")])
 def test_cuda_session_with_io_binding_equals_plain_run(model_repository: Path, model: str, graph: str) -> None:
     folder = model_repository / model / "1"
     plain, bound = Session(folder, graph=graph), CudaSession(folder, CPU, graph=graph)
@@ -219,7 +183,5 @@ def test_tables_over_gpu_memory_limit_are_rejected(model_repository: Path) -> No
     size = (folder / DATA).stat().st_size
     with pytest.raises(ArtifactError) as refused:
         CudaSession(folder, CUDA, gpu_mem_limit_bytes=size - 1)
-    assert str(refused.value) == (
-        f"model.onnx.data: got {size} bytes, expected at most {size - 1}, by gpu_mem_limit_bytes"
-    )
+    assert (refused.value.field, refused.value.got) == ("model.onnx.data", f"{size} bytes")
     Session(folder, gpu_mem_limit_bytes=1)  # the limit is not for the CPU

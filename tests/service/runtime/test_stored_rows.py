@@ -31,8 +31,8 @@ def cut(table: NDArray[np.uint8], *ends: int) -> list[memoryview]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("row_bytes", [1, 3, 63, 64, 65, 160, 264, 5120])
-@pytest.mark.parametrize("tokens", [0, 1, 7, 400])
+@pytest.mark.parametrize("row_bytes", [1, 63, 64, 65, 160, 5120])
+@pytest.mark.parametrize("tokens", [0, 1, 400])
 def test_rows_of_several_tables_in_parts(kind: type[Gather], row_bytes: int, tokens: int) -> None:
     random = np.random.default_rng([row_bytes, tokens])
     first = random.integers(0, 256, (100, row_bytes), np.uint8)
@@ -47,73 +47,56 @@ def test_rows_of_several_tables_in_parts(kind: type[Gather], row_bytes: int, tok
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("id_", [-1, 5, 2**63 - 1, -(2**63)])
-@pytest.mark.parametrize("at", [0, 3])
-def test_id_without_a_row_is_rejected(kind: type[Gather], id_: int, at: int) -> None:
+def test_id_without_a_row_is_rejected(kind: type[Gather]) -> None:
     tables = [cut(np.ones((9, 8), np.uint8)), cut(np.ones((5, 8), np.uint8), 2)]
-    ids, out = np.zeros((4, 2, 1), np.int64), np.full((4, 2, 1, 8), 7, np.uint8)
-    ids[at, 1] = id_
-    with pytest.raises(IndexError, match=f"^id: got {id_}, expected 0 to 4$"):
-        kind(tables, 8).run(ids, out)
-    assert (out[at, 1] == 7).all()
+    for id_ in (-1, 5, 2**63 - 1, -(2**63)):
+        for at in (0, 3):
+            ids, out = np.zeros((4, 2, 1), np.int64), np.full((4, 2, 1, 8), 7, np.uint8)
+            ids[at, 1] = id_
+            with pytest.raises(IndexError, match=f"^id: got {id_}, expected 0 to 4$"):
+                kind(tables, 8).run(ids, out)
+            assert (out[at, 1] == 7).all()
+
+
+@built
+def test_parts_of_broken_rows_are_rejected() -> None:
+    part = b"x" * 16
+    cases: list[tuple[Any, int]] = [((part,), 0), ((part,), -8), ((part, part[1:]), 8), ((part, b""), 8), ((), 8)]
+    for parts, row_bytes in cases:
+        with pytest.raises(ValueError, match=f"^row_bytes: got {row_bytes}, " if parts else "^parts: got none"):
+            open_table(parts, row_bytes)
+    for other in ((memoryview(b"x" * 8), 5), [memoryview(b"x" * 8)]):
+        with pytest.raises(TypeError):
+            open_table(other, 8)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="PyCapsule"):
+        gather_rows(np.zeros(1, np.int64), (object(),), np.zeros(8, np.uint8), 1)
 
 
 @built
 @pytest.mark.parametrize(
-    ("parts", "row_bytes", "message"),
+    ("name", "change"),
     [
-        ((b"x" * 16,), 0, "row_bytes: got 0, with a part of 16 bytes, expected whole rows"),
-        ((b"x" * 16,), -8, "row_bytes: got -8"),
-        ((b"x" * 16, b"x" * 15), 8, "row_bytes: got 8, with a part of 15 bytes, expected whole rows"),
-        ((b"x" * 16, b""), 8, "row_bytes: got 8, with a part of 0 bytes"),
-        ((), 8, "parts: got none, expected at least one"),
+        ("ids", lambda ids: ids[:-1]),
+        ("ids", lambda ids: ids.view(np.uint8).ravel()[:-1]),
+        ("out", lambda out: out[:-1]),
+        ("out", lambda out: out.ravel()[:-1]),
+        ("heads", lambda _: 0),
+        ("heads", lambda _: 5),
+        ("heads", lambda _: 2**63 - 1),
+        ("tables", lambda _: ()),
+        ("tables", lambda tables: (tables[0], open_table((memoryview(b"x" * 9),), 9))),
     ],
 )
-def test_parts_of_broken_rows_are_rejected(parts: Any, row_bytes: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        open_table(parts, row_bytes)
-
-
-@built
-def test_parts_that_are_no_buffers_are_rejected() -> None:
-    with pytest.raises(TypeError):
-        open_table((memoryview(b"x" * 8), 5), 8)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        open_table([memoryview(b"x" * 8)], 8)  # type: ignore[arg-type]
-
-
-@built
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda given: given | {"ids": given["ids"][:-1]},
-        lambda given: given | {"ids": given["ids"].view(np.uint8).ravel()[:-1]},
-        lambda given: given | {"out": given["out"][:-1]},
-        lambda given: given | {"out": given["out"].ravel()[:-1]},
-        lambda given: given | {"heads": 0},
-        lambda given: given | {"heads": 5},
-        lambda given: given | {"heads": 2**63 - 1},
-        lambda given: given | {"tables": ()},
-        lambda given: given | {"tables": (given["tables"][0], open_table((memoryview(b"x" * 9),), 9))},
-    ],
-)
-def test_mismatching_sizes_are_rejected(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    tables = tuple(open_table((memoryview(bytes(64)),), 8) for _ in range(2))
+def test_mismatching_sizes_are_rejected(name: str, change: Callable[[Any], Any]) -> None:
     given: dict[str, Any] = {
         "ids": np.zeros((3, 2, 2), np.int64),
-        "tables": tables,
+        "tables": tuple(open_table((memoryview(bytes(64)),), 8) for _ in range(2)),
         "out": np.full((12, 8), 7, np.uint8),
         "heads": 2,
     }
     with pytest.raises(ValueError, match=r"heads: got .*, expected tables of one row size, as many ids for each"):
-        gather_rows(*change(given).values())
+        gather_rows(*(given | {name: change(given[name])}).values())
     assert (given["out"] == 7).all()
-
-
-@built
-def test_other_objects_are_no_tables() -> None:
-    with pytest.raises(ValueError, match="PyCapsule"):
-        gather_rows(np.zeros(1, np.int64), (object(),), np.zeros(8, np.uint8), 1)
 
 
 def write_table(file: Path, rows: int, row_bytes: int = 160) -> NDArray[np.uint8]:

@@ -55,7 +55,7 @@ def run_warm_up(folder: Path, memory: TableMemory) -> set[tuple[int, int]]:
     return graph.ids
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (2000, 2), (1, 2500), (2, 1024)])
+@pytest.mark.parametrize("shape", [(1, 1), (2000, 2), (1, 2500), (2, 1024)])
 @pytest.mark.parametrize("budget", [None, MIN_BUDGET_BYTES])
 def test_warm_up_reads_rows_of_whole_sequences(
     folder: Path, shape: tuple[int, int], budget: int | None, caplog: pytest.LogCaptureFixture
@@ -94,12 +94,12 @@ def test_file_of_other_values_is_rejected(value: NDArray[Any], reason: str, tmp_
         read_token_ids(tmp_path / "ids.npy")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"text", b"\x93NUMPY", b"PK\x03\x04broken"])
-def test_file_that_cannot_be_read_is_rejected(content: bytes | None, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "ids.npy").write_bytes(content)
-    with pytest.raises(Invalid, match=r"^table_warm_up_file \S+/ids\.npy cannot be read: \S"):
-        read_token_ids(tmp_path / "ids.npy")
+def test_file_that_cannot_be_read_is_rejected(tmp_path: Path) -> None:
+    for content in (None, b"", b"text", b"\x93NUMPY", b"PK\x03\x04broken"):
+        if content is not None:
+            (tmp_path / "ids.npy").write_bytes(content)
+        with pytest.raises(Invalid, match=r"^table_warm_up_file \S+/ids\.npy cannot be read: \S"):
+            read_token_ids(tmp_path / "ids.npy")
 
 
 def test_ids_of_a_file_are_read(tmp_path: Path) -> None:

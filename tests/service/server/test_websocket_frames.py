@@ -67,7 +67,7 @@ def cut(data: bytes, draw: random.Random, most: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("most", [60, 5000, 16384, 10**6])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_long_frames_split_into_the_same_messages(seed: int, most: int) -> None:
     draw, data = random.Random(seed), b""
     for length in draw.sample(LENGTHS, len(LENGTHS) if most > 60 else 4):
@@ -100,10 +100,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("most", [11, 16384, 10**6])
-def test_wrong_frame_closes_with_the_same_code(name: str, most: int) -> None:
+def test_wrong_frame_closes_with_the_same_code(name: str) -> None:
     expected, _, _ = read([WRONG[name]], None)
-    protocol, _, _ = read(cut(WRONG[name], random.Random(1), most), FrameReader(MAX_BYTES))
+    protocol, _, _ = read(cut(WRONG[name], random.Random(1), 16384), FrameReader(MAX_BYTES))
     assert expected.close_sent is not None
     assert protocol.close_sent is not None
     assert protocol.close_sent.code == expected.close_sent.code

@@ -11,38 +11,35 @@ from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.service.engine.chunking.requests import CASES, PADDING, TYPES, WIDTH, embed, rows_of, whole
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("model", ["gpt", "bert", "llama"])
-@pytest.mark.parametrize("dtype", TYPES)
-def test_chunks_equal_single_run_bit_for_bit(chunk_engine: Engine, case: str, model: str, dtype: str) -> None:
-    lengths, offset = CASES[case]
-    request = TokenRequest(
-        input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), dtype=dtype, chunks="sent"
-    )
-    answer = embed(chunk_engine, model, request)
-    pieces = answer.tensors["embeddings"]
-    assert isinstance(pieces, ChunkedTensor)
-    equal = len(set(lengths)) == 1
-    assert pieces.shape == ((len(lengths), lengths[0], WIDTH) if equal else (sum(lengths), WIDTH))
-    parts = list(pieces)
+@pytest.mark.parametrize(("model", "dtype"), [("gpt", "float32"), ("bert", "float16"), ("llama", "bfloat16")])
+def test_chunks_equal_single_run_bit_for_bit(chunk_engine: Engine, model: str, dtype: str) -> None:
+    for case, (lengths, offset) in CASES.items():
+        given = None if offset is None else np.array(offset)
+        request = TokenRequest(input_ids=rows_of(lengths), offset=given, dtype=dtype, chunks="sent")
+        pieces = embed(chunk_engine, model, request).tensors["embeddings"]
+        equal = len(set(lengths)) == 1
+        assert pieces.shape == ((len(lengths), lengths[0], WIDTH) if equal else (sum(lengths), WIDTH)), case
+        assert content_of(pieces) == whole(chunk_engine, model, request).astype(TYPES[dtype]).tobytes(), case
+
+
+def content_of(tensor: object) -> bytes:
+    """Return the content of a tensor in chunks, after a check of their sizes."""
+    assert isinstance(tensor, ChunkedTensor)
+    parts = list(tensor)
     assert max(part.size for part in parts) <= INLINE_MAX_VALUES
-    assert sum(part.nbytes for part in parts) == pieces.nbytes
-    expected = whole(chunk_engine, model, request).astype(TYPES[dtype])
-    assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
+    assert sum(part.nbytes for part in parts) == tensor.nbytes
+    return b"".join(part.tobytes() for part in parts)
 
 
 def test_rotary_family_has_fast_path_only_without_angles(chunk_engine: Engine) -> None:
-    vectors, angles, both = ("embeddings",), ("rotary_cos",), ("embeddings", "rotary_cos")
     llama = chunk_engine.repository.get("llama")
-    assert [fast_path_of(chunk_engine, llama, outputs, "float32") is None for outputs in (vectors, angles, both)] == [
-        0,
-        1,
-        1,
-    ]
-    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=angles, chunks="sent")
-    found = embed(chunk_engine, "llama", request).arrays["rotary_cos"]
-    assert found.shape == (90, 100, 8)
-    np.testing.assert_allclose(found[3, :, 0].astype(np.float32), np.cos(np.arange(100)), atol=1e-6)
+    for outputs in (("embeddings",), ("rotary_cos",), ("embeddings", "rotary_cos")):
+        assert (fast_path_of(chunk_engine, llama, outputs, "float32") is None) == ("rotary_cos" in outputs)
+    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), chunks="sent")
+    found = embed(chunk_engine, "llama", request).arrays
+    assert found.keys() == {"embeddings", "rotary_cos"}
+    assert found["rotary_cos"].shape == (90, 100, 8)
+    np.testing.assert_allclose(found["rotary_cos"][3, :, 0].astype(np.float32), np.cos(np.arange(100)), atol=1e-6)
 
 
 def test_multiple_outputs_are_chunked(chunk_engine: Engine) -> None:
@@ -56,16 +53,7 @@ def test_multiple_outputs_are_chunked(chunk_engine: Engine) -> None:
         assert tuple(answer.tensors) == outputs
         lookup = sessions["token.onnx"].run({"input_ids": rows.values[None]})["token_embeddings"]
         for output, expected in zip(outputs, (lookup, whole(chunk_engine, "gpt", request)), strict=True):
-            tensor = answer.tensors[output]
-            assert isinstance(tensor, ChunkedTensor)
-            parts = list(tensor)
-            assert max(part.size for part in parts) <= INLINE_MAX_VALUES
-            assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
-
-
-def test_embeddings_and_rotary_angles_are_returned_together(chunk_engine: Engine) -> None:
-    request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), chunks="sent")
-    assert embed(chunk_engine, "llama", request).arrays.keys() == {"embeddings", "rotary_cos"}
+            assert content_of(answer.tensors[output]) == expected.tobytes()
 
 
 @pytest.mark.parametrize("pooling", ["none", "mean", "first", "last"])
@@ -93,36 +81,20 @@ def test_chunked_padded_rows_equal_single_run(chunk_engine: Engine, pooling: str
         assert isinstance(tensor, np.ndarray)
         assert tensor.tobytes() == expected.tobytes()
         return
-    assert isinstance(tensor, ChunkedTensor)
     assert tensor.shape == expected.shape
-    parts = list(tensor)
-    assert max(part.size for part in parts) <= INLINE_MAX_VALUES
-    assert b"".join(part.tobytes() for part in parts) == expected.tobytes()
-
-
-def test_request_without_chunks_returns_an_array(chunk_engine: Engine) -> None:
-    request = TokenRequest(input_ids=rows_of([100] * 90))
-    np.testing.assert_array_equal(
-        embed(chunk_engine, "gpt", request).arrays["embeddings"].reshape(-1, WIDTH), whole(chunk_engine, "gpt", request)
-    )
+    assert content_of(tensor) == expected.tobytes()
 
 
 @pytest.mark.parametrize("model", ["gpt", "bert", "roberta", "llama"])
-@pytest.mark.parametrize("lengths", [[100] * 400, [3, 4999, 1, *[4500] * 7, 17]])
-def test_buffered_response_equals_chunks_bit_for_bit(chunk_engine: Engine, model: str, lengths: list[int]) -> None:
-    rows = rows_of(lengths)
-    assert len(rows.values) * WIDTH > INLINE_MAX_VALUES
-    found = embed(chunk_engine, model, TokenRequest(input_ids=rows, chunks="none")).tensors["embeddings"]
-    pieces = embed(chunk_engine, model, TokenRequest(input_ids=rows, chunks="sent")).tensors["embeddings"]
-    assert isinstance(found, np.ndarray)
-    assert isinstance(pieces, ChunkedTensor)
-    assert found.shape == pieces.shape
-    assert found.tobytes() == b"".join(piece.tobytes() for piece in pieces)
-
-
-def test_buffered_outputs_equal_chunks_bit_for_bit(chunk_engine: Engine) -> None:
-    rows, outputs = rows_of([100] * 400), ("token_embeddings", "embeddings")
-    found = embed(chunk_engine, "bert", TokenRequest(input_ids=rows, outputs=outputs)).arrays
-    pieces = embed(chunk_engine, "bert", TokenRequest(input_ids=rows, outputs=outputs, chunks="sent")).tensors
-    for output in outputs:
-        assert found[output].tobytes() == b"".join(piece.tobytes() for piece in pieces[output])
+def test_buffered_response_equals_chunks_bit_for_bit(chunk_engine: Engine, model: str) -> None:
+    outputs = ("token_embeddings", "embeddings")
+    for lengths in ([100] * 70, [3, 4999, 1, 4500, 17]):
+        rows = rows_of(lengths)
+        assert len(rows.values) * WIDTH > INLINE_MAX_VALUES
+        found = embed(chunk_engine, model, TokenRequest(input_ids=rows, outputs=outputs)).tensors
+        pieces = embed(chunk_engine, model, TokenRequest(input_ids=rows, outputs=outputs, chunks="sent")).tensors
+        for output in outputs:
+            buffered = found[output]
+            assert isinstance(buffered, np.ndarray)
+            assert buffered.shape == pieces[output].shape
+            assert buffered.tobytes() == content_of(pieces[output])

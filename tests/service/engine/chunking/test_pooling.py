@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from preblock.service.core.types import TokenRequest, TokenRows
+from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.session import INLINE_MAX_VALUES, Session
 from tests.service.engine.chunking.requests import CASES, embed, rows_of, whole
@@ -17,35 +17,19 @@ from tests.support.engines import ask_engine
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-def test_pooling_in_chunks_equals_pooled_rows(chunk_engine: Engine, case: str, pooling: str) -> None:
+def test_pooling_in_chunks_equals_pooled_rows(chunk_engine: Engine, case: str) -> None:
     lengths, offset = CASES[case]
-    request = TokenRequest(
-        input_ids=rows_of(lengths), offset=None if offset is None else np.array(offset), pooling=pooling
-    )
-    answer = embed(chunk_engine, "gpt", request)
-    ends = np.cumsum(lengths)[:-1]
-    rows = np.split(whole(chunk_engine, "gpt", request), ends)
-    expected = {
-        "mean": lambda row: (np.add.reduce(row, axis=0, dtype=np.float64) / len(row)).astype(np.float32),
-        "first": lambda row: row[0],
-        "last": lambda row: row[-1],
-    }[pooling]
-    np.testing.assert_array_equal(answer.arrays["embeddings"], np.stack(list(map(expected, rows))))
+    given = None if offset is None else np.array(offset)
+    request = TokenRequest(input_ids=rows_of(lengths), offset=given)
+    rows = np.split(whole(chunk_engine, "gpt", request), np.cumsum(lengths)[:-1])
+    for pooling, pool in (("mean", mean), ("first", lambda row: row[0]), ("last", lambda row: row[-1])):
+        found = embed(chunk_engine, "gpt", dataclasses.replace(request, pooling=pooling)).arrays["embeddings"]
+        np.testing.assert_array_equal(found, np.stack([pool(row) for row in rows]), pooling)
 
 
-def test_pooling_applies_mask_of_each_row(chunk_engine: Engine) -> None:
-    lengths = [100] * 90
-    ids = rows_of(lengths)
-    mask = np.random.default_rng(1).integers(0, 2, 9000)
-    mask[::100] = 1
-    many = TokenRequest(input_ids=ids, attention_mask=TokenRows(mask, ids.lengths), pooling="mean")
-    found = embed(chunk_engine, "gpt", many).arrays["embeddings"]
-    for row in (0, 41, 89):
-        part = slice(100 * row, 100 * row + 100)
-        one = TokenRows(ids.values[part], np.array([100]))
-        alone = TokenRequest(input_ids=one, attention_mask=TokenRows(mask[part], one.lengths), pooling="mean")
-        np.testing.assert_array_equal(embed(chunk_engine, "gpt", alone).arrays["embeddings"][0], found[row])
+def mean(row: NDArray[np.float32]) -> NDArray[np.float32]:
+    total: NDArray[np.float64] = np.add.reduce(row, axis=0, dtype=np.float64)
+    return (total / len(row)).astype(np.float32)
 
 
 class Watched(Session):
@@ -70,6 +54,5 @@ def test_pooling_of_long_row_uses_bounded_chunks(chunk_engine: Engine) -> None:
     session = model.sessions["model.onnx"]
     rows = np.split(request.input_ids.values, [300, 301])
     runs = [session.run({"input_ids": row[None], "offset": np.array([0])})["embeddings"][0] for row in rows]
-    expected = [(np.add.reduce(run, axis=0, dtype=np.float64) / len(run)).astype(np.float32) for run in runs]
-    assert found.tobytes() == np.stack(expected).tobytes()
+    assert found.tobytes() == np.stack([mean(run) for run in runs]).tobytes()
     assert embed(chunk_engine, "llama", request).arrays["embeddings"].tobytes() == found.tobytes()  # from the table

