@@ -50,7 +50,7 @@ models: $(MODELS) ## Export the four models without serving them.
 PLACES := $(findstring tests/,$(ARGS))
 PYTEST := $(BIN)/python -m pytest -n $(if $(PLACES),2,3) --dist worksteal
 # `make test` skips these folders, `make test-long` runs only these.
-LONG := clients data deploy e2e families reliability
+LONG := clients data deploy e2e families reliability service/matrix/every_path
 
 test: $(VENV)/dev $(MODELS) ## Run the tests of the packages, before a commit (ARGS=tests/service/codecs for one folder).
 	$(PYTEST) $(LONG:%=--ignore=tests/%) $(ARGS)

@@ -1,4 +1,8 @@
-"""Every code path of a request for vectors, as one row with one interface. A new path is one more row of `PATHS`."""
+"""Every code path of a request for vectors, as one row with one interface. A new path is one more row of `DIRECT`.
+
+`make test` asks every question on `REPRESENTATIVES`, one for each piece of code; the folder `every_path` asks it on
+`OTHERS`, in `make test-all` only.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -112,4 +116,11 @@ PLAIN = tuple(
     for path in DIRECT
     if not path.known and not path.protocol.startswith("grpc")
 )
-PATHS = DIRECT + PLAIN
+REPRESENTATIVES = tuple(
+    path
+    for path in DIRECT
+    if (path.name.endswith(("-known", "-streamed")) and not path.name.startswith(("json-bytes", "json-large", "npy")))
+    or path.name in ("native-first", "native-asgi", "openai")
+    or path.protocol == "decode"
+)
+OTHERS = tuple(path for path in DIRECT + PLAIN if path not in REPRESENTATIVES)

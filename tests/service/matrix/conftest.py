@@ -1,7 +1,7 @@
 """Rows of the matrix, and servers that all rows share."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -9,36 +9,52 @@ import pytest
 
 from tests.service.matrix.bodies import Ids
 from tests.service.matrix.callers import Caller
-from tests.service.matrix.code_paths import PATHS, PREBLOCK, UVICORN, CodePath, Servers
+from tests.service.matrix.code_paths import OTHERS, PREBLOCK, REPRESENTATIVES, UVICORN, CodePath, Servers
 from tests.support.artifacts import read_tables
 from tests.support.servers import Server, serve, serve_asgi
+from tests.support.shared import Shared
+
+Rows = tuple[CodePath, ...]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test with a `path` the rows of its folder, and each with a `limit` one limit or all."""
+    rows = rows_of(metafunc.module.__name__)
+    if "path" in metafunc.fixturenames:
+        metafunc.parametrize("path", rows, ids=lambda path: path.name)
+    if "limit" in metafunc.fixturenames:
+        limits = metafunc.module.LIMITS[: None if rows is OTHERS else 1]
+        metafunc.parametrize("limit", limits, ids=lambda limit: limit[0], scope="module")
+
+
+def rows_of(module: str) -> Rows:
+    return OTHERS if ".every_path." in module else REPRESENTATIVES
+
+
+@pytest.fixture(scope="module")
+def rows(request: pytest.FixtureRequest) -> Rows:
+    """Return the rows of this folder."""
+    return rows_of(request.module.__name__)
 
 
 @contextmanager
-def serve_both(models: Path, **environment: str) -> Iterator[Servers]:
-    """Serve with `preblock serve` and with an unmodified uvicorn."""
-    with serve(models, **environment) as own, serve_asgi("uvicorn", models, **environment) as plain:
-        yield {PREBLOCK: own, UVICORN: plain}
-
-
-@pytest.fixture(params=PATHS, ids=lambda path: path.name)
-def path(request: pytest.FixtureRequest) -> CodePath:
-    """Return one row."""
-    found: CodePath = request.param
-    return found
-
-
-@pytest.fixture(scope="package")
-def plain_servers(wide_server: Server, wide_repository: Path) -> Iterator[Servers]:
-    """Serve without keys, and with limits that no test reaches."""
-    with serve_asgi("uvicorn", wide_repository, PREBLOCK_MAX_REQUEST_TOKENS="120000") as plain:
-        yield {PREBLOCK: wide_server, UVICORN: plain}
+def serve_rows(rows: Rows, models: Path, **environment: str) -> Iterator[Servers]:
+    """Serve with `preblock serve`, and with an unmodified uvicorn where rows need it."""
+    with ExitStack() as stack:
+        servers: dict[str, Server] = {PREBLOCK: stack.enter_context(serve(models, **environment))}
+        if any(path.server == UVICORN for path in rows):
+            servers[UVICORN] = stack.enter_context(serve_asgi("uvicorn", models, **environment))
+        yield servers
 
 
 @pytest.fixture
-def caller(path: CodePath, plain_servers: Servers) -> Iterator[Caller]:
-    """Connect the row to its server."""
-    with path.open(plain_servers) as caller:
+def caller(path: CodePath, wide_server: Server, wide_repository: Path, shared: Shared) -> Iterator[Caller]:
+    """Connect the row to a server without keys, and with limits that no test reaches."""
+    servers = {PREBLOCK: wide_server}
+    if path.server == UVICORN:
+        limit = {"PREBLOCK_MAX_REQUEST_TOKENS": "120000"}
+        servers[UVICORN] = shared.asgi_server("wide uvicorn", UVICORN, wide_repository, **limit)
+    with path.open(servers) as caller:
         yield caller
 
 

@@ -2,14 +2,17 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.service.matrix.callers import Caller
-from tests.service.matrix.code_paths import DIRECT, PREBLOCK, CodePath, Servers
-from tests.service.observability.collector import TRACE, Told, attributes, told_by
+from tests.service.matrix.code_paths import PREBLOCK, CodePath, Servers
+from tests.service.matrix.conftest import Rows, serve_rows
+from tests.service.observability.collector import TRACE, attributes, told_by
 from tests.support.scrapes import read_metrics
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
@@ -17,8 +20,19 @@ from tests.support.waiting import wait_until
 GOOD, BAD = np.array([[3, 4]]), np.array([[3, -1]])
 
 
-def test_counters_increase_with_each_request(path: CodePath, caller: Caller, plain_servers: Servers) -> None:
-    address = plain_servers[path.server].address
+@pytest.fixture(scope="module")
+def counted_servers(rows: Rows, wide_repository: Path) -> Iterator[Servers]:
+    """Serve with counters that only these tests change."""
+    with serve_rows(rows, wide_repository) as servers:
+        yield servers
+
+
+def test_counters_increase_with_each_request(path: CodePath, counted_servers: Servers) -> None:
+    with path.open(counted_servers) as caller:
+        check_counters(path, caller, counted_servers[path.server].address)
+
+
+def check_counters(path: CodePath, caller: Caller, address: str) -> None:
     path.prepare(caller, GOOD)
     time.sleep(0.01)
     before, began = read_metrics(address), time.perf_counter()
@@ -46,40 +60,39 @@ def test_counters_increase_with_each_request(path: CodePath, caller: Caller, pla
     assert set(decoded.values()) <= {0}
 
 
-@pytest.fixture(scope="module")
-def told(wide_repository: Path) -> Told:
-    """Return the log and the spans of one good and one bad request of every row of `preblock serve`."""
+def test_log_and_spans_tell_every_request(rows: Rows, wide_repository: Path) -> None:
+    direct = [path for path in rows if path.server == PREBLOCK]
 
     def ask_everything(address: str, calls: str) -> None:
         servers = {PREBLOCK: Server(address, calls, 0, "")}
-        for number, path in enumerate(DIRECT, 1):
+        for number, path in enumerate(direct, 1):
             headers = {"x-request-id": path.name, "traceparent": f"00-{TRACE:032x}-{number:016x}-01"}
             with path.open(servers, headers) as caller:
                 path.prepare(caller, GOOD)
                 assert caller.ask(GOOD).status == 200
                 assert caller.ask(BAD).status in (400, 422)
 
-    return told_by(wide_repository, ask_everything, "--log-format", "json", "--access-log-sample-rate", "1")
-
-
-@pytest.mark.parametrize("path", DIRECT, ids=lambda path: path.name)
-def test_access_log_has_one_line_per_request(path: CodePath, told: Told) -> None:
+    told = told_by(wide_repository, ask_everything, "--log-format", "json", "--access-log-sample-rate", "1")
     lines = [json.loads(line) for line in told.lines]
+    for number, path in enumerate(direct, 1):
+        good = 3 if path.known else 1
+        check_lines(path, good, lines)
+        parent = number.to_bytes(8, "big")
+        check_spans(path, good, [attributes(span) for _, span in told.spans if span.parent_span_id == parent])
+
+
+def check_lines(path: CodePath, good: int, lines: list[Any]) -> None:
     protocol = "decode-open" if path.name == "events" else path.protocol  # one line for all events
     found = [line for line in lines if (line["request_id"], line["protocol"]) == (path.name, protocol)]
-    good = 3 if path.known else 1
-    assert sorted(line["outcome"] for line in found) == sorted(["Invalid", *["ok"] * good])
+    assert sorted(line["outcome"] for line in found) == sorted(["Invalid", *["ok"] * good]), path
     assert {line["model"] for line in found} == {"gpt"}
     assert all(0 < line["seconds"] < 60 for line in found)
     assert {line["trace_id"] for line in found} == {f"{TRACE:032x}"}
 
 
-@pytest.mark.parametrize("path", DIRECT, ids=lambda path: path.name)
-def test_span_has_the_caller_as_parent(path: CodePath, told: Told) -> None:
-    parent = (DIRECT.index(path) + 1).to_bytes(8, "big")
-    spans = [attributes(span) for _, span in told.spans if span.parent_span_id == parent]
-    assert len(spans) == (4 if path.known else 2)
+def check_spans(path: CodePath, good: int, spans: list[dict[str, Any]]) -> None:
     assert {span["preblock.protocol"] for span in spans} == {path.protocol}
     assert {span["preblock.model"] for span in spans} == {"gpt"}
     tokens = GOOD.size * path.repeat
-    assert [span["preblock.tokens"] for span in spans if "error.type" not in span] == [tokens] * (len(spans) - 1)
+    assert [span.get("preblock.tokens") for span in spans if "error.type" not in span] == [tokens] * good, path
+    assert len(spans) == good + 1, path
