@@ -8,26 +8,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.artifacts import make_repository
 from tests.support.open_inference import NO_LIMIT, infer_message, open_stub
-from tests.support.servers import Server, serve
+from tests.support.servers import Server
 
-WIDTH, MAX_LEN = 64, 5000
+WIDTH = 64
 OUTPUTS = ("embeddings", "token_embeddings")
 SHAPES = [(4, 5000), (20000, 1), (1, 4999), (3, 2731), (1, 1)]
 """Of more values than are computed at once, and of fewer; the fourth is one more than fits, to the token."""
 
 
 @pytest.fixture(scope="module")
-def chunk_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    root = tmp_path_factory.mktemp("large")
-    with serve(make_repository(root, gpt="gpt-300x64x5000", bert="bert-300x64x5000")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def stub(chunk_server: Server) -> Iterator[Any]:
-    with open_stub(chunk_server.grpc, NO_LIMIT) as stub:
+def stub(catalogue_server: Server) -> Iterator[Any]:
+    with open_stub(catalogue_server.grpc, NO_LIMIT) as stub:
         yield stub
 
 
@@ -41,12 +33,12 @@ def over_http(server: Server, model: str, ids: NDArray[np.int64], output: str, d
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("model", ["gpt", "bert"])
+@pytest.mark.parametrize("model", ["long", "long-bert"])
 def test_large_grpc_message_equals_http_bytes(
-    chunk_server: Server, stub: Any, model: str, shape: tuple[int, int]
+    catalogue_server: Server, stub: Any, model: str, shape: tuple[int, int]
 ) -> None:
     ids = np.random.default_rng(7).integers(0, 300, shape)
-    expected = over_http(chunk_server, model, ids, "embeddings")
+    expected = over_http(catalogue_server, model, ids, "embeddings")
     message = infer_message(ids, model, id="mine")
     answer = stub.ModelInfer(message, timeout=60)
     (streamed,) = stub.ModelStreamInfer(iter([message]), timeout=60)
@@ -55,27 +47,29 @@ def test_large_grpc_message_equals_http_bytes(
         assert list(found.raw_output_contents) == [expected]
 
 
-def test_large_grpc_outputs_keep_their_order(chunk_server: Server, stub: Any) -> None:
+def test_large_grpc_outputs_keep_their_order(catalogue_server: Server, stub: Any) -> None:
     ids = np.random.default_rng(8).integers(0, 300, (5, 4000))
     outputs = [{"name": name} for name in OUTPUTS]
-    answer = stub.ModelInfer(infer_message(ids, "bert", outputs=outputs), timeout=60)
+    answer = stub.ModelInfer(infer_message(ids, "long-bert", outputs=outputs), timeout=60)
     assert [output.name for output in answer.outputs] == list(OUTPUTS)
-    assert list(answer.raw_output_contents) == [over_http(chunk_server, "bert", ids, output) for output in OUTPUTS]
+    assert list(answer.raw_output_contents) == [
+        over_http(catalogue_server, "long-bert", ids, output) for output in OUTPUTS
+    ]
 
 
-def test_float16_grpc_message_equals_http_bytes(chunk_server: Server, stub: Any) -> None:
+def test_float16_grpc_message_equals_http_bytes(catalogue_server: Server, stub: Any) -> None:
     ids = np.random.default_rng(9).integers(0, 300, (5, 4000))
-    message = infer_message(ids)
+    message = infer_message(ids, "long")
     message.parameters["dtype"].string_param = "float16"
     answer = stub.ModelInfer(message, timeout=60)
-    assert list(answer.raw_output_contents) == [over_http(chunk_server, "gpt", ids, "embeddings", "float16")]
+    assert list(answer.raw_output_contents) == [over_http(catalogue_server, "long", ids, "embeddings", "float16")]
 
 
-def test_cancelled_grpc_calls_do_not_affect_others(chunk_server: Server, stub: Any) -> None:
+def test_cancelled_grpc_calls_do_not_affect_others(catalogue_server: Server, stub: Any) -> None:
     ids = np.ones((13, 5000), np.int64)
-    calls = [stub.ModelInfer.future(infer_message(ids), timeout=60) for _ in range(8)]
+    calls = [stub.ModelInfer.future(infer_message(ids, "long"), timeout=60) for _ in range(8)]
     for call in calls[:-1]:
         call.cancel()
-    expected = over_http(chunk_server, "gpt", ids, "embeddings")
+    expected = over_http(catalogue_server, "long", ids, "embeddings")
     assert list(calls[-1].result().raw_output_contents) == [expected]
-    assert httpx.get(f"{chunk_server.address}/readyz", timeout=60).status_code == 200
+    assert httpx.get(f"{catalogue_server.address}/readyz", timeout=60).status_code == 200

@@ -11,18 +11,24 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.support.open_inference import infer_message, open_stub
-from tests.support.scrapes import wait_for_streams
-from tests.support.servers import serve
+from tests.support.open_inference import OWN_CONNECTION, infer_message, open_stub
+from tests.support.scrapes import read_metrics, wait_for_streams
+from tests.support.servers import Server, serve
 
 IDLE, TOTAL = 1, 3
 
 
 @pytest.fixture(scope="module")
-def stub(tiny_repository: Path) -> Iterator[Any]:
-    """Return a client; the server waits one second for it, and serves a stream for three."""
+def server(tiny_repository: Path) -> Iterator[Server]:
+    """Serve with one second for the next message of a stream, and three for the stream."""
     limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": str(IDLE), "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": str(TOTAL)}
-    with serve(tiny_repository, **limits) as server, open_stub(server.grpc) as stub:
+    with serve(tiny_repository, **limits) as server:
+        yield server
+
+
+@pytest.fixture
+def stub(server: Server) -> Iterator[Any]:
+    with open_stub(server.grpc, OWN_CONNECTION) as stub:
         assert list(stub.ModelStreamInfer(iter([infer_message([[1]])]), wait_for_ready=True))
         yield stub
 
@@ -76,17 +82,18 @@ def test_stream_over_max_lifetime_ends_with_its_offsets(stub: Any) -> None:
     assert seconds > 0.9 * TOTAL
 
 
-def test_stream_without_a_reader_ends_with_its_connection(tiny_repository: Path) -> None:
-    limits = {"PREBLOCK_STREAM_IDLE_TIMEOUT_SECONDS": "1", "PREBLOCK_STREAM_MAX_LIFETIME_SECONDS": "1"}
+def test_stream_without_a_reader_ends_with_its_connection(server: Server, stub: Any) -> None:
     large = infer_message([[1] * 6] * 10_000)  # 50 answers take more than the buffers of a connection
-    with (
-        serve(tiny_repository, **limits) as server,
-        httpx.Client(base_url=server.address) as http,
-        open_stub(server.grpc) as stub,
-    ):
-        stream = stub.ModelStreamInfer(iter([large] * 50), wait_for_ready=True)
+    with httpx.Client(base_url=server.address) as http:
+        before = tokens_of(http)
+        stream = stub.ModelStreamInfer(iter([large] * 50))
         wait_for_streams(http, 1)
         wait_for_streams(http, 0)
+        assert 0 < tokens_of(http) - before < 50 * 60_000
         _, error, _ = until_the_end(stream)
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=20).ready
+
+
+def tokens_of(http: httpx.Client) -> float:
+    return read_metrics(http).get(("preblock_tokens_total", "gpt"), 0)
