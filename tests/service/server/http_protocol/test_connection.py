@@ -20,9 +20,9 @@ from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
 from preblock.service.server.front import Front
 from preblock.service.server.run import configure
-from tests.service.api.http.test_response import tokens_of
 from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, raw, v2
 from tests.support.connections import RawConnection, dial, http_request
+from tests.support.scrapes import read_metrics
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
@@ -33,13 +33,14 @@ def test_repeated_request_has_same_headers_and_statistics(
 ) -> None:
     path, body, headers = write(np.array([[3, 4]]), 5)
     first = long_client.post(path, content=body, headers=headers)
-    before, stats = tokens_of(long_client, "gpt"), long_client.get("/v2/models/gpt/stats").json()["model_stats"][0]
+    before = read_metrics(long_client)["preblock_tokens_total", "gpt"]
+    stats = long_client.get("/v2/models/gpt/stats").json()["model_stats"][0]
     second = long_client.post(path, content=body, headers=headers)
     assert second.content == first.content
     names = set(first.headers) - {"date", "x-request-id", "server-timing"}
     assert {name: second.headers[name] for name in names} == {name: first.headers[name] for name in names}
     assert set(second.headers) == set(first.headers)
-    assert tokens_of(long_client, "gpt") == before + 2
+    assert read_metrics(long_client)["preblock_tokens_total", "gpt"] == before + 2
     after = long_client.get("/v2/models/gpt/stats").json()["model_stats"][0]
     assert after["inference_count"] == stats["inference_count"] + 1
     assert after["inference_stats"]["success"]["count"] == stats["inference_stats"]["success"]["count"] + 1

