@@ -74,10 +74,10 @@ test-ray: $(VENV)/dev $(VENV)/ray/installed ## Test the application of deploy/ra
 	$(BIN)/python -m pytest tests/clients/test_ray.py $(ARGS)
 
 fuzz: $(VENV)/dev ## Check thousands of random requests against the OpenAPI document.
-	$(BIN)/python -m pytest tests/service/api/http/schemas/test_fuzz.py --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
+	$(BIN)/python -m pytest tests/reliability/test_openapi.py --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
 
 reliability: $(VENV)/fuzz $(MODELS) ## Run the reliability tests for hours: hostile clients, killed processes, soak.
-	$(BIN)/python -m pytest tests/reliability tests/service/api/http/schemas/test_fuzz.py --hypothesis-profile=reliability --timeout=14400 $(ARGS)
+	$(BIN)/python -m pytest tests/reliability --hypothesis-profile=reliability --timeout=14400 $(ARGS)
 	for parser in $(PARSERS); do $(BIN)/python -m tests.reliability.guided_fuzzing $$parser --seconds 600 || exit; done
 	$(BIN)/python -m benchmarks.soak --minutes 120
 

@@ -12,59 +12,40 @@ import pytest
 
 from tests.support.servers import Server
 
-ROUTES = {
-    "/models/{name}/embed": "post",
-    "/models/{name}/versions/{version}/embed": "post",
-    "/models/{name}/bias": "post",
-    "/models/{name}/versions/{version}/bias": "post",
-    "/models/{name}/positions": "get",
-    "/models/{name}/versions/{version}/positions": "get",
-    "/models/{name}/neighbours": "get",
-    "/models/{name}/versions/{version}/neighbours": "get",
-    "/models/{name}/decode": "post",
-    "/models/{name}/versions/{version}/decode": "post",
-    "/models": "get",
-    "/models/{name}": "get",
-    "/models/{name}/versions/{version}": "get",
-    "/v2": "get",
-    "/v2/health/live": "get",
-    "/v2/health/ready": "get",
-    "/v2/models": "get",
-    "/v2/models/stats": "get",
-    "/v2/models/{name}/stats": "get",
-    "/v2/models/{name}/versions/{version}/stats": "get",
-    "/v2/models/{name}": "get",
-    "/v2/models/{name}/versions/{version}": "get",
-    "/v2/models/{name}/ready": "get",
-    "/v2/models/{name}/versions/{version}/ready": "get",
-    "/v2/models/{name}/config": "get",
-    "/v2/models/{name}/versions/{version}/config": "get",
-    "/v2/models/{name}/infer": "post",
-    "/v2/models/{name}/versions/{version}/infer": "post",
-    "/v2/repository/index": "post",
-    "/v2/repository/models/{name}/load": "post",
-    "/v2/repository/models/{name}/unload": "post",
-    "/v2/systemsharedmemory/region/{region}/register": "post",
-    "/v2/systemsharedmemory/status": "get",
-    "/v2/systemsharedmemory/region/{region}/status": "get",
-    "/v2/systemsharedmemory/unregister": "post",
-    "/v2/systemsharedmemory/region/{region}/unregister": "post",
-    "/v2/cudasharedmemory/region/{region}/register": "post",
-    "/v2/cudasharedmemory/status": "get",
-    "/v2/cudasharedmemory/region/{region}/status": "get",
-    "/v2/cudasharedmemory/unregister": "post",
-    "/v2/cudasharedmemory/region/{region}/unregister": "post",
-    "/v1/embeddings": "post",
-    "/v1/models": "get",
-    "/v1/models/{model}": "get",
-    "/tei/{static_model}/embed": "post",
-    "/tei/{static_model}": "post",
-    "/livez": "get",
-    "/readyz": "get",
-    "/metrics": "get",
-    "/": "get",
-}
-
+MODEL_ACTIONS = {"get": ("positions", "neighbours"), "post": ("embed", "bias", "decode")}
+V2_ACTIONS = {"get": ("", "/ready", "/config", "/stats"), "post": ("/infer",)}
+ROUTES = [
+    *(("get", path) for path in ("/", "/livez", "/readyz", "/metrics", "/models", "/v1/models", "/v1/models/{model}")),
+    *(("get", f"/v2{path}") for path in ("", "/health/live", "/health/ready", "/models", "/models/stats")),
+    *(("post", path) for path in ("/v1/embeddings", "/v2/repository/index", "/tei/{static_model}")),
+    ("post", "/tei/{static_model}/embed"),
+    *(("post", f"/v2/repository/models/{{name}}/{verb}") for verb in ("load", "unload")),
+    *(("get", f"/models/{{name}}{version}") for version in ("", "/versions/{version}")),
+    *(
+        (method, f"/models/{{name}}{version}/{action}")
+        for method, actions in MODEL_ACTIONS.items()
+        for action in actions
+        for version in ("", "/versions/{version}")
+    ),
+    *(
+        (method, f"/v2/models/{{name}}{version}{action}")
+        for method, actions in V2_ACTIONS.items()
+        for action in actions
+        for version in ("", "/versions/{version}")
+    ),
+    *(
+        (method, f"/v2/{kind}sharedmemory/{action}")
+        for kind in ("system", "cuda")
+        for method, action in (
+            ("post", "region/{region}/register"),
+            ("get", "status"),
+            ("get", "region/{region}/status"),
+            ("post", "unregister"),
+            ("post", "region/{region}/unregister"),
+        )
+    ),
+]
+"""Method and path of every route."""
 TYPES = [f"application/{kind}" for kind in ("json", "octet-stream", "x-npy", "x-safetensors")]
 
 
@@ -92,8 +73,8 @@ def test_docs_page_loads_openapi_document(tiny_http: httpx.Client) -> None:
 
 
 def test_every_route_is_described(document: Any) -> None:
-    assert {path: next(iter(methods)) for path, methods in document["paths"].items()} == ROUTES
-    assert all(method["description"] for methods in document["paths"].values() for method in methods.values())
+    assert sorted((method, path) for path, method, _ in operations_of(document)) == sorted(ROUTES)
+    assert all(operation["description"] for _, _, operation in operations_of(document))
 
 
 def test_every_openapi_reference_resolves(document: Any) -> None:
@@ -115,11 +96,6 @@ def test_operation_ids_are_short_and_unique(document: Any) -> None:
     assert len(ids) == len(set(ids))
     assert all(re.fullmatch("[a-z0-9_]{4,32}", name) for name in ids), ids
     assert {"embed", "embed_version", "bias", "decode", "list_models", "get_model", "embeddings", "infer"} <= set(ids)
-
-
-def test_operation_summaries_are_short(document: Any) -> None:
-    summaries = [operation["summary"] for _, _, operation in operations_of(document)]
-    assert all(10 <= len(summary) <= 80 and not summary.endswith(".") for summary in summaries), summaries
 
 
 def test_schema_properties_have_no_defaults(document: Any) -> None:
@@ -202,10 +178,7 @@ BOUNDS = [
 def test_schema_bounds_match_enforced_bounds(
     example_server: Server, document: Any, schema: str, action: str, field: str, values: list[Any]
 ) -> None:
-    requests: dict[str, dict[str, Any]] = {
-        "embed": {"input_ids": [1]},
-        "bias": {"query_length": 1, "key_length": 1},
-    }
+    requests: dict[str, dict[str, Any]] = {"embed": {"input_ids": [1]}, "bias": {"query_length": 1, "key_length": 1}}
     good = requests[action]
     model = {"embed": "minilm", "bias": "t5-small"}[action]
     validator = jsonschema_rs.validator_for(
