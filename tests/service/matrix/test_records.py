@@ -17,7 +17,7 @@ from tests.support.scrapes import read_metrics
 from tests.support.servers import Server
 from tests.support.waiting import wait_until
 
-GOOD, BAD = np.array([[3, 4]]), np.array([[3, -1]])
+GOOD, WRONG = np.array([[3, 4]]), np.array([[3, -1]])
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def check_counters(path: CodePath, caller: Caller, address: str) -> None:
     time.sleep(0.01)
     before, began = read_metrics(address), time.perf_counter()
     sent, received = caller.ask(GOOD).sizes
-    caller.ask(BAD)
+    caller.ask(WRONG)
     seconds = time.perf_counter() - began
     expected = {
         ("preblock_requests_total", "gpt", "ok", path.protocol): 1,
@@ -70,7 +70,7 @@ def test_log_and_spans_tell_every_request(rows: Rows, wide_repository: Path) -> 
             with path.open(servers, headers) as caller:
                 path.prepare(caller, GOOD)
                 assert caller.ask(GOOD).status == 200
-                assert caller.ask(BAD).status in (400, 422)
+                assert caller.ask(WRONG).status in (400, 422)
 
     told = told_by(wide_repository, ask_everything, "--log-format", "json", "--access-log-sample-rate", "1")
     lines = [json.loads(line) for line in told.lines]

@@ -20,8 +20,12 @@ def post(client: httpx.Client, model: str, kind: str, body: bytes, accept: str =
     return client.post(f"/models/{model}/embed", content=body, params=query, headers=headers)
 
 
+def post_json(client: httpx.Client, model: str, accept: str = "*/*", **fields: Any) -> httpx.Response:
+    return client.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
+
+
 def ask(client: httpx.Client, model: str, accept: str = JSON, **fields: Any) -> httpx.Response:
-    response = client.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
+    response = post_json(client, model, accept, **fields)
     assert response.status_code == 200, response.text
     assert response.headers["Content-Type"] == accept
     return response

@@ -20,7 +20,6 @@ from tests.service.api.http.native_requests import (
     NPY,
     RAGGED,
     SAFETENSORS,
-    TYPES,
     ask,
     ask_tensors,
     octets,
@@ -28,7 +27,7 @@ from tests.service.api.http.native_requests import (
     prompt_of,
     refusal,
 )
-from tests.support.late import safetensors_torch, torch
+from tests.support.late import safetensors_torch
 from tests.support.protocols import Clients, native_raw, native_safetensors
 
 
@@ -44,19 +43,13 @@ def test_raw_ids_are_one_row_or_requested_shape(
 @pytest.mark.parametrize(
     ("kind", "body", "query", "status", "detail"),
     [
-        (BYTES, bytes(9), {}, 400, "body: got 9 bytes, expected int64 values of 8 bytes each"),
-        (BYTES, b"", {}, 422, "input_ids shape: got (0,), expected at least one row of at least one integer"),
-        (BYTES, bytes(48), {"shape": "2,2"}, 400, "body: got 6 values, expected 4, as the shape 2,2 declares"),
-        (
-            BYTES,
-            bytes(8),
-            {"input_ids": "[1]"},
-            422,
-            "input_ids is both in the query and in the body; send it in",
-        ),
-        (BYTES, bytes(8), {"text": '"a"'}, 422, "input_ids cannot be used with text, because"),
-        (JSON, b'{"input_ids": [1]}', {"shape": "1"}, 422, "unknown field shape; expected input_ids, "),
-        (JSON, b'{"input_ids": [1]}', {"lengths": "[1]"}, 422, "unknown field lengths; expected input_ids, "),
+        (BYTES, bytes(9), {}, 400, "body: got 9 bytes"),
+        (BYTES, b"", {}, 422, "input_ids shape: got (0,)"),
+        (BYTES, bytes(48), {"shape": "2,2"}, 400, "body: got 6 values"),
+        (BYTES, bytes(8), {"input_ids": "[1]"}, 422, "input_ids is both in the query and in the body; send it in"),
+        (BYTES, bytes(8), {"text": '"a"'}, 422, "input_ids cannot be used with text"),
+        (JSON, b'{"input_ids": [1]}', {"shape": "1"}, 422, "unknown field shape"),
+        (JSON, b'{"input_ids": [1]}', {"lengths": "[1]"}, 422, "unknown field lengths"),
         (
             SAFETENSORS,
             bytes(8),
@@ -84,18 +77,13 @@ def test_invalid_binary_body_is_rejected(
     ("tensors", "detail"),
     [
         ({"offset": [1]}, "input_ids, text or parts is required: rows of token ids"),
-        ({"input_ids": [1.0]}, "input_ids dtype: got float64, expected an integer type"),
-        ({"input_ids": [True]}, "input_ids dtype: got bool, expected an integer type"),
-        ({"input_ids": [[[1]]]}, "input_ids shape: got (1, 1, 1), expected (length,) or (batch, length)"),
-        ({"input_ids": 1}, "input_ids shape: got (), expected (length,) or (batch, length)"),
-        ({"input_ids": [1], "dtype": [1]}, "dtype: got a tensor, expected a query parameter"),
-        ({"input_ids": [1], "nope": [1]}, "unknown field nope; expected input_ids, "),
-        ({"input_ids": [1], "offset": [[1]]}, "offset shape: got (1, 1), expected one dimension"),
-        (
-            {"input_ids": [1, 2], "lengths": [1, 2]},
-            "lengths: got 3 tokens in all, expected 2, as many as input_ids has",
-        ),
-        ({"input_ids": [1, 7, 11], "lengths": [2, 1]}, "input_ids[1][0]: got 11, expected 0 to 10"),
+        ({"input_ids": [1.0]}, "input_ids dtype: got float64"),
+        ({"input_ids": [[[1]]]}, "input_ids shape: got (1, 1, 1)"),
+        ({"input_ids": [1], "dtype": [1]}, "dtype: got a tensor"),
+        ({"input_ids": [1], "nope": [1]}, "unknown field nope"),
+        ({"input_ids": [1], "offset": [[1]]}, "offset shape: got (1, 1)"),
+        ({"input_ids": [1, 2], "lengths": [1, 2]}, "lengths: got 3 tokens in all"),
+        ({"input_ids": [1, 7, 11], "lengths": [2, 1]}, "input_ids[1][0]: got 11"),
     ],
 )
 def test_invalid_tensors_are_rejected(tiny_http: httpx.Client, tensors: Any, detail: str) -> None:
@@ -119,26 +107,6 @@ def test_every_field_may_be_tensor_or_query_parameter(tiny_clients: Clients, fie
     assert native_raw(tiny_clients, "bert", fields).tobytes() == expected
 
 
-def test_safetensors_request_takes_options_from_query(tiny_http: httpx.Client) -> None:
-    body = safetensors.numpy.save({"input_ids": np.array([1] * 8)})
-    answer = post(tiny_http, "gpt", SAFETENSORS, body, dtype="float16", truncate="left", output="token_embeddings")
-    options = {"dtype": "float16", "truncate": "left", "output": "token_embeddings"}
-    assert answer.json() == ask(tiny_http, "gpt", input_ids=[1] * 8, **options).json()
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("rows", [IDS, RAGGED])
-def test_safetensors_response_equals_raw_bytes(tiny_http: httpx.Client, rows: list[list[int]], dtype: str) -> None:
-    raw = ask(tiny_http, "gpt", BYTES, input_ids=rows, dtype=dtype, offset=1)
-    found = ask_tensors(tiny_http, "gpt", input_ids=rows, dtype=dtype, offset=1)
-    assert found.keys() == {"embeddings", "next_offset", "lengths"}
-    assert found["embeddings"].dtype == getattr(torch, dtype)
-    assert ",".join(map(str, found["embeddings"].shape)) == raw.headers["Preblock-Shape"]
-    assert octets(found["embeddings"]) == raw.content
-    assert found["lengths"].tolist() == [len(row) for row in rows]
-    assert found["next_offset"].tolist() == [len(row) + 1 for row in rows]
-
-
 def test_safetensors_metadata_names_model_and_version(tiny_http: httpx.Client, tmp_path: Path) -> None:
     file = tmp_path / "answer.safetensors"
     file.write_bytes(ask(tiny_http, "bert", SAFETENSORS, input_ids=[1]).content)
@@ -153,12 +121,6 @@ def test_multiple_outputs_are_separate_tensors(tiny_http: httpx.Client) -> None:
     for name in names:
         alone = ask(tiny_http, "gpt", BYTES, input_ids=RAGGED, output=name, dtype="bfloat16").content
         assert octets(found[name]) == alone
-
-
-def test_query_outputs_are_separated_by_commas(tiny_http: httpx.Client) -> None:
-    body = safetensors.numpy.save({"input_ids": np.array(IDS)})
-    found = post(tiny_http, "gpt", SAFETENSORS, body, SAFETENSORS, output="token_embeddings,embeddings").content
-    assert found == ask(tiny_http, "gpt", SAFETENSORS, input_ids=IDS, output=["token_embeddings", "embeddings"]).content
 
 
 def test_safetensors_rows_of_text_can_be_sent_back(tiny_http: httpx.Client) -> None:

@@ -45,30 +45,12 @@ def test_multiple_prompts_are_a_list(model_http: httpx.Client, bert: Any) -> Non
 @pytest.mark.parametrize(
     ("model", "fields", "accept", "status", "detail"),
     [
-        (
-            "transformer-base",
-            {},
-            JSON,
-            422,
-            "encoding: got prompt_embeds, expected base64, float, since it is unknown whether",
-        ),
-        (
-            "minilm",
-            {"output": "embeddings"},
-            JSON,
-            422,
-            "output: got ['embeddings'], expected token_embeddings with the",
-        ),
+        ("transformer-base", {}, JSON, 422, "encoding: got prompt_embeds"),
+        ("minilm", {"output": "embeddings"}, JSON, 422, "output: got ['embeddings']"),
         ("minilm", {"output": ["token_embeddings", "embeddings"]}, JSON, 422, "output: got ['token_embeddings', 'embe"),
-        (
-            "minilm",
-            {"attention_mask": [[1]]},
-            JSON,
-            422,
-            "attention_mask: got a value, expected nothing with the encod",
-        ),
-        ("minilm", {}, BYTES, 406, f"Accept: got {BYTES}, expected {JSON} with the encoding prompt_embeds"),
-        ("minilm", {}, SAFETENSORS, 406, f"Accept: got {SAFETENSORS}, expected {JSON} with the encoding prompt_embeds"),
+        ("minilm", {"attention_mask": [[1]]}, JSON, 422, "attention_mask: got a value"),
+        ("minilm", {}, BYTES, 406, f"Accept: got {BYTES}"),
+        ("minilm", {}, SAFETENSORS, 406, f"Accept: got {SAFETENSORS}"),
     ],
 )
 def test_unsafe_prompt_embeds_request_is_rejected(

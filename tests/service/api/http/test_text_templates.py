@@ -5,6 +5,7 @@ Oracle: the answers of the general path. It serves all requests of web pages.
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,30 +24,26 @@ from preblock.service.core.settings import Settings
 from preblock.service.engine.engine import Engine
 from preblock.service.server.run import configure
 from tests.support.artifacts import copy_artifact
-from tests.support.late import exporter
 from tests.support.references import edit_manifest
 from tests.support.servers import live_server
-from tests.support.static_models import WIDTH, make_table, save_bag, save_mapped
+from tests.support.shared import Shared
+from tests.support.static_models import WIDTH, make_table
 from tests.support.templates import CountedTemplates
 
 Answer = tuple[int, dict[str, str], Any]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_mapped(tmp_path_factory.mktemp("static") / "mapped")
-
-
-@pytest.fixture(scope="module")
-def text_repository(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text_repository(static_repository: Path, shared: Shared) -> Path:
     """Return a repository of models with few tokens: `mapped`, `bag`, `infinite` with an infinite value, and `bert`."""
-    root = tmp_path_factory.mktemp("repository")
-    exporter.export(str(folder), "mapped", root)
-    for name in ("bag", "infinite"):
-        exporter.export(str(save_bag(folder.parent / "bag")), name, root)
-    make_infinite(root / "infinite" / "1")
-    copy_artifact("bert", root)
-    return root
+
+    def fill(root: Path) -> None:
+        for name in ("mapped", "bag", "bert"):
+            (root / name).symlink_to(static_repository / name)
+        shutil.copytree(static_repository / "bag", root / "infinite")
+        make_infinite(root / "infinite" / "1")
+
+    return shared.make("texts", fill)
 
 
 def make_infinite(folder: Path) -> None:
@@ -109,10 +106,9 @@ def run(settings: Settings, **headers: str) -> Iterator[Texts]:
         {"model": "bert", "pooling": "mean", "add_special_tokens": False, "encoding_format": "base64"},
     ],
 )
-@pytest.mark.parametrize("first", [False, True])
-def test_text_gets_response_of_general_path(texts: Texts, options: dict[str, Any], first: bool) -> None:
+def test_text_gets_response_of_general_path(texts: Texts, options: dict[str, Any]) -> None:
     def body(value: Any) -> dict[str, Any]:
-        return {"input": value, **options} if first else {**options, "input": value}
+        return {"input": value, **options} if "user" in options else {**options, "input": value}
 
     assert texts.ask(body("a b"))[0] == 200
     before = texts.hits()
@@ -123,13 +119,15 @@ def test_text_gets_response_of_general_path(texts: Texts, options: dict[str, Any
         assert texts.hits() == before + number
 
 
-def test_template_response_matches_model2vec(texts: Texts, folder: Path) -> None:
+def test_template_response_matches_model2vec(texts: Texts, static_sources: Path) -> None:
     sentences = ["hello world", "abc ? jih", "hello hello !! b"]
     before = texts.hits()
     found = [texts.ask({"model": "mapped", "input": text, "dimensions": 8})[2] for text in sentences]
     assert texts.hits() >= before + 2
     vectors = [document["data"][0]["embedding"] for document in found]
-    np.testing.assert_allclose(vectors, StaticModel.from_pretrained(folder).encode(sentences), rtol=1e-5, atol=2e-7)
+    np.testing.assert_allclose(
+        vectors, StaticModel.from_pretrained(static_sources / "mapped").encode(sentences), rtol=1e-5, atol=2e-7
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,18 +177,14 @@ def test_texts_over_limit_of_event_loop_take_general_path(texts: Texts) -> None:
 
 
 def test_limits_are_checked_with_template(text_repository: Path) -> None:
-    for limit, value in ({"max_request_rows": 2}, ["a", "b", "c"]), ({"max_request_tokens": 3}, "a a a a"):
-        with run(Settings(repository=text_repository, **limit)) as texts:
-            assert texts.ask({"model": "bag", "input": "a"})[0] == 200
-            found = texts.ask({"model": "bag", "input": value})
-            assert (found, found[0]) == (texts.alone({"model": "bag", "input": value}), 400)
-
-
-def test_body_over_limit_is_rejected_with_template(text_repository: Path) -> None:
     """The template of a shorter body also fits a longer one."""
-    with run(Settings(repository=text_repository, max_body_bytes=len('{"model": "bag", "input": "ab"}'))) as texts:
-        statuses = [texts.ask({"model": "bag", "input": text})[0] for text in ("a", "b", "b a", "a b c")]
-        assert statuses == [200, 200, 413, 413]
+    room = len('{"model": "bag", "input": ["a", "b", "c"]}')
+    with run(
+        Settings(repository=text_repository, max_request_rows=2, max_request_tokens=3, max_body_bytes=room)
+    ) as texts:
+        for value, status in (("a", 200), (["a", "b", "c"], 400), ("a a a a", 400), ("a" * 30, 413)):
+            found = texts.ask({"model": "bag", "input": value})
+            assert (found, found[0]) == (texts.alone({"model": "bag", "input": value}), status)
 
 
 def test_word_without_token_is_rejected_with_template(tmp_path: Path) -> None:
@@ -219,19 +213,12 @@ def test_callers_are_authorized_with_template(text_repository: Path, tmp_path: P
         assert (asked, texts.hits()) == ([200, 200, 403, 401], 1)
 
 
-def test_metrics_count_requests_with_template(text_repository: Path) -> None:
-    with run(Settings(repository=text_repository)) as texts:
+def test_metrics_and_log_have_requests_with_template(text_repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with run(Settings(repository=text_repository, access_log_sample_rate=1, access_log_max_token_ids=8)) as texts:
         for _ in range(3):
             assert texts.ask({"model": "bag", "input": ["a b", "c"]})[0] == 200
         assert texts.hits() == 2
         found = texts.http.get("/metrics").text
-        assert 'preblock_requests_total{model="bag",outcome="ok",protocol="openai"} 3.0' in found
-        assert 'preblock_tokens_total{model="bag"} 9.0' in found
-
-
-def test_access_log_has_ids_with_template(text_repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with run(Settings(repository=text_repository, access_log_sample_rate=1, access_log_max_token_ids=8)) as texts:
-        for value in ("a", ["a b", "c"]):
-            assert texts.ask({"model": "bag", "input": value})[0] == 200
-        assert texts.hits() == 1
-    assert "[[4, 5], [6]]" in capfd.readouterr().err
+    assert 'preblock_requests_total{model="bag",outcome="ok",protocol="openai"} 3.0' in found
+    assert 'preblock_tokens_total{model="bag"} 9.0' in found
+    assert capfd.readouterr().err.count("[[4, 5], [6]]") == 3

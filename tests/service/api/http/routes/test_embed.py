@@ -1,7 +1,5 @@
 """The native API on a real server. Oracles: transformers, torch, numpy's own .npy files, the raw tables."""
 
-import base64
-import io
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.service.api.http.routes.embed_calls import BYTES, JSON, NPY, ask_for, embed
-from tests.support.late import presets, torch, transformers
-from tests.support.protocols import Clients, Protocol, native_bytes, native_float, native_json
+from tests.service.api.http.native_requests import BYTES, JSON, post_json
+from tests.support.late import torch, transformers
+from tests.support.protocols import Clients, native_bytes, native_json
+
+
+def embed(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:
+    document: dict[str, Any] = post_json(client, model, **fields).raise_for_status().json()
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +39,6 @@ def bert(minilm_checkpoint: Path) -> Any:
     return model
 
 
-@pytest.fixture(scope="module")
-def preset() -> Any:
-    """Build the source module of `gpt2-small` again."""
-    return presets.build_preset("gpt2-small")
-
-
 def entering_block_0(gpt2: Any, input_ids: Any, position_ids: Any) -> NDArray[np.float32]:
     with torch.inference_mode():
         states = gpt2(torch.tensor(input_ids), position_ids=position_ids, output_hidden_states=True).hidden_states
@@ -53,13 +50,6 @@ def positions_of_generate(attention_mask: Any) -> Any:
     """Return positions as transformers' `generate()` counts them."""
     mask = torch.tensor(attention_mask)
     return (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
-
-
-def test_equal_rows_have_shape_B_L_D(tiny_http: httpx.Client) -> None:
-    answer = embed(tiny_http, "gpt", input_ids=[[1, 2, 3], [4, 5, 6]])
-    assert answer["shape"] == [2, 3, 4]
-    assert "lengths" not in answer
-    assert len(base64.b64decode(answer["embeddings"])) == 2 * 3 * 4 * 4
 
 
 def test_flat_list_is_one_row(tiny_http: httpx.Client) -> None:
@@ -95,40 +85,18 @@ def test_embed_uses_requested_version(tiny_http: httpx.Client, version: int) -> 
 def test_narrow_dtypes_are_rounded_like_torch(model_clients: Clients, dtype: str) -> None:
     fields = {"input_ids": [[1, 2, 50256], [7, 8, 9]], "offset": 5}
     exact = native_bytes(model_clients, "gpt2-small", fields)
-    response = ask_for(model_clients.http, BYTES, "gpt2-small", dtype=dtype, **fields)
+    response = post_json(model_clients.http, "gpt2-small", BYTES, dtype=dtype, **fields)
     oracle = torch.tensor(exact).to(getattr(torch, dtype))
     assert response.content == oracle.view(torch.uint8).numpy().tobytes()
     assert response.headers["Preblock-Dtype"] == dtype
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_base64_float_and_bytes_hold_the_same_bits(model_clients: Clients, dtype: str) -> None:
-    fields: dict[str, Any] = {"input_ids": [[101, 2023, 102], [101, 2003, 102]], "dtype": dtype}
-    content = ask_for(model_clients.http, BYTES, "minilm", **fields).content
-    assert base64.b64decode(embed(model_clients.http, "minilm", **fields)["embeddings"]) == content
-    floats = torch.tensor(
-        embed(model_clients.http, "minilm", encoding="float", **fields)["embeddings"], dtype=torch.float32
-    )
-    assert floats.to(getattr(torch, dtype)).view(torch.uint8).numpy().tobytes() == content
-    assert floats.to(getattr(torch, dtype)).to(torch.float32).equal(floats)  # the text holds the narrow value exactly
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_npy_holds_the_same_bits_as_bytes(model_clients: Clients, dtype: type[np.generic]) -> None:
-    fields: dict[str, Any] = {"input_ids": [[101, 2023], [101, 2003]], "dtype": dtype.__name__}
-    array = np.load(io.BytesIO(ask_for(model_clients.http, NPY, "minilm", **fields).content), allow_pickle=False)
-    assert array.dtype == dtype
-    assert array.shape == (2, 2, 384)
-    assert array.tobytes() == ask_for(model_clients.http, BYTES, "minilm", **fields).content
-
-
-@pytest.mark.parametrize("accept", [BYTES, NPY])
 @pytest.mark.parametrize(("input_ids", "shape"), [([[1, 2, 3], [4, 5, 6]], "2,3,4"), ([[1], [2, 3]], "3,4")])
 def test_binary_response_headers_hold_shape_dtype_and_model(
-    tiny_http: httpx.Client, accept: str, input_ids: list[list[int]], shape: str
+    tiny_http: httpx.Client, input_ids: list[list[int]], shape: str
 ) -> None:
-    response = ask_for(tiny_http, accept, input_ids=input_ids, dtype="float16")
-    assert response.headers["Content-Type"] == accept
+    response = post_json(tiny_http, "gpt", BYTES, input_ids=input_ids, dtype="float16")
+    assert response.headers["Content-Type"] == BYTES
     assert response.headers["Preblock-Shape"] == shape
     assert response.headers["Preblock-Dtype"] == "float16"
     assert (response.headers["Preblock-Model"], response.headers["Preblock-Version"]) == ("gpt", "1")
@@ -202,7 +170,7 @@ def test_next_offset_continues_each_row(
     assert embed(tiny_http, "gpt", **fields)["next_offset"] == next_offset
 
 
-@pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
+@pytest.mark.parametrize("model", ["minilm", "transformer-base"])
 def test_steps_from_next_offset_equal_one_pass_bit_for_bit(model_clients: Clients, model: str) -> None:
     rows = np.random.default_rng(1).integers(0, 30000, (3, 40)).tolist()
     parts, offset = [], [0, 0, 0]
@@ -226,35 +194,6 @@ def test_minilm_equals_transformers_on_real_checkpoint(model_clients: Clients, b
     with torch.inference_mode():
         oracle = bert.embeddings(torch.from_numpy(ids), torch.from_numpy(segments)).numpy()
     assert np.abs(native_json(model_clients, "minilm", fields) - oracle.reshape(-1, 384)).max() <= 2e-6
-
-
-def test_minilm_at_last_position_equals_transformers(model_clients: Clients, bert: Any) -> None:
-    with torch.inference_mode():
-        oracle = bert.embeddings(torch.tensor([[30521, 0]]), position_ids=torch.tensor([[510, 511]])).numpy()
-    vectors = native_json(model_clients, "minilm", {"input_ids": [[30521, 0]], "offset": 510})
-    assert np.abs(vectors - oracle[0]).max() <= 2e-6
-
-
-@pytest.mark.parametrize("mask", [[[0, 0, 1, 1], [0, 1, 1, 1]], [[1, 1, 0, 0], [1, 1, 1, 0]]])
-def test_masked_minilm_equals_transformers(model_clients: Clients, bert: Any, mask: list[list[int]]) -> None:
-    ids = [[101, 2023, 2003, 102], [101, 7592, 2088, 102]]
-    with torch.inference_mode():
-        oracle = bert.embeddings(torch.tensor(ids), position_ids=positions_of_generate(mask)).numpy()
-    vectors = native_json(model_clients, "minilm", {"input_ids": ids, "attention_mask": mask})
-    assert np.abs(vectors - oracle.reshape(-1, 384)).max() <= 2e-6
-
-
-@pytest.mark.parametrize("protocol", [native_json, native_float, native_bytes])
-def test_gpt2_small_equals_torch_bit_for_bit(model_clients: Clients, preset: Any, protocol: Protocol) -> None:
-    ids = torch.from_numpy(np.random.default_rng(3).integers(0, 50257, (2, 24)))
-    positions = torch.arange(1000, 1024)
-    with torch.inference_mode():
-        oracle = (
-            torch.nn.functional.embedding(ids, preset.tokens.weight)
-            + preset.get_parameter("positions.weight")[positions]
-        )
-    vectors = protocol(model_clients, "gpt2-small", {"input_ids": ids.tolist(), "offset": 1000})
-    assert vectors.tobytes() == oracle.numpy().tobytes()
 
 
 @pytest.mark.parametrize("kind", [JSON, "application/json; charset=utf-8", "Application/JSON", None])

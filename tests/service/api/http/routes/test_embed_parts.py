@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.support.artifacts import copy_artifact
-from tests.support.servers import Server, serve
+from tests.support.servers import serve
 
+NAN, THREE = "AADAfwAAwH8AAMB/AADAfw==", "AAAAAAAAAAAAAAAA"
+"""Four vectors that are not a number, and three numbers, for a model of width 4."""
 WIDTHS = {"gpt": 4, "llama": 4, "gemma": 4, "bert": 4, "ngrams": 4, "counts-ids": 4, "wide": 768}
-
-
-@pytest.fixture(scope="module")
-def parts_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    root = tmp_path_factory.mktemp("parts")
-    for name in ("gpt", "llama", "gemma", "bert", "projected", "counts-ids", "rotary", "ngrams"):
-        copy_artifact(name, root)
-    copy_artifact("gpt-50x768x700", root, "wide")
-    with serve(root) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def parts_http(parts_server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=parts_server.address, timeout=60) as client:
-        yield client
 
 
 def given(model: str, count: int, seed: int = 0) -> NDArray[np.float32]:
@@ -51,196 +36,122 @@ def vectors_of(document: Any, output: str = "embeddings") -> NDArray[np.float32]
     return np.frombuffer(base64.b64decode(document[output]), np.float32).reshape(document["shape"])
 
 
-def test_parts_of_ids_are_the_row_of_all_ids(parts_http: httpx.Client) -> None:
+def test_parts_of_ids_are_the_row_of_all_ids(catalogue_http: httpx.Client) -> None:
     for model in ("gpt", "bert", "projected", "counts-ids", "wide"):
-        answer = ask(parts_http, model, parts=[{"input_ids": [1, 2]}, {"input_ids": [3]}, {"input_ids": [4, 5]}])
-        assert answer == ask(parts_http, model, input_ids=[1, 2, 3, 4, 5])
+        answer = ask(catalogue_http, model, parts=[{"input_ids": [1, 2]}, {"input_ids": [3]}, {"input_ids": [4, 5]}])
+        assert answer == ask(catalogue_http, model, input_ids=[1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize("model", ["llama", "gemma"])
-def test_vectors_enter_unchanged_without_positions(parts_http: httpx.Client, model: str) -> None:
+def test_vectors_enter_unchanged_without_positions(catalogue_http: httpx.Client, model: str) -> None:
     values = given(model, 3)
     row = [{"input_ids": [1, 2]}, {"vectors": encode(values)}, {"input_ids": [5]}]
-    ids = vectors_of(ask(parts_http, model, input_ids=[1, 2, 5]))[0]
+    ids = vectors_of(ask(catalogue_http, model, input_ids=[1, 2, 5]))[0]
     expected = np.concatenate([ids[:2], values, ids[2:]])
     for output in ("embeddings", "token_embeddings"):
-        answer = ask(parts_http, model, parts=row, output=output)
+        answer = ask(catalogue_http, model, parts=row, output=output)
         assert vectors_of(answer, output)[0].tobytes() == expected.tobytes()
         assert answer["next_offset"] == [6]
 
 
-def test_positions_are_added_to_vectors(parts_http: httpx.Client) -> None:
+def test_positions_are_added_to_vectors(catalogue_http: httpx.Client) -> None:
     values = given("gpt", 2)
     row = [{"vectors": encode(values[:1])}, {"input_ids": [1, 2]}, {"vectors": encode(values[1:])}]
-    answer = ask(parts_http, "gpt", parts=row, offset=1)
-    positions = parts_http.get("/models/gpt/positions", params={"first": 1, "count": 4}).json()
+    answer = ask(catalogue_http, "gpt", parts=row, offset=1)
+    positions = catalogue_http.get("/models/gpt/positions", params={"first": 1, "count": 4}).json()
     table = np.frombuffer(base64.b64decode(positions["position_embeddings"]), np.float32).reshape(positions["shape"])
-    expected = vectors_of(ask(parts_http, "gpt", input_ids=[0, 1, 2, 0], offset=1))[0].copy()
+    expected = vectors_of(ask(catalogue_http, "gpt", input_ids=[0, 1, 2, 0], offset=1))[0].copy()
     expected[[0, 3]] = values + table[[0, 3]]
     assert vectors_of(answer)[0].tobytes() == expected.tobytes()
     assert answer["next_offset"] == [5]
-    tokens = vectors_of(ask(parts_http, "gpt", parts=row, output="token_embeddings"), "token_embeddings")[0]
+    tokens = vectors_of(ask(catalogue_http, "gpt", parts=row, output="token_embeddings"), "token_embeddings")[0]
     assert tokens[[0, 3]].tobytes() == values.tobytes()
 
 
-def test_rows_may_differ_in_length_and_offset(parts_http: httpx.Client) -> None:
+def test_rows_may_differ_in_length_and_offset(catalogue_http: httpx.Client) -> None:
     values = given("gpt", 3)
     rows = [
         [{"vectors": encode(values[:2])}, {"input_ids": [3]}],
         [{"input_ids": [4]}],
         [{"vectors": encode(values[2:])}],
     ]
-    answer = ask(parts_http, "gpt", parts=rows, offset=[0, 2, 3])
+    answer = ask(catalogue_http, "gpt", parts=rows, offset=[0, 2, 3])
     assert answer["lengths"] == [3, 1, 1]
     assert answer["next_offset"] == [3, 3, 4]
     alone = [
-        vectors_of(ask(parts_http, "gpt", parts=row, offset=offset))[0]
+        vectors_of(ask(catalogue_http, "gpt", parts=row, offset=offset))[0]
         for row, offset in zip(rows, (0, 2, 3), strict=True)
     ]
     assert vectors_of(answer).tobytes() == np.concatenate(alone).tobytes()
 
 
-def test_placeholders_take_vectors_in_order(parts_http: httpx.Client) -> None:
+def test_placeholders_take_vectors_in_order(catalogue_http: httpx.Client) -> None:
     values = given("llama", 4)
     rows = [[{"input_ids": [1, 99, 99, 2]}], [{"vectors": encode(values[2:3])}, {"input_ids": [99]}]]
     placeholder = {"token_id": 99, "vectors": encode(values[[0, 1, 3]])}  # an id beyond the vocabulary will do
-    answer = vectors_of(ask(parts_http, "llama", parts=rows, placeholder=placeholder))
-    ids = vectors_of(ask(parts_http, "llama", input_ids=[1, 2]))[0]
+    answer = vectors_of(ask(catalogue_http, "llama", parts=rows, placeholder=placeholder))
+    ids = vectors_of(ask(catalogue_http, "llama", input_ids=[1, 2]))[0]
     expected = np.concatenate([ids[:1], values[:2], ids[1:], values[2:]])
     assert answer.tobytes() == expected.tobytes()
 
 
-def test_text_is_a_part_without_special_tokens(parts_http: httpx.Client) -> None:
-    tokens = ask(parts_http, "bert", text="hello world", special_tokens=False, return_tokens=True)["input_ids"][0]
-    answer = ask(parts_http, "bert", parts=[{"input_ids": [1]}, {"text": "hello world"}, {"input_ids": [2]}])
-    assert answer == ask(parts_http, "bert", input_ids=[1, *tokens, 2])
+def test_text_is_a_part_without_special_tokens(catalogue_http: httpx.Client) -> None:
+    tokens = ask(catalogue_http, "bert", text="hello world", special_tokens=False, return_tokens=True)["input_ids"][0]
+    answer = ask(catalogue_http, "bert", parts=[{"input_ids": [1]}, {"text": "hello world"}, {"input_ids": [2]}])
+    assert answer == ask(catalogue_http, "bert", input_ids=[1, *tokens, 2])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_large_answer_has_the_bits_of_small_ones(parts_http: httpx.Client, dtype: str) -> None:
+def test_large_answer_has_the_bits_of_small_ones(catalogue_http: httpx.Client, dtype: str) -> None:
     values = given("wide", 500, 1)
     ids = np.random.default_rng(2).integers(0, 50, 100).tolist()
     row = [{"vectors": encode(values[:250])}, {"input_ids": ids}, {"vectors": encode(values[250:])}]
-    whole = parts_http.post(
-        "/models/wide/embed", json={"parts": [row] * 4, "dtype": dtype}, headers={"Accept": "application/octet-stream"}
-    )
-    assert whole.status_code == 200
-    one = parts_http.post(
-        "/models/wide/embed", json={"parts": [row[0]], "dtype": dtype}, headers={"Accept": "application/octet-stream"}
-    )
+
+    def ask_bytes(**fields: Any) -> bytes:
+        headers = {"Accept": "application/octet-stream"}
+        answer = catalogue_http.post("/models/wide/embed", json=fields | {"dtype": dtype}, headers=headers)
+        return answer.raise_for_status().content
+
+    whole, one = ask_bytes(parts=[row] * 4), ask_bytes(parts=[row[0]])
     size = 600 * 768 * (4 if dtype == "float32" else 2)
-    assert len(whole.content) == 4 * size
-    assert {whole.content[number * size :][: len(one.content)] for number in range(4)} == {one.content}
-    middle = parts_http.post(
-        "/models/wide/embed",
-        json={"input_ids": ids, "offset": 250, "dtype": dtype},
-        headers={"Accept": "application/octet-stream"},
-    )
-    assert whole.content[len(one.content) :].startswith(middle.content)
-
-
-def test_parts_request_leaves_templates_unchanged(parts_http: httpx.Client) -> None:
-    for ids in ([1, 2], [3, 4], [1, 2]):
-        answer = ask(parts_http, "llama", parts=[{"input_ids": ids}, {"vectors": encode(given("llama", 1))}])
-        assert vectors_of(answer)[0][:2].tobytes() == vectors_of(ask(parts_http, "llama", input_ids=ids))[0].tobytes()
+    assert len(whole) == 4 * size
+    assert {whole[number * size :][: len(one)] for number in range(4)} == {one}
+    assert whole[len(one) :].startswith(ask_bytes(input_ids=ids, offset=250))
 
 
 GOOD = {"input_ids": [1]}
-CASES: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", {"parts": []}, "parts: got [], expected a list of parts for each row"),
-    ("llama", {"parts": {"input_ids": [1]}}, "parts: got {'input_ids': [1]}, expected a list of parts for each row"),
-    ("llama", {"parts": [[]]}, "parts[0]: got [], expected a list of at least one part"),
-    (
-        "llama",
-        {"parts": [GOOD, 5]},
-        "parts[1]: got 5, expected an object with one of input_ids, text, vectors, soft_prompt",
-    ),
-    ("llama", {"parts": [[GOOD], GOOD]}, "parts[1]: got {'input_ids': [1]}, expected a list of at least one part"),
-    ("llama", {"parts": [{}]}, "parts[0]: got nothing, expected one of input_ids, text, vectors, soft_prompt"),
-    ("llama", {"parts": [{**GOOD, "text": "a"}]}, "parts[0]: got input_ids and text, expected one of input_ids, text"),
-    ("llama", {"parts": [{"ids": [1]}]}, "parts[0]: got ids, expected input_ids, text, vectors, soft_prompt"),
-    ("llama", {"parts": [{"input_ids": []}]}, "parts[0].input_ids: got [], expected a list of integers"),
-    ("llama", {"parts": [{"input_ids": [1.5]}]}, "parts[0].input_ids[0]: got 1.5, expected a 64-bit integer"),
-    ("llama", {"parts": [{"input_ids": [1, 99]}]}, "input_ids[0][1]: got 99, expected 0 to 10"),
-    ("llama", {"parts": [{"text": ""}]}, "parts[0].text: got '', expected a text of at least one character"),
-    (
-        "llama",
-        {"parts": [{"text": "a"}]},
-        "parts[0].text: got 'a', expected token ids, since this model has no tokenizer",
-    ),
-    ("llama", {"parts": [{"vectors": "!"}]}, "parts[0].vectors: got '!', expected base64 of float32 values"),
-    ("llama", {"parts": [{"vectors": [1.0]}]}, "parts[0].vectors: got [1.0], expected base64 of float32 values"),
-    (
-        "llama",
-        {"parts": [{"vectors": "AAA="}]},
-        "parts[0].vectors: got 2 bytes, expected float32 values of 4 bytes each",
-    ),
-    (
-        "llama",
-        {"parts": [{"vectors": "AADAfwAAwH8AAMB/AADAfw=="}]},
-        "parts[0].vectors: got nan, expected finite values",
-    ),
-    (
-        "llama",
-        {"parts": [{"vectors": "AAAAAAAAAAAAAAAA"}]},
-        "parts[0].vectors: got 3 values, expected a multiple of 4, the width",
-    ),
-    (
-        "llama",
-        {"parts": [GOOD], "truncate": "left"},
-        "truncate cannot be used with parts; allowed are parts, placeholder, offset",
-    ),
-    (
-        "llama",
-        {"parts": [GOOD], "input_ids": [1]},
-        "input_ids cannot be used with parts; allowed are parts, placeholder",
-    ),
-    (
-        "ngrams",
-        {"parts": [GOOD, {"vectors": encode(given("ngrams", 1))}], "context": [[1, 2]], "output": "token_embeddings"},
-        "context cannot be used with vectors: a vector has no id for the context after it",
-    ),
-    (
-        "llama",
-        {"parts": [GOOD], "placeholder": {"token_id": 1, "vectors": ""}},
-        "placeholder.vectors: got 0 vectors, expected 1, one for each token 1 of the parts",
-    ),
-    ("llama", {"placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "placeholder needs parts: its vectors stand"),
-    ("llama", {"input_ids": [1], "placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "placeholder needs parts: "),
-    ("llama", {"parts": [GOOD], "placeholder": 5}, "placeholder: got 5, expected an object with token_id and vectors"),
-    (
-        "llama",
-        {"parts": [GOOD], "placeholder": {"token_id": "a"}},
-        "placeholder.token_id: got 'a', expected a 64-bit integer",
-    ),
-    (
-        "llama",
-        {"parts": [GOOD, GOOD], "placeholder": {"token_id": 1, "vectors": encode(given("llama", 1))}},
-        "placeholder.vectors: got 1 vectors, expected 2, one for each token 1 of the parts",
-    ),
-    (
-        "gpt",
-        {"parts": [{"input_ids": [1] * 6}, {"vectors": encode(given("gpt", 1))}]},
-        "offset[0] + tokens: got 0 + 7 = 7",
-    ),
-    (
-        "bert",
-        {"parts": [{"vectors": encode(given("bert", 1))}]},
-        "output embeddings of this model cannot be computed from given vectors; request token_embeddings",
-    ),
-    (
-        "gemma",
-        {"parts": [{"vectors": encode(given("gemma", 1))}], "output": "unscaled_token_embeddings"},
-        "output unscaled_token_embeddings of this model cannot be computed from given vectors; request ",
-    ),
+ONE = encode(given("llama", 1))
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"parts": []}, "parts"),
+    ("llama", {"parts": GOOD}, "parts"),
+    ("llama", {"parts": [[]]}, "parts[0]"),
+    *(("llama", {"parts": [part]}, "parts[0]") for part in ({}, {**GOOD, "text": "a"}, {"ids": [1]})),
+    ("llama", {"parts": [GOOD, 5]}, "parts[1]"),
+    ("llama", {"parts": [[GOOD], GOOD]}, "parts[1]"),
+    ("llama", {"parts": [{"input_ids": []}]}, "parts[0].input_ids"),
+    ("llama", {"parts": [{"input_ids": [1.5]}]}, "parts[0].input_ids[0]"),
+    ("llama", {"parts": [{"input_ids": [1, 99]}]}, "input_ids[0][1]"),
+    *((model, {"parts": [{"text": text}]}, "parts[0].text") for model, text in (("llama", "a"), ("bert", ""))),
+    *(("llama", {"parts": [{"vectors": vectors}]}, "parts[0].vectors") for vectors in ("!", [1.0], "AAA=", NAN, THREE)),
+    ("llama", {"parts": [GOOD], "truncate": "left"}, "truncate"),
+    ("llama", {"parts": [GOOD], "input_ids": [1]}, "input_ids"),
+    ("llama", {"parts": [GOOD], "placeholder": {"token_id": 1, "vectors": ""}}, "placeholder.vectors"),
+    ("llama", {"parts": [GOOD, GOOD], "placeholder": {"token_id": 1, "vectors": ONE}}, "placeholder.vectors"),
+    ("llama", {"placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "placeholder"),
+    ("llama", {"input_ids": [1], "placeholder": {"token_id": 1, "vectors": "AAAAAA=="}}, "placeholder"),
+    ("llama", {"parts": [GOOD], "placeholder": 5}, "placeholder"),
+    ("llama", {"parts": [GOOD], "placeholder": {"token_id": "a"}}, "placeholder.token_id"),
+    ("ngrams", {"parts": [GOOD, {"vectors": ONE}], "context": [[1, 2]], "output": "token_embeddings"}, "context"),
+    ("gpt", {"parts": [{"input_ids": [1] * 6}, {"vectors": ONE}]}, "offset[0] + tokens"),
+    ("bert", {"parts": [{"vectors": ONE}]}, "output"),
+    ("gemma", {"parts": [{"vectors": ONE}], "output": "unscaled_token_embeddings"}, "output"),
 ]
 
 
-@pytest.mark.parametrize(("model", "fields", "message"), CASES, ids=[str(number) for number in range(len(CASES))])
-def test_bad_request_is_rejected(parts_http: httpx.Client, model: str, fields: dict[str, Any], message: str) -> None:
-    answer = parts_http.post(f"/models/{model}/embed", json=fields)
-    assert answer.status_code == 422, answer.text
-    assert answer.json()["detail"].startswith(message)
+def test_bad_parts_are_rejected(catalogue_http: httpx.Client) -> None:
+    for model, fields, field in BAD:
+        answer = catalogue_http.post(f"/models/{model}/embed", json=fields)
+        assert (answer.status_code, answer.json()["field"]) == (422, field), (fields, answer.text)
 
 
 def test_rows_of_parts_are_limited(tiny_repository: Path) -> None:
@@ -252,10 +163,10 @@ def test_rows_of_parts_are_limited(tiny_repository: Path) -> None:
         assert (answer.status_code, answer.json()["detail"][:28]) == (413, "parts: got more than 4 token")
 
 
-def test_parts_of_ids_take_a_context(parts_http: httpx.Client) -> None:
+def test_parts_of_ids_take_a_context(catalogue_http: httpx.Client) -> None:
     further = {"context": [[7, 8]], "offset": 5, "output": "ngram_embeddings"}
-    found = ask(parts_http, "ngrams", parts=[{"input_ids": [1]}, {"input_ids": [2]}], **further)
-    assert found == ask(parts_http, "ngrams", input_ids=[[1, 2]], **further)
+    found = ask(catalogue_http, "ngrams", parts=[{"input_ids": [1]}, {"input_ids": [2]}], **further)
+    assert found == ask(catalogue_http, "ngrams", input_ids=[[1, 2]], **further)
 
 
 def test_vectors_are_real_tokens_if_the_padding_id_is_0(tmp_path: Path) -> None:
@@ -270,9 +181,9 @@ def test_vectors_are_real_tokens_if_the_padding_id_is_0(tmp_path: Path) -> None:
     assert answer.json()["next_offset"] == [3], answer.text
 
 
-def test_placeholder_beside_an_array_is_rejected(parts_http: httpx.Client) -> None:
+def test_placeholder_beside_an_array_is_rejected(catalogue_http: httpx.Client) -> None:
     placeholder = {"token_id": 1, "vectors": encode(given("llama", 1))}
-    answer = parts_http.post(
+    answer = catalogue_http.post(
         "/models/llama/embed?shape=1,3",
         params={"placeholder": json.dumps(placeholder)},
         content=np.array([[1, 2, 3]]).tobytes(),
@@ -281,9 +192,9 @@ def test_placeholder_beside_an_array_is_rejected(parts_http: httpx.Client) -> No
     assert (answer.status_code, answer.json()["field"]) == (422, "placeholder"), answer.text
 
 
-def test_rotary_outputs_count_vectors_as_tokens(parts_http: httpx.Client) -> None:
+def test_rotary_outputs_count_vectors_as_tokens(catalogue_http: httpx.Client) -> None:
     row = [{"input_ids": [1]}, {"vectors": encode(given("llama", 2))}, {"input_ids": [2]}]
-    found = ask(parts_http, "llama", parts=row, output="embeddings,rotary_cos", offset=3)["outputs"]
-    expected = ask(parts_http, "llama", input_ids=[1, 0, 0, 2], output="embeddings,rotary_cos", offset=3)["outputs"]
+    found = ask(catalogue_http, "llama", parts=row, output="embeddings,rotary_cos", offset=3)["outputs"]
+    expected = ask(catalogue_http, "llama", input_ids=[1, 0, 0, 2], output="embeddings,rotary_cos", offset=3)["outputs"]
     assert found["rotary_cos"] == expected["rotary_cos"]
     assert found["embeddings"] != expected["embeddings"]

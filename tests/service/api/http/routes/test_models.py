@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import httpx
 import pytest
 
 from preblock.service.artifacts.names import MANIFEST, PARITY
-from tests.support.artifacts import make_repository
-from tests.support.servers import LOADING_HINT, serve
+from tests.support.servers import LOADING_HINT, Server
 
 
 def test_models_lists_the_highest_version_of_each(tiny_http: httpx.Client) -> None:
@@ -22,13 +20,14 @@ def test_models_lists_the_highest_version_of_each(tiny_http: httpx.Client) -> No
     ]
 
 
-def test_unloaded_model_is_listed_as_not_ready(tiny_repository: Path) -> None:
-    with serve(tiny_repository, "--model-control", "explicit") as server:
-        assert httpx.post(f"{server.address}/v2/repository/models/bert/unload").status_code == 200
-        bert, gpt = httpx.get(f"{server.address}/models").json()
+def test_unloaded_model_is_listed_as_not_ready(example_server: Server) -> None:
+    with httpx.Client(base_url=example_server.address) as client:
+        assert client.post("/v2/repository/models/t5-small/unload").status_code == 200
+        gpt, *_, t5 = client.get("/models").json()
+        assert client.post("/v2/repository/models/t5-small/load").status_code == 200
     nothing = dict.fromkeys(("family", "random_weights", "max_len", "vocab_size", "max_tokens"))
-    assert bert == {"name": "bert", "version": 2, "ready": False} | nothing
-    assert (gpt["name"], gpt["ready"]) == ("gpt", True)
+    assert t5 == {"name": "t5-small", "version": 1, "ready": False} | nothing
+    assert (gpt["name"], gpt["ready"]) == ("gpt2-small", True)
 
 
 @pytest.mark.parametrize(("path", "folder"), [("bert", "bert/2"), ("bert/versions/1", "bert/1"), ("gpt", "gpt/1")])
@@ -43,31 +42,10 @@ def test_model_shows_its_stored_manifest_and_parity(
     assert model["identity"] == hashlib.sha256(canonical.encode()).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("name", "max_len", "indices", "vocab_size", "width"),
-    [
-        ("minilm", 512, {"token_type_ids": 2}, 30522, 384),
-        ("gpt2-small", 1024, {}, 50257, 768),
-        ("transformer-base", 4096, {}, 32000, 512),
-    ],
-)
-def test_model_shows_its_limits_and_provider(
-    model_http: httpx.Client, name: str, max_len: int, indices: dict[str, int], vocab_size: int, width: int
-) -> None:
-    model = model_http.get(f"/models/{name}").json()
-    assert (model["max_len"], model["max_tokens"]) == (max_len, 65536)
-    on_gpu = os.environ.get("PREBLOCK_PROVIDER") == "cuda"
-    assert model["provider"] == ("CUDAExecutionProvider" if on_gpu else "CPUExecutionProvider")
-    manifest = model["manifest"]
-    assert (manifest["indices"], manifest["vocab_size"], manifest["width"]) == (indices, vocab_size, width)
-    assert model["parity"]["providers"]["CPUExecutionProvider"]["outputs"]["embeddings"]["cases"]
-
-
-def test_every_output_has_a_description(tmp_path: Path) -> None:
-    stored = ("gpt", "bert", "llama", "rotary", "t5", "alibi", "sinusoid", "vit", "levels", "projected")
-    with serve(make_repository(tmp_path, **{name: name for name in stored})) as server:
-        shown = {name: httpx.get(f"{server.address}/models/{name}").json() for name in stored}
-        metadata = {name: httpx.get(f"{server.address}/v2/models/{name}").json() for name in stored}
+def test_every_output_has_a_description(catalogue_http: httpx.Client) -> None:
+    stored = [model["name"] for model in catalogue_http.get("/models").json() if model["name"] != "ngrams"]
+    shown = {name: catalogue_http.get(f"/models/{name}").json() for name in stored}
+    metadata = {name: catalogue_http.get(f"/v2/models/{name}").json() for name in stored}
     for name in stored:
         outputs = {tensor["name"]: tensor["shape"][-1] for tensor in metadata[name]["outputs"]}
         assert shown[name]["outputs"].keys() == outputs.keys(), name

@@ -1,7 +1,6 @@
 """`GET /`, `/inspect` and `/docs`: the pages for browsers."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -12,35 +11,30 @@ import pytest
 from preblock.service.api.http.routes.pages import ASSETS
 from preblock.service.core.auth import new_key
 from preblock.service.core.settings import Settings
-from tests.support.servers import Server, serve
+from tests.service.api.conftest import Keyed
+from tests.support.servers import serve
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 MAX_LOADED_BYTES = 150_000
 NAMES = sorted(file.name for file in ASSETS.iterdir())
 
 
-@pytest.fixture(scope="module")
-def client(tiny_server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=tiny_server.address) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("accept", [BROWSER, "text/html", "TEXT/HTML;q=0.1"])
-def test_root_redirects_browser_to_inspector(accept: str, client: httpx.Client) -> None:
-    answer = client.get("/", headers={"Accept": accept})
+def test_root_redirects_browser_to_inspector(accept: str, tiny_http: httpx.Client) -> None:
+    answer = tiny_http.get("/", headers={"Accept": accept})
     assert (answer.status_code, answer.headers["location"], answer.headers["vary"]) == (307, "/inspect", "Accept")
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/json", "", "text/html;q=0", "text/html;q=many", "text/*"])
-def test_root_returns_index_to_other_clients(accept: str, client: httpx.Client) -> None:
-    answer = client.get("/", headers={"Accept": accept})
+def test_root_returns_index_to_other_clients(accept: str, tiny_http: httpx.Client) -> None:
+    answer = tiny_http.get("/", headers={"Accept": accept})
     assert answer.status_code == 200
     assert answer.json()["inspector"] == "/inspect"
 
 
-@pytest.mark.parametrize("path", ["/inspect", *(f"/inspect/{name}" for name in NAMES)])
-def test_inspector_files_have_strict_headers_and_etag(path: str, client: httpx.Client) -> None:
-    answer = client.get(path)
+@pytest.mark.parametrize("path", ["/inspect", "/inspect/page.js"])
+def test_inspector_files_have_strict_headers_and_etag(path: str, tiny_http: httpx.Client) -> None:
+    answer = tiny_http.get(path)
     assert answer.status_code == 200
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
@@ -49,29 +43,29 @@ def test_inspector_files_have_strict_headers_and_etag(path: str, client: httpx.C
     assert {policy[name] for name in ("script-src", "style-src", "connect-src", "img-src")} == {"'self'"}
     tag = answer.headers["etag"]
     for tags in (tag, f"W/{tag}", f'"other", {tag}', "*"):
-        again = client.get(path, headers={"If-None-Match": tags})
+        again = tiny_http.get(path, headers={"If-None-Match": tags})
         assert (again.status_code, again.content) == (304, b"")
     lines = [("If-None-Match", '"other"'), ("If-None-Match", tag)]
-    assert client.get(path, headers=lines).status_code == 304
-    assert client.get(path, headers={"If-None-Match": '"other"'}).content == answer.content
+    assert tiny_http.get(path, headers=lines).status_code == 304
+    assert tiny_http.get(path, headers={"If-None-Match": '"other"'}).content == answer.content
 
 
 @pytest.mark.parametrize("name", ["pages.py", "..%2Froutes%2Fpages.py", "../routes/pages.py", "INDEX.HTML"])
-def test_other_inspector_files_are_not_found(name: str, client: httpx.Client) -> None:
-    assert client.get(f"/inspect/{name}").status_code == 404
+def test_other_inspector_files_are_not_found(name: str, tiny_http: httpx.Client) -> None:
+    assert tiny_http.get(f"/inspect/{name}").status_code == 404
 
 
-def test_inspector_files_are_local_and_preloaded(client: httpx.Client) -> None:
+def test_inspector_files_are_local_and_preloaded(tiny_http: httpx.Client) -> None:
     """A module outside of the preloads would delay the page by a round trip."""
-    page = client.get("/inspect").text
+    page = tiny_http.get("/inspect").text
     addresses = re.findall(r'(?:href|src)="(/inspect/[^"]+)"', page)
     assert {address.rpartition("/")[2] for address in addresses} == set(NAMES) - {"index.html"}
     assert not [file.name for file in ASSETS.iterdir() if re.search(r"https?://(?!www\.w3\.org/)", file.read_text())]
     assert sum(file.stat().st_size for file in ASSETS.iterdir()) < MAX_LOADED_BYTES
 
 
-def test_docs_allow_only_their_own_scripts(client: httpx.Client) -> None:
-    answer = client.get("/docs")
+def test_docs_allow_only_their_own_scripts(tiny_http: httpx.Client) -> None:
+    answer = tiny_http.get("/docs")
     assert (answer.headers["x-content-type-options"], answer.headers["referrer-policy"]) == ("nosniff", "no-referrer")
     policy = answer.headers["content-security-policy"]
     (scripts,) = re.findall(r"script-src ([^;]+);", policy)
@@ -79,22 +73,23 @@ def test_docs_allow_only_their_own_scripts(client: httpx.Client) -> None:
     assert policy.startswith("default-src 'none';")
 
 
-@pytest.mark.parametrize("inspector", ["auto", "off", "on"])
-def test_keys_disable_inspector_unless_enabled(inspector: str, tiny_repository: Path, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.toml"
+def test_keys_disable_inspector_unless_enabled(keyed: Keyed, tiny_repository: Path, tmp_path: Path) -> None:
     secret, entry = new_key("alice", (), False)
-    keys.write_text(entry)
-    keys.chmod(0o600)
-    options = ["--api-keys-file", str(keys)] + (["--inspector", inspector] if inspector != "auto" else [])
-    shown = inspector == "on"
-    with serve(tiny_repository, *options) as server, httpx.Client(base_url=server.address) as client:
-        assert client.get("/inspect").status_code == (200 if shown else 404)
-        assert client.get("/inspect/page.js").status_code == (200 if shown else 404)
+    (tmp_path / "keys.toml").write_text(entry)
+    options = ("--api-keys-file", str(tmp_path / "keys.toml"), "--inspector", "on")
+    with serve(tiny_repository, *options) as enabled:
+        check_inspector(keyed.address, keyed.headers, shown=False)
+        check_inspector(enabled.address, {"Authorization": f"Bearer {secret}"}, shown=True)
+
+
+def check_inspector(address: str, key: dict[str, str], shown: bool) -> None:
+    with httpx.Client(base_url=address) as client:
+        for path in ("/inspect", "/inspect/page.js"):
+            assert client.get(path).status_code == (200 if shown else 404)
         assert client.get("/", headers={"Accept": BROWSER}).status_code == (307 if shown else 401)
         assert [client.get(path).status_code for path in ("/", "/models")] == [401, 401]
         assert client.get("/", headers={"Authorization": "Bearer wrong"}).status_code == 401
-        index = client.get("/", headers={"Authorization": f"Bearer {secret}"}).json()
-        assert index["inspector"] == ("/inspect" if shown else None)
+        assert client.get("/", headers=key).json()["inspector"] == ("/inspect" if shown else None)
 
 
 def test_inspector_can_be_disabled_without_keys(tiny_repository: Path) -> None:
@@ -105,13 +100,13 @@ def test_inspector_can_be_disabled_without_keys(tiny_repository: Path) -> None:
         assert (answer.status_code, answer.history) == (200, [])
 
 
-def test_openapi_document_is_written_once(client: httpx.Client) -> None:
+def test_openapi_document_is_written_once(tiny_http: httpx.Client) -> None:
     """Building it takes 20 ms, some fifty times as long as another request."""
 
     def seconds(path: str) -> float:
         began = perf_counter()
-        assert client.get(path).status_code == 200
+        assert tiny_http.get(path).status_code == 200
         return perf_counter() - began
 
-    client.get("/openapi.json")
+    tiny_http.get("/openapi.json")
     assert median(seconds("/openapi.json") for _ in range(20)) < 15 * median(seconds("/livez") for _ in range(20))

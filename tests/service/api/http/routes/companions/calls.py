@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from tests.support.late import make_artifacts
 
 V, D, H = 11, 4, 3
-BIASES = ("alibi", "t5", "sinusoid")
-MODELS = ("rotary", "levels", "segments", "vit", *BIASES)
 Json = dict[str, Any]
 IDS = [[1, 2, 3], [4, 5, 6]]
 

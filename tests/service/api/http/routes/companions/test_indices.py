@@ -11,45 +11,39 @@ from tests.service.api.http.routes.companions.calls import IDS, decoded, error_o
 from tests.support.late import torch
 
 
-def test_hierarchical_levels_are_named_inputs(companion_http: httpx.Client) -> None:
+def test_hierarchical_levels_are_named_inputs(catalogue_http: httpx.Client) -> None:
     sentence, word = [[0, 0, 1], [2, 3, 4]], [[0, 1, 0], [5, 4, 3]]
     indices = {"sentence": torch.tensor(sentence), "word": torch.tensor(word)}
     expected = frontend_of("levels")(torch.tensor(IDS), indices=indices).detach().numpy()
-    answer = companion_http.post(
+    answer = catalogue_http.post(
         "/models/levels/embed", json={"input_ids": IDS, "sentence": sentence, "word": word}
     ).json()
     assert decoded(answer, "embeddings").tobytes() == expected.tobytes()
     named = {"input_ids": np.array(IDS), "word": np.array(word), "sentence": np.array(sentence)}
     kind = {"Content-Type": "application/x-safetensors", "Accept": "application/x-safetensors"}
-    found = companion_http.post("/models/levels/embed", content=save(named), headers=kind)
+    found = catalogue_http.post("/models/levels/embed", content=save(named), headers=kind)
     assert load(found.content)["embeddings"].tobytes() == expected.tobytes()
     tensors = [tensor("input_ids", IDS), tensor("word", word), tensor("sentence", sentence)]
-    assert infer(companion_http, "levels", tensors)["embeddings"].tobytes() == expected.tobytes()
+    assert infer(catalogue_http, "levels", tensors)["embeddings"].tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"word": [[0, 1, 6], [0, 0, 0]]}, "word[0][2]: got 6, expected 0 to 5"),
-        ({"word": [[0, 1], [0, 0, 0]]}, "word[0]: got 2 values, expected 3 values, as input_ids[0] has"),
+        ({"word": [[0, 1, 6], [0, 0, 0]]}, "word[0][2]: got 6"),
+        ({"word": [[0, 1], [0, 0, 0]]}, "word[0]: got 2 values"),
         ({"token_type_ids": IDS}, "token_type_ids is not an input: this model has no segments"),
-        (
-            {"day": IDS},
-            "unknown field day; expected input_ids, position_ids, attention_mask, position_rows, token_type_ids",
-        ),
+        ({"day": IDS}, "unknown field day"),
     ],
 )
-def test_bad_level_input_is_rejected(companion_http: httpx.Client, fields: dict[str, Any], message: str) -> None:
-    status, detail = error_of(companion_http.post("/models/levels/embed", json={"input_ids": IDS} | fields))
+def test_bad_level_input_is_rejected(catalogue_http: httpx.Client, fields: dict[str, Any], message: str) -> None:
+    status, detail = error_of(catalogue_http.post("/models/levels/embed", json={"input_ids": IDS} | fields))
     assert (status, detail[: len(message)]) == (422, message)
 
 
-def test_missing_required_segments_are_rejected(companion_http: httpx.Client) -> None:
+def test_missing_required_segments_are_rejected(catalogue_http: httpx.Client) -> None:
     expected = frontend_of("segments")(torch.tensor(IDS), token_type_ids=torch.tensor(IDS)).detach().numpy()
-    answer = companion_http.post("/models/segments/embed", json={"input_ids": IDS, "token_type_ids": IDS}).json()
+    answer = catalogue_http.post("/models/segments/embed", json={"input_ids": IDS, "token_type_ids": IDS}).json()
     assert decoded(answer, "embeddings").tobytes() == expected.tobytes()
-    status, detail = error_of(companion_http.post("/models/segments/embed", json={"input_ids": IDS}))
-    assert (status, detail) == (
-        422,
-        "token_type_ids is missing: this model needs a value for each token",
-    )
+    status, detail = error_of(catalogue_http.post("/models/segments/embed", json={"input_ids": IDS}))
+    assert (status, detail) == (422, "token_type_ids is missing: this model needs a value for each token")
