@@ -107,6 +107,12 @@ class CertificateFiles:
                 LOG.warning("TLS files rejected, keeping the previous certificate: %s", error)
             return None
 
+    def refuse(self, error: Exception) -> Invalid:
+        """Return the error for a certificate and a key that cannot be used, because of `error`."""
+        files, expected = f"{self.certificate} and {self.key}", "PEM files of a certificate and its key"
+        message = f"tls_cert_file: {files} are no {expected}: {_reason(error)}"
+        return Invalid("tls_cert_file", files, expected, message=message)
+
     def _check(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
@@ -114,9 +120,7 @@ class CertificateFiles:
             check_regular(self.key)
             context.load_cert_chain(self.certificate, self.key, password="")  # without a prompt at the terminal
         except (OSError, ValueError) as error:
-            files, expected = f"{self.certificate} and {self.key}", "PEM files of a certificate and its key"
-            message = f"tls_cert_file: {files} are no {expected}: {_reason(error)}"
-            raise Invalid("tls_cert_file", files, expected, message=message) from error
+            raise self.refuse(error) from error
         try:
             if self.client_ca is not None:
                 check_regular(self.client_ca)
@@ -149,8 +153,15 @@ def reloading_context(files: CertificateFiles, _: object, make: Callable[[], ssl
     """Return a context that uses the current `files` for each new connection; a task of the event loop reloads them.
 
     The arguments after `files` are those of uvicorn's `ssl_context_factory`; `make` reads the files.
+
+    Raises:
+        Invalid: a file has changed since its check.
+
     """
-    first = newest = make()
+    try:
+        first = newest = make()
+    except (OSError, ValueError) as error:
+        raise files.refuse(error) from error
     changed = 0.0
 
     def use(context: ssl.SSLContext) -> None:

@@ -1,8 +1,11 @@
 """Answers health checks in the parent process while no worker serves."""
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -18,6 +21,8 @@ from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.server.uvicorn_adapter import Config, Server
 
 LOG = logging.getLogger(__name__)
+STOP_SECONDS = 5.0
+"""Time of a thread to end; usually some milliseconds."""
 LIVE_PATHS = frozenset({"/livez", "/v2/health/live"})
 MESSAGE = "no worker serves at the moment, and the service starts new ones; try again later"
 
@@ -38,31 +43,77 @@ class OutageServer:
         self, listener: socket.socket, hosts: AllowedHosts, configure: Callable[[Settings, Any], Config]
     ) -> None:
         self._listener, self._hosts, self._configure = listener, hosts, configure
-        self._server: Server | None = None
-        self._reason = ""  # why the last call of `begin` failed
+        self._threads: list[_ServerThread] = []  # the last one may serve; earlier ones finish their requests
+        self._reason = ""  # why the last server could not begin
 
     def begin(self, settings: LiveSettings) -> None:
         """Accept connections, in a thread. With invalid TLS files, log it once; a later call tries again."""
-        if self._server is not None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if any(not thread.server.should_exit for thread in self._threads):
             return
         app = Dispatcher(OutageApp(settings), {}, settings=settings, hosts=self._hosts)
         try:
             config = self._configure(settings.current, app)
         except Invalid as error:
-            if str(error) != self._reason:
-                LOG.error("health checks are not answered while no worker serves: %s", error)
-            self._reason = str(error)
+            self._report(error)
             return
-        self._reason = ""
-        self._server = Server(config, settings.current.header_timeout_seconds)
-        # The server closes its socket at its end.
-        Thread(target=self._server.run, args=([self._listener.dup()],), daemon=True).start()
+        server = Server(config, settings.current.header_timeout_seconds)
+        self._threads.append(_ServerThread(server, self._listener.dup(), self._report))
+        self._threads[-1].start()
 
     def end(self) -> None:
         """Accept no further connections."""
-        if self._server is not None:
-            self._server.should_exit = True
-            self._server = None
+        for thread in self._threads:
+            thread.server.should_exit = True
+
+    def stop(self) -> None:
+        """End all connections, because the process ends: it would crash with a thread in an event loop."""
+        self.end()
+        for thread in self._threads:
+            thread.stop()
+
+    def _report(self, error: Invalid) -> None:
+        if str(error) != self._reason:
+            LOG.error("health checks are not answered while no worker serves: %s", error)
+        self._reason = str(error)
+
+
+class _ServerThread(Thread):
+    """The server of one outage.
+
+    Args:
+        server: to run.
+        listener: to accept connections of; the thread closes it.
+        report: called if a TLS file has changed since its check.
+
+    """
+
+    def __init__(self, server: Server, listener: socket.socket, report: Callable[[Invalid], None]) -> None:
+        super().__init__(name="outage", daemon=True)
+        self.server, self._listener, self._report = server, listener, report
+        self._cancel: Callable[[], object] = lambda: None
+
+    def run(self) -> None:
+        """Serve until the server is to exit."""
+        with self._listener, asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:
+            try:
+                runner.run(self._serve())
+            except Invalid as error:
+                self._report(error)
+            except asyncio.CancelledError:  # `stop`
+                return
+
+    async def _serve(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+        await self.server.serve([self._listener])
+
+    def stop(self) -> None:
+        """End the thread."""
+        with suppress(RuntimeError):  # its loop is closed
+            self._cancel()
+        self.join(STOP_SECONDS)
 
 
 class OutageApp:

@@ -154,10 +154,10 @@ def serve_as_worker(
     create = partial(_create_worker_app, listener, counters, control, settings, parent)
     try:
         config = configure(settings, create, factory=True)
+        _WorkerServer(config, settings.header_timeout_seconds, parent.report_serving).run(sockets=[listener])
     except Invalid as error:  # the TLS files have changed
         parent.report_failure(str(error))
         raise SystemExit(1) from None
-    _WorkerServer(config, settings.header_timeout_seconds, parent.report_serving).run(sockets=[listener])
 
 
 def _create_worker_app(

@@ -255,7 +255,7 @@ class Supervisor:
             self._update_address()
             self._start_missing()
             wait([worker.pipe for worker in self._workers], CHECK_INTERVAL_SECONDS)
-        self._outage.end()
+        self._outage.stop()
         LOG.info("stopping: %d workers finish their requests", len(self._workers))
         for worker in self._workers:
             worker.stop()

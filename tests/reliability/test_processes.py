@@ -307,7 +307,7 @@ def test_outage_server_keeps_the_rules_of_workers(tiny_repository: Path, tmp_pat
             began = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             server.process.wait(60)
-            assert time.monotonic() - began < 5  # a request has 15 s
+            assert time.monotonic() - began < 8  # requests have 15 s
 
 
 @pytest.mark.parametrize("mode", ["none", "explicit"])
