@@ -42,7 +42,7 @@ def test_server_without_torch_returns_embeddings(address: str) -> None:
 
 
 def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [python.parent / "preblock", *arguments]
+    command = [str(python.parent / "preblock"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=python.parent, env=ENVIRONMENT)
 
 

@@ -37,7 +37,7 @@ def test_external_data_elsewhere_is_rejected(weighty_copy: Path) -> None:
 @pytest.mark.parametrize("key", ["offset", "length"])
 def test_invalid_byte_count_is_rejected(weighty_copy: Path, key: str) -> None:
     for text in ("-1", "1e3", " 0", "", "0x10", "+1", "\u0661", "1" * 19, "1_0", "0\n"):
-        edit(weighty_copy, moved(**{key: text}))
+        edit(weighty_copy, moved(0, **{key: text}))
         assert refusal(weighty_copy) == f"{TOKENS} {key}: got {ascii(text)[1:-1]}, expected a whole number of bytes"
 
 
@@ -50,7 +50,7 @@ def test_external_place_beyond_data_or_shape_is_rejected(weighty_copy: Path) -> 
         ("length", 12801, " length: got 12801"),
     ):
         edit(weighty_copy, moved(offset="0", length=str(LENGTH)))
-        edit(weighty_copy, moved(**{key: str(value)}))
+        edit(weighty_copy, moved(0, **{key: str(value)}))
         assert refusal(weighty_copy).startswith(f"{TOKENS}{got}, expected ")
 
 
