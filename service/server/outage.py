@@ -131,9 +131,8 @@ class OutageApp:
         """Answer a request or a WebSocket, or run the lifespan of the server (ASGI 3)."""
         if scope["type"] == "lifespan":
             scope["state"]["settings"] = self._settings
-            for event in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{event}.complete"})
+            await receive()
+            await send({"type": "lifespan.startup.complete"})  # nothing needs an end
             return
         response = Response()
         if scope["path"] not in LIVE_PATHS:
