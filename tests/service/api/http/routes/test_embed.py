@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.service.api.http.native_requests import BYTES, JSON, post_json
-from tests.support.late import torch, transformers
+from tests.support.late import presets, torch, transformers
 from tests.support.protocols import Clients, native_bytes, native_json
 
 
@@ -194,6 +194,20 @@ def test_minilm_equals_transformers_on_real_checkpoint(model_clients: Clients, b
     with torch.inference_mode():
         oracle = bert.embeddings(torch.from_numpy(ids), torch.from_numpy(segments)).numpy()
     assert np.abs(native_json(model_clients, "minilm", fields) - oracle.reshape(-1, 384)).max() <= 2e-6
+
+
+def test_gpt2_small_equals_torch_bit_for_bit(model_clients: Clients) -> None:
+    preset = presets.build_preset("gpt2-small")
+    ids = torch.from_numpy(np.random.default_rng(3).integers(0, 50257, (2, 24)))
+    with torch.inference_mode():
+        tokens = torch.nn.functional.embedding(ids, preset.tokens.weight)
+        oracle = (tokens + preset.get_parameter("positions.weight")[1000:]).numpy()
+    fields = {"input_ids": ids.tolist(), "offset": 1000}
+    for vectors in (
+        native_json(model_clients, "gpt2-small", fields),
+        native_bytes(model_clients, "gpt2-small", fields),
+    ):
+        assert vectors.tobytes() == oracle.tobytes()
 
 
 @pytest.mark.parametrize("kind", [JSON, "application/json; charset=utf-8", "Application/JSON", None])
