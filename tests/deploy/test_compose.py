@@ -1,6 +1,7 @@
 """docker-compose.yml and the files around it, read as text; `make smoke` runs them."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -94,6 +95,21 @@ def test_registry_images_are_pinned() -> None:
     assert f"ARG BASE_IMAGE={defaults['BASE_IMAGE']}\n" in (ROOT / "Dockerfile").read_text()
 
 
+def test_replicas_publish_no_ports_and_gpu_is_reserved() -> None:
+    assert "ports" not in SERVICES["replica"]
+    reserved = {name for name, service in SERVICES.items() if "deploy" in service}
+    assert reserved == {"gpu"}
+    device = SERVICES["gpu"]["deploy"]["resources"]["reservations"]["devices"][0]
+    assert device["capabilities"] == ["gpu"]
+    assert SERVICES["gpu"]["environment"]["PREBLOCK_PROVIDER"] == "cuda"
+
+
+def test_prometheus_starts_without_grafana() -> None:
+    assert SERVICES["prometheus"]["profiles"] == ["observe"]
+    assert SERVICES["grafana"]["profiles"] == ["dashboard"]
+    assert "depends_on" not in SERVICES["prometheus"]
+
+
 def test_mounted_files_exist() -> None:
     mounted = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
     assert [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()] == []
@@ -161,3 +177,9 @@ def test_smoke_script_without_docker_is_skipped(tmp_path: Path) -> None:
         [ROOT / "deploy/smoke.sh"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "skipped: docker is not installed\n", "")
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "deploy").glob("*.sh")), ids=lambda script: script.name)
+def test_deploy_script_is_valid_bash(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
+    assert os.access(script, os.X_OK) == script.read_text().startswith("#!")

@@ -81,12 +81,12 @@ def unknown_fields(value: Any, known: Any, place: str = "") -> Iterator[str]:
 
 
 @needs_kubectl
-def test_rendered_base_matches_kubernetes_schemas() -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rendered_base_matches_kubernetes_schemas(version: str) -> None:
     rendered = render(BASE)
     assert len(rendered) == 7
     for document in rendered:
-        for version in VERSIONS:
-            kubernetes_validate.validate(document, version, strict=True)
+        kubernetes_validate.validate(document, version, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,15 @@ def test_pod_grace_period_exceeds_drain_time() -> None:
     pod = deployment()["spec"]["template"]["spec"]
     pause = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] >= pause + Settings().shutdown_timeout_seconds + 10
+
+
+def test_pod_is_confined_like_compose_service() -> None:
+    pod = deployment()["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert f"--uid {pod['securityContext']['runAsUser']} " in (ROOT / "Dockerfile").read_text()
+    assert container()["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container()["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert pod["enableServiceLinks"] is False
 
 
 def test_references_between_objects_resolve() -> None:

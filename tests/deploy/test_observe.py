@@ -147,3 +147,17 @@ def test_dashboard_has_variables_and_panel_descriptions() -> None:
         for target in panel["targets"]:
             for selector in selectors(target["expr"].replace("$__rate_interval", "1m")):
                 assert "$instance" in {matcher.value for matcher in selector.matchers.matchers}
+
+
+def test_dashboard_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for place in (panel["gridPos"] for panel in PANELS):
+        here = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not here & taken
+        assert max(x for x, _ in here) < 24
+        taken |= here
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)

@@ -1,5 +1,6 @@
 """The manifest of KubeRay and the configuration of Ray Serve agree with each other and with the code."""
 
+import ast
 from typing import Any
 
 import kubernetes_validate
@@ -44,6 +45,19 @@ def test_ray_service_serves_the_same_configuration() -> None:
 def test_arguments_are_settings() -> None:
     assert set(APPLICATION["args"]) <= set(Settings.model_fields)
     Settings(**APPLICATION["args"])
+
+
+def test_names_are_those_of_the_module() -> None:
+    module, _, builder = APPLICATION["import_path"].partition(":")
+    tree = ast.parse((FOLDER / f"{module}.py").read_text())
+    assert builder in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    options = next(
+        {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "name"}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "serve.deployment"
+    )
+    (deployment,) = APPLICATION["deployments"]
+    assert deployment["name"] == options["name"]
 
 
 def test_every_file_names_the_same_version_of_ray() -> None:

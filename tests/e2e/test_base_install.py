@@ -67,19 +67,20 @@ with preblock.connect({tiny_server.address!r}) as client:
     assert (done.stderr, done.stdout) == ("", f"input_ids[0]\n{missing}\n")
 
 
-def test_command_without_extra_names_it(python: Path) -> None:
-    for command, extras in EXTRAS.items():
-        done = run(python, "-m", "preblock", "--debug", command, "--help")
-        gpu = " (gpu instead of cpu for an NVIDIA GPU)" if "cpu" in extras else ""
-        expected = (
-            f"preblock: only the Python client is installed. `preblock {command}` needs more: "
-            f"pip install 'preblock[{','.join(extras)}]'{gpu}\n"
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
+@pytest.mark.parametrize("command", EXTRAS)
+def test_command_without_extra_names_it(python: Path, command: str) -> None:
+    done = run(python, "-m", "preblock", "--debug", command, "--help")
+    gpu = " (gpu instead of cpu for an NVIDIA GPU)" if "cpu" in EXTRAS[command] else ""
+    expected = (
+        f"preblock: only the Python client is installed. `preblock {command}` needs more: "
+        f"pip install 'preblock[{','.join(EXTRAS[command])}]'{gpu}\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
 
 
-def test_program_without_command_lists_extras(python: Path) -> None:
-    done = run(python, "-m", "preblock", "--help")
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_program_without_command_lists_extras(python: Path, arguments: tuple[str, ...]) -> None:
+    done = run(python, "-m", "preblock", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     for extra in ("preblock[cpu]", "preblock[cpu,export]", "preblock[cpu,plot]"):
         assert f"pip install '{extra}'" in done.stderr

@@ -68,18 +68,47 @@ def test_decode_loop_without_cache_generates_other_tokens(model_server: Server, 
         assert loop.predict_at_once(*given, tokens) != tokens
 
 
-def test_decode_loop_with_invalid_arguments_fails_with_message(model_server: Server, loop: ModuleType) -> None:
-    served, nowhere = ["--server", model_server.address], f"http://127.0.0.1:{free_port()}"
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "gpt"], "has no model 'gpt' of token ids. Name one with --model: gpt2-small, minilm, "),
+        (["--prompt", "Hello"], "--prompt: gpt2-small has no tokenizer. Give token ids, such as '15496 11 995'."),
+        (["--prompt", ""], "--prompt: gpt2-small has no tokenizer."),
+        (["--prompt", "99999"], "input_ids[0][0]: got 99999, expected 0 to 50256"),
+        (["--tokens", "1023"], "--tokens: the prompt of 3 and 1023 tokens are too long for gpt2-small, which has 1024"),
+    ],
+)
+def test_decode_loop_with_invalid_arguments_fails_with_message(
+    model_server: Server, loop: ModuleType, arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        loop.main(["--server", model_server.address, *arguments])
+    assert message in str(ended.value.code)
+
+
+def test_decode_loop_without_server_fails_with_message(loop: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
     for arguments, message in (
-        ([*served, "--model", "gpt"], "has no model 'gpt' of token ids. Name one with --model: gpt2-small, minilm, "),
-        ([*served, "--prompt", "Hello"], "--prompt: gpt2-small has no tokenizer. Give token ids, such as '15496 11"),
-        ([*served, "--prompt", "99999"], "input_ids[0][0]: got 99999, expected 0 to 50256"),
-        ([*served, "--tokens", "1023"], "--tokens: the prompt of 3 and 1023 tokens are too long for gpt2-small"),
-        (["--server", nowhere], f"No server is ready at {nowhere}. Start one with `make serve`"),
+        (["--server", address], f"No server is ready at {address}. Start one with `make serve`"),
+        (["--server", "127.0.0.1:8000"], "url: got 127.0.0.1:8000, expected http://… or https://…"),
     ):
         with pytest.raises(SystemExit) as ended:
             loop.main(arguments)
-        assert message in str(ended.value.code)
+        assert str(ended.value.code).startswith(message)
+    with pytest.raises(SystemExit):
+        loop.main(["--tokens", "0"])
+    assert capsys.readouterr().err.endswith("argument --tokens: got '0', expected a number from 1 on\n")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
+def test_example_prints_help(
+    program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(program), "--help"])
+    with pytest.raises(SystemExit) as ended:
+        load(program).main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: {program.name} ")
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
@@ -92,3 +121,13 @@ def test_example_without_packages_names_missing_package(program: Path, tmp_path:
     # `make serve` installs no extra for pictures.
     assert ("matplotlib" in program.read_text()) == (".venv/bin/python -m pip install matplotlib" in done.stderr)
     assert done.stderr.count("\n") == 1
+
+
+def test_generation_with_older_transformers_names_version(tmp_path: Path) -> None:
+    (tmp_path / "transformers.py").write_text("__version__ = '5.23.0'\n")
+    program = ROOT / "examples/generate_with_transformers.py"
+    done = run("-c", f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); runpy.run_path({str(program)!r})")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "transformers: got version 5.23.0, expected 5.24 or newer: pip install 'transformers>=5.24'\n"
+    )

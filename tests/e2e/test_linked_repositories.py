@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.artifacts import copy_artifact, read_tables
 from tests.support.servers import serve
+from tests.support.waiting import wait_until
 
 NPY = {"Accept": "application/octet-stream"}
 
@@ -36,6 +37,17 @@ def test_linked_version_has_the_bits_of_its_tables(linked: Path) -> None:
         assert embed(server.address, "token_embeddings") == tables["tokens"][[7, 8, 9]].tobytes()
         expected = tables["tokens"][[7, 8, 9]] + tables["positions"][:3]
         assert np.array_equal(np.frombuffer(embed(server.address, "embeddings"), np.float32), expected.ravel())
+
+
+def test_version_stops_if_data_changes_through_its_other_name(linked: Path) -> None:
+    options = ("--model-control", "poll", "--model-poll-interval-seconds", "0.2")
+    with serve(linked, *options) as server:
+        before = embed(server.address, "embeddings")
+        os.link(linked / "gpt/1/model.onnx.data", linked.parent / "third")  # a further name changes nothing
+        assert embed(server.address, "embeddings") == before
+        with (linked.parent / "source/gpt/1/model.onnx.data").open("r+b") as file:
+            file.write(b"changed")
+        wait_until(lambda: httpx.get(f"{server.address}/v2/models/gpt/ready").status_code != 200)
 
 
 def test_linked_file_is_refused_with_its_name(linked: Path) -> None:

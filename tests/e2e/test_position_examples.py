@@ -25,6 +25,13 @@ def test_guide_output_matches_its_code(code: str, output: str) -> None:
     assert done.stdout == output
 
 
+def test_guide_states_parameter_shares() -> None:
+    assert len(BLOCKS) == GUIDE.count("```python") == 2
+    for max_len, share in ((512, "1.6%"), (2048, "6.0%")):
+        assert f"{100 * max_len * 768 / ((32000 + max_len) * 768):.1f}%" == share
+        assert share in GUIDE
+
+
 def test_position_experiment_learns_order_and_ends_at_table(tmp_path: Path) -> None:
     experiment = load(EXAMPLES / "choose_positions.py")
     found = experiment.run(400, ("none", "learned", "ALiBi"))
@@ -77,3 +84,18 @@ def test_position_comparison_matches_numpy_cosines(
         expected = [np.diag(unit @ unit.T, distance).mean() for distance in example.DISTANCES]
         assert np.allclose(list(map(float, line.split()[1:])), expected, atol=1e-3)
     assert (tmp_path / "both.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "gpt9"], "--model: "),
+        (["-o", "both.gif"], "both.gif"),
+    ],
+)
+def test_position_comparison_rejects_wrong_arguments(
+    arguments: list[str], message: str, model_repository: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(EXAMPLES / "compare_positions.py").main(["--repository", str(model_repository), *arguments])
+    assert message in str(ended.value.code)

@@ -113,3 +113,24 @@ def test_ragged_batch_matches_single_rows_bit_for_bit(model_clients: Clients, mo
         native_bytes(model_clients, model, {"input_ids": rows, "offset": offset}).tobytes()
         == np.concatenate(alone).tobytes()
     )
+
+
+@pytest.mark.parametrize("model", ["minilm", "gpt2-small", "transformer-base"])
+def test_equal_length_batch_matches_single_rows_bit_for_bit(model_clients: Clients, model: str) -> None:
+    rows = random_rows(np.random.default_rng(4), [48] * 6, 30000)
+    alone = [native_bytes(model_clients, model, {"input_ids": [row], "offset": 9}) for row in rows]
+    assert (
+        native_bytes(model_clients, model, {"input_ids": rows, "offset": 9}).tobytes()
+        == np.concatenate(alone).tobytes()
+    )
+
+
+@pytest.mark.parametrize("model", ["minilm", "gpt2-small"])
+def test_protocols_match_bit_for_bit_for_large_models(model_clients: Clients, model: str) -> None:
+    fields: dict[str, Any] = {"input_ids": random_rows(np.random.default_rng(5), [7], 30000), "offset": 3}
+    expected = native_json(model_clients, model, fields).tobytes()
+    assert {
+        protocol.__name__
+        for protocol in protocols_for(fields)
+        if protocol(model_clients, model, fields).tobytes() != expected
+    } == set()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.core.settings import RELOADABLE
+from preblock.service.core.settings import RELOADABLE, Settings
 from tests.e2e.setting_effects import (
     ONE,
     SECONDS,
@@ -25,6 +25,7 @@ from tests.e2e.setting_effects import (
     Served,
     served,
     stream,
+    too_many_rows,
     too_many_tokens,
 )
 from tests.service.server.test_websocket import step
@@ -149,6 +150,13 @@ def test_changed_setting_without_reload_is_logged(reloading: Served) -> None:
     wait_until(lambda: not too_many_tokens(reloading))
 
 
+def test_option_overrides_reloaded_file(tiny_repository: Path, tmp_path: Path) -> None:
+    with served(tiny_repository, tmp_path, "--max-request-tokens", "3") as server:
+        server.set("max_request_tokens = 2\nmax_request_rows = 1\n")
+        wait_until(lambda: too_many_rows(server))
+        assert server.ask({"input_ids": [[1, 2, 3]]})[0] == 200
+
+
 def test_settings_reload_reaches_running_and_restarted_workers(tiny_repository: Path, tmp_path: Path) -> None:
     with served(tiny_repository, tmp_path, "--workers", "2") as server:
         server.set("max_request_tokens = 2\n")
@@ -169,3 +177,12 @@ def test_settings_reload_reaches_running_and_restarted_workers(tiny_repository: 
             os.kill(worker, signal.SIGKILL)
             wait_until(lambda: len(workers_of(server.pid)) == 2 and set(workers_of(server.pid)) != before)  # noqa: B023
         assert statuses() == {413}
+
+
+def test_settings_change_before_first_poll_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "preblock.toml"
+    file.write_text("max_request_rows = 5\n")
+    settings = Settings(config_file=str(file), port="1")
+    file.write_text("max_request_rows = 6\n")
+    assert (settings.reload().max_request_rows, settings.reload().port) == (6, 1)
+    assert settings.max_request_rows == 5

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -68,7 +69,10 @@ def test_server_refuses_connections_until_models_are_loaded(many: Path, workers:
         assert output.startswith("Preblock serves on ")
 
 
-@pytest.mark.parametrize(("option", "workers"), [("--port", "2"), ("--uds", "1"), ("--grpc-port", "2")])
+@pytest.mark.parametrize(
+    ("option", "workers"),
+    [*product(["--port", "--uds", "--grpc-port"], ["1", "2"]), ("--grpc-uds", "1")],
+)
 def test_concurrent_start_on_same_address_fails(
     tiny_repository: Path, tmp_path: Path, option: str, workers: str
 ) -> None:
@@ -94,26 +98,28 @@ def test_interrupt_during_startup_of_workers_prints_no_traceback(tiny_repository
     assert "Traceback" not in errors
 
 
-def test_sigterm_during_startup_removes_socket(many: Path, tmp_path: Path) -> None:
-    with starting(many, "--workers", "2", "--uds", str(tmp_path / "socket")) as (_, process):
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_during_startup_removes_socket(many: Path, tmp_path: Path, workers: str) -> None:
+    with starting(many, "--workers", workers, "--uds", str(tmp_path / "socket")) as (_, process):
         wait_until(lambda: list(tmp_path.iterdir()), pause=0.001)  # the models are being opened
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert not list(tmp_path.iterdir())
 
 
-def test_startup_with_broken_model_fails_with_one_line(many: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_startup_with_broken_model_fails_with_one_line(many: Path, tmp_path: Path, workers: str) -> None:
     for model in many.iterdir():
         (tmp_path / model.name).symlink_to(model)
     (tmp_path / "zzz" / "1").mkdir(parents=True)
     (tmp_path / "zzz" / "1" / MANIFEST).write_text(json.dumps({}))
-    with starting(tmp_path, "--workers", "2") as (_, process):
+    with starting(tmp_path, "--workers", workers) as (_, process):
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (1, "")
     assert errors == "preblock: zzz/1/manifest.json family: got nothing, expected a value\n"
 
 
-@pytest.mark.parametrize(("output", "workers"), [("pipe", "2"), ("full", "1"), ("closed", "1")])
+@pytest.mark.parametrize(("output", "workers"), [("pipe", "1"), ("pipe", "2"), ("full", "1"), ("closed", "1")])
 def test_server_survives_closed_or_full_stdout(tiny_repository: Path, output: str, workers: str) -> None:
     port = free_port()
     command = [PREBLOCK, "serve", "--repository", str(tiny_repository), "--port", str(port), "--workers", workers]
@@ -146,11 +152,12 @@ def test_server_survives_closed_or_full_stdout(tiny_repository: Path, output: st
         assert process.returncode == 0
 
 
-def test_closed_standard_streams_are_replaced(tiny_repository: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_closed_standard_streams_are_replaced(tiny_repository: Path, workers: str) -> None:
     """A socket with the number of one would receive log lines, and libuv aborts when it closes it."""
     port = free_port()
     closed = ("sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', PREBLOCK)
-    command = (*closed, "serve", "--repository", tiny_repository, "--port", str(port), "--workers", "2")
+    command = (*closed, "serve", "--repository", tiny_repository, "--port", str(port), "--workers", workers)
     with subprocess.Popen(command) as process:
 
         def ready() -> bool:

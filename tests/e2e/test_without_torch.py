@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.environments import ENVIRONMENT, install
+from tests.support.paths import ROOT
 from tests.support.servers import free_port
 
 
@@ -31,6 +32,33 @@ def address(python: Path, model_repository: Path) -> Iterator[str]:
     assert process.returncode == 0
 
 
+def run(python: Path, script: str) -> subprocess.CompletedProcess[str]:
+    command: list[str | Path] = [python, "-c", script]
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=python.parent, env=ENVIRONMENT)
+
+
+def test_environment_lacks_torch(python: Path) -> None:
+    script = "import importlib.util as u; print([u.find_spec(n) for n in ('torch', 'onnx', 'safetensors')])"
+    done = run(python, script)
+    assert done.stdout.strip() == "[None, None, None]"
+
+
+def test_wheel_contains_every_package(python: Path) -> None:
+    script = "import preblock.service as s; print(s.__file__)"
+    done = run(python, script)
+    package = Path(done.stdout.strip()).parent.parent
+    assert package.is_relative_to(python.parent.parent)
+    assert (package / "py.typed").is_file()
+    suffixes = {".py", ".html", ".css", ".js", ".svg"}  # with the page of the inspector
+    installed = {str(file.relative_to(package)) for file in package.rglob("*") if file.suffix in suffixes}
+    assert installed == {
+        str(file.relative_to(ROOT / "preblock"))
+        for folder in ("", "models", "export", "service")
+        for file in (ROOT / "preblock" / folder).rglob("*")
+        if file.suffix in suffixes
+    }
+
+
 def test_server_without_torch_returns_embeddings(address: str) -> None:
     request = urllib.request.Request(
         f"{address}/models/minilm/embed",
@@ -41,27 +69,42 @@ def test_server_without_torch_returns_embeddings(address: str) -> None:
         assert json.load(answer)["shape"] == [1, 2, 384]
 
 
-def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(python.parent / "preblock"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=python.parent, env=ENVIRONMENT)
-
-
-def test_command_without_extra_names_missing_one(python: Path) -> None:
-    for arguments, module, extra in (
+@pytest.mark.parametrize(
+    ("arguments", "module", "extra"),
+    [
         (("export", "gpt2-small", "--name", "x"), "torch", "export"),
         (("verify", "x"), "torch", "export"),
         (("convert", "x", "--layout", "openvino", "--output", "o"), "torch", "export"),
         (("families",), "torch", "export"),
         (("plot", "x", "heatmap", "-o", "x.svg"), "matplotlib", "plot"),
-    ):
-        done = run(python, *arguments)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"preblock: this command needs {module}: pip install 'preblock[{extra}]'\n"
+    ],
+)
+def test_command_without_extra_names_missing_one(
+    python: Path, arguments: tuple[str, ...], module: str, extra: str
+) -> None:
+    done = subprocess.run(
+        [python.parent / "preblock", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=python.parent,
+        env=ENVIRONMENT,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"preblock: this command needs {module}: pip install 'preblock[{extra}]'\n"
 
 
-def test_tracing_without_opentelemetry_names_missing_package(python: Path, model_repository: Path) -> None:
-    options = ["--repository", str(model_repository), "--port", "0", "--tracing", "otlp"]
-    done = run(python, "serve", *options)
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_tracing_without_opentelemetry_names_missing_package(
+    python: Path, model_repository: Path, workers: str
+) -> None:
+    options = ["--repository", str(model_repository), "--port", "0", "--workers", workers, "--tracing", "otlp"]
+    done = subprocess.run(
+        [python.parent / "preblock", "serve", *options],
+        capture_output=True,
+        text=True,
+        cwd=python.parent,
+        env=ENVIRONMENT,
+    )
     assert (done.returncode, done.stdout) == (1, "")
     missing = "tracing: got otlp without its packages, expected none, or otlp after pip install 'preblock[tracing]'"
     assert done.stderr == f"preblock: {missing}\n"

@@ -73,8 +73,10 @@ def send_message(server: Server, _: httpx.Client) -> int:
 
 
 FLOODS: dict[str, Callable[[], tuple[Send, object]]] = {
+    "gzip to the limit": lambda: (post(gzip.compress(numbers(LIMIT), 1), **GZIP), 413),
     "gzip beyond the limit": lambda: (post(gzip.compress(numbers(4 * LIMIT), 1), **GZIP), 413),
     "json": lambda: (post(numbers(LIMIT)), 413),
+    "grpc raw": lambda: (call(infer_message(np.ones((1, LIMIT // 8 - 16)))), grpc.StatusCode.RESOURCE_EXHAUSTED),
     "grpc typed": lambda: (call(typed_message()), grpc.StatusCode.RESOURCE_EXHAUSTED),
     "grpc gzip": lambda: (
         call(infer_message(np.ones((1, LIMIT // 8 - 16))), grpc.Compression.Gzip),

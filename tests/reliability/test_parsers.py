@@ -56,6 +56,10 @@ def test_earlier_crash_input_raises_preblock_error(every: dict[str, Parser], wha
         every[name].read(every[name].seeds[0].replace(*change))
 
 
+def test_every_parser_is_tested(every: dict[str, Parser]) -> None:
+    assert tuple(every) == NAMES
+
+
 def test_other_error_and_excess_memory_are_detected() -> None:
     with pytest.raises(ZeroDivisionError):
         Parser(lambda data: 1 // len(data), ()).hold(b"")

@@ -61,6 +61,28 @@ def test_worker_that_does_not_run_delays_neither_replacement_nor_end(tiny_reposi
         assert ended([stopped])
 
 
+def test_workers_end_with_the_longest_shutdown_timeout(tiny_repository: Path) -> None:
+    with serve(tiny_repository, "--workers", "2", "--shutdown-timeout-seconds", "1000000000") as server:
+        wait_for(partial(ready, server))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+
+
+def test_worker_is_replaced_after_its_fork_server_is_killed(tiny_repository: Path, good_answer: bytes) -> None:
+    with serve(tiny_repository, "--workers", "2") as server:
+        wait_for(partial(ready, server))
+        before, (first,) = workers(server.pid), fork_servers(server.pid)
+        os.kill(first, signal.SIGSTOP)
+        os.kill(before[0], signal.SIGKILL)
+        time.sleep(1.5)  # the next is asked for, and not given
+        os.kill(first, signal.SIGKILL)
+        wait_for(partial(ended, before))
+        wait_for(partial(ready, server))
+        with load(server, good_answer, 2) as seen:
+            wait_for(partial(seen.answered, 20))
+        assert not seen.wrong
+
+
 @contextmanager
 def parent(repository: Path, port: int, grpc_port: int) -> Iterator[subprocess.Popen[str]]:
     """Serve with two workers on these ports, and kill all remaining processes."""
@@ -214,7 +236,7 @@ def test_parent_answers_health_checks_without_workers(weighty_repository: Path, 
                 with suppress(httpx.TransportError):
                     httpx.post(f"{address}/models/gpt/embed", json={"input_ids": [1]}, timeout=1)
                 assert time.monotonic() - began < 60
-            while time.monotonic() - began < 8:
+            while time.monotonic() - began < 20:
                 assert status("/livez") == status("/v2/health/live") == 200
                 answer = httpx.post(f"{address}/models/gpt/embed", json={"input_ids": [1]}, timeout=2)
                 assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
@@ -288,12 +310,13 @@ def test_outage_server_keeps_the_rules_of_workers(tiny_repository: Path, tmp_pat
             assert time.monotonic() - began < 8  # requests have 15 s
 
 
-def test_replaced_workers_serve_the_same_versions(tiny_repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["none", "explicit"])
+def test_replaced_workers_serve_the_same_versions(tiny_repository: Path, tmp_path: Path, mode: str) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "root"), tmp_path / "2"
     (root / "bert/2").rename(later)
-    with serve(root, "--workers", "2", "--model-control", "explicit") as server:
+    with serve(root, "--workers", "2", "--model-control", mode) as server:
         wait_for(partial(ready, server))
-        httpx.post(f"{server.address}/v2/repository/models/gpt/unload", timeout=60).raise_for_status()
+        unloaded = httpx.post(f"{server.address}/v2/repository/models/gpt/unload", timeout=60).status_code == 200
         later.rename(root / "bert/2")
         before, answered = workers(server.pid), set()
         for pid in before:
@@ -302,10 +325,12 @@ def test_replaced_workers_serve_the_same_versions(tiny_repository: Path, tmp_pat
         for _ in range(40):
             asked = [httpx.get(f"{server.address}/models/{name}", timeout=60) for name in ("bert", "gpt")]
             answered.add((asked[0].json()["version"], asked[1].status_code))
-        assert answered == {(1, 404)}
-        httpx.post(f"{server.address}/v2/repository/models/bert/load", timeout=60).raise_for_status()
-        found = {httpx.get(f"{server.address}/models/bert", timeout=60).json()["version"] for _ in range(16)}
-        assert found == {2}
+        assert answered == {(1, 404 if unloaded else 200)}
+        assert unloaded == (mode == "explicit")
+        if unloaded:
+            httpx.post(f"{server.address}/v2/repository/models/bert/load", timeout=60).raise_for_status()
+            found = {httpx.get(f"{server.address}/models/bert", timeout=60).json()["version"] for _ in range(16)}
+            assert found == {2}
 
 
 FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)

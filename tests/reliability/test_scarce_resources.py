@@ -15,6 +15,7 @@ import httpx
 import pytest
 import trustme
 
+from preblock.service.observability.metric_files import RESERVED_BYTES
 from tests.reliability.load import answers, descriptors, load, ready, wait_for
 from tests.reliability.wires import connection, request, still_right
 from tests.support.artifacts import copy_artifact
@@ -68,6 +69,17 @@ def test_full_disk_does_not_affect_clients(tiny_repository: Path, good_answer: b
         assert workers(server.pid) == before
 
 
+def test_metric_file_space_is_reserved_at_start(tiny_repository: Path, tmp_path: Path) -> None:
+    with serve(tiny_repository, "--workers", "2", TMPDIR=str(tmp_path)) as server:
+        wait_for(partial(ready, server))
+        (folder,) = tmp_path.glob("preblock-*/metrics")
+        wait_for(lambda: len(list(folder.glob("*.db"))) == 2 * len(RESERVED_BYTES))
+        for file in folder.glob("*.db"):
+            kind, _, pid = file.stem.rpartition("_")
+            assert int(pid) in workers(server.pid)
+            assert file.stat().st_blocks * 512 >= RESERVED_BYTES[kind]
+
+
 def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_path: Path, good_answer: bytes) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
@@ -96,8 +108,8 @@ def test_server_recovers_from_lack_of_descriptors(tiny_repository: Path, tmp_pat
 
 @pytest.mark.parametrize(
     "sent",
-    [b"", request()[:-5], request("/v2/repository/index", b"{}")[:-1], request()],
-    ids=["silent", "tensors", "application", "idle"],
+    [b"", request()[:40], request()[:-5], request("/v2/repository/index", b"{}")[:-1], request()],
+    ids=["silent", "head", "tensors", "application", "idle"],
 )
 def test_waiting_clients_leave_descriptors_to_others(tiny_repository: Path, good_answer: bytes, sent: bytes) -> None:
     with serve(tiny_repository) as server, ExitStack() as stack:
@@ -111,7 +123,10 @@ def test_waiting_clients_leave_descriptors_to_others(tiny_repository: Path, good
                 still_right(client, good_answer)
 
 
-def test_handshakes_leave_descriptors_to_others(tiny_repository: Path, tmp_path: Path, good_answer: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00"], ids=["silent", "half"])
+def test_handshakes_leave_descriptors_to_others(
+    tiny_repository: Path, tmp_path: Path, good_answer: bytes, sent: bytes
+) -> None:
     """Each unfinished handshake holds a descriptor for up to `header_timeout_seconds`."""
     authority, context = trustme.CA(), ssl.create_default_context()
     authority.configure_trust(context)
@@ -124,7 +139,7 @@ def test_handshakes_leave_descriptors_to_others(tiny_repository: Path, tmp_path:
         for _ in range(100):
             stream = stack.enter_context(connection(server))
             with suppress(ConnectionError):
-                stream.sendall(b"\x16\x03\x01\x02\x00")
+                stream.sendall(sent)
         still_right(idle, good_answer)
         for _ in range(5):
             with httpx.Client(base_url=server.address, timeout=10, verify=context) as client:
@@ -140,6 +155,31 @@ def limited(pid: int, kind: int, most: int) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, kind, limits)
+
+
+def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, good_answer: bytes) -> None:
+    with (
+        serve(tiny_repository, "--workers", "2", "--model-control", "explicit") as server,
+        httpx.Client(base_url=server.address, timeout=120) as client,
+    ):
+        wait_for(partial(ready, server))
+        assert client.post("/v2/repository/models/bert/unload").status_code == 200
+        with ExitStack() as stack:
+            for pid in workers(server.pid):
+                used = max(int(descriptor.name) for descriptor in descriptors(pid)) + 1
+                stack.enter_context(limited(pid, resource.RLIMIT_NOFILE, used))
+            refused = client.post("/v2/repository/models/bert/load")
+            assert refused.status_code == 503
+            # A worker without any free descriptor cannot even say that it lacks some.
+            reasons = ("too many open files; try again later", "workers have not applied the change of 'bert' yet")
+            assert refused.json()["error"].endswith(reasons)
+            still_right(client, good_answer)
+
+        def served() -> bool:
+            path = f"{server.address}/models/bert/embed"
+            return all(httpx.post(path, json={"input_ids": [1]}).status_code == 200 for _ in range(16))
+
+        wait_for(served)  # by both workers, without another request to load it
 
 
 def test_version_without_memory_is_opened_later(tiny_repository: Path, model_repository: Path, tmp_path: Path) -> None:

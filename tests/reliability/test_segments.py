@@ -4,15 +4,23 @@ Oracles: the statuses of each request alone, and the responses to the whole stre
 """
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.reliability.segments import GOOD, LAST, Piece, answers, draw, generator, statuses, ways_to_cut
-from tests.support.servers import Server
+from tests.support.servers import Server, serve
 
 BATCH = 10
 """Streams at a time."""
+
+
+@pytest.fixture(scope="module")
+def segment_server(tiny_repository: Path) -> Iterator[Server]:
+    with serve(tiny_repository) as running:
+        yield running
 
 
 async def check(address: str, seed: int) -> None:
@@ -34,13 +42,13 @@ async def check_all(address: str, count: int) -> None:
                 group.create_task(check(address, seed))
 
 
-def test_responses_are_equal_for_any_segmentation(counted_server: Server, long: bool) -> None:
-    asyncio.run(check_all(counted_server.address, 6500 if long else 40))
+def test_responses_are_equal_for_any_segmentation(segment_server: Server, long: bool) -> None:
+    asyncio.run(check_all(segment_server.address, 6500 if long else 40))
 
 
 @pytest.mark.parametrize("piece", LAST, ids=range(len(LAST)))
-def test_pending_responses_precede_the_error(counted_server: Server, piece: Piece) -> None:
-    url, random = httpx.URL(counted_server.address), generator(0)
+def test_pending_responses_precede_the_error(segment_server: Server, piece: Piece) -> None:
+    url, random = httpx.URL(segment_server.address), generator(0)
     sent = GOOD[0].sent + GOOD[7].sent + piece.sent + bytes(2**20)
     segments = next(ways_to_cut(sent, random))
     found = asyncio.run(answers(url.host, url.port or 80, segments))

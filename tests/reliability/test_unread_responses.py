@@ -58,14 +58,13 @@ def received_bytes(stream: socket.socket) -> int:
     return size
 
 
-def test_unread_responses_make_room_for_others(server: Server) -> None:
-    for name, request in REQUESTS.items():
-        with ExitStack() as stack:
-            for _ in range(HOLDERS):
-                ask(server, request, stack)
-            time.sleep(0.5)
-            # within the timeout of `ask`
-            assert received_bytes(ask(server, HTTP, stack)) >= 4 * TOKENS * 768, name
+@pytest.mark.parametrize("name", REQUESTS)
+def test_unread_responses_make_room_for_others(server: Server, name: str) -> None:
+    with ExitStack() as stack:
+        for _ in range(HOLDERS):
+            ask(server, REQUESTS[name], stack)
+        time.sleep(0.5)
+        assert received_bytes(ask(server, HTTP, stack)) >= 4 * TOKENS * 768  # within the timeout of `ask`
 
 
 def test_unread_response_without_others_stays(server: Server) -> None:

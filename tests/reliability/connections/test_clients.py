@@ -62,36 +62,46 @@ def test_half_closed_connection_is_closed(hostile_server: Server, hostile_http: 
     wait_for_streams(hostile_http, 0)
 
 
-EMBED, CHUNKED = "/models/gpt/embed", "Transfer-Encoding: chunked"
-LENGTHS: tuple[tuple[bytes, list[int]], ...] = (
-    (request(EMBED, b"{}xx", "Content-Length: 2"), [422, 400]),
-    (request(EMBED, b"{}", "Content-Length: 9"), []),
-    (request(EMBED, b"{}", "Content-Length: 2, 2"), [400]),
-    (request(EMBED, b"{}", "Content-Length: 2", "Content-Length: 2"), [400]),
-    (request(EMBED, b"{}", "Content-Length: -2"), [400]),
-    (request(EMBED, b"{}", "Content-Length: +2"), [400]),
-    (request(EMBED, b"{}", "Content-Length: 0x2"), [400]),
-    (request(EMBED, b"{}", "Content-Length: 2", CHUNKED), [400]),
-    (request(EMBED, b"{}", f"Content-Length: {10**25}"), [400]),
-    (request(EMBED, b"", f"Content-Length: {10**15}"), [413]),
-    (request(EMBED, b"2\r\n{}", CHUNKED), []),
-    (request(EMBED, b"1\r\n{}\r\n", CHUNKED), [400]),
-    (request(EMBED, b"9\r\n{}\r\n0\r\n\r\n", CHUNKED), []),
-    (request(EMBED, b"-1\r\n{}\r\n", CHUNKED), [400]),
-    (request(EMBED, b"f" * 17 + b"\r\n", CHUNKED), [400]),
-    (request(EMBED, b"zz\r\n", CHUNKED), [400]),
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        pytest.param(request("/models/gpt/embed", b"{}xx", "Content-Length: 2"), [422, 400], id="short"),
+        pytest.param(request("/models/gpt/embed", b"{}", "Content-Length: 9"), [], id="long"),
+        pytest.param(request("/models/gpt/embed", b"{}", "Content-Length: 2, 2"), [400], id="two-in-one"),
+        pytest.param(request("/models/gpt/embed", b"{}", "Content-Length: 2", "Content-Length: 2"), [400], id="two"),
+        pytest.param(request("/models/gpt/embed", b"{}", "Content-Length: -2"), [400], id="negative"),
+        pytest.param(request("/models/gpt/embed", b"{}", "Content-Length: +2"), [400], id="signed"),
+        pytest.param(request("/models/gpt/embed", b"{}", "Content-Length: 0x2"), [400], id="hexadecimal"),
+        pytest.param(
+            request("/models/gpt/embed", b"{}", "Content-Length: 2", "Transfer-Encoding: chunked"), [400], id="both"
+        ),
+        pytest.param(request("/models/gpt/embed", b"{}", f"Content-Length: {10**25}"), [400], id="10^25"),
+        pytest.param(request("/models/gpt/embed", b"", f"Content-Length: {10**15}"), [413], id="10^15"),
+        pytest.param(request("/models/gpt/embed", b"2\r\n{}", "Transfer-Encoding: chunked"), [], id="no-last-chunk"),
+        pytest.param(
+            request("/models/gpt/embed", b"1\r\n{}\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-too-long"
+        ),
+        pytest.param(
+            request("/models/gpt/embed", b"9\r\n{}\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
+            [],
+            id="chunk-too-short",
+        ),
+        pytest.param(
+            request("/models/gpt/embed", b"-1\r\n{}\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-of-minus-1"
+        ),
+        pytest.param(
+            request("/models/gpt/embed", b"f" * 17 + b"\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-of-2^68"
+        ),
+        pytest.param(request("/models/gpt/embed", b"zz\r\n", "Transfer-Encoding: chunked"), [400], id="chunk-of-zz"),
+    ],
 )
-
-
 def test_wrong_body_length_is_rejected_or_awaited(
-    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes
+    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes, sent: bytes, statuses: list[int]
 ) -> None:
-    with unharmed(hostile_server, hostile_http, good_answer):
-        for sent, statuses in LENGTHS:
-            with connection(hostile_server) as stream:
-                stream.sendall(sent)
-                stream.shutdown(socket.SHUT_WR)
-                assert [int(code) for code in re.findall(rb"HTTP/1\.1 (\d+)", received(stream))] == statuses, sent
+    with unharmed(hostile_server, hostile_http, good_answer), connection(hostile_server) as stream:
+        stream.sendall(sent)
+        stream.shutdown(socket.SHUT_WR)
+        assert [int(code) for code in re.findall(rb"HTTP/1\.1 (\d+)", received(stream))] == statuses
 
 
 @contextmanager

@@ -39,6 +39,31 @@ def test_message_of_many_fragments_is_accepted(hostile_server: Server) -> None:
         assert b'"next_offset":[2]' in answer
 
 
+LIES = {
+    "2^62-bytes": (b"\x82\xff" + (2**62).to_bytes(8, "big"), 1009),
+    "2^63-bytes": (b"\x82\xff" + (2**63).to_bytes(8, "big"), 1009),
+    "no-mask": (b"\x82\x02{}", 1002),
+    "an-opcode": (frame(3, b""), 1002),
+    "a-flag": (b"\xc1\x80" + bytes(4), 1002),
+    "a-long-ping": (frame(9, bytes(126)), 1002),
+    "a-fragment-of-nothing": (frame(0, b"x"), 1002),
+    "no-utf-8": (frame(1, b"\xff"), 1007),
+    "half-a-code": (frame(8, b"\x03"), 1002),
+    "a-code": (frame(8, b"\x00\x05"), 1002),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_invalid_websocket_frame_closes_stream(
+    hostile_server: Server, hostile_http: httpx.Client, good_answer: bytes, name: str
+) -> None:
+    sent, code = LIES[name]
+    with unharmed(hostile_server, hostile_http, good_answer), web_socket(hostile_server) as stream:
+        stream.sendall(sent)
+        answer = received(stream)
+        assert (answer[0], int.from_bytes(answer[2:4], "big")) == (0x88, code)
+
+
 CLOSED = frame(8, (1000).to_bytes(2, "big"))
 
 

@@ -44,7 +44,7 @@ def test_templates_of_long_heads_use_bounded_memory(tiny_repository: Path) -> No
         assert memory(server.pid) - before < MOST
 
 
-@pytest.mark.parametrize(("kind", "size"), [("GET", 60_000), ("POST", 14_000)])
+@pytest.mark.parametrize(("kind", "size"), [("GET", 60_000), ("POST", 14_000), ("POST", 60_000)])
 def test_idle_connection_keeps_no_long_head(tiny_repository: Path, kind: str, size: int) -> None:
     with serve(tiny_repository) as server, ExitStack() as stack:
         before = warm(server)
@@ -55,12 +55,13 @@ def test_idle_connection_keeps_no_long_head(tiny_repository: Path, kind: str, si
         assert memory(server.pid) - before < 400 * 2**14 + MOST // 4
 
 
-def test_reset_connection_leaves_no_memory_in_use(tiny_repository: Path) -> None:
+@pytest.mark.parametrize("kind", ["GET", "POST"])
+def test_reset_connection_leaves_no_memory_in_use(tiny_repository: Path, kind: str) -> None:
     with serve(tiny_repository) as server:
         before = warm(server)
         for _ in range(3000):
             with RawConnection(server.address) as client:
-                assert client.ask(long_request("POST", 8000))[0] == 200
+                assert client.ask(long_request(kind, 8000))[0] == 200
                 client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         wait_until(lambda: memory(server.pid) - before < MOST, 5)
 
