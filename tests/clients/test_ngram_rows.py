@@ -4,6 +4,7 @@ import base64
 import json
 import struct
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import preblock
 from preblock.client import errors
 from preblock.client.sync_client import Client
 from preblock.export.exporter import export
+from tests.clients.shared_memory.shared_client import Client as SharedClient
 from tests.export.qwen4 import LAYERS, WIDTH, random_ids, run_transformers, save_qwen4
 from tests.support.servers import Server, serve
 
@@ -137,6 +139,11 @@ def test_binary_formats(rows_server: Server, expected: Expected) -> None:
     assert tensors[ROWS].view(torch.int16).numpy().tobytes() == expected.rows.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["stored", "float32", "float16"])
+def test_row_ids_have_one_type(dtype: str, rows_server: Server, expected: Expected) -> None:
+    assert ask(rows_server, BYTES, output=ROW_IDS, dtype=dtype).content == expected.ids.tobytes()
+
+
 @pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
 def test_open_inference_protocol(module: Any, rows_server: Server, expected: Expected) -> None:
     address = rows_server.grpc if module is tritonclient.grpc else rows_server.address.removeprefix("http://")
@@ -154,6 +161,49 @@ def test_open_inference_protocol(module: Any, rows_server: Server, expected: Exp
         (described,) = (output for output in metadata["outputs"] if output["name"] == ROW_IDS)
         assert described["datatype"] == "INT64"
         assert [int(size) for size in described["shape"]] == [-1, -1, LAYERS, HEADS]
+
+
+def test_json_of_the_open_inference_protocol(rows_server: Server, expected: Expected) -> None:
+    body: dict[str, Any] = {
+        "inputs": [{"name": "input_ids", "shape": IDS.shape, "datatype": "INT64", "data": IDS.tolist()}],
+        "outputs": [{"name": ROW_IDS}],
+    }
+    url = f"{rows_server.address}/v2/models/m/infer"
+    (output,) = httpx.post(url, json=body).json()["outputs"]
+    assert (output["datatype"], output["shape"]) == ("INT64", list(expected.ids.shape))
+    assert output["data"] == expected.ids.ravel().tolist()
+    body |= {"outputs": [{"name": ROWS}], "parameters": {"dtype": "stored"}}
+    assert "BF16 has no form in JSON" in httpx.post(url, json=body).json()["error"]
+    body |= {"outputs": [{"name": "embeddings"}]}
+    assert "embeddings has no stored" in httpx.post(url, json=body).json()["error"]
+    body |= {"outputs": [{"name": ROWS, "parameters": {"dtype": "FP16"}}, {"name": "embeddings"}]}
+    assert "got stored, expected FP16, because all outputs have one type" in httpx.post(url, json=body).json()["error"]
+
+
+def test_sequence_has_the_dimensions_of_the_metadata(rows_server: Server, expected: Expected) -> None:
+    with tritonclient.http.InferenceServerClient(rows_server.address.removeprefix("http://")) as triton:
+        found = []
+        for begin in range(9):
+            tensor = tritonclient.http.InferInput("input_ids", [2, 1], "INT64")
+            tensor.set_data_from_numpy(np.ascontiguousarray(IDS[:, begin : begin + 1]))
+            outputs = [tritonclient.http.InferRequestedOutput(ROW_IDS)]
+            options: dict[str, Any] = {"sequence_id": 5, "sequence_start": begin == 0, "sequence_end": begin == 8}
+            found.append(triton.infer("m", [tensor], outputs=outputs, **options).as_numpy(ROW_IDS))
+    assert np.array_equal(np.concatenate(found, axis=1), expected.ids)
+
+
+@pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc])
+def test_shared_memory(module: Any, rows_server: Server, expected: Expected) -> None:
+    address = rows_server.grpc if module is tritonclient.grpc else rows_server.address.removeprefix("http://")
+    with ExitStack() as stack:
+        client = SharedClient(module, address, stack)
+        regions = {ROWS: expected.rows.nbytes, ROW_IDS: expected.ids.nbytes}
+        handles = {name: client.region(name, np.zeros(size, np.uint8)) for name, size in regions.items()}
+        outputs = [client.output(name, size, name=name) for name, size in regions.items()]
+        client.infer("m", [client.plain_input(IDS)], outputs=outputs, parameters={"dtype": "stored"})
+        for name, right in ((ROWS, expected.rows), (ROW_IDS, expected.ids)):
+            assert bytes(handles[name]._mpsm_handle.buf[: right.nbytes]) == right.tobytes()
+            client.unregister_system_shared_memory(name)
 
 
 def test_stream_token_by_token(client: Client, expected: Expected) -> None:
@@ -183,6 +233,15 @@ def test_stream_through_rewind_and_reorder(client: Client, expected: Expected) -
             expected.row_ids(np.array([fed[2] + [62]]))[0, -1:],
         ]
         assert np.array_equal(uneven, np.concatenate([part.reshape(-1, LAYERS * HEADS) for part in right]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "stored"])
+def test_stream_of_parts_returns_each_output_in_its_dtype(client: Client, expected: Expected, dtype: Any) -> None:
+    with client.decode("m", output=ROWS, companions=[ROW_IDS], dtype=dtype) as stream:
+        rows = stream.step(parts=[{"input_ids": IDS[0].tolist()}])
+        assert rows.tobytes() == expected.rows[0].astype(rows.dtype).tobytes()
+        assert rows.dtype == (BFLOAT16 if dtype == "stored" else np.float32)
+        assert stream.companions[ROW_IDS].tobytes() == expected.ids[0].tobytes()
 
 
 def test_messages_of_a_stream(rows_server: Server, expected: Expected) -> None:

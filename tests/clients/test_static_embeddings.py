@@ -78,7 +78,7 @@ def test_embeddings_match_model2vec(client: openai.OpenAI, sources: dict[str, Pa
     np.testing.assert_allclose(embed(client, "mapped", TEXTS), oracle, rtol=1e-5, atol=2e-7)
 
 
-@pytest.mark.parametrize("dimensions", [1, WIDTH])
+@pytest.mark.parametrize("dimensions", [1, 4, WIDTH])
 def test_embeddings_with_dimensions_match_model2vec(
     dimensions: int, client: openai.OpenAI, sources: dict[str, Path]
 ) -> None:
@@ -88,10 +88,20 @@ def test_embeddings_with_dimensions_match_model2vec(
     np.testing.assert_allclose(found, oracle, rtol=1e-5, atol=2e-7)
 
 
-@pytest.mark.parametrize("dimensions", [1, WIDTH])
+@pytest.mark.parametrize("dimensions", [1, 4, WIDTH])
 def test_embeddings_match_sentence_transformers(dimensions: int, client: openai.OpenAI) -> None:
     found = embed(client, "bag", TEXTS, dimensions=dimensions)
     np.testing.assert_allclose(found, bag_of(TEXTS)[:, :dimensions], rtol=1e-6)
+
+
+def test_token_ids_and_text_return_same_embeddings(client: openai.OpenAI) -> None:
+    rows = [encoding.ids for encoding in make_tokenizer().encode_batch(TEXTS, add_special_tokens=False)]
+    assert np.array_equal(embed(client, "mapped", rows), embed(client, "mapped", TEXTS))
+
+
+def test_special_tokens_are_added_on_request(client: openai.OpenAI) -> None:
+    added = embed(client, "bag", ["a"], extra_body={"add_special_tokens": True})
+    assert np.array_equal(added, embed(client, "bag", [make_tokenizer().encode("a").ids]))
 
 
 def test_truncated_text_matches_model2vec(client: openai.OpenAI, sources: dict[str, Path]) -> None:
@@ -109,18 +119,45 @@ def test_large_request_matches_reference(client: openai.OpenAI) -> None:
     np.testing.assert_allclose(found, bag_of(texts)[:, :5], rtol=1e-6)
 
 
-def test_invalid_request_is_rejected_with_field(static_http: httpx.Client) -> None:
-    fields: dict[str, Any]
-    for fields, message in (
+def test_native_api_mean_pooling_matches_openai_api(client: openai.OpenAI, static_http: httpx.Client) -> None:
+    response = static_http.post("/models/mapped/embed", json={"text": TEXTS, "pooling": "mean", "encoding": "float"})
+    found = np.array(response.raise_for_status().json()["embeddings"], np.float32)
+    assert np.array_equal(found, embed(client, "mapped", TEXTS))
+
+
+def test_pooling_none_returns_token_vectors(client: openai.OpenAI) -> None:
+    found = embed(client, "bag", [[24, 4, 1]], extra_body={"pooling": "none"})
+    assert np.array_equal(found.reshape(3, WIDTH), make_table()[[24, 4, 1]])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
         ({"dimensions": 0}, "dimensions: got 0, expected 1 to 8, or nothing"),
         ({"dimensions": 9}, "dimensions: got 9, expected 1 to 8, or nothing"),
+        ({"dimensions": True}, "dimensions: got True, expected 1 to 8, or nothing"),
+        ({"dimensions": 2.0}, "dimensions: got 2.0, expected 1 to 8, or nothing"),
         ({"dimensions": 3, "pooling": "none"}, "dimensions: got 3, expected 8, the width of this model, or nothing"),
         ({"input": ["a", "? !"]}, "input[1]: got no known token, expected at least one, to take the mean"),
+        ({"input": [[4], [1]]}, "input[1]: got no known token, expected at least one, to take the mean"),
+        ({"input": ["a", ""]}, "input[1]: got '', expected a text of at least one character"),
         ({"input": "? " * 8 + "a", "truncate": "right"}, "input[0]: got no known token, expected at least one"),
-    ):
-        response = static_http.post("/v1/embeddings", json={"model": "mapped", "input": "a", **fields})
-        assert response.status_code == 400, fields
-        assert response.json()["error"]["message"].startswith(message), fields
+        ({"input": "a " * 9}, "This model's maximum context length is 8 tokens, but input[0] has 9 tokens."),
+    ],
+)
+def test_invalid_request_is_rejected_with_field(
+    fields: dict[str, Any], message: str, static_http: httpx.Client
+) -> None:
+    response = static_http.post("/v1/embeddings", json={"model": "mapped", "input": "a", **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(message)
+
+
+def test_manifest_states_pooling_and_steps(static_http: httpx.Client) -> None:
+    manifest = static_http.get("/models/mapped").json()["manifest"]
+    assert manifest["sentence"] == {"pooling": "mean", "normalize": True, "ignored_ids": [1]}
+    assert [step["kind"] for step in manifest["front_end"]["steps"]] == ["tokens", "weights"]
+    assert (manifest["family"], manifest["max_len"]) == ("model2vec", 8)
 
 
 def test_verify_of_static_model_is_bit_exact(static_repository: Path) -> None:

@@ -59,6 +59,12 @@ def test_infer_in_16_bit_types_matches_native_api(
     assert result.as_numpy("embeddings").tobytes() == answer.content
 
 
+def test_infer_accepts_offset_as_parameter(client: TritonClient, tiny_clients: Clients) -> None:
+    result = client.infer("gpt", client.inputs(input_ids=IDS), parameters={"offset": 2})
+    expected = native_bytes(tiny_clients, "gpt", {"input_ids": IDS, "offset": 2})
+    assert result.as_numpy("embeddings").tobytes() == expected.tobytes()
+
+
 def test_invalid_ids_raise_exception_with_message_and_status(client: TritonClient) -> None:
     with pytest.raises(InferenceServerException) as raised:
         client.infer("gpt", client.inputs(input_ids=[[7]]))
@@ -75,6 +81,11 @@ def test_unknown_parameters_are_ignored_and_reported(client: TritonClient, tiny_
     told = answer["parameters"] if client.http else answer.parameters
     named = told["ignored_parameters"] if client.http else told["ignored_parameters"].string_param
     assert sorted(named.split(", ")) == ["max_tokens", "priority", "stream", "top_p"]
+
+
+def test_reserved_parameter_is_rejected(client: TritonClient) -> None:
+    with pytest.raises(InferenceServerException, match="parameters: got the reserved name classification, expected "):
+        client.infer("gpt", client.inputs(input_ids=IDS), parameters={"classification": 5})
 
 
 def test_metadata_and_health_report_models(client: TritonClient) -> None:
@@ -183,6 +194,30 @@ def test_statistics_count_requests_batches_and_failures(client: TritonClient) ->
     assert after["last_inference"] > before["last_inference"] > 1.7e12
 
 
+def test_statistics_without_name_cover_every_model(client: TritonClient) -> None:
+    models = client.document("get_inference_statistics")["model_stats"]
+    assert [(m["name"], m["version"]) for m in models] == [("bert", "1"), ("bert", "2"), ("gpt", "1")]
+
+
+def test_async_infer_over_http_matches_native_api(tiny_server: Server, tiny_clients: Clients) -> None:
+    client = TritonClient(tritonclient.http, "")
+    with tritonclient.http.InferenceServerClient(tiny_server.address.removeprefix("http://"), concurrency=4) as http:
+        asked = [http.async_infer("bert", client.inputs(**FIELDS)) for _ in range(8)]
+        answers = {request.get_result().as_numpy("embeddings").tobytes() for request in asked}
+    assert answers == {native_bytes(tiny_clients, "bert", FIELDS).tobytes()}
+
+
+def test_async_infer_over_grpc_matches_native_api(tiny_clients: Clients) -> None:
+    found: queue.Queue[Any] = queue.Queue()
+    client = TritonClient(tritonclient.grpc, "")
+    for _ in range(8):
+        tiny_clients.grpc.async_infer("bert", client.inputs(**FIELDS), lambda result, error: found.put((result, error)))
+    answers = [found.get(timeout=30) for _ in range(8)]
+    assert [error for _, error in answers] == [None] * 8
+    expected = native_bytes(tiny_clients, "bert", FIELDS).tobytes()
+    assert {result.as_numpy("embeddings").tobytes() for result, _ in answers} == {expected}
+
+
 STEPS: list[tuple[list[list[int]], int, str | None]] = [
     ([[1, 2]], 0, None),
     ([[7]], 2, "input_ids[0][0]: got 7, expected 0 to 6"),
@@ -233,3 +268,20 @@ def check_steps(answers: list[Any], tiny_clients: Clients) -> None:
         assert result.get_response().id == str(number)
         expected = native_bytes(tiny_clients, "gpt", {"input_ids": ids, "offset": offset})
         assert result.as_numpy("embeddings").tobytes() == expected.tobytes()
+
+
+@pytest.fixture(scope="module")
+def large(model_server: Server, model_clients: Clients) -> tuple[Server, Any, bytes]:
+    """Return a server, ids, and their answer of some megabytes."""
+    ids = np.random.default_rng(1).integers(0, 30000, (8, 256))
+    return model_server, ids, native_bytes(model_clients, "minilm", {"input_ids": ids.tolist()}).tobytes()
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_large_compressed_infer_matches_native_bytes(large: tuple[Server, Any, bytes], coding: str) -> None:
+    server, ids, expected = large
+    with tritonclient.http.InferenceServerClient(server.address.removeprefix("http://")) as client:
+        given = tritonclient.http.InferInput("input_ids", ids.shape, "INT64").set_data_from_numpy(ids)
+        options = {"request_compression_algorithm": coding, "response_compression_algorithm": coding}
+        result = client.infer("minilm", [given], **options)
+    assert result.as_numpy("embeddings").tobytes() == expected

@@ -1,11 +1,13 @@
 """The inspector in a real browser: every panel is used, with the values of NumPy and the words of the API."""
 
+import json
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
+import preblock
 from preblock.service.core.auth import new_key
 from tests.clients.browser import CHROMIUM, Page
 from tests.clients.inspector.controls import (
@@ -39,6 +41,13 @@ def test_first_view_stays_small_and_same_origin(page: Page, inspected: Server) -
     loaded = [event["params"] for event in page.events if event["method"] == "Network.loadingFinished"]
     assert sum(part["encodedDataLength"] for part in loaded if part["requestId"] not in data) <= MAX_LOADED_BYTES
     assert len(loaded) > len(data)
+
+
+def test_page_has_every_panel_with_heading(page: Page) -> None:
+    found = page.evaluate("""Array.from(document.querySelectorAll("main > section"), (section) =>
+        [section.id, document.getElementById(section.getAttribute("aria-labelledby")).innerText, section.hidden])""")
+    titles = ("Model", "Embed", "Positions", "Decode", "Nearest tokens")
+    assert found == [[name, title, False] for name, title in zip(PANELS, titles, strict=True)]
 
 
 def test_model_panel_matches_api_description(page: Page, inspected: Server) -> None:
@@ -210,6 +219,13 @@ def test_decode_panel_streams_over_websocket(page: Page, inspected: Server) -> N
     check_events(page, inspected)
 
 
+def test_decode_panel_shows_error_of_wrong_offset(page: Page) -> None:
+    choose(page, "gpt")
+    fill(page, open_offset="99")
+    submit(page, "open")
+    page.wait_for("document.getElementById('decode-error').innerText.includes('99')")
+
+
 def test_nearest_tokens_match_api(page: Page, inspected: Server) -> None:
     choose(page, "gpt")
     fill(page, token="3", count="4")
@@ -253,3 +269,15 @@ def test_key_stays_in_memory_and_streams_use_requests(browser: Page, tiny_reposi
         assert browser.evaluate("document.getElementById('key').value") == ""
         assert not [event for event in browser.events if event["method"] == "Network.webSocketCreated"]
         check_events(browser, server, (401, 422))
+
+
+def test_page_without_models_shows_no_panel(browser: Page, tmp_path: Path) -> None:
+    copy_artifact("gpt", tmp_path)
+    with serve(tmp_path, "--model-control", "explicit") as server:
+        with preblock.connect(server.address) as client:
+            client.unload("gpt")
+        browser.events.clear()
+        load(browser, server)
+        browser.wait_for("document.getElementById('status').innerText === 'No model is ready.'")
+        assert browser.evaluate(f"{json.dumps(PANELS)}.every((name) => document.getElementById(name).hidden)")
+        check_events(browser, server)

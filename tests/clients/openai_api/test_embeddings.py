@@ -63,6 +63,12 @@ def test_sentence_embeddings_match_wordllama(openai_client: openai.OpenAI) -> No
     np.testing.assert_allclose(short, cut / np.linalg.norm(cut, axis=1, keepdims=True), rtol=1e-4, atol=2e-6)
 
 
+def test_sentence_embeddings_rank_texts_by_meaning(openai_client: openai.OpenAI) -> None:
+    texts = ["the cat sat on the mat", "a kitten rests on a rug", "interest rates rose again"]
+    query, near, far = vectors_of(openai_client.embeddings.create(model="wordllama", input=texts))
+    assert query @ near > query @ far + 0.2
+
+
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_encoding_formats_match_default_bit_for_bit(openai_client: openai.OpenAI, encoding: Any) -> None:
     default = vectors_of(openai_client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN))
@@ -73,6 +79,12 @@ def test_encoding_formats_match_default_bit_for_bit(openai_client: openai.OpenAI
     assert vectors_of(asked).tobytes() == default.tobytes()
 
 
+def test_response_without_encoding_format_holds_floats(tiny_http: httpx.Client) -> None:
+    answer = tiny_http.post("/v1/embeddings", json={"model": "gpt", "input": [1, 2], **MEAN}).json()
+    assert [type(value) for value in answer["data"][0]["embedding"]] == [float] * 4
+    assert answer["version"] == 1
+
+
 def test_embeddings_accept_ids_and_lists_of_ids(openai_client: openai.OpenAI, model_clients: Clients) -> None:
     for model in ("minilm", "gpt2-small"):
         rows = vectors_of(openai_client.embeddings.create(model=model, input=IDS, extra_body=MEAN))
@@ -80,6 +92,22 @@ def test_embeddings_accept_ids_and_lists_of_ids(openai_client: openai.OpenAI, mo
         one = openai_client.embeddings.create(model=model, input=IDS[1], extra_body=MEAN)
         assert vectors_of(one).tobytes() == rows[1].tobytes()
         assert one.usage.prompt_tokens == 5
+
+
+def test_vector_is_independent_of_batch(openai_client: openai.OpenAI) -> None:
+    together = vectors_of(openai_client.embeddings.create(model="minilm", input=TEXTS * 20, extra_body=MEAN))
+    alone = [
+        vectors_of(openai_client.embeddings.create(model="minilm", input=text, extra_body=MEAN))[0] for text in TEXTS
+    ]
+    assert together.tobytes() == np.stack(alone * 20).tobytes()
+
+
+def test_unneeded_openai_parameters_are_accepted(openai_client: openai.OpenAI) -> None:
+    plain = openai_client.embeddings.create(model="minilm", input=IDS, extra_body=MEAN)
+    assert (
+        openai_client.embeddings.create(model="minilm", input=IDS, dimensions=384, user="me", extra_body=MEAN).data
+        == plain.data
+    )
 
 
 @pytest.mark.parametrize(("pooling", "index"), [("first", 0), ("last", -1)])
@@ -120,7 +148,21 @@ def test_pooling_none_returns_vector_per_token(
         assert encoding == "base64" or found.shape == (len(row), 384)
 
 
-@pytest.mark.parametrize(("side", "most"), [("left", 5), (None, 5), ("left", -1)])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_truncation_is_reported(openai_client: openai.OpenAI, minilm_tokenizer: Any, side: str) -> None:
+    texts = ["one two three " * 200, "short"]
+    response = openai_client.embeddings.create(model="minilm", input=texts, extra_body=MEAN | {"truncate": side})
+    minilm_tokenizer.truncation_side = side
+    rows = minilm_tokenizer(texts, truncation=True, max_length=512)["input_ids"]
+    assert response.model_extra == {"version": 1, "truncated": [602 - 512, 0]}
+    assert (
+        vectors_of(response).tobytes()
+        == vectors_of(openai_client.embeddings.create(model="minilm", input=rows, extra_body=MEAN)).tobytes()
+    )
+    assert response.usage.prompt_tokens == sum(map(len, rows))
+
+
+@pytest.mark.parametrize(("side", "most"), [("right", 5), ("left", 5), (None, 5), (None, -1), ("left", -1)])
 def test_truncate_prompt_tokens_matches_vllm(
     openai_client: openai.OpenAI, minilm_tokenizer: Any, side: str | None, most: int
 ) -> None:
@@ -130,12 +172,23 @@ def test_truncate_prompt_tokens_matches_vllm(
     response = openai_client.embeddings.create(model="minilm", input=texts, extra_body=extra)
     minilm_tokenizer.truncation_side = side or "right"
     rows = minilm_tokenizer(texts, truncation=True, max_length=512 if most == -1 else most)["input_ids"]
-    assert (response.model_extra or {})["truncated"][0] == 602 - len(rows[0])
     assert (
         vectors_of(response).tobytes()
         == vectors_of(openai_client.embeddings.create(model="minilm", input=rows, extra_body=MEAN)).tobytes()
     )
     assert response.usage.prompt_tokens == sum(map(len, rows))
+
+
+def test_truncate_prompt_tokens_truncates_ids(openai_client: openai.OpenAI) -> None:
+    found = {
+        side: openai_client.embeddings.create(
+            model="minilm", input=IDS, extra_body=MEAN | {"truncate_prompt_tokens": 2, "truncate": side}
+        )
+        for side in ("left", "right", None)
+    }
+    for side, rows in (("left", [row[-2:] for row in IDS]), ("right", [row[:2] for row in IDS])):
+        assert found[side].data == openai_client.embeddings.create(model="minilm", input=rows, extra_body=MEAN).data
+    assert found[None].data == found["right"].data
 
 
 def test_add_special_tokens_false_matches_transformers(openai_client: openai.OpenAI, minilm_tokenizer: Any) -> None:
@@ -151,7 +204,7 @@ def test_add_special_tokens_false_matches_transformers(openai_client: openai.Ope
     assert ids.data == openai_client.embeddings.create(model="minilm", input=IDS, extra_body=MEAN).data
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_embed_dtype_applies_to_base64_only(openai_client: openai.OpenAI, dtype: str) -> None:
     whole = vectors_of(openai_client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN))
     narrow = openai_client.embeddings.create(

@@ -2,12 +2,14 @@
 
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from tests.clients.openai_api.responses import MEAN, connected
+from tests.support.artifacts import copy_artifact
 from tests.support.servers import LOADING_HINT, serve
 
 FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
@@ -21,55 +23,113 @@ TOO_LONG = (
 )
 
 
-def test_invalid_request_reports_field_and_value(tiny_openai: openai.OpenAI) -> None:
-    forms = "expected 1 to 8, or -1 for the maximum context length of this model"
-    for fields, param, message in (
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
         ({"model": 3}, "model", "model: got 3, expected the name of a model"),
         ({"model": None}, "model", "model is required: the name of a model"),
         ({"input": None}, "input", f"input is required: {FORMS}"),
+        ({"input": ""}, "input", "input: got '', expected a text of at least one character"),
         ({"input": ["a", ""]}, "input[1]", "input[1]: got '', expected a text of at least one character"),
         ({"input": []}, "input", "input: got [], expected at least one row of at least one integer"),
         ({"input": 3}, "input", f"input: got 3, expected {FORMS}"),
+        ({"input": ["a", 3]}, "input[1]", "input[1]: got 3, expected a text of at least one character"),
         ({"input": [3, "a"]}, "input[1]", "input[1]: got 'a', expected a 64-bit integer"),
+        ({"input": [[3], "a"]}, "input[1]", "input[1]: got 'a', expected a row of at least one integer"),
         ({"input": [[3], []]}, "input[1]", "input[1]: got [], expected a row of at least one integer"),
+        ({"input": [1.5]}, "input[0]", "input[0]: got 1.5, expected a 64-bit integer"),
         ({"input": [[1, 11]]}, "input[0][1]", "input[0][1]: got 11, expected 0 to 10"),
-        ({"model": "gpt"}, "input", "input: got 'a', expected token ids, since this model has no tokenizer"),
+        (
+            {"model": "gpt", "input": "a"},
+            "input",
+            "input: got 'a', expected token ids, since this model has no tokenizer",
+        ),
+        ({"dimensions": 3}, "dimensions", "dimensions: got 3, expected 4, the width of this model, or nothing"),
+        ({"dimensions": 4.0}, "dimensions", "dimensions: got 4.0, expected 4, the width of this model, or nothing"),
         ({"dimensions": True}, "dimensions", "dimensions: got True, expected 4, the width of this model, or nothing"),
+        ({"encoding_format": "hex"}, "encoding_format", "encoding_format: got hex, expected float, base64"),
         ({"encoding_format": [1]}, "encoding_format", "encoding_format: got [1], expected float, base64"),
         ({"user": 3}, "user", "user: got 3, expected a string"),
         ({"pooling": "max"}, "pooling", "pooling: got max, expected none, mean, first, last"),
+        ({"pooling": 1}, "pooling", "pooling: got 1, expected none, mean, first, last"),
         ({"truncate": "end"}, "truncate", "truncate: got end, expected left, right"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", f"truncate_prompt_tokens: got 0, {forms}"),
-        ({"truncate_prompt_tokens": 9}, "truncate_prompt_tokens", f"truncate_prompt_tokens: got 9, {forms}"),
-        ({"truncate_prompt_tokens": "3"}, "truncate_prompt_tokens", f"truncate_prompt_tokens: got '3', {forms}"),
+        *(
+            (
+                {"truncate_prompt_tokens": value},
+                "truncate_prompt_tokens",
+                f"truncate_prompt_tokens: got {value!r}, expected 1 to 8, or -1 for the maximum context length of this "
+                "model",
+            )
+            for value in (0, -2, 9, True, 1.0, "3")
+        ),
+        (
+            {"truncate_prompt_tokens": 2},
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens: got 2, expected 3 or more, to keep the special tokens and one other",
+        ),
         ({"add_special_tokens": 1}, "add_special_tokens", "add_special_tokens: got 1, expected true or false"),
-        ({"embed_dtype": 16}, "embed_dtype", "embed_dtype: got 16, expected float32, float16, bfloat16"),
-    ):
-        with pytest.raises(openai.BadRequestError) as raised:
-            tiny_openai.embeddings.create(model="bert", input="a", extra_body=MEAN | fields)
-        told = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
-        assert raised.value.body == told, fields
+        *(
+            ({"embed_dtype": value}, "embed_dtype", f"embed_dtype: got {value}, expected float32, float16, bfloat16")
+            for value in ("fp8_e4m3", 16)
+        ),
+    ],
+)
+def test_invalid_request_reports_field_and_value(
+    tiny_openai: openai.OpenAI, fields: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        tiny_openai.embeddings.create(model="bert", input="a", extra_body=MEAN | fields)
+    error = raised.value
+    assert (error.type, error.param, error.code) == ("invalid_request_error", param, None)
+    assert error.body == {"message": message, "type": "invalid_request_error", "param": param, "code": None}
 
 
-def test_known_errors_have_openai_codes(tiny_openai: openai.OpenAI) -> None:
-    unknown = f"The model nope does not exist. Available models: bert, gpt. ({LOADING_HINT})"
-    version = f"The model has no version 3. Its versions: 1, 2. ({LOADING_HINT})"
-    tokens = "input: got 65537 tokens, expected at most 65536 tokens in a request"
-    for fields, param, code, message in (
-        ({"model": "nope"}, "model", "model_not_found", unknown),
-        ({"model": "bert:3"}, "model", "model_not_found", version),
-        ({"input": [1] * 9}, "input[0]", "context_length_exceeded", TOO_LONG),
-        ({"input": "a b c d e f g"}, "input[0]", "context_length_exceeded", TOO_LONG),
-        ({"input_ids": [1]}, "input_ids", "unknown_parameter", UNKNOWN),
-        ({"input": [[1]] * 65537}, "input", "max_tokens_per_request", tokens),
-    ):
-        kind = openai.NotFoundError if code == "model_not_found" else openai.BadRequestError
-        with pytest.raises(kind) as raised:
-            tiny_openai.embeddings.create(model="bert", input="a", extra_body=MEAN | fields)
-        error = raised.value
-        assert isinstance(error.body, dict)
-        assert (error.param, error.code, error.body["message"]) == (param, code, message)
-        assert error.type == ("max_tokens_per_request" if code == "max_tokens_per_request" else "invalid_request_error")
+@pytest.mark.parametrize(
+    ("kind", "fields", "param", "code", "message"),
+    [
+        (
+            openai.NotFoundError,
+            {"model": "nope"},
+            "model",
+            "model_not_found",
+            f"The model nope does not exist. Available models: bert, gpt. ({LOADING_HINT})",
+        ),
+        *(
+            (
+                openai.NotFoundError,
+                {"model": f"bert:{version}"},
+                "model",
+                "model_not_found",
+                f"The model has no version {version or 'bert:'}. Its versions: 1, 2. ({LOADING_HINT})",
+            )
+            for version in ("3", "", "01")
+        ),
+        (openai.BadRequestError, {"input": [1] * 9}, "input[0]", "context_length_exceeded", TOO_LONG),
+        (openai.BadRequestError, {"input": "a b c d e f g"}, "input[0]", "context_length_exceeded", TOO_LONG),
+        (openai.BadRequestError, {"input_ids": [1]}, "input_ids", "unknown_parameter", UNKNOWN),
+        (
+            openai.BadRequestError,
+            {"input": [[1]] * 65537},
+            "input",
+            "max_tokens_per_request",
+            "input: got 65537 tokens, expected at most 65536 tokens in a request",
+        ),
+    ],
+)
+def test_known_errors_have_openai_codes(
+    tiny_openai: openai.OpenAI,
+    kind: type[openai.APIStatusError],
+    fields: dict[str, Any],
+    param: str,
+    code: str,
+    message: str,
+) -> None:
+    with pytest.raises(kind) as raised:
+        tiny_openai.embeddings.create(model="bert", input="a", extra_body=MEAN | fields)
+    error = raised.value
+    assert isinstance(error.body, dict)
+    assert (error.param, error.code, error.body["message"]) == (param, code, message)
+    assert error.type == ("max_tokens_per_request" if code == "max_tokens_per_request" else "invalid_request_error")
 
 
 def test_wrong_key_returns_openai_error(tiny_repository: Path, tmp_path: Path) -> None:
@@ -96,11 +156,17 @@ def test_wrong_key_returns_openai_error(tiny_repository: Path, tmp_path: Path) -
     assert (forbidden.value.code, forbidden.value.param) == ("model_not_found", "model")
 
 
-def test_sentence_embedding_of_other_model_is_refused(tiny_openai: openai.OpenAI) -> None:
-    for fields in ({}, {"input": [1]}):
-        with pytest.raises(openai.BadRequestError) as raised:
-            tiny_openai.embeddings.create(model="bert", input="a", extra_body=fields)
-        assert raised.value.param == "pooling", fields
+@pytest.mark.parametrize("fields", [{}, {"pooling": None}, {"input": [1]}])
+def test_sentence_embedding_of_other_model_is_refused(tiny_openai: openai.OpenAI, fields: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        tiny_openai.embeddings.create(model="bert", input="a", extra_body=fields)
+    assert raised.value.param == "pooling"
+    for words in (
+        "model bert has no sentence embeddings",
+        "such as wordllama",
+        'set pooling to "mean", "first", "last"',
+    ):
+        assert words in raised.value.message
 
 
 def test_request_over_rate_limit_raises_rate_limit_error(tiny_repository: Path) -> None:
@@ -111,6 +177,17 @@ def test_request_over_rate_limit_raises_rate_limit_error(tiny_repository: Path) 
     assert (raised.value.type, raised.value.code) == ("requests", "rate_limit_exceeded")
 
 
+def test_malformed_json_returns_400(tiny_http: httpx.Client) -> None:
+    response = tiny_http.post("/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, None)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-npy"])
+def test_unsupported_content_type_returns_415(tiny_http: httpx.Client, kind: str) -> None:
+    response = tiny_http.post("/v1/embeddings", content=b"{}", headers={"Content-Type": kind})
+    assert (response.status_code, response.json()["error"]["code"]) == (415, None)
+
+
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nope", 404), ("GET", "/v1/embeddings", 405)])
 def test_unknown_route_returns_openai_error(tiny_http: httpx.Client, method: str, path: str, status: int) -> None:
     response = tiny_http.request(method, path)
@@ -118,3 +195,17 @@ def test_unknown_route_returns_openai_error(tiny_http: httpx.Client, method: str
     error = {"type": "invalid_request_error", "param": None, "code": None}
     assert response.json()["error"].items() >= error.items()
     assert response.json()["error"]["message"].startswith(f"{method} {path}: ")
+
+
+def test_changed_tokenizer_raises_internal_server_error(tmp_path: Path) -> None:
+    folder = copy_artifact("bert", tmp_path / "repository", "changed")
+    with serve(tmp_path / "repository") as running, connected(running) as client:
+        (folder / "tokenizer.json").write_text("{}")
+        with pytest.raises(openai.InternalServerError) as raised:
+            client.embeddings.create(model="changed", input="a", extra_body=MEAN)
+        assert (raised.value.type, raised.value.code, raised.value.param) == (
+            "server_error",
+            None,
+            None,
+        )
+        assert len(client.embeddings.create(model="changed", input=[1], extra_body=MEAN).data) == 1

@@ -144,6 +144,26 @@ def test_unregistered_gpu_memory_is_unmapped(client: GpuClient, gpu_server: Serv
     assert file not in maps.read_text()
 
 
+def test_inputs_and_outputs_share_one_gpu_region(client: GpuClient) -> None:
+    expected, size = client.over_tcp(), client.over_tcp().nbytes
+    content = np.zeros(IDS.nbytes + size + 16, np.uint8)
+    content[: IDS.nbytes] = IDS.reshape(-1).view(np.uint8)
+    target = client.gpu_region("all", content)
+    outputs = [client.output("all", 16, IDS.nbytes + size, "lengths"), client.output("all", size, IDS.nbytes)]
+    client.infer("gpt", [client.shared_input("all", IDS.nbytes)], outputs=outputs)
+    assert target.content() == IDS.tobytes() + expected.tobytes() + np.array([3, 3]).tobytes()
+    overlap = [client.output("all", size), client.output("all", 16, size - 1, "lengths")]
+    _, message = client.refusal("gpt", [client.plain_input()], outputs=overlap)
+    assert message == "outputs[1].parameters: got the same bytes for embeddings and lengths, expected separate bytes"
+
+
+def test_ids_outside_the_vocabulary_are_rejected(client: GpuClient) -> None:
+    client.gpu_region("ids", np.array([[1, -1, 7]]))
+    status, message = client.refusal("gpt", [client.shared_input("ids", 24, (1, 3))])
+    assert status == client.status_of(400, "INVALID_ARGUMENT")
+    assert message == "input_ids[0][1]: got -1, expected 0 to 6"
+
+
 @pytest.mark.parametrize(("dtype", "offset"), [("FP32", 0), ("FP32", 4), ("FP16", 2)])
 def test_large_gpu_output_has_the_bits_of_tcp(client: GpuClient, dtype: str, offset: int) -> None:
     ids = np.random.default_rng(0).integers(0, 50, (4, 600))
@@ -152,6 +172,28 @@ def test_large_gpu_output_has_the_bits_of_tcp(client: GpuClient, dtype: str, off
     outputs = [client.output("vectors", expected.nbytes, offset)]
     client.infer("wide", [client.plain_input(ids)], outputs=outputs, parameters={"dtype": dtype})
     assert target.content() == bytes(offset) + expected.tobytes() + bytes(4)
+
+
+def test_pooled_output_in_gpu_memory_has_the_bits_of_tcp(client: GpuClient) -> None:
+    expected = client.over_tcp(parameters={"pooling": "mean"})
+    target = client.gpu_region("vectors", np.zeros_like(expected))
+    outputs = [client.output("vectors", expected.nbytes)]
+    client.infer("gpt", [client.plain_input()], outputs=outputs, parameters={"pooling": "mean"})
+    assert target.content() == expected.tobytes()
+
+
+def test_too_small_range_is_rejected(client: GpuClient) -> None:
+    size = client.over_tcp().nbytes
+    client.gpu_region("vectors", np.zeros(size, np.uint8))
+    invalid = client.status_of(400, "INVALID_ARGUMENT")
+    outputs = [client.output("vectors", size - 1)]
+    status, error = client.refusal("gpt", [client.plain_input()], outputs=outputs)
+    assert status == invalid
+    assert error.endswith(f"got {size - 1}, expected at least {size}, the bytes of the output embeddings")
+    outputs = [client.output("vectors", size, 1)]
+    status, error = client.refusal("gpt", [client.plain_input()], outputs=outputs)
+    assert status == invalid
+    assert error.endswith(f"got {size + 1}, expected at most {size}, the bytes of the region vectors")
 
 
 def test_region_over_the_allocation_is_rejected(client: GpuClient) -> None:
@@ -182,12 +224,30 @@ REGISTRATIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_bad_gpu_registration_is_rejected(client: GpuClient) -> None:
-    options = {"name": "new", "raw_handle": client.allocate(64).handle, "device_id": 0, "byte_size": 64}
-    for fields, message in REGISTRATIONS:
-        status, error = client.refusal(**options | fields, method="register_cuda_shared_memory")
-        assert (status, message in error) == (client.status_of(400, "INVALID_ARGUMENT"), True), fields
+@pytest.mark.parametrize(("fields", "message"), REGISTRATIONS, ids=[str(case[0])[:30] for case in REGISTRATIONS])
+def test_bad_gpu_registration_is_rejected(client: GpuClient, fields: dict[str, Any], message: str) -> None:
+    options = {"name": "new", "raw_handle": client.allocate(64).handle, "device_id": 0, "byte_size": 64} | fields
+    status, error = client.refusal(**options, method="register_cuda_shared_memory")
+    assert status == client.status_of(400, "INVALID_ARGUMENT")
+    assert message in error
     assert client.over_tcp().size
+
+
+def test_gpu_regions_count_for_the_limit_of_bytes(client: GpuClient) -> None:
+    memory = client.allocate(64)
+    status, error = client.refusal("new", memory.handle, 0, MAX_BYTES + 1, method="register_cuda_shared_memory")
+    assert status == client.status_of(413, "RESOURCE_EXHAUSTED")
+    client.create("file", MAX_BYTES)
+    key = client.create("file", MAX_BYTES)._shm_key
+    client.register_system_shared_memory("file", key, MAX_BYTES - 63)
+    status, error = client.refusal("new", memory.handle, 0, 64, method="register_cuda_shared_memory")
+    assert status == client.status_of(503, "UNAVAILABLE")
+    assert error.startswith(f"byte_size: got 64 bytes beside {MAX_BYTES - 63}, expected at most {MAX_BYTES} bytes")
+
+
+def test_cuda_extension_is_listed_with_a_driver(client: GpuClient) -> None:
+    metadata = client.get_server_metadata(**({} if client.http else {"as_json": True}))
+    assert {"system_shared_memory", "cuda_shared_memory"} <= set(metadata["extensions"])
 
 
 BODIES = [
@@ -202,7 +262,7 @@ BODIES = [
 ]
 
 
-def test_bad_gpu_body_is_rejected(gpu_server: Server) -> None:
-    for body, message in BODIES:
-        answer = httpx.post(f"{gpu_server.address}/v2/cudasharedmemory/region/x/register", content=body)
-        assert (answer.status_code, message in answer.json()["error"]) == (400, True), answer.text
+@pytest.mark.parametrize(("body", "message"), BODIES, ids=[body for body, _ in BODIES])
+def test_bad_gpu_body_is_rejected(gpu_server: Server, body: str, message: str) -> None:
+    answer = httpx.post(f"{gpu_server.address}/v2/cudasharedmemory/region/x/register", content=body)
+    assert (answer.status_code, message in answer.json()["error"]) == (400, True), answer.text

@@ -1,7 +1,9 @@
 """A driver without a GPU, failing functions of a driver, and shared memory that is off. Oracle: the same over TCP."""
 
 import base64
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -9,10 +11,10 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.clients.shared_memory.shared_client import clients_of
+from tests.clients.shared_memory.shared_client import Client, clients_of
 from tests.clients.shared_memory.test_cuda import GPU_WORKS, LARGE, OPTIONS, GpuClient
 from tests.support.gpu_memory import FAILURE, StandInMemory, build_driver
-from tests.support.servers import serve
+from tests.support.servers import Server, serve
 
 DRIVERS = [
     ("cuInit", "the NVIDIA driver finds no GPU (CUDA_ERROR_NO_DEVICE)"),
@@ -41,6 +43,19 @@ def test_server_without_a_gpu_forbids_cuda_regions(
         assert "system_shared_memory" in extensions
         assert "cuda_shared_memory" not in extensions
         assert httpx.get(f"{server.address}/v2/cudasharedmemory/status").json() == []
+
+
+@pytest.mark.parametrize("module", [tritonclient.http, tritonclient.grpc], ids=["http", "grpc"])
+def test_cuda_shared_memory_is_off_by_default(tiny_server: Server, module: Any) -> None:
+    message = "shared memory is off; the setting max_shared_memory_bytes of the server allows it"
+    address = tiny_server.address.removeprefix("http://") if module is tritonclient.http else tiny_server.grpc
+    with ExitStack() as stack:
+        client = Client(module, address, stack)
+        expected = client.status_of(403, "PERMISSION_DENIED"), message
+        handle = base64.b64encode(bytes(64))
+        assert client.refusal("x", handle, 0, 1, method="register_cuda_shared_memory") == expected
+        assert client.refusal(method="unregister_cuda_shared_memory") == expected
+        assert client.refusal(method="get_cuda_shared_memory_status") == expected
 
 
 FAILURES = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from tritonclient.utils import shared_memory
+from tritonclient.utils import serialize_byte_tensor, shared_memory
 
 from tests.clients.shared_memory.shared_client import IDS, Client, clients_of
 from tests.support.servers import serve
@@ -79,6 +79,27 @@ def test_large_shared_output_has_the_bits_of_tcp(memory_client: Client, dtype: s
     memory_client.infer("wide", [memory_client.plain_input(ids)], outputs=outputs, parameters={"dtype": dtype})
     found = shared_memory.get_contents_as_numpy(target, expected.dtype, expected.shape)
     assert found.tobytes() == expected.tobytes()
+
+
+def test_text_and_row_outputs_may_be_shared(memory_client: Client) -> None:
+    texts = np.array([b"hello", b"world"], object)
+    content = np.frombuffer(serialize_byte_tensor(texts).item(), np.uint8)
+    memory_client.region("text", content)
+    target = memory_client.region("lengths", np.zeros(2, np.int64))
+    inputs = [memory_client.shared_input("text", content.nbytes, [2], name="text", datatype="BYTES")]
+    outputs = [
+        memory_client.output("lengths", 16, name="lengths"),
+        memory_client.module.InferRequestedOutput("embeddings"),
+    ]
+    answer = memory_client.infer("bert", inputs, outputs=outputs)
+    plain = memory_client.module.InferInput("text", [2], "BYTES").set_data_from_numpy(texts)
+    expected = memory_client.infer(
+        "bert", [plain], outputs=[outputs[1], memory_client.module.InferRequestedOutput("lengths")]
+    )
+    found = shared_memory.get_contents_as_numpy(target, np.int64, [2])
+    if memory_client.http:
+        assert answer.as_numpy("embeddings").size
+    assert found.tolist() == expected.as_numpy("lengths").tolist()
 
 
 def test_shrunk_region_is_an_error_and_server_goes_on(memory_client: Client) -> None:
