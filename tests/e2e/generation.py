@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 from tests.support.protocols import Clients
 
 COUNT, BEAMS = 14, 3
-FAMILIES = ("gpt2", "llama", "marian", "roberta")
+FAMILIES = ("gpt2", "opt", "llama", "marian", "roberta")
 SOURCES = torch.tensor([[4, 5, 6, 7, 0], [8, 9, 0, 1, 1], [10, 11, 12, 0, 1], [13, 0, 1, 1, 1]])
 """Sources for Marian: its decoder begins with one token, the prompt."""
 PAD = 1

@@ -13,6 +13,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+import preblock
+from tests.support import commands
 from tests.support.servers import Server, serve
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
@@ -96,7 +98,6 @@ def test_native_and_openai_apis_accept_alias(aliased: Server) -> None:
         assert vectors[0] == vectors[1] == vectors[2]
         assert vectors[0]["model"] == "gpt"
         assert http.get("/models/sentences/versions/1").json()["name"] == "sentences"
-        assert "\n  embeddings: gpt2, " in aliased.banner
         names = [model["name"] for model in http.get("/models").json()]
         assert names == ["bert", "embeddings", "gpt", "sentences"]
         metrics = http.get("/metrics").text
@@ -112,6 +113,15 @@ def test_native_and_openai_apis_accept_alias(aliased: Server) -> None:
     assert answers[1].model == "gpt"
 
 
+def test_decode_stream_of_alias_matches_model_bit_for_bit(aliased: Server) -> None:
+    with preblock.connect(aliased.address) as client:
+        steps = []
+        for name in ("gpt", "embeddings"):
+            with client.decode(name) as stream:
+                steps.append(stream.step([[1, 2]]).tobytes())
+    assert steps[0] == steps[1]
+
+
 def test_alias_loads_and_unloads_its_model(triton: Any) -> None:
     triton.unload_model("sentences")
     try:
@@ -120,3 +130,25 @@ def test_alias_loads_and_unloads_its_model(triton: Any) -> None:
     finally:
         triton.load_model("sentences")
     assert is_ready(triton, "bert")
+
+
+def test_banner_lists_aliases(aliased: Server) -> None:
+    assert "\n  embeddings: gpt2, " in aliased.banner
+
+
+@pytest.mark.parametrize(
+    ("alias", "control", "code", "message"),
+    [
+        ("bert=gpt", "none", 1, "the alias bert of gpt is the name of another model"),
+        ("words=nope", "poll", 1, "has no model nope; it has bert, gpt"),
+        ("words", "none", 2, "--alias: got words, expected NAME=MODEL"),
+    ],
+)
+def test_serve_with_invalid_alias_fails(
+    tiny_repository: Path, alias: str, control: str, code: int, message: str
+) -> None:
+    arguments = ["serve", "--repository", tiny_repository, "--port", "0", "--model-control", control, "--alias", alias]
+    done = commands.run(commands.preblock, *arguments)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,19 +2,23 @@
 
 from collections.abc import Iterator, Sequence
 
+import grpc
 import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
 from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from preblock.client.errors import RequestError
 from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings import Settings
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.support.artifacts import draw_tables, make_repository
 from tests.support.decode_protocols import decode_frame, decode_json
+from tests.support.open_inference import infer_message
 from tests.support.own_client import own_client
 from tests.support.protocols import (
     Clients,
@@ -99,6 +103,40 @@ def test_pooled_vectors_over_limit_are_rejected(buffered_clients: Clients) -> No
     assert openai_mean(buffered_clients, "gpt", {"input_ids": rows[:-1]}).tobytes() == expected.tobytes()
 
 
+def test_stream_continues_after_rejected_step(buffered_clients: Clients) -> None:
+    with buffered_clients.own.decode("gpt") as stream:
+        begun = stream.step([IDS[:1]])
+        with pytest.raises(RequestError, match="in a buffered response"):
+            stream.step([IDS[1 : FITS + 2]])
+        rest = stream.step([IDS[1 : FITS + 1]])
+    assert begun.tobytes() + rest.tobytes() == expected(FITS + 1)
+
+
+@pytest.mark.parametrize("of_stream", [False, True])
+def test_sequence_continues_after_rejected_step(buffered_clients: Clients, of_stream: bool) -> None:
+    def ask(begin: int, end: int, start: bool = False) -> service_pb2.ModelInferRequest:
+        request = infer_message([IDS[begin:end]])
+        request.parameters["sequence_id"].int64_param = 9
+        request.parameters["sequence_start"].bool_param = start
+        return request
+
+    asked = [ask(0, 1, start=True), ask(1, FITS + 2), ask(1, FITS + 1)]
+    found, errors = [], []
+    if of_stream:
+        for answer in buffered_clients.stub.ModelStreamInfer(iter(asked)):
+            errors += [answer.error_message] if answer.error_message else []
+            found += answer.infer_response.raw_output_contents
+    else:
+        for request in asked:
+            try:
+                found += buffered_clients.stub.ModelInfer(request).raw_output_contents
+            except grpc.RpcError as error:
+                errors.append(error.details())
+    assert b"".join(found) == expected(FITS + 1)
+    (said,) = errors
+    assert message(FITS + 1) in str(said)
+
+
 def test_mixed_json_and_binary_output_over_limit_is_rejected(buffered_clients: Clients) -> None:
     inputs = tritonclient.http.InferInput("input_ids", [1, FITS + 1], "INT64")
     inputs.set_data_from_numpy(np.array([IDS[: FITS + 1]]))
@@ -119,6 +157,18 @@ def refused(answer: httpx.Response, field: str, size: int) -> bool:
     allowed = f"at most {MOST} in a buffered response"
     found = (answer.status_code, problem["field"], problem["got"], problem["expected"])
     return bool(found == (413, field, f"{size} bytes of vectors", allowed))
+
+
+def test_rotary_outputs_count_towards_limit(buffered_clients: Clients) -> None:
+    width = D + 32 + 32
+    most = MOST // (4 * width)
+    fields = {"output": ["embeddings", "rotary_cos", "rotary_sin"]}
+    assert (
+        buffered_clients.http.post("/models/rotary/embed", json={"input_ids": [IDS[:most]]} | fields).status_code == 200
+    )
+    answer = buffered_clients.http.post("/models/rotary/embed", json={"input_ids": [IDS[: most + 1]]} | fields)
+    assert refused(answer, "input_ids", 4 * (most + 1) * width)
+    assert buffered_clients.http.post("/models/rotary/embed", json={"input_ids": [IDS]}).status_code == 200
 
 
 def test_bias_over_limit_is_rejected(buffered_clients: Clients) -> None:

@@ -105,45 +105,35 @@ def drafts_of(expected: list[list[int]], right: int) -> Any:
     return draft
 
 
-def kinds_of(family: str) -> list[tuple[Protocol, type[Decoder]]]:
-    """Return every protocol for one family, and one protocol with each kind of body for the others."""
-    if family == "gpt2":
-        return [(protocol, Decoder) for protocol in PROTOCOLS]
-    return [(websocket_binary, Decoder), (websocket_binary, Embedder)]
-
-
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
+@pytest.mark.parametrize("kind", [Decoder, Embedder])
 def test_generation_with_drafts_and_reconnect_matches_library(
-    decoders: Clients, family: str, model: Any, expected: list[list[int]]
+    decoders: Clients, family: str, model: Any, expected: list[list[int]], protocol: Protocol, kind: type[Decoder]
 ) -> None:
     """The batch is padded on the left, drafts are taken back, and the connection breaks in the middle."""
-    for protocol, kind in kinds_of(family):
-        outputs = ["token_embeddings"] if kind is Embedder else ["embeddings", *example.COMPANIONS.get(family, ())]
-        right = 0 if kind is Embedder else (PROTOCOLS.index(protocol) + 1) % 4
-        with body_of(kind, family, model) as body:
-            found = example.generate(
-                lambda offset: protocol(decoders, family, offset, outputs),  # noqa: B023 - called at once
-                body,
-                prompts_of(family),
-                COUNT,
-                drafts_of(expected, right),
-            )
-        assert found == expected, (protocol.__name__, kind.__name__)
+    outputs = ["token_embeddings"] if kind is Embedder else ["embeddings", *example.COMPANIONS.get(family, ())]
+    right = 0 if kind is Embedder else PROTOCOLS.index(protocol) % 4
+    with body_of(kind, family, model) as body:
+        found = example.generate(
+            lambda offset: protocol(decoders, family, offset, outputs),
+            body,
+            prompts_of(family),
+            COUNT,
+            drafts_of(expected, right),
+        )
+    assert found == expected
 
 
-def test_beam_search_matches_library(decoders: Clients, family: str, model: Any) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
+def test_beam_search_matches_library(decoders: Clients, family: str, model: Any, protocol: Protocol) -> None:
     if family == "roberta":
         pytest.skip("its generate() feeds other positions than its forward()")
     outputs = ["embeddings", *example.COMPANIONS.get(family, ())]
-    for protocol in PROTOCOLS if family == "gpt2" else [websocket_binary]:
-        with body_of(Decoder, family, model) as body:
-            found = example.search(
-                lambda offset: protocol(decoders, family, offset, outputs),  # noqa: B023 - called at once
-                body,
-                prompts_of(family),
-                COUNT,
-                BEAMS,
-            )
-        assert found == library(model, family, BEAMS), protocol.__name__
+    with body_of(Decoder, family, model) as body:
+        found = example.search(
+            lambda offset: protocol(decoders, family, offset, outputs), body, prompts_of(family), COUNT, BEAMS
+        )
+    assert found == library(model, family, BEAMS)
 
 
 class Forgetful:

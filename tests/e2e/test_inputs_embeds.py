@@ -1,6 +1,7 @@
 """The outputs of GPT-2 in a model of transformers: only `token_embeddings` are its `inputs_embeds`."""
 
 import base64
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,13 @@ def test_only_token_embeddings_reproduce_logits_of_ids(gpt2: Any, address: str) 
     assert (logits_from(gpt2, address, "embeddings") - expected).abs().max() > 1
 
 
+def test_model_description_states_use_of_each_output(address: str) -> None:
+    outputs = httpx.get(address).json()["outputs"]
+    assert outputs["token_embeddings"]["use_as"] == "inputs_embeds or prompt_embeds of a model"
+    assert outputs["embeddings"]["use_as"] == "input of block 0"
+    assert "Do not pass them as inputs_embeds" in outputs["embeddings"]["description"]
+
+
 @pytest.mark.parametrize("output", ["token_embeddings", "embeddings"])
 def test_parts_are_torch_cat(gpt2: Any, address: str, output: str) -> None:
     given = torch.randn((1, 3, 32), generator=torch.Generator().manual_seed(1))
@@ -67,3 +75,12 @@ def test_parts_are_torch_cat(gpt2: Any, address: str, output: str) -> None:
     expected = whole if output == "token_embeddings" else block_inputs[0]
     assert torch.equal(torch.from_numpy(found.copy()), expected)
     assert answer["next_offset"] == [7]
+
+
+def test_parts_make_a_mixed_prompt_for_vllm(gpt2: Any, address: str) -> None:
+    given = np.random.default_rng(0).standard_normal((2, 32), np.float32)
+    parts = [{"input_ids": IDS[0]}, {"vectors": base64.b64encode(given.tobytes()).decode()}]
+    answer = httpx.post(f"{address}/embed", json={"parts": parts, "encoding": "prompt_embeds"}).json()
+    found = torch.load(io.BytesIO(base64.b64decode(answer["token_embeddings"])), weights_only=True)
+    expected = torch.cat([gpt2.transformer.wte(torch.tensor(IDS[0])).detach(), torch.from_numpy(given)])
+    assert torch.equal(found, expected)

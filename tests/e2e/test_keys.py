@@ -7,18 +7,19 @@ import subprocess
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import numpy as np
 import openai
 import pytest
 import tritonclient.grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
 
 import preblock
 from preblock.client.errors import RequestError
@@ -91,22 +92,24 @@ def ask(server: Server, method: str, path: str, key: str | None) -> httpx.Respon
     )
 
 
-def test_request_without_valid_key_returns_401(guarded: Server) -> None:
-    for (method, path), key in product(PATHS + OTHERS, (None, "wrong")):
-        response = ask(guarded, method, path, key)
-        assert response.status_code == 401, (path, key)
-        assert response.headers["WWW-Authenticate"] == "Bearer", path
-        assert "wrong" not in response.text, path
-        assert refusal_of(response).kind in ("", "Unauthenticated"), path
+@pytest.mark.parametrize("key", [None, "wrong"])
+@pytest.mark.parametrize(("method", "path"), PATHS + OTHERS)
+def test_request_without_valid_key_returns_401(guarded: Server, method: str, path: str, key: str | None) -> None:
+    response = ask(guarded, method, path, key)
+    assert response.status_code == 401
+    assert response.headers["WWW-Authenticate"] == "Bearer"
+    assert "wrong" not in response.text
+    assert refusal_of(response).kind in ("", "Unauthenticated")
 
 
-def test_model_outside_key_scope_returns_403(guarded: Server, keys: dict[str, str]) -> None:
-    for method, path in PATHS:
-        response = ask(guarded, method, path, keys["bert"])
-        assert response.status_code == 403, path
-        assert re.search("model: got gpt|may not use the model gpt", response.text), path
-        assert refusal_of(response).kind in ("", "Forbidden"), path
-        assert ask(guarded, method, path.replace("gpt", "none"), keys["bert"]).status_code == 403, path
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_model_outside_key_scope_returns_403(guarded: Server, keys: dict[str, str], method: str, path: str) -> None:
+    response = ask(guarded, method, path, keys["bert"])
+    assert response.status_code == 403, response.text
+    assert re.search("model: got gpt|may not use the model gpt", response.text)
+    assert refusal_of(response).kind in ("", "Forbidden")
+    unknown = ask(guarded, method, path.replace("gpt", "none"), keys["bert"])
+    assert unknown.status_code == 403
 
 
 def test_unknown_model_error_lists_models_in_key_scope(guarded: Server, keys: dict[str, str]) -> None:
@@ -117,18 +120,26 @@ def test_unknown_model_error_lists_models_in_key_scope(guarded: Server, keys: di
     assert "expected bert" in ask(guarded, "GET", "/v2/models/bort", keys["bert"]).text
 
 
-def test_docs_without_key_hold_no_other_path(guarded: Server) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/livez", "/readyz", "/v2/health/live", "/v2/health/ready"),
+        *("/docs", "/openapi.json", "/docs/static/swagger-ui-bundle.js"),
+    ],
+)
+def test_health_and_documentation_without_key_return_200(guarded: Server, path: str) -> None:
+    assert ask(guarded, "GET", path, None).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/docs/static/%2e%2e/%2e%2e/models", "/docs/static/../../models", "/docs/static//models"]
+)
+def test_docs_static_path_traversal_returns_404(guarded: Server, path: str) -> None:
     host, _, port = guarded.address.partition("://")[2].partition(":")
-    for path, status in (
-        ("/docs/static/swagger-ui-bundle.js", 200),
-        ("/docs/static/%2e%2e/%2e%2e/models", 404),
-        ("/docs/static/../../models", 404),
-        ("/docs/static//models", 404),
-    ):
-        connection = HTTPConnection(host, int(port), timeout=60)  # sends the path unchanged
-        connection.request("GET", path)
-        assert connection.getresponse().status == status, path
-        connection.close()
+    connection = HTTPConnection(host, int(port), timeout=60)  # sends the path unchanged
+    connection.request("GET", path)
+    assert connection.getresponse().status == 404
+    connection.close()
 
 
 @pytest.mark.parametrize("key", [None, "wrong", "all"])
@@ -174,15 +185,16 @@ def test_model_control_without_admin_key_returns_403(guarded: Server, keys: dict
     assert [change(verb, key) for key in ("admin", "bert-admin") for verb in ("unload", "load")] == [200] * 4
 
 
-def test_openai_client_with_key_reaches_only_its_models(guarded: Server, keys: dict[str, str]) -> None:
-    """A thread reads this large body, and finds its model."""
+@pytest.mark.parametrize("rows", [1, 8000])
+def test_openai_client_with_key_reaches_only_its_models(guarded: Server, keys: dict[str, str], rows: int) -> None:
+    """A thread reads a large body, and finds its model."""
 
     def client(key: str) -> openai.OpenAI:
         return openai.OpenAI(api_key=key, base_url=f"{guarded.address}/v1", max_retries=0)
 
-    ids = [[1]] * 8000
+    ids = [[1]] * rows
     with client(keys["bert"]) as allowed:
-        assert len(allowed.embeddings.create(model="bert", input=ids, extra_body={"pooling": "last"}).data) == 8000
+        assert len(allowed.embeddings.create(model="bert", input=ids, extra_body={"pooling": "last"}).data) == rows
         with pytest.raises(openai.PermissionDeniedError):
             allowed.embeddings.create(model="gpt", input=ids)
     with client("wrong") as refused, pytest.raises(openai.AuthenticationError):
@@ -218,13 +230,27 @@ def status_of(server: Server, method: str, fields: dict[str, str], key: str | No
         return "OK"
 
 
-def test_grpc_without_valid_key_is_rejected(guarded: Server, keys: dict[str, str]) -> None:
-    for method, fields in METHODS.items():
-        found = [status_of(guarded, method, fields, key) for key in (None, "wrong", keys["bert"])]
-        assert found == ["UNAUTHENTICATED", "UNAUTHENTICATED", "PERMISSION_DENIED"], method
+@pytest.mark.parametrize(("method", "fields"), METHODS.items(), ids=METHODS)
+def test_grpc_without_valid_key_is_rejected(
+    guarded: Server, keys: dict[str, str], method: str, fields: dict[str, str]
+) -> None:
+    assert status_of(guarded, method, fields, None) == "UNAUTHENTICATED"
+    assert status_of(guarded, method, fields, "wrong") == "UNAUTHENTICATED"
+    assert status_of(guarded, method, fields, keys["bert"]) == "PERMISSION_DENIED"
+
+
+def test_tritonclient_with_key_reaches_its_models(guarded: Server, keys: dict[str, str]) -> None:
+    tensor = tritonclient.grpc.InferInput("input_ids", [1, 1], "INT64")
+    tensor.set_data_from_numpy(np.array([[1]]))
+    headers = {"authorization": f"Bearer {keys['bert']}"}
     with tritonclient.grpc.InferenceServerClient(guarded.grpc) as client:
-        index = client.get_model_repository_index(headers={"authorization": f"Bearer {keys['bert']}"})
-    assert {model.name for model in index.models} == {"bert"}
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.infer("bert", [tensor], headers=headers).as_numpy("embeddings").shape == (1, 1, 4)
+        index = client.get_model_repository_index(headers=headers)
+        assert {model.name for model in index.models} == {"bert"}
+        with pytest.raises(InferenceServerException, match="the header Authorization is missing; send Bearer"):
+            client.get_server_metadata()
 
 
 def test_grpc_health_needs_no_key_but_reflection_does(guarded: Server) -> None:
@@ -266,6 +292,15 @@ def test_pipes_in_place_of_watched_files_block_nothing(tiny_repository: Path, tm
         while time.monotonic() < until:
             assert client.get("/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
             assert client.get("/livez").status_code == 200
+
+
+def test_serve_with_invalid_key_file_fails(tiny_repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text("keys = []")
+    options = "--repository", tiny_repository, "--port", "0", "--api-keys-file", tmp_path / "keys.toml"
+    done = subprocess.run([PREBLOCK, "serve", *options], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("preblock: api_keys_file: keys of ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_documented_key_commands_create_keys(tmp_path: Path) -> None:

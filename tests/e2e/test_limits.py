@@ -21,12 +21,15 @@ from preblock.service.core.errors import RateLimited, Unavailable
 from preblock.service.core.limits import Limits
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.runtime.session import INLINE_MAX_VALUES
+from tests.service.core.test_auth import ENTRY
+from tests.support.connections import dial
 from tests.support.decode_protocols import step_frame
 from tests.support.engines import live_settings
-from tests.support.protocols import Clients, connect
+from tests.support.protocols import Clients, connect, grpc_raw, native_json, open_inference_json, openai_base64
 from tests.support.scrapes import wait_for_streams
 from tests.support.servers import Server, serve
 
+PROTOCOLS = (native_json, open_inference_json, openai_base64, grpc_raw)
 ONE = {"input_ids": [[1]]}
 LINES, JSON = ({"Content-Type": f"application/{kind}"} for kind in ("x-ndjson", "json"))
 
@@ -47,6 +50,23 @@ def strict(tiny_repository: Path) -> Iterator[Server]:
 def strict_clients(strict: Server) -> Iterator[Clients]:
     with connect(strict) as connected:
         yield connected
+
+
+def test_rows_of_text_and_streams_over_limit_are_rejected(strict_clients: Clients) -> None:
+    text = strict_clients.http.post("/models/bert/embed", json={"text": ["a"] * 4})
+    assert (text.status_code, text.json()["field"]) == (413, "text")
+    stream = strict_clients.http.post("/models/gpt/decode?rows=4", content=b"", headers=LINES)
+    assert (stream.status_code, stream.json()["field"]) == (413, "rows")
+
+
+def test_slow_small_body_does_not_block_other_requests(strict: Server, strict_clients: Clients) -> None:
+    head = b"POST /models/gpt/embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n"
+    with dial(strict.address) as half:
+        half.sendall(head + b"{")
+        time.sleep(0.1)
+        assert strict_clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
+        half.sendall(b'"input_ids": [[1]]}')
+        assert half.recv(12) == b"HTTP/1.1 200"
 
 
 def test_stream_over_limit_is_rejected_at_every_protocol(strict: Server, strict_clients: Clients) -> None:
@@ -74,10 +94,16 @@ def test_stream_over_limit_is_rejected_at_every_protocol(strict: Server, strict_
         assert json.loads(stream.recv())["next_offset"] == [1]
 
 
-def test_rate_limit_counts_requests_of_every_protocol(tiny_repository: Path) -> None:
-    """The rate of an address; tests/service/matrix has the rates of keys."""
+@pytest.mark.parametrize("keys", [False, True], ids=["addresses", "keys"])
+def test_rate_limit_counts_requests_of_every_protocol(tiny_repository: Path, tmp_path: Path, keys: bool) -> None:
+    environment, headers = {"PREBLOCK_RATE_LIMIT_PER_SECOND": "0.05"}, {}
+    if keys:
+        (tmp_path / "keys.toml").write_text(ENTRY)
+        environment["PREBLOCK_API_KEYS_FILE"] = str(tmp_path / "keys.toml")
+        headers = {"authorization": "Bearer key"}
     request = service_pb2.ModelInferRequest(model_name="gpt")
-    with serve(tiny_repository, PREBLOCK_RATE_LIMIT_PER_SECOND="0.05") as server, connect(server) as clients:
+    with serve(tiny_repository, **environment) as server, connect(server) as clients:
+        clients.http.headers.update(headers)
         assert clients.http.post("/models/gpt/embed", json=ONE).status_code == 200
         refused = clients.http.post("/models/gpt/embed", json=ONE)
         assert refused.status_code == 429
@@ -85,12 +111,12 @@ def test_rate_limit_counts_requests_of_every_protocol(tiny_repository: Path) -> 
         assert refused.json()["expected"] == "at most 0.05 a second"
         assert clients.http.post("/v1/embeddings", json={"model": "gpt", "input": [1]}).status_code == 429
         with pytest.raises(grpc.RpcError) as raised:
-            clients.stub.ModelInfer(request)
+            clients.stub.ModelInfer(request, metadata=[*headers.items()])
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert 1 <= int(dict(raised.value.trailing_metadata())["retry-after"]) <= 20
         with (
             pytest.raises(InvalidStatus) as denied,
-            connect_socket(f"{server.socket}/models/gpt/decode"),
+            connect_socket(f"{server.socket}/models/gpt/decode", additional_headers=headers),
         ):
             pass
         assert denied.value.response.status_code == 429
@@ -159,14 +185,34 @@ def times(per_second: float, moments: list[float]) -> list[int | None]:
     return found
 
 
-def test_rate_limit_allows_its_number_per_second() -> None:
-    for per_second, moments, told in (
-        (1.0, [0, 0, 0.9, 1, 1.5, 5, 5], [None, 1, 1, None, 1, None, 1]),
-        (10.0, [0] * 10 + [0.1, 0.1, 0.2], [None] * 11 + [1, None]),
+@pytest.mark.parametrize(
+    ("per_second", "moments", "told"),
+    [
+        (1, [0, 0, 0.9, 1, 1.5, 5, 5], [None, 1, 1, None, 1, None, 1]),
+        (10, [0] * 11, [None] * 10 + [1]),
+        (10, [0] * 10 + [0.1, 0.1, 0.2], [None] * 11 + [1, None]),
         (0.5, [0, 0, 1.5, 2], [None, 2, 1, None]),
         (1.5, [0, 0, 0.4, 0.7], [None, 1, None, 1]),
-    ):
-        assert times(per_second, moments) == told, per_second
+    ],
+)
+def test_rate_limit_allows_its_number_per_second(
+    per_second: float, moments: list[float], told: list[int | None]
+) -> None:
+    assert times(per_second, moments) == told
+
+
+def test_raised_rate_limit_shortens_wait() -> None:
+    settings = live_settings(rate_limit_per_second=0.001)
+    limits = Limits(settings)
+    limits.enter()
+    with pytest.raises(RateLimited):
+        limits.enter()
+    settings.current = live_settings(rate_limit_per_second=1000).current
+    with pytest.raises(RateLimited) as refused:
+        limits.enter()
+    assert refused.value.retry_after == 1
+    time.sleep(0.01)
+    limits.enter()
 
 
 def test_rate_limiter_counts_per_caller_and_forgets_old_ones() -> None:

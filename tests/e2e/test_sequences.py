@@ -1,5 +1,6 @@
 """Sequences over HTTP and gRPC, by an unmodified tritonclient. Oracle: the native API with offsets."""
 
+import asyncio
 import json
 import queue
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -44,6 +46,22 @@ def test_separate_requests_continue_their_sequence(
     assert sequences_open(counted_clients.http) == 0
 
 
+def test_json_request_continues_sequence_of_grpc_request(counted_clients: Clients) -> None:
+    def infer(http: httpx.Client, **told: Any) -> list[float]:
+        tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+        body = {"inputs": [tensor], "parameters": {"sequence_id": 2**64 - 1, **told}}
+        answer = http.post("/v2/models/gpt/infer", json=body)
+        answer.raise_for_status()
+        return answer.json()["outputs"][0]["data"]  # type: ignore[no-any-return]
+
+    message = request([[1, 2]], 0, sequence_start=True)
+    message.parameters["sequence_id"].uint64_param = 2**64 - 1
+    call_grpc(counted_clients, "ModelInfer", message)
+    found = np.array([infer(counted_clients.http), infer(counted_clients.http, sequence_end=True)], np.float32)
+    expected = native_bytes(counted_clients, "gpt", {"input_ids": [[1, 1]], "offset": 2})
+    assert found.tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("id_", [5, "a sequence"])
 def test_grpc_streams_have_separate_sequences(counted_server: Server, counted_clients: Clients, id_: int | str) -> None:
     with streaming(counted_server) as stream, streaming(counted_server) as other:
@@ -55,6 +73,34 @@ def test_grpc_streams_have_separate_sequences(counted_server: Server, counted_cl
         assert other.ask([[1]], id_, sequence_start=True) == first
         assert sequences_open(counted_clients.http) == 2
     wait_for_sequences(counted_clients.http, 0)
+
+
+def test_aio_client_stream_continues_sequence(counted_server: Server, counted_clients: Clients) -> None:
+    asked = TritonClient(tritonclient.grpc.aio, "")
+
+    async def requests() -> Any:
+        for ids, told, _ in STEPS:
+            yield {"model_name": "gpt", "inputs": asked.inputs(input_ids=ids), "sequence_id": 5, **told}
+
+    async def run() -> list[bytes | str]:
+        async with tritonclient.grpc.aio.InferenceServerClient(counted_server.grpc) as streaming:
+            return [
+                str(error.message()) if error else result.as_numpy("embeddings").tobytes()
+                async for result, error in streaming.stream_infer(requests())
+            ]
+
+    check(asyncio.run(run()), 5, counted_clients)
+
+
+def test_sequence_ids_are_separate_per_version(counted_server: Server, counted_clients: Clients) -> None:
+    with streaming(counted_server) as stream:
+        versions = [{"model_version": "1"}, {"model_version": "2"}, {}]
+        for rows, told in enumerate(versions[:2], 1):
+            stream.ask([[1] * rows], 5, "bert", sequence_start=True, **told)
+        for offset, told in ((1, versions[0]), (2, versions[2]), (3, versions[1])):
+            version = told.get("model_version", "2")
+            expected = native_bytes(counted_clients, f"bert/versions/{version}", {"input_ids": [[3]], "offset": offset})
+            assert stream.ask([[3]], 5, "bert", **told) == expected.tobytes()
 
 
 def test_statistics_count_sequence_requests(counted_server: Server, counted_clients: Clients) -> None:
@@ -69,6 +115,10 @@ def test_statistics_count_sequence_requests(counted_server: Server, counted_clie
         stream.ask([[1], [2]], 5)
         stream.ask([[7], [2]], 5)
     assert tuple(np.subtract(counts(), before)) == (4, 2, 1)
+
+
+def test_configuration_has_no_sequence_batching(counted_clients: Clients) -> None:
+    assert "sequence_batching" not in counted_clients.http.get("/v2/models/gpt/config").json()
 
 
 @pytest.mark.parametrize("leave", ["cancel", "disconnect"])

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tritonclient.grpc import service_pb2
 
 from preblock.service.artifacts.names import MANIFEST
+from tests.support.open_inference import open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.processes import fork_servers
-from tests.support.servers import free_port
+from tests.support.servers import free_port, serve
 from tests.support.waiting import wait_until
 
 MODELS = 150
@@ -69,6 +72,23 @@ def test_server_refuses_connections_until_models_are_loaded(many: Path, workers:
         assert output.startswith("Preblock serves on ")
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_grpc_port_accepts_calls_when_http_port_opens(tiny_repository: Path, workers: str) -> None:
+    grpc_port = free_port()
+    with starting(tiny_repository, "--grpc-port", str(grpc_port), "--workers", workers) as (address, process):
+        url = httpx.URL(address)
+
+        def accepts() -> bool:
+            assert process.poll() is None
+            with suppress(ConnectionRefusedError), socket.create_connection((url.host, url.port or 0)):
+                return True
+            return False
+
+        wait_until(accepts, 60, 0.001)
+        with open_stub(f"127.0.0.1:{grpc_port}") as stub:
+            assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=30).ready
+
+
 @pytest.mark.parametrize(
     ("option", "workers"),
     [*product(["--port", "--uds", "--grpc-port"], ["1", "2"]), ("--grpc-uds", "1")],
@@ -86,6 +106,14 @@ def test_concurrent_start_on_same_address_fails(
         taken = f"the socket {path}" if "uds" in option else f"port {port} on 127.0.0.1"
         assert (loser.returncode, errors) == (1, f"preblock: {taken} is already in use\n")
         assert winner.poll() is None
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_during_startup_stops_server(many: Path, workers: str) -> None:
+    with starting(many, "--workers", workers) as (_, process):
+        time.sleep(1)  # modules are being imported, models opened, or workers started
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in (-signal.SIGTERM, 0)
 
 
 def test_interrupt_during_startup_of_workers_prints_no_traceback(tiny_repository: Path) -> None:
@@ -150,6 +178,13 @@ def test_server_survives_closed_or_full_stdout(tiny_repository: Path, output: st
             process.terminate()
         assert process.communicate(timeout=60)[1] == ""
         assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("option", "value"), [("--stream-idle-timeout-seconds", 10**9), ("--max-body-bytes", 2**32)])
+def test_setting_beyond_32_bits_starts_server(tiny_repository: Path, option: str, value: int) -> None:
+    """Sockets and gRPC take 32 bits: of milliseconds, or of bytes."""
+    with serve(tiny_repository, option, str(value)) as server, httpx.Client(base_url=server.address) as client:
+        assert client.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

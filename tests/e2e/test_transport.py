@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,8 +23,8 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.server.lingering_close import MAX_TLS_SECONDS
-from tests.cli.command_line import failing
 from tests.support.connections import dial
+from tests.support.paths import PREBLOCK
 from tests.support.servers import Server, serve
 
 PAGE = "https://pages.example"
@@ -52,22 +53,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return found
 
 
-@pytest.fixture(scope="module")
-def secure(tiny_repository: Path, files: Files) -> Iterator[Server]:
-    """A server with TLS that asks clients for a certificate; test_lifecycle.py has one that does not."""
+@pytest.fixture(scope="module", params=[False, True], ids=["tls", "mtls"])
+def secure(request: pytest.FixtureRequest, tiny_repository: Path, files: Files) -> Iterator[tuple[Server, bool]]:
+    """A server with TLS, and whether it asks clients for a certificate."""
     options = ["--tls-cert-file", str(files.certificate), "--tls-key", str(files.key)]
-    with serve(tiny_repository, *options, "--tls-client-ca", str(files.ca)) as server:
-        yield server
+    if request.param:
+        options += ["--tls-client-ca", str(files.ca)]
+    with serve(tiny_repository, *options) as server:
+        yield server, request.param
 
 
-def context(files: Files, certificate: bool = True) -> ssl.SSLContext:
+def context(files: Files, certificate: bool) -> ssl.SSLContext:
     made = ssl.create_default_context(cafile=str(files.ca))
     if certificate:
         made.load_cert_chain(files.client)
     return made
 
 
-def ready_over_grpc(server: Server, files: Files, certificate: bool = True) -> bool:
+def ready_over_grpc(server: Server, files: Files, certificate: bool) -> bool:
     pem = files.client.read_bytes() if certificate else None
     credentials = grpc.ssl_channel_credentials(files.ca.read_bytes(), pem, pem)
     with grpc.secure_channel(server.grpc, credentials) as channel:
@@ -82,16 +85,18 @@ async def first_offset(server: Server, tls: ssl.SSLContext) -> Any:
         return json.loads(await stream.recv())["next_offset"]
 
 
-def test_every_protocol_works_over_tls(secure: Server, files: Files) -> None:
-    tls = context(files)
-    assert secure.address.startswith("https://")
-    with httpx.Client(base_url=secure.address, verify=tls, timeout=60) as http:
+def test_every_protocol_works_over_tls(secure: tuple[Server, bool], files: Files) -> None:
+    server, asked = secure
+    tls = context(files, certificate=asked)
+    assert server.address.startswith("https://")
+    with httpx.Client(base_url=server.address, verify=tls, timeout=60) as http:
         assert http.post("/models/gpt/embed", json={"input_ids": [1]}).status_code == 200
-    assert asyncio.run(first_offset(secure, tls)) == [1]
-    assert ready_over_grpc(secure, files)
+    assert asyncio.run(first_offset(server, tls)) == [1]
+    assert ready_over_grpc(server, files, certificate=asked)
 
 
-def test_client_sees_end_of_closed_stream_at_once_over_tls(secure: Server, files: Files) -> None:
+def test_client_sees_end_of_closed_stream_at_once_over_tls(secure: tuple[Server, bool], files: Files) -> None:
+    server, asked = secure
     path, host = "/models/gpt/decode", "127.0.0.1"
     head = (
         f"GET {path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -100,8 +105,8 @@ def test_client_sees_end_of_closed_stream_at_once_over_tls(secure: Server, files
     waits = []
     for _ in range(5):
         with (
-            dial(secure.address) as plain,
-            context(files).wrap_socket(plain, server_hostname=host) as stream,
+            dial(server.address) as plain,
+            context(files, certificate=asked).wrap_socket(plain, server_hostname=host) as stream,
         ):
             stream.sendall(head.encode())
             assert stream.recv(2**16).startswith(b"HTTP/1.1 101 ")
@@ -112,41 +117,47 @@ def test_client_sees_end_of_closed_stream_at_once_over_tls(secure: Server, files
     assert min(waits) < MAX_TLS_SECONDS
 
 
-def test_responses_before_malformed_request_arrive_over_tls(secure: Server, files: Files) -> None:
+def test_responses_before_malformed_request_arrive_over_tls(secure: tuple[Server, bool], files: Files) -> None:
+    server, asked = secure
     good = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with (
-        dial(secure.address) as plain,
-        context(files).wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+        dial(server.address) as plain,
+        context(files, certificate=asked).wrap_socket(plain, server_hostname="127.0.0.1") as stream,
     ):
         stream.sendall(good * 3 + b"\x00garbage\r\n\r\n" + bytes(2**18))
         answer = b"".join(iter(lambda: stream.recv(2**16), b""))
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200"] * 3 + [b"400"]
 
 
-def test_plaintext_or_untrusted_connection_to_tls_server_fails(secure: Server, files: Files) -> None:
-    plain = secure.address.replace("https", "http")
+def test_plaintext_or_untrusted_connection_to_tls_server_fails(secure: tuple[Server, bool], files: Files) -> None:
+    server, asked = secure
+    plain = server.address.replace("https", "http")
     for method in ("GET", "HEAD", "POST", "PUT"):
         answer = httpx.request(method, f"{plain}/livez", timeout=60)
         assert answer.status_code == 400
         assert method == "HEAD" or answer.text == "this port speaks TLS: use https:// in place of http://\n"
-    with grpc.insecure_channel(secure.grpc) as channel, pytest.raises(grpc.RpcError):
+    with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError):
         service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(service_pb2.ServerLiveRequest(), timeout=5)
     with pytest.raises(httpx.ConnectError):  # the authority is not trusted
-        httpx.get(f"{secure.address}/livez", timeout=60)
-    old = context(files)
+        httpx.get(f"{server.address}/livez", timeout=60)
+    old = context(files, certificate=asked)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert httpx.get(f"{secure.address}/livez", verify=old, timeout=60).status_code == 200
+    assert httpx.get(f"{server.address}/livez", verify=old, timeout=60).status_code == 200
 
 
-def test_client_without_required_certificate_is_rejected(secure: Server, files: Files) -> None:
+def test_client_without_required_certificate_is_rejected(secure: tuple[Server, bool], files: Files) -> None:
+    server, asked = secure
+    if not asked:
+        assert httpx.get(f"{server.address}/livez", verify=context(files, False), timeout=60).status_code == 200
+        return
     with pytest.raises(httpx.HTTPError):
-        httpx.get(f"{secure.address}/livez", verify=context(files, certificate=False), timeout=60)
+        httpx.get(f"{server.address}/livez", verify=context(files, certificate=False), timeout=60)
     with pytest.raises(grpc.RpcError):
-        ready_over_grpc(secure, files, certificate=False)
+        ready_over_grpc(server, files, certificate=False)
     stranger = context(files, certificate=False)
     trustme.CA().issue_cert("client.example").configure_cert(stranger)
     with pytest.raises(httpx.HTTPError):
-        httpx.get(f"{secure.address}/livez", verify=stranger, timeout=60)
+        httpx.get(f"{server.address}/livez", verify=stranger, timeout=60)
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
@@ -158,16 +169,20 @@ def test_client_without_required_certificate_is_rejected(secure: Server, files: 
         ("TLSv1_3", "TLSV13_ALERT_CERTIFICATE_REQUIRED"),
     ],
 )
-def test_refused_handshake_gets_its_alert(secure: Server, files: Files, version: str, alert: str) -> None:
+def test_refused_handshake_gets_its_alert(secure: tuple[Server, bool], files: Files, version: str, alert: str) -> None:
+    server, asked = secure
     client = context(files, certificate=False)
     client.set_ciphers("ALL:@SECLEVEL=0")
     client.minimum_version = client.maximum_version = ssl.TLSVersion[version]
 
     def read() -> bytes:
-        with dial(secure.address) as plain, client.wrap_socket(plain, server_hostname="127.0.0.1") as stream:
+        with dial(server.address) as plain, client.wrap_socket(plain, server_hostname="127.0.0.1") as stream:
             stream.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return stream.recv(2**16)  # with TLS 1.3 a client learns of a refusal when it reads
 
+    if version != "TLSv1_1" and not asked:
+        assert read().startswith(b"HTTP/1.1 200")
+        return
     with pytest.raises(ssl.SSLError) as refused:
         read()
     assert refused.value.reason == alert
@@ -184,31 +199,41 @@ def test_unfinished_handshake_ends_at_its_time_limit(tiny_repository: Path, file
             assert 0.5 < time.monotonic() - begin < 15
 
 
-def test_input_without_tls_is_closed_at_once(secure: Server) -> None:
+def test_input_without_tls_is_closed_at_once(secure: tuple[Server, bool]) -> None:
+    server, _ = secure
     for sent in (b"SSH-2.0-client\r\n", bytes(200)):
         begin = time.monotonic()
-        with dial(secure.address) as stream, suppress(ConnectionResetError):
+        with dial(server.address) as stream, suppress(ConnectionResetError):
             stream.sendall(sent)
             assert stream.recv(2**16) == b""
         assert time.monotonic() - begin < 15
 
 
-def test_serve_with_unusable_tls_files_fails(tiny_repository: Path, files: Files) -> None:
-    pair = {"cert-file": files.certificate, "key": files.key}
-    unreadable = "are no PEM files of a certificate and its key: "
-    cases: list[tuple[dict[str, Path], str]] = [
-        ({"cert-file": files.certificate}, "tls_cert_file is set alone; TLS needs tls_cert_file and tls_key"),
-        ({"client-ca": files.ca}, "tls_client_ca is set alone; TLS needs tls_cert_file and tls_key"),
-        (pair | {"cert-file": files.ca / "none"}, unreadable),
-        (pair | {"cert-file": files.ca}, f"{unreadable}KEY_VALUES_MISMATCH"),
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cert-file": "certificate"}, "tls_cert_file is set alone; TLS needs tls_cert_file and tls_key"),
+        ({"key": "key"}, "tls_key is set alone; TLS needs tls_cert_file and tls_key"),
+        ({"client-ca": "ca"}, "tls_client_ca is set alone; TLS needs tls_cert_file and tls_key"),
+        ({"cert-file": "none", "key": "key"}, "are no PEM files of a certificate and its key: No such file"),
+        ({"cert-file": "ca", "key": "key"}, "are no PEM files of a certificate and its key: KEY_VALUES_MISMATCH"),
+        ({"cert-file": "key", "key": "key"}, "tls_cert_file: {key} and {key} are no PEM files of a certificate"),
         (
-            {"cert-file": files.certificate, "key": files.key, "client-ca": files.key},
-            "is no PEM file of certificates: ",
+            {"cert-file": "certificate", "key": "key", "client-ca": "key"},
+            "tls_client_ca: {key} is no PEM file of certificates: ",
         ),
-    ]
-    for options, message in cases:
-        given = [text for name, file in options.items() for text in (f"--tls-{name}", str(file))]
-        assert message in failing("serve", "--repository", tiny_repository, "--port", "0", *given, code=1), options
+    ],
+)
+def test_serve_with_unusable_tls_files_fails(
+    tiny_repository: Path, files: Files, options: dict[str, str], message: str
+) -> None:
+    folder = files.ca.parent
+    given = [text for name, file in options.items() for text in (f"--tls-{name}", f"{file}.pem")]
+    command: list[str | Path] = [PREBLOCK, "serve", "--repository", tiny_repository, "--port", "0", *given]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    names = {path.stem: path.name for path in folder.iterdir()}
+    assert message.format(**names) in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +275,18 @@ def test_cors_response_body_is_unchanged(open_to_a_page: Server, tiny_server: Se
     assert "Preblock-Shape" in one.headers["Access-Control-Expose-Headers"]
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "https://pages.example:444", ""])
+def test_websocket_from_foreign_origin_returns_403(open_to_a_page: Server, tiny_server: Server, origin: str) -> None:
+    for server in (open_to_a_page, tiny_server):
+        with (
+            pytest.raises(InvalidStatus) as refused,
+            connect_socket(f"{server.socket}/models/gpt/decode", additional_headers={"Origin": origin}),
+        ):
+            pass
+        assert refused.value.response.status_code == 403
+        assert json.loads(refused.value.response.body or b"")["field"] == "Origin"
+
+
 def test_websocket_from_allowed_origin_opens(open_to_a_page: Server, tiny_server: Server) -> None:
     for number, (server, origin) in enumerate([(tiny_server, tiny_server.address), (open_to_a_page, PAGE)]):
         headers = {"Origin": origin, "X-Forwarded-For": f"198.51.100.{number}"}
@@ -261,6 +298,15 @@ def test_websocket_from_allowed_origin_opens(open_to_a_page: Server, tiny_server
     ):
         pass
     assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/json", "text/plain"])
+def test_model_control_from_foreign_origin_returns_403(tiny_server: Server, kind: str) -> None:
+    """A browser sends the first and the last without a preflight."""
+    path, headers = f"{tiny_server.address}/v2/repository/models/gpt/unload", {"Content-Type": kind}
+    for origin, field in (("https://evil.example", "Origin"), (tiny_server.address, "model_control")):
+        answer = httpx.post(path, content=b"{}", headers=headers | {"Origin": origin}, timeout=60)
+        assert (answer.status_code, field in answer.json()["error"]) == (403, True)
 
 
 def statuses(server: Server, addresses: list[str]) -> list[int]:

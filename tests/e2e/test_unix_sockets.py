@@ -1,5 +1,6 @@
 """Servers on Unix sockets: the same answers as over TCP, and the files of the sockets."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -21,7 +22,6 @@ from preblock.bench.workload import LoadTarget
 from preblock.client.errors import ConnectionFailed, RequestError
 from preblock.service.core.errors import Invalid
 from preblock.service.server.unix_socket import MAX_PATH_BYTES, UnixListener
-from tests.cli.command_line import failing
 from tests.support.open_inference import infer_message, open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.processes import workers
@@ -49,6 +49,12 @@ def unix(folder: Path, tiny_repository: Path) -> Iterator[Server]:
 
 def open_http(path: Path) -> httpx.Client:
     return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)))
+
+
+def start(repository: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Return the failed start of a server."""
+    command = [PREBLOCK, "serve", "--repository", str(repository), "--port", "0", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.usefixtures("unix")
@@ -86,6 +92,26 @@ def test_client_and_stream_over_unix_socket_match_tcp(unix: Server, tiny_server:
             vectors.append([client.embed(IDS, model="gpt").vectors, stream.step([[5], [6]])])
     for ours, expected in zip(*vectors, strict=True):
         assert np.array_equal(ours, expected)
+
+
+def test_async_client_and_stream_over_unix_socket_match_tcp(unix: Server, tiny_server: Server) -> None:
+    async def ask(address: str) -> list[Any]:
+        async with preblock.connect_async(address) as client, client.decode("gpt", rows=2) as stream:
+            return [(await client.embed(IDS, model="gpt")).vectors, await stream.step([[5], [6]])]
+
+    for ours, expected in zip(asyncio.run(ask(unix.address)), asyncio.run(ask(tiny_server.address)), strict=True):
+        assert np.array_equal(ours, expected)
+
+
+@pytest.mark.usefixtures("unix")
+def test_serve_on_live_socket_fails_and_keeps_it(folder: Path, tiny_repository: Path) -> None:
+    for option, name in (("--uds", "http.sock"), ("--grpc-uds", "grpc%20.sock")):
+        failed = start(tiny_repository, option, str(folder / name))
+        assert failed.returncode == 1
+        assert failed.stderr == f"preblock: the socket {folder / name} is already in use\n"
+    with open_http(folder / "http.sock") as http:
+        assert http.post(**EMBED).status_code == 200
+    assert {path.name for path in folder.iterdir()} == {"http.sock", "grpc%20.sock"}
 
 
 def test_workers_share_socket_and_remove_its_file(tiny_repository: Path) -> None:
@@ -134,30 +160,28 @@ def test_unix_socket_clients_share_rate_limit(tiny_repository: Path) -> None:
                 stub.ModelInfer(infer_message(IDS), timeout=30)
 
 
-def test_unusable_socket_paths_are_rejected(tiny_repository: Path, tmp_path: Path) -> None:
-    file, none, live = tmp_path / "file", tmp_path / "none", tmp_path / "live"
+@pytest.mark.parametrize("option", ["--uds", "--grpc-uds"])
+def test_unusable_socket_paths_are_rejected(option: str, tiny_repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
     file.write_text("mine")
     long = Path("/tmp") / ("x" * (MAX_PATH_BYTES - 4))
-    cases = [
-        (("--uds", file), f"{file} exists, and is not a socket"),
-        (("--grpc-uds", none / "s"), f"{none / 's'} cannot be used: {none} is not a folder"),
-        (("--uds", long), f"--uds: the path {long} has 96 bytes; the path of a Unix socket has at most 95 bytes"),
-        (("--workers", "2", "--grpc-uds", none), "--grpc-uds works with one worker, and workers is 2"),
-        (("--uds", none, "--grpc-uds", none), f"--uds and --grpc-uds are both {none}; each needs its own socket"),
-        (("--uds", live), f"the socket {live} is already in use"),
-        (("--grpc-uds", live), f"the socket {live} is already in use"),
-    ]
-    with UnixListener("uds", live) as listener:
-        listener.listen(1)
-        for options, message in cases:
-            assert message in failing("serve", "--repository", tiny_repository, "--port", "0", *options, code=1)
-        assert live.is_socket()
+    for path, message in (
+        (file, f"{file} exists, and is not a socket"),
+        (tmp_path / "none/s", f"{tmp_path / 'none/s'} cannot be used: {tmp_path / 'none'} is not a folder"),
+        (long, f"{option}: the path {long} has 96 bytes; the path of a Unix socket has at most 95 bytes"),
+    ):
+        failed = start(tiny_repository, option, str(path))
+        assert (failed.returncode, failed.stderr) == (1, f"preblock: {message}\n")
     assert file.read_text() == "mine"
 
 
-def test_bench_rejects_unix_socket_address() -> None:
-    with pytest.raises(RequestError, match="expected an address of TCP"):
-        LoadTarget("http+unix://%2Frun%2Fa.sock", "gpt")
+def test_grpc_socket_with_workers_or_http_path_is_rejected(tiny_repository: Path) -> None:
+    failed = start(tiny_repository, "--workers", "2", "--grpc-uds", "/tmp/preblock-grpc.sock")
+    assert failed.returncode == 1
+    assert "--grpc-uds works with one worker, and workers is 2: gRPC cannot share a Unix socket" in failed.stderr
+    failed = start(tiny_repository, "--uds", "/tmp/preblock.sock", "--grpc-uds", "/tmp/preblock.sock")
+    assert failed.returncode == 1
+    assert "--uds and --grpc-uds are both /tmp/preblock.sock; each needs its own socket" in failed.stderr
 
 
 def test_socket_mode_follows_umask(folder: Path) -> None:
@@ -213,3 +237,22 @@ def test_client_error_names_path_of_missing_socket(folder: Path) -> None:
             client.embed(IDS, model="gpt")
         with pytest.raises(ConnectionFailed, match=f"no connection to {folder / 'none'} "):
             client.decode("gpt", rows=1).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "message"),
+    [
+        ("http+unix:///run/a.sock", "an absolute path with %2F for each /"),
+        ("http+unix://a.sock", "an absolute path with %2F for each /"),
+        ("ftp+unix://%2Frun%2Fa.sock", "expected http://… or https://…"),
+        (["http+unix://%2Frun%2Fa.sock", "http://b"], "expected one address, or several of TCP"),
+    ],
+)
+def test_malformed_socket_addresses_are_rejected(addresses: str | list[str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        preblock.connect(addresses)
+
+
+def test_bench_rejects_unix_socket_address() -> None:
+    with pytest.raises(RequestError, match="expected an address of TCP"):
+        LoadTarget("http+unix://%2Frun%2Fa.sock", "gpt")

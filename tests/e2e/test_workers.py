@@ -1,5 +1,6 @@
 """Servers with other settings than the shared ones, and several workers."""
 
+import json
 import os
 import shutil
 import signal
@@ -15,14 +16,28 @@ import pytest
 import tritonclient.grpc
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
+from websockets.sync.client import connect as connect_socket
 
+from preblock.service.core.errors import Invalid
 from preblock.service.observability.metrics import FLUSH_INTERVAL_SECONDS
-from tests.support.open_inference import open_stub
+from preblock.service.server.addresses import bind
+from tests.support.open_inference import OWN_CONNECTION, open_stub
 from tests.support.paths import ROOT
 from tests.support.processes import fork_servers, status_bytes, workers
+from tests.support.protocols import Clients, RequestRefused, connect, grpc_raw
 from tests.support.scrapes import read_metrics, samples_of
 from tests.support.servers import Server, serve
 from tests.support.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def limited(tiny_repository: Path) -> Iterator[Clients]:
+    """Serve with limits set by the environment."""
+    with (
+        serve(tiny_repository, PREBLOCK_MAX_REQUEST_TOKENS="4", PREBLOCK_MAX_BODY_BYTES="200") as server,
+        connect(server) as clients,
+    ):
+        yield clients
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +45,42 @@ def two(tiny_repository: Path) -> Iterator[Server]:
     """A server of two workers."""
     with serve(tiny_repository, "--workers", "2") as server:
         yield server
+
+
+@pytest.mark.parametrize("path", ["/models/gpt/embed", "/v2/models/gpt/infer"])
+def test_body_over_limit_of_environment_returns_413(limited: Clients, path: str) -> None:
+    response = limited.http.post(path, content=bytes(201))
+    assert response.status_code == 413
+    assert "body: got 201 bytes, expected at most 200 bytes" in response.text
+
+
+def test_grpc_message_over_limit_of_environment_is_rejected(limited: Clients) -> None:
+    with pytest.raises(RequestRefused, match="RESOURCE_EXHAUSTED"):
+        grpc_raw(limited, "gpt", {"input_ids": [[1] * 30]})
+
+
+def test_workers_return_equal_vectors_and_sum_counters(two: Server) -> None:
+    answers = set()
+    for _ in range(20):  # a connection each, for both workers
+        answers.add(httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [1, 2, 3]}, timeout=60).text)
+        httpx.post(f"{two.address}/models/bert/embed", json={"input_ids": [11]}, timeout=60)
+    assert len(answers) == 1
+    time.sleep(2 * FLUSH_INTERVAL_SECONDS)
+    samples = read_metrics(two.address)
+    assert samples["preblock_requests_total", "bert", "ok", "native"] == 20
+    assert samples["preblock_requests_total", "bert", "Invalid", "native"] == 20
+    assert samples["preblock_tokens_total", "bert"] == 60
+    assert samples["preblock_request_duration_seconds_count", "native"] == 40
+
+
+def test_open_streams_gauge_is_summed_over_workers(two: Server) -> None:
+    address = f"{two.socket}/models/gpt/decode"
+    with connect_socket(address) as one, connect_socket(address) as other, connect_socket(address) as third:
+        for stream in (one, other, third):
+            stream.send('{"input_ids": [1]}')
+            assert json.loads(stream.recv())["next_offset"] == [1]
+        for _ in range(6):  # by any worker
+            assert "preblock_streams_open 3.0" in httpx.get(f"{two.address}/metrics", timeout=60).text
 
 
 def test_model_statistics_are_summed_over_workers(two: Server) -> None:
@@ -153,6 +204,28 @@ def test_model_change_returns_after_all_workers_applied_it(tiny_repository: Path
             for client in clients
         }
         assert counted == {(("1", len(clients)), ("2", 2 * len(clients)))}
+
+
+def test_grpc_responses_of_all_workers_are_equal(two: Server) -> None:
+    httpx.get(f"{two.address}/readyz", timeout=60)
+    answers = set()
+    for _ in range(10):  # a connection each
+        with open_stub(two.grpc, OWN_CONNECTION) as stub:
+            answers.add(stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="bert")).SerializeToString())
+    assert len(answers) == 1
+
+
+def test_bind_to_used_port_is_rejected() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Invalid, match=f"^port {port} on 127.0.0.1 is already in use$") as error:
+            bind("grpc-port", "127.0.0.1", port)
+        assert error.value.field == "grpc-port"
+
+
+def test_bind_to_unknown_host_is_rejected() -> None:
+    with pytest.raises(Invalid, match=r"^the host no\.such\.host\.invalid is unknown: name or service not known$"):
+        bind("port", "no.such.host.invalid", 0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
