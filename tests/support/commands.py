@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -119,6 +120,7 @@ def _begin(
         os.dup2(os.open(file, os.O_RDWR), number)
     os.environ.clear()
     os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server may ignore it
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if room is not None:

@@ -19,7 +19,7 @@ def vectors() -> NDArray[np.float32]:
 
 
 @pytest.fixture(scope="module")
-def rows() -> TokenRows:
+def pooled_rows() -> TokenRows:
     return TokenRows(np.zeros(int(LENGTHS.sum()), np.int64), LENGTHS)
 
 
@@ -28,7 +28,9 @@ def parts_of(vectors: NDArray[np.float32]) -> list[NDArray[np.float32]]:
 
 
 @pytest.mark.parametrize("width", [1, 5])
-def test_pooled_rows_equal_a_loop_in_token_order(vectors: NDArray[np.float32], rows: TokenRows, width: int) -> None:
+def test_pooled_rows_equal_a_loop_in_token_order(
+    vectors: NDArray[np.float32], pooled_rows: TokenRows, width: int
+) -> None:
     """The mean is summed in float64, one vector after another."""
     narrow = np.ascontiguousarray(vectors[:, :width])
     means = []
@@ -39,15 +41,15 @@ def test_pooled_rows_equal_a_loop_in_token_order(vectors: NDArray[np.float32], r
         means.append((total / len(part)).astype(np.float32))
     first, last = ([part[index] for part in parts_of(narrow)] for index in (0, -1))
     for pooling, expected in (("mean", means), ("first", first), ("last", last)):
-        assert pool(narrow, rows, None, pooling).tobytes() == np.stack(expected).tobytes(), pooling
+        assert pool(narrow, pooled_rows, None, pooling).tobytes() == np.stack(expected).tobytes(), pooling
 
 
-def test_mean_of_chunks_equals_mean_bit_for_bit(vectors: NDArray[np.float32], rows: TokenRows) -> None:
+def test_mean_of_chunks_equals_mean_bit_for_bit(vectors: NDArray[np.float32], pooled_rows: TokenRows) -> None:
     for real in (None, (np.arange(len(vectors)) % 9 != 8).astype(np.int64)):
-        expected = pool(vectors, rows, real, "mean").tobytes()
+        expected = pool(vectors, pooled_rows, real, "mean").tobytes()
         for size in (1, 7, 700, 2000):
             chunks = (vectors[begin : begin + size] for begin in range(0, len(vectors), size))
-            assert mean(chunks, rows, real, vectors.shape[1]).tobytes() == expected, size
+            assert mean(chunks, pooled_rows, real, vectors.shape[1]).tobytes() == expected, size
 
 
 def test_mean_of_negative_zeros_keeps_their_sign() -> None:
