@@ -34,7 +34,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def static_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def family_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository")
     for name, source in sources.items():
         export(str(source), name, root)
@@ -42,8 +42,8 @@ def static_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="module")
-def static_server(static_repository: Path) -> Iterator[Server]:
-    with serve(static_repository) as running:
+def static_server(family_repository: Path) -> Iterator[Server]:
+    with serve(family_repository) as running:
         yield running
 
 
@@ -160,6 +160,6 @@ def test_manifest_states_pooling_and_steps(static_http: httpx.Client) -> None:
     assert (manifest["family"], manifest["max_len"]) == ("model2vec", 8)
 
 
-def test_verify_of_static_model_is_bit_exact(static_repository: Path) -> None:
-    parity = verify(static_repository / "mapped" / "1", provider="cpu").providers["CPUExecutionProvider"]
+def test_verify_of_static_model_is_bit_exact(family_repository: Path) -> None:
+    parity = verify(family_repository / "mapped" / "1", provider="cpu").providers["CPUExecutionProvider"]
     assert parity.outputs["embeddings"].max_abs == 0.0
