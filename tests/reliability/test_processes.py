@@ -154,7 +154,7 @@ def test_removed_or_replaced_folder_does_not_change_responses(weighty_repository
                 return client.post("/models/gpt/embed", json=ids, headers=BYTES).raise_for_status().content
 
             before = ask()
-            table = json.loads((root / "gpt/1" / MANIFEST).read_text())["positions"]
+            table = json.loads((root / "gpt/1" / MANIFEST).read_text())["kernel"]["positions"]
             positions = data.read_bytes()[table["begin"] :][: 4 * 50 * 32]
             draft = data.with_name("draft")
             draft.write_bytes(bytes(data.stat().st_size))
