@@ -123,7 +123,7 @@ def test_unread_large_responses_have_bounded_memory(response_server: Server, nam
 
 
 @pytest.mark.parametrize("name", ["tokens", "socket"])
-def test_unread_responses_over_tls_have_bounded_memory(repository: Path, tmp_path: Path, name: str) -> None:
+def test_unread_responses_over_tls_have_bounded_memory(model_repository: Path, tmp_path: Path, name: str) -> None:
     """The TLS of the event loop accepts any bytes, and reports no waiting ones."""
     authority, context, file = trustme.CA(), ssl.create_default_context(), str(tmp_path / "both.pem")
     options = "--tls-cert-file", file, "--tls-key", file
@@ -131,7 +131,7 @@ def test_unread_responses_over_tls_have_bounded_memory(repository: Path, tmp_pat
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
     count, request = REQUESTS[name]
     with (
-        serve_warm(repository, *options, tls=context) as server,
+        serve_warm(model_repository, *options, tls=context) as server,
         ExitStack() as stack,
     ):
         before = status_bytes(server.pid, "VmRSS")
