@@ -5,7 +5,8 @@
  */
 #include "_kernels.h"
 
-enum { PREFETCH_ROWS = 4, GIL_BYTES = 1 << 20 };
+/* Chunks of vectors come from threads, one after the other, beside an event loop that waits for the lock. */
+enum { PREFETCH_ROWS = 4, GIL_BYTES = 1 << 20, CHUNK_GIL_BYTES = 1 << 16 };
 
 static int holds_doubles(const Py_buffer *buffer)
 {
@@ -76,9 +77,13 @@ PyObject *add_to_means(PyObject *module, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "y*y*w*w*w*", &vectors, &lengths, &place, &total, &means))
         return NULL;
     int right = fits(&vectors, &lengths, &place, &total, &means);
-    if (right)
+    if (right) {
+        PyThreadState *state = vectors.len > CHUNK_GIL_BYTES ? PyEval_SaveThread() : NULL;
         add(means.buf, total.buf, place.buf, vectors.buf, (const float *)((const char *)vectors.buf + vectors.len),
             lengths.buf, total.len / 8);
+        if (state)
+            PyEval_RestoreThread(state);
+    }
     PyBuffer_Release(&vectors);
     PyBuffer_Release(&lengths);
     PyBuffer_Release(&place);

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import coverage
 import httpx
 import numpy as np
 import pytest
@@ -26,7 +27,9 @@ from tests.support.waiting import wait_until
 
 MIB = 2**20
 MAX_PEAK_BYTES, MAX_LEFT_BYTES = 400 * MIB, 100 * MIB
-MAX_LIVE_SECONDS, MAX_RETURN_SECONDS = 0.5, 10
+MAX_LIVE_SECONDS = 0.5 if coverage.Coverage.current() is None else 1.5
+"""For a small request behind 60 large ones. The measurement of coverage slows each Python line of the server."""
+MAX_RETURN_SECONDS = 10
 HELD_SECONDS = 4
 JSON = {"Content-Type": "application/json"}
 ROWS = [[1]] * 16_000
@@ -92,7 +95,9 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def check_memory(server: Server, stack: ExitStack, before: int, tls: ssl.SSLContext | bool = True) -> None:
+def check_memory(
+    server: Server, stack: ExitStack, before: int, tls: ssl.SSLContext | bool = True, slowness: int = 1
+) -> None:
     """Check memory and liveness while clients do not read, and after they have left."""
     pid, end = server.pid, time.monotonic() + HELD_SECONDS
     slowest = 0.0
@@ -104,22 +109,22 @@ def check_memory(server: Server, stack: ExitStack, before: int, tls: ssl.SSLCont
             slowest = max(slowest, min(time.perf_counter() - began, cpu_seconds(pid) - worked))
             time.sleep(0.02)
     assert status_bytes(pid, "VmHWM") < before + MAX_PEAK_BYTES
-    assert slowest < MAX_LIVE_SECONDS
+    assert slowest < slowness * MAX_LIVE_SECONDS
     stack.close()
     wait_until(lambda: status_bytes(pid, "VmRSS") < before + MAX_LEFT_BYTES, seconds=MAX_RETURN_SECONDS)
 
 
-def leave_unread(server: Server, count: int, request: bytes) -> None:
+def leave_unread(server: Server, count: int, request: bytes, slowness: int = 1) -> None:
     before = status_bytes(server.pid, "VmRSS")
     with ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(dial(server.address)).sendall(request)
-        check_memory(server, stack, before)
+        check_memory(server, stack, before, slowness=slowness)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_unread_large_responses_have_bounded_memory(response_server: Server, name: str) -> None:
-    leave_unread(response_server, *REQUESTS[name])
+    leave_unread(response_server, *REQUESTS[name], slowness=2 if name == "socket" else 1)  # 60 handshakes too
 
 
 @pytest.mark.parametrize("name", ["tokens", "socket"])
