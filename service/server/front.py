@@ -24,9 +24,9 @@ from preblock.service.server.read_scheduler import ReadScheduler, ReadTurns
 from preblock.service.server.request_reader import RequestReader
 from preblock.service.server.tensor_path import TensorPath
 from preblock.service.server.tensor_responder import error_response
+from preblock.service.server.unread_watch import UnreadWatch
 from preblock.service.server.uvicorn_adapter import Config, ServerState, connections_of
 from preblock.service.server.websocket import WebSocket
-from preblock.service.server.write_watch import WriteWatch
 
 LOG = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ class Front(WaitingConnection):
     Args:
         config: of the server, loaded.
         server_state: of the server.
-        app_state: of the application: `settings`, and `streams` if it has any.
+        app_state: of the application: `settings`, and, if it has them, `streams` and the memory of large bodies and
+            responses.
 
     """
 
@@ -53,7 +54,7 @@ class Front(WaitingConnection):
         self.tasks, self._connections = server_state.tasks, connections_of(server_state)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self.scheduler: ReadScheduler = None  # type: ignore[assignment]
-        self._watch: WriteWatch = None  # type: ignore[assignment]
+        self._watch: UnreadWatch = None  # type: ignore[assignment]
         self.client: tuple[str, int] | None = None
         self.scheme = "http"
         self.keep_alive = True
@@ -79,7 +80,7 @@ class Front(WaitingConnection):
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         turns, reader = ReadTurns.of(self.app_state, self.loop), self.reader
         self.scheduler = ReadScheduler(transport, turns, reader.read, lambda: reader.body_bytes, self.fail)
-        self._watch = WriteWatch(transport, self.loop, self.app_state, lambda: self.tensors.held + self._handover.held)
+        self._watch = UnreadWatch(transport, self.loop, self.app_state, lambda: self.tensors.held + self._handover.held)
         self._connections.add(self)
         self.reader.wait_for_head()
         if self.scheme == "http":  # else its handshake has reported it

@@ -47,7 +47,7 @@ class OutageServer:
         self._reason = ""  # why the last server could not begin
 
     def begin(self, settings: LiveSettings) -> None:
-        """Accept connections, in a thread. With invalid TLS files, log it once; a later call tries again."""
+        """Accept connections, in a thread. Log once why it cannot; a later call tries again."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if any(not thread.server.should_exit for thread in self._threads):
             return
@@ -58,11 +58,23 @@ class OutageServer:
             self._report(error)
             return
         server = Server(config, settings.current.header_timeout_seconds)
-        self._threads.append(_ServerThread(server, self._listener.dup(), self._report))
-        self._threads[-1].start()
+        try:
+            listener = self._listener.dup()
+        except OSError as error:  # too many open files
+            self._report(error)
+            return
+        thread = _ServerThread(server, listener, self._report)
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many threads
+            listener.close()
+            self._report(error)
+            return
+        self._threads.append(thread)
 
     def end(self) -> None:
         """Accept no further connections."""
+        self._reason = ""
         for thread in self._threads:
             thread.server.should_exit = True
 
@@ -72,7 +84,7 @@ class OutageServer:
         for thread in self._threads:
             thread.stop()
 
-    def _report(self, error: Invalid) -> None:
+    def _report(self, error: Exception) -> None:
         if str(error) != self._reason:
             LOG.error("health checks are not answered while no worker serves: %s", error)
         self._reason = str(error)
@@ -84,24 +96,24 @@ class _ServerThread(Thread):
     Args:
         server: to run.
         listener: to accept connections of; the thread closes it.
-        report: called if a TLS file has changed since its check.
+        report: called if the server cannot serve, such as after a change of a TLS file.
 
     """
 
-    def __init__(self, server: Server, listener: socket.socket, report: Callable[[Invalid], None]) -> None:
+    def __init__(self, server: Server, listener: socket.socket, report: Callable[[Exception], None]) -> None:
         super().__init__(name="outage", daemon=True)
         self.server, self._listener, self._report = server, listener, report
         self._cancel: Callable[[], object] = lambda: None
 
     def run(self) -> None:
         """Serve until the server is to exit."""
-        with self._listener, asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:
-            try:
+        try:
+            with self._listener, asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:
                 runner.run(self._serve())
-            except Invalid as error:
-                self._report(error)
-            except asyncio.CancelledError:  # `stop`
-                return
+        except (Invalid, OSError) as error:
+            self._report(error)
+        except asyncio.CancelledError:  # `stop`
+            return
 
     async def _serve(self) -> None:
         task = asyncio.current_task()

@@ -41,9 +41,9 @@ KEEP_ALIVE_SECONDS = 75
 """Time until an idle connection is closed. Proxies such as nginx and AWS use one again after up to 60 seconds, and a
 POST into a closing connection would fail."""
 SWITCH_INTERVAL_SECONDS = 0.0005
-"""Time that a thread with large work keeps the interpreter after the event loop wants it; Python's default is 0.005.
+"""Longest time that a working thread keeps the interpreter while the event loop waits. Python's default is 0.005.
 
-uvloop asks for the interpreter once for each event, so the parts of 60 large requests can delay a small one 60 times.
+Each event may wait so long: beside 60 large requests, a small one waits 60 times.
 """
 
 Models = dict[str, ServedModel]

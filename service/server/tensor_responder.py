@@ -63,7 +63,7 @@ class TensorResponder:
         run = template.start(body, context)
         if run is None:
             return False
-        connection = self._connection
+        connection, self._context = self._connection, context
         try:
             self._begin_trace(request, context)
             if run.batched:
@@ -75,18 +75,17 @@ class TensorResponder:
                 self._finish(template, run, context)
         except BaseException as error:
             run.end(error)
-            context.release()
+            self._release(context)
             raise
         return True
 
     def answer(self, raw: RawRequest, request: IncomingRequest, context: RequestContext) -> None:
         """Answer any other tensor request, without a task unless it has to wait."""
+        connection, self._context = self._connection, context
         self._begin_trace(request, context)
-        connection = self._connection
         run_eagerly(self._answer(raw, request, context), copy_context(), connection.tasks, connection.fail)
 
     def _begin_trace(self, request: IncomingRequest, context: RequestContext) -> None:
-        self._context = context
         if self._dispatcher.trace is not None and (route := request.route) is not None:
             scheme = request.scheme or "http"
             trace = start_span(self._dispatcher.trace, context, "POST", route.path, scheme, request.identifying)
@@ -112,15 +111,20 @@ class TensorResponder:
             connection = self._connection
             run_eagerly(self._finish_when_read(context), copy_context(), connection.tasks, connection.fail)
         else:
-            context.release()
+            self._release(context)
             self._connection.finish()
+
+    def _release(self, context: RequestContext) -> None:
+        """Release the memory of a response, and forget its request: an idle connection would keep it."""
+        context.release()
+        self._context = None
 
     async def _finish_when_read(self, context: RequestContext) -> None:
         """Release the memory of a response when the client has read it or has left, and finish the request."""
         try:
             await self._connection.writable.wait()
         finally:
-            context.release()
+            self._release(context)
         self._connection.finish()
 
     async def _answer_in_chunks(self, template: RequestTemplate, run: FastRun, context: RequestContext) -> None:
@@ -135,14 +139,14 @@ class TensorResponder:
             return
         except BaseException as error:  # the service is ending
             _end(template, run, context, 0, began, error)
-            context.release()
+            self._release(context)
             raise
         if size == template.size:
             _end(template, run, context, size, began, None)
             await self._finish_when_read(context)
         else:
             _end(template, run, context, size, began, asyncio.CancelledError("the client left"))
-            context.release()
+            self._release(context)
 
     def _fail(self, template: Template, run: FastRun, context: RequestContext, error: Exception) -> None:
         """End a failed run, and answer its request."""
@@ -152,7 +156,7 @@ class TensorResponder:
 
     def _send_error(self, error: Exception, path: str, context: RequestContext) -> int:
         """Answer a failed request, and return the size of the body. Within a response, reset the connection instead."""
-        context.release()
+        self._release(context)
         connection, active = self._connection, self._connection.active
         if active is None or active.answer_begun:
             LOG.exception(
@@ -188,7 +192,7 @@ class TensorResponder:
             return
         except asyncio.CancelledError:  # the service is ending
             _end_trace(context, 200)
-            context.release()
+            self._release(context)
             raise
         _end_trace(context, response.status_code)
         if context.protocol:

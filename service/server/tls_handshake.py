@@ -17,7 +17,7 @@ LOG = logging.getLogger(__name__)
 class TlsHandshake(WaitingConnection):
     """Performs the handshake of a client, and passes the connection to its protocol.
 
-    The event loop would keep a handshake to itself: neither the reserve of descriptors nor a shutdown could end it.
+    Neither the reserve of descriptors nor a shutdown could end a handshake of the event loop itself.
 
     Args:
         protocol: returns the protocol of the connection.
@@ -57,7 +57,7 @@ class TlsHandshake(WaitingConnection):
         self._input += data
 
     def waits_since(self) -> tuple[bool, float]:
-        """Return that the connection is not idle, and its beginning: the client has still to send a request."""
+        """Return that the connection is not idle, and its beginning: the client must still send a request."""
         return False, self._since
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""The transport above TLS, with the truth about unread bytes.
+"""A transport above TLS that also counts the bytes waiting below TLS.
 
 The TLS of an event loop encrypts any number of bytes at once, and hands them to the transport below, however many wait
 there. It counts only its own bytes, so a message of any size seems to be sent. Its buffer keeps the size of the largest
@@ -6,6 +6,7 @@ message.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import cast
 
 SLICE_BYTES = 2**16
@@ -44,6 +45,12 @@ class TlsTransport(asyncio.Transport):
             if not self.is_closing():
                 self._secure.write(view[begin : begin + SLICE_BYTES])
 
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Write parts; short ones as one record of TLS."""
+        parts = [*list_of_data]
+        for part in [b"".join(parts)] if sum(map(len, parts)) <= SLICE_BYTES else parts:
+            self.write(part)
+
     def get_write_buffer_size(self) -> int:
         """Return the bytes that wait in TLS and below."""
         return self._secure.get_write_buffer_size() + self._plain.get_write_buffer_size()
@@ -68,8 +75,10 @@ class _Pauses(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Pause the protocol above TLS."""
-        self._secure.get_protocol().pause_writing()
+        if (protocol := self._secure.get_protocol()) is not None:  # none after the end of the connection
+            protocol.pause_writing()
 
     def resume_writing(self) -> None:
         """Resume the protocol above TLS."""
-        self._secure.get_protocol().resume_writing()
+        if (protocol := self._secure.get_protocol()) is not None:
+            protocol.resume_writing()

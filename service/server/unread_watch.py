@@ -16,7 +16,7 @@ MAX_CHECK_SECONDS = 10.0
 """Longest interval of two checks."""
 
 
-class WriteWatch:
+class UnreadWatch:
     """Watches the unsent bytes of one connection while its client does not read.
 
     Args:
@@ -42,9 +42,9 @@ class WriteWatch:
 
     def start(self) -> None:
         """Begin to watch, because writing is paused."""
-        if self._responses is not None and self._timer is None:
-            self._unsent = 0
-            self._check()
+        if self._responses is not None and self._live is not None and self._timer is None:
+            self._unsent, self._since = -1, self._loop.time()
+            self._wait(self._live.current.body_timeout_seconds)
 
     def stop(self) -> None:
         """End the watch, because the client has read, or has left."""
@@ -60,9 +60,13 @@ class WriteWatch:
         if unsent != self._unsent or not self._held():
             self._unsent, self._since = unsent, now
         elif now - self._since >= seconds and self._responses.is_awaited:
-            LOG.info("a client read nothing of a large response for %d s; others need its memory", now - self._since)
+            text = "closing a connection: its client read nothing for %.0f s, and other responses wait for memory"
+            LOG.info(text, now - self._since)
             self._transport.abort()
             return
+        self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
         self._timer = self._loop.call_later(min(MAX_CHECK_SECONDS, seconds), self._check)
 
     def _count_unsent(self) -> int:

@@ -20,9 +20,9 @@ from preblock.service.server.lingering_close import LingeringClose
 from preblock.service.server.read_scheduler import ReadScheduler, ReadTurns
 from preblock.service.server.step_lane import StepLane
 from preblock.service.server.tensor_responder import error_response
+from preblock.service.server.unread_watch import UnreadWatch
 from preblock.service.server.uvicorn_adapter import Config, ServerState, WebSocketsSansIOProtocol, connections_of
 from preblock.service.server.websocket_frames import FrameReader
-from preblock.service.server.write_watch import WriteWatch
 
 LOG = logging.getLogger(__name__)
 TRY_AGAIN_LATER = 1013
@@ -69,7 +69,7 @@ class WebSocket(asyncio.Protocol):
         self._steps = StepLane(transport, loop, self._update_reading, self._writable, self._fail)
         self._loop = loop
         self._scope: Scope = {}
-        self._watch = WriteWatch(transport, loop, app_state, lambda: held_by(self._scope))
+        self._watch = UnreadWatch(transport, loop, app_state, lambda: held_by(self._scope))
         self._accepted = self._ended = self._closing = False
         self._inner_paused = self._write_paused = False
         config, own_state = copy(config), copy(server_state)
@@ -107,6 +107,8 @@ class WebSocket(asyncio.Protocol):
                 self._receiving = False
 
         async def send_and_record(message: Message) -> None:
+            if self._complete is not None and self._receives <= 1 and message["type"] == "websocket.send":
+                self._end_message()  # it is answered; the client may read late
             await send(message)
             if message["type"] == "websocket.accept":
                 self._accepted = True
@@ -173,8 +175,8 @@ class WebSocket(asyncio.Protocol):
             if self._incoming is not None and not self._is_closing():
                 self._count_message(self._incoming)
 
-    def _close_with(self, code: int) -> None:
-        self.transport.write(struct.pack("!BBH", CLOSE_FRAME, 2, code))
+    def _close_with(self, code: int, reason: bytes = b"") -> None:
+        self.transport.write(struct.pack("!BBH", CLOSE_FRAME, 2 + len(reason), code) + reason)
         self._close()
 
     def _count_message(self, memory: IncomingMemory) -> None:
@@ -189,7 +191,7 @@ class WebSocket(asyncio.Protocol):
             self._update_reading()
         elif received >= LARGE_BODY_BYTES:
             if arriving is None:
-                refuse = partial(self._close_with, TRY_AGAIN_LATER)
+                refuse = partial(self._close_with, TRY_AGAIN_LATER, b"the message came too slowly while others waited")
                 arriving = self._arriving = IncomingBody(memory, self._update_reading, refuse)
             if not arriving.grow(received):
                 self._update_reading()
