@@ -19,6 +19,11 @@ MIN_RETURNED_BYTES = 2**26
 """Smaller amounts stay for reuse, because fresh memory is slower."""
 
 
+def capacity_for(largest: int) -> int:
+    """Return the bound in bytes, given the largest allowed body."""
+    return MAX_LARGEST_BODIES * largest
+
+
 class BodyMemory:
     """Bounds the bytes of large request bodies in progress: expanded and parsed. Further bodies wait in order.
 
@@ -44,7 +49,7 @@ class BodyMemory:
 
     @property
     def _capacity(self) -> int:
-        return MAX_LARGEST_BODIES * self._largest
+        return capacity_for(self._largest)
 
     @property
     def is_awaited(self) -> bool:

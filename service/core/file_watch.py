@@ -68,7 +68,7 @@ async def poll(load: Callable[[], Result | None], use: Callable[[Result], object
     try:
         done, _ = await asyncio.wait((loaded,), timeout=SLOW_SECONDS)
         if not done:
-            LOG.warning("a watched file gives no answer for %d s; its earlier content stays in use", SLOW_SECONDS)
+            LOG.warning("a watched file gives no answer for %.0f s; its earlier content stays in use", SLOW_SECONDS)
         result = await loaded
     finally:
         loaded.cancel()  # or the thread would report to a loop that has ended

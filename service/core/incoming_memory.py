@@ -1,10 +1,10 @@
-"""Memory for large bodies and messages while they arrive: one bound for all connections."""
+"""Memory for large bodies and messages while they arrive: one bound for all connections but those of gRPC."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from preblock.service.core.body_memory import LARGE_BODY_BYTES, MAX_LARGEST_BODIES
+from preblock.service.core.body_memory import LARGE_BODY_BYTES, capacity_for
 from preblock.service.core.errors import Unavailable
 from preblock.service.core.settings_reload import LiveSettings
 
@@ -13,7 +13,7 @@ MAX_READ_BYTES = 2**16
 
 
 class IncomingBody:
-    """A body or message from its arrival until its memory is reserved as that of a complete one.
+    """A large body or message from its first bytes until its handler has reserved memory for it or answers it.
 
     Args:
         memory: bounds its bytes.
@@ -59,7 +59,7 @@ class IncomingMemory:
 
     @property
     def _capacity(self) -> int:
-        return MAX_LARGEST_BODIES * self._settings.current.max_body_bytes
+        return capacity_for(self._settings.current.max_body_bytes)
 
     @asynccontextmanager
     async def arrive(self) -> AsyncIterator["AwaitedBody"]:

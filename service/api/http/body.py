@@ -8,7 +8,6 @@ from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, join
 from preblock.service.core.errors import Malformed, TooLarge, UnsupportedFormat
-from preblock.service.core.incoming_memory import AwaitedBody
 from preblock.service.engine.engine import Engine
 from preblock.service.observability.record import RequestRecord
 
@@ -90,7 +89,7 @@ async def read_body(request: RawRequest, engine: Engine, limit: int, record: Req
         TooLarge: the body is larger; a larger declared length is rejected before the body is read.
         Malformed: the declared length is not a number, the client left early, or the compressed data is broken.
         UnsupportedFormat: the content encoding is unknown.
-        Unavailable: too many large bodies wait for memory, or this one has arrived or waited for too long.
+        Unavailable: too many large bodies wait for memory, or this one takes too long to arrive, or waits too long.
 
     """
     encoding = request.list_header(b"content-encoding").lower() or "identity"
@@ -104,15 +103,24 @@ async def read_body(request: RawRequest, engine: Engine, limit: int, record: Req
         if len(declared) > 20 or int(declared) > limit:
             raise TooLarge("body", f"{declared} bytes", f"at most {limit} bytes")
     expansion = 1 if encoding == "identity" else MAX_EXPANSION
-    if request.body is None:
+
+    async def reserve(size: int) -> None:
+        if record is not None:
+            await engine.admission.reserve(record, min(expansion * size, limit))
+
+    first, more = (request.body, False) if request.body is not None else await _receive(request, limit, 0)
+    chunks, received = [first], len(first)
+    if more:
         async with engine.limits.incoming.arrive() as body:
-            chunks = await _receive(request, limit, body)
+            while more:
+                await body.wait(received)
+                chunk, more = await _receive(request, limit, received)
+                chunks.append(chunk)
+                received += len(chunk)
             body.complete()
-            await _reserve(engine, record, chunks, expansion, limit)
+            await reserve(received)
     else:
-        chunks = [request.body]
-        await _reserve(engine, record, chunks, expansion, limit)
-    received = sum(map(len, chunks))
+        await reserve(received)
     # Fresh memory of many pages is slow, and a join of a mebibyte and more releases the GIL.
     content = chunks[0] if len(chunks) == 1 else await engine.scheduler.run(received, lambda: b"".join(chunks))
     if encoding == "identity":
@@ -141,27 +149,13 @@ async def write_body(response: ChunkedResponse, request: RawRequest, engine: Eng
     return response
 
 
-async def _reserve(
-    engine: Engine, record: RequestRecord | None, chunks: list[bytes], expansion: int, limit: int
-) -> None:
-    """Reserve memory for a complete body, which decompression may expand."""
-    if record is not None:
-        size = sum(map(len, chunks))
-        await engine.admission.reserve(record, size if expansion == 1 else min(expansion * size, limit))
-
-
-async def _receive(request: RawRequest, limit: int, body: AwaitedBody) -> list[bytes]:
-    chunks, size, more = [], 0, True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            # nobody reads this error, but the metrics count it
-            raise Malformed("body", f"{size} bytes before the client disconnected", "a complete body")
-        chunk, more = message.get("body", b""), message.get("more_body", False)
-        size += len(chunk)
-        if size > limit:
-            raise TooLarge("body", f"more than {limit} bytes", f"at most {limit} bytes")
-        chunks.append(chunk)
-        if more:
-            await body.wait(size)
-    return chunks
+async def _receive(request: RawRequest, limit: int, received: int) -> tuple[bytes, bool]:
+    """Return the next bytes after the `received` ones, and whether more follow."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        # nobody reads this error, but the metrics count it
+        raise Malformed("body", f"{received} bytes before the client disconnected", "a complete body")
+    chunk: bytes = message.get("body", b"")
+    if received + len(chunk) > limit:
+        raise TooLarge("body", f"more than {limit} bytes", f"at most {limit} bytes")
+    return chunk, message.get("more_body", False)

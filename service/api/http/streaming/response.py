@@ -150,7 +150,8 @@ class LineReader:
                     return None
                 self._bytes += message.get("body", b"")
                 self._more = message.get("more_body", False)
-                await incoming.wait(len(self._bytes))
+                if self._more and self._bytes.find(b"\n", self._searched) < 0:
+                    await incoming.wait(len(self._bytes))
                 continue
             size = len(self._bytes) if end < 0 else end
             if size > self._max_line_bytes:
