@@ -431,7 +431,7 @@ class Manifest(Artifact):
         sentence: pooling of a static embedding model; None for a model without sentence embeddings.
         history: ids before a row that `ngram_embeddings` depend on; None without this output.
         ngram_tables: place of the rows of each layer with n-gram embeddings; empty if the graph alone has them.
-        ngram_hash: of the last ids into these rows; None without `ngram_row_ids`.
+        ngram_hash: of the last ids into these rows, required with `ngram_tables`; None without `ngram_row_ids`.
         references: files outside the artifact with rows of `ngram_tables`, by absolute path.
         resized: change of the position limit of the source; None if unchanged.
         soft_prompts: by name, for parts of rows.
@@ -463,8 +463,8 @@ class Manifest(Artifact):
 
     @property
     def limit(self) -> int:
-        """max_len, or 2^62 without a limit: the sum of two limits still fits into 64 bits."""
-        return self.max_len or 2**62
+        """max_len, or `MAX_NUMBER` without a limit."""
+        return self.max_len or MAX_NUMBER
 
     @cached_property
     def needs_mask(self) -> bool:

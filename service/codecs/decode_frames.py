@@ -63,7 +63,7 @@ POSITIONS_FLAG, MASK_FLAG, OFFSETS_FLAG, CONTEXT_FLAG, AXES_FLAG, ROWS_FLAG, IND
 MAX_FURTHER_INPUTS = 8
 """Further inputs that the 16 bits of the flags can name; JSON messages have no such limit."""
 AXES = ("position_ids[1]", "position_ids[2]")
-NO_WIDTH = bytes(3)
+NO_LAST = bytes(3)
 DTYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3, "int64": 4, "float8_e4m3fn": 5}
 SEVERAL_DTYPES = 255
 NAMES = {STEP: "step"} | dict(enumerate(("rewind", "reorder", "append", "drop", "ping", "close"), REWIND))
@@ -87,7 +87,7 @@ def read_frame(frame: bytes, indices: Iterable[str] = (), history: int = 0) -> D
     """
     if len(frame) < HEADER.size:
         raise Malformed("frame", f"{len(frame)} bytes", f"a header of {HEADER.size} bytes and its declared parts")
-    magic, version, kind, flags, number, rows, tokens, dtype, width = HEADER.unpack_from(frame)
+    magic, version, kind, flags, number, rows, tokens, dtype, last = HEADER.unpack_from(frame)
     if (magic, version) != (MAGIC, VERSION):
         raise Malformed("frame", f"magic {magic!r}, version {version}", f"magic {MAGIC!r}, version {VERSION}")
     if kind not in NAMES:
@@ -96,9 +96,11 @@ def read_frame(frame: bytes, indices: Iterable[str] = (), history: int = 0) -> D
     if history and kind == APPEND:
         parts = {"context": CONTEXT_FLAG}
     known_flags = sum(parts.values())
-    if flags & ~known_flags or dtype or width != NO_WIDTH:
+    if flags & ~known_flags or dtype or last != NO_LAST:
         known = f"flags {known_flags} and 0" if parts else "0"
-        raise Invalid("flags, dtype and width", f"{flags}, {dtype} and {width.hex()}", f"{known} in a {NAMES[kind]}")
+        raise Invalid(
+            "flags, dtype and last bytes", f"{flags}, {dtype} and {last.hex()}", f"{known} in a {NAMES[kind]}"
+        )
     if kind == STEP:
         operation: Operation = _read_step(frame, rows, tokens, [name for name, flag in parts.items() if flags & flag])
     else:
@@ -184,7 +186,7 @@ def write_error(problem: bytes, number: int) -> bytes:
 
 
 def _write_header(
-    kind: int, number: int, rows: int = 0, tokens: int = 0, dtype: int = 0, last: bytes = NO_WIDTH
+    kind: int, number: int, rows: int = 0, tokens: int = 0, dtype: int = 0, last: bytes = NO_LAST
 ) -> bytes:
     """Write the header of a frame from the server; `last` are its last three bytes."""
     flags = CONTEXT_FLAG if last[1] else 0
@@ -264,7 +266,7 @@ def _simple_step_shape(first: bytes, last: bytes, size: int) -> SimpleStepShape 
         return None
     _, _, _, flags, _, rows, tokens, _, _ = HEADER.unpack(header)
     offset_size = 8 * rows if flags == OFFSETS_FLAG else 0
-    plain = HEADER.pack(MAGIC, VERSION, STEP, OFFSETS_FLAG if offset_size else 0, 0, rows, tokens, 0, NO_WIDTH)
+    plain = HEADER.pack(MAGIC, VERSION, STEP, OFFSETS_FLAG if offset_size else 0, 0, rows, tokens, 0, NO_LAST)
     if header != plain or not rows or not tokens or tokens % rows:
         return None
     if size != HEADER.size + 8 * tokens + offset_size + 4 * rows:

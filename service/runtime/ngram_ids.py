@@ -69,8 +69,11 @@ def open_ngram_ids(manifest: Manifest, graph: Runner) -> NgramIds:
     """
     hashing, history = manifest.ngram_hash, manifest.history
     field = f"{MANIFEST} ngram_hash"
-    if hashing is None or history is None:
+    if hashing is None:
         raise ArtifactError(field, "nothing", f"the hash of {NGRAM_IDS_GRAPH}, since there are ngram_tables")
+    if history is None:
+        expected = f"the ids before a row of {NGRAM_IDS_GRAPH}, since there are ngram_tables"
+        raise ArtifactError(f"{MANIFEST} history", "nothing", expected)
     _check_sizes(field, hashing, history.tokens + 1)
     found, random = NgramIds(hashing, history.reset_id), np.random.default_rng(0)
     ids = random.integers(0, manifest.vocab_size, (16, 16 + history.tokens))
@@ -93,6 +96,6 @@ def _check_sizes(field: str, hashing: NgramHash, size: int) -> None:
     heads = sorted({len(heads) for layer in hashing.rows for heads in layer})
     if len(heads) != 1 or heads == [0]:
         raise ArtifactError(field, f"heads of {heads} rows", "one number of heads for all layers and ids")
-    largest = max(max(chain(*hashing.factors)), max(chain(*chain(*hashing.rows))))
+    largest = max(chain(*hashing.factors))
     if largest >= 2**63:
         raise ArtifactError(field, largest, f"1 to {2**63 - 1}")

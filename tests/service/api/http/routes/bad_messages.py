@@ -53,7 +53,7 @@ BODY = np.array([1], "<i8").tobytes() + np.array([1], "<u4").tobytes()
 BAD_FRAMES = [
     (header(version=1) + BODY, "frame: got magic b'PRBK', version 1"),
     (header(kind=0) + BODY, "kind: got 0"),
-    (header(flags=8) + BODY, "flags, dtype and width: got 8, 0 and 000000"),
+    (header(flags=8) + BODY, "flags, dtype and last bytes: got 8, 0 and 000000"),
     (header(tokens=0, rows=0), "input_ids: got 0 rows"),
     (header() + BODY[:8] + b"\2\0\0\0", "lengths: got 2 tokens in all"),
     (header() + b"\xff" * 8 + BODY[8:], "input_ids[0][0]: got -1"),
