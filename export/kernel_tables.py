@@ -18,8 +18,8 @@ from preblock.service.runtime.session import Session
 def describe_kernel(folder: Path, max_len: int | None) -> Kernel | None:
     """Return the tables from which the kernel computes `embeddings` of the artifact in `folder`.
 
-    Return None unless each vector is a row of one float32 table, optionally scaled, plus a row of another one by its
-    position, and the rows of all positions are consecutive.
+    Return None unless each vector is a row of one float32 table, optionally scaled, plus a row of another. The rows of
+    all positions must be consecutive.
     """
     plain = folder / EMBEDDINGS_GRAPH if (folder / EMBEDDINGS_GRAPH).is_file() else folder / GRAPH
     model = onnx.load(plain, load_external_data=False)

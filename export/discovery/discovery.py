@@ -36,7 +36,7 @@ class Discovery:
         frontend: the front-end, with float32 tensors.
         parity: its comparison with the library's model.
         library: name and version of the library.
-        beside: as in `LoadedSource`.
+        beside: arguments of the model beside `inputs_embeds`, and the output or input of the artifact for each.
 
     """
 

@@ -7,8 +7,8 @@ class DiscoveryError(CheckpointError):
     """The front-end of a checkpoint was not found.
 
     Args:
-        cause: what was found in its place.
-        advice: for a model type without a known reason; default none.
+        cause: description of the failure.
+        advice: next step, shown only if no reason is known for the model type; default none.
 
     """
 

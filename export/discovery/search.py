@@ -101,7 +101,7 @@ class Search:
             step, computed = self._step(one, [(plain, one), (padded, other)], names)
             derived = computed if computed is not None else derived
             steps.append(step)
-        self._refuse_further_inputs()
+        takes_ids = self._refuse_further_inputs()
         table = self._model.tensors[parts[0].weight]
         named = self._model.token_table()
         if named is not None and named is not table:
@@ -123,7 +123,7 @@ class Search:
             others=tuple(sorted((self._leaves & self._model.keys.keys()) - set(names.values()))),
             rotary=any("RotaryEmbedding" in type(module).__name__ for module in self._model.part.modules()),
             copies=self._model.copies,
-            takes_ids=self._takes_ids(),
+            takes_ids=takes_ids,
             block=self._block,
         )
 
@@ -192,8 +192,13 @@ class Search:
             raise DiscoveryError(f"block 0 takes vectors of shape {got}, expected {expected}")
         return value
 
-    def _refuse_further_inputs(self) -> None:
-        """Raise DiscoveryError if block 0 takes content of the tokens or of the request beside the vectors."""
+    def _refuse_further_inputs(self) -> bool:
+        """Return whether block 0 takes the ids.
+
+        Raises:
+            DiscoveryError: block 0 takes other content of the tokens or of the request beside the vectors.
+
+        """
         recorder = Recorder({"input_ids": self._ids}, self._model.tensors)
         first = self._model.block_input({"input_ids": self._ids}, recorder)
         second = self._model.block_input({"input_ids": self._ids.flip(1)})
@@ -204,6 +209,7 @@ class Search:
                 f"block 0 takes {further.name or 'a further tensor'}{sources} beside the vectors; "
                 "--tokens-only exports the token table alone"
             )
+        return first.takes_ids
 
     def _step(
         self, part: Part, calls: list[tuple[dict[str, Tensor], Part]], names: dict[str, str]

@@ -33,8 +33,9 @@ class RotaryFamily:
             default. Several if layers differ: `rope_parameters` then has an object for each.
         scaled: endings, of several, for an old `rope_scaling`; none if the library reads it in place of
             `rope_parameters`.
-        strict: whether the library fails for keys in `rope_parameters` that have the form of other types: objects for
-            kinds of layers, or numbers for all layers. If not, it does not read them.
+        strict: True if the library fails for `rope_parameters` that mix objects for kinds of layers with numbers for
+            all layers; False if it ignores the other form. Not read for rows without `types`, and for rows with several
+            `thetas` and nothing `scaled`.
         layers: endings in use by the layers, given the config; default all.
         types: rope types known to the library; none if it reads no `rope_parameters`.
         aliases: other names of rope types.

@@ -144,10 +144,11 @@ def _read_one(
         rope["truncate"] = False  # as the library reads null
     key, default = row.thetas[name]
     theta = _number("rope_theta", rope.pop("rope_theta", config(key, default) if key else default))
-    share = _share(row, rope, config, scaling)
+    is_fixed = row.ntk_alpha and scaling == "dynamic" and bool(rope.get("alpha"))
+    share = _share(row, rope, config, "default" if is_fixed else scaling)
     # With "proportional" a part of the pairs turns, and all columns of a head have values.
     dim = _rotary_width(row, name, config, width, 1.0 if scaling == "proportional" else share)
-    if row.ntk_alpha and scaling == "dynamic" and rope.get("alpha"):
+    if is_fixed:
         scaling, theta = "default", theta * _number("alpha", rope["alpha"]) ** (dim / (dim - 2))
         rope = {key: value for key, value in rope.items() if key not in NTK_ALPHA_KEYS}
     scale = SCALINGS[scaling]

@@ -21,7 +21,10 @@ def write_consumer(manifest: Manifest | StemManifest, engine: str) -> str:
     lookup = manifest.token_embeddings if isinstance(manifest, Manifest) else None
     if lookup is None:
         raise click.ClickException(f"the model, of family {manifest.family}, has no token embeddings")
-    if lookup.needs_ids or (lookup.beside and engine in ONE_TENSOR):
+    if lookup.needs_ids:
+        reason = "its blocks need the token ids too"
+        raise click.ClickException(f"{engine} takes no inputs_embeds of a {manifest.family}: {reason}")
+    if lookup.beside and engine in ONE_TENSOR:
         raise click.ClickException(
             f"{engine} takes one tensor, but a {manifest.family} needs {lookup.arguments} beside {TOKEN_EMBEDDINGS}"
         )

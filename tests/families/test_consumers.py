@@ -83,7 +83,7 @@ def test_blocks_that_take_ids_exclude_inputs_embeds(tmp_path: Path) -> None:
     assert lookup_of(exported).beside == lookup_of(alone).beside == {"input_ids": "input_ids"}
     assert lookup_of(exported).use.endswith("with input_ids: it fails for inputs_embeds alone")
     answer = CliRunner().invoke(app, ["inspect", "m", "--repository", str(tmp_path), "--for", "transformers"])
-    assert "transformers takes one tensor, but a deepseek_v4 needs input_ids=input_ids" in answer.output
+    assert "transformers takes no inputs_embeds of a deepseek_v4: its blocks need the token ids too" in answer.output
     whole = AutoModel.from_pretrained(source).eval()
     ids = torch.arange(3, 11)[None]
     vectors = torch.from_numpy(run_lookup(exported, GRAPH, ids.numpy())["embeddings"])

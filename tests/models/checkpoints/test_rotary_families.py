@@ -95,6 +95,14 @@ FILES: list[tuple[str, dict[str, Any]]] = [
         (family, {"head_dim": 128, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0}})
         for family in ("hunyuan_v1_dense", "hunyuan_v1_moe")
     ),
+    (
+        "hunyuan_v1_dense",
+        {
+            "head_dim": 128,
+            "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+            "partial_rotary_factor": 0.5,
+        },
+    ),
     ("hunyuan_v1_dense", {"head_dim": 128, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
     ("llama4_text", {"rope_scaling": LLAMA4}),
     ("minimax", {"head_dim": 64, "rotary_dim": 32}),
