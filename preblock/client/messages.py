@@ -170,7 +170,7 @@ def _read_json(message: bytes) -> AnswerFrame:
     """Read the JSON answer to a step, an error or a close message; its tensors are writable.
 
     Raises:
-        KeyError, TypeError, ValueError: the message is no such answer.
+        AttributeError, KeyError, TypeError, ValueError: the message is no such answer.
 
     """
     document = json.loads(message)

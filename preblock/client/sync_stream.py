@@ -288,7 +288,7 @@ class DecodeStream:
     def _read(self, received: bytes, kind: int) -> AnswerFrame:
         try:
             answer = read_answer(received)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConnectionFailed(f"the server sent no answer of a decode stream: {error}") from error
         if answer.kind == messages.CLOSING:
             raise ConnectionFailed(f"the service closed the stream ({answer.text.decode(errors='replace')})")

@@ -25,10 +25,10 @@ Rows = Row | Sequence[Row]
 FIELDS = frozenset(
     (
         *("input_ids", "offset", "context", "position_ids", "position_rows", "attention_mask", "parts", "placeholder"),
-        *("truncate", "pooling", "output", "dtype"),
+        *("truncate", "pooling", "output", "dtype", "encoding", "step", "text", "return_tokens", "special_tokens"),
     )
 )
-"""Fields of a request with an argument of their own."""
+"""Fields of a request or of a step: no input of a model has their names."""
 AXES = 3
 """Axes of positions in models of texts and images."""
 ALLOWED = "64-bit integers: a row (L,), an array (R, L), or a list of rows"
@@ -85,12 +85,13 @@ def add_indices(inputs: Mapping[str, Any], indices: Mapping[str, Rows] | None) -
     if not isinstance(indices, Mapping | None):
         raise invalid("indices", f"a {type(indices).__name__}", "a mapping of names to rows")
     given = {name: rows for name, rows in inputs.items() if rows is not None}
-    for name in indices or {}:
-        if not isinstance(name, str):
-            raise invalid("indices", repr(name), "names of inputs in Model.indices")
+    further: Mapping[Any, Any] = indices or {}
+    for name, rows in further.items():
+        if not isinstance(name, str) or rows is None:
+            raise invalid("indices", f"{name!r}: {rows!r}", "names of inputs in Model.indices, each with rows")
         if name in FIELDS or name in given:
             raise invalid("indices", name, "names without an argument of their own")
-    return given | dict(indices or {})
+    return given | dict(further)
 
 
 def split_rows(values: Int64, lengths: Int64) -> Sequence[Any]:

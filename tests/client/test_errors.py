@@ -96,6 +96,8 @@ def test_ready_with_json_of_gateway_is_false(connect: Connect, flaky: FlakyProxy
         ([1], {"indices": {"token_type_ids": [1]}, "token_type_ids": [1]}, "Invalid", "indices"),
         ([1], {"indices": [1]}, "Invalid", "indices"),
         ([1], {"indices": {1: [1]}}, "Invalid", "indices"),
+        ([1], {"indices": {"word": None}}, "Invalid", "indices"),
+        ([1], {"indices": {"step": [1]}}, "Invalid", "indices"),
         ([1], {"dtype": "float64"}, "Invalid", "dtype"),
         ([1], {"dtype": np.float16}, "Invalid", "dtype"),
         ([1], {"output": "rotary_cos"}, "Invalid", "output"),
