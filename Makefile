@@ -47,13 +47,13 @@ models: $(MODELS) ## Export the four models without serving them.
 
 # Three processes keep two cores busy, because tests wait for servers; one folder alone starts sooner with two. With
 # worksteal each process begins at another part of the list, so few fixtures are set up twice.
-PLACES := $(findstring tests/,$(ARGS))
+PLACES := $(filter tests/%,$(ARGS))
 PYTEST := $(BIN)/python -m pytest -n $(if $(PLACES),2,3) --dist worksteal
 # `make test` skips these folders, `make test-long` runs only these.
 LONG := clients data deploy e2e families reliability service/matrix/every_path
 
 test: $(VENV)/dev $(MODELS) ## Run the tests of the packages, before a commit (ARGS=tests/service/codecs for one folder).
-	$(PYTEST) $(LONG:%=--ignore=tests/%) $(ARGS)
+	$(PYTEST) $(foreach folder,$(LONG),$(if $(findstring tests/$(folder),$(PLACES)),,--ignore=tests/$(folder))) $(ARGS)
 
 test-long: $(VENV)/dev $(MODELS) $(NPM) ## Run the tests that `make test` leaves out: real processes, unmodified clients, hostile input.
 	$(PYTEST) $(if $(PLACES),,$(LONG:%=tests/%)) $(ARGS)
