@@ -3,7 +3,7 @@
     python -m benchmarks.streams
 
 Serves gpt2-small of `model_repository`, and in the same server a bare WebSocket with canned answers of the same size.
-Steps have one row and one token, in frames. Prints:
+Each step is a frame with one row and one token. Prints:
 
 - memory of an idle stream: growth of the proportional set size of the server with 500 streams;
 - 500 streams under load: steps per second, slowest stream over the mean, and steps per run of the model;

@@ -3,7 +3,7 @@
 A mutant is the source with one changed operator, condition, number or statement. A seeded sample of all of them is
 tested in copies of the tree, in three passes: by the tests of the mirrored folder, files with the name of the module
 first; the survivors by the tests that run the changed line; a few survivors of these by all tests. The tests kill a
-mutant if one of them fails, and passes without the change. docs/reliability.md states the shares.
+mutant if one of them fails, and passes without the change.
 """
 
 import argparse
