@@ -79,6 +79,20 @@ def test_request_beyond_limit_is_rejected(fields: dict[str, Any], field: str, go
     assert (refused.value.field, refused.value.got) == (field, got)
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"input_ids": [[0, 0], [0]], "token_type_ids": [[0], [0, 0]]}, "2 values, as input_ids[0] has"),
+        ({"input_ids": [0], "token_type_ids": [[0], [0]]}, "1 rows, as input_ids has"),
+        ({"input_ids": [[0], [0], [0]], "offset": [0, 0]}, "one value, or one for each of 3 rows"),
+    ],
+)
+def test_expected_size_is_named(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        check(request(**fields), tiny_manifest(), max_tokens=20)
+    assert refused.value.expected == expected
+
+
 def test_exclusive_fields_are_rejected() -> None:
     with pytest.raises(Invalid, match="offset and position_ids exclude each other"):
         check(request(input_ids=[0], position_ids=[0], offset=0), tiny_manifest(), max_tokens=20)

@@ -40,9 +40,10 @@ def test_reused_step_number_is_a_conflict(stream_engine: Engine) -> None:
         with pytest.raises(Conflict) as refused:
             feed(stream, row(1), number, digest)
         assert (refused.value.field, refused.value.got) == ("step", str(number))
+        assert refused.value.expected == "more than 5, or 5 again with the same content"
     assert stream.offset.tolist() == [1]
     do(stream, RewindOp(array(1)))
-    with pytest.raises(Conflict):  # the answer changed since
+    with pytest.raises(Conflict, match=r"^step: got 5, expected more than 5$"):  # the answer changed since
         feed(stream, row(1), 5, b"a")
 
 
