@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from preblock.service.artifacts.io import check_files, describe, read, write
 from preblock.service.artifacts.manifest import File, Manifest
@@ -29,8 +30,11 @@ def edit(file: Path, **values: Any) -> None:
 @pytest.mark.parametrize(("schema", "name"), [(Manifest, MANIFEST), (ParityReport, PARITY)])
 def test_record_round_trips_with_same_bytes(folder: Path, schema: Any, name: str) -> None:
     before = (folder / name).read_bytes()
-    write(read(schema, folder / name), folder / name)
+    record = read(schema, folder / name)
+    write(record, folder / name)
     assert (folder / name).read_bytes() == before
+    with pytest.raises(ValidationError, match="frozen"):
+        record.files = {}
 
 
 @pytest.mark.parametrize(

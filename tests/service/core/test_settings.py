@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import Settings, option, variable
@@ -32,11 +33,24 @@ def test_defaults_match_documentation() -> None:
     }
 
 
+FROM_ONE = [
+    *("max_shared_memory_bytes", "max_body_bytes", "max_queue_size", "queue_timeout_seconds", "max_request_rows"),
+    *("max_concurrent_requests", "max_concurrent_streams", "stream_idle_timeout_seconds", "max_sequence_rows"),
+    *("stream_max_lifetime_seconds", "max_stream_sequence_rows"),
+]
+"""Settings that take 1, and not 0."""
 VARIABLES: list[tuple[str, str, Any]] = [
     ("repository", "/models", Path("/models")),
     ("reference_roots", "/srv/a, /srv/b", "/srv/a, /srv/b"),
     ("port", "0", 0),
     ("port", "65535", 65535),
+    ("grpc_port", "9001", 9001),
+    ("grpc_uds", "/run/grpc.sock", Path("/run/grpc.sock")),
+    ("api_keys_file", "/keys.toml", Path("/keys.toml")),
+    ("tls_key", "/a.key", Path("/a.key")),
+    ("tls_client_ca", "/ca.pem", Path("/ca.pem")),
+    ("table_memory_budget_bytes", "134217728", 2**27),
+    ("table_warm_up_file", "/srv/ids.npy", Path("/srv/ids.npy")),
     ("uds", "/run/http.sock", Path("/run/http.sock")),
     ("provider", "cuda", "cuda"),
     ("aliases", "a=gpt, b.1=bert-2", "a=gpt, b.1=bert-2"),
@@ -53,7 +67,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("trusted_proxies", "10.0.0.0/8, ::1", "10.0.0.0/8, ::1"),
     ("max_buffered_response_bytes", "8388608", 8388608),
     ("rate_limit_per_second", "0.5", 0.5),
-    ("stream_idle_timeout_seconds", "1", 1),
+    *((name, "1", 1) for name in ("max_request_tokens", *FROM_ONE)),
 ]
 """Settings as the environment has them, and what they are then: of each type and each check."""
 
@@ -71,6 +85,7 @@ def test_every_setting_reads_its_variable(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(f"PREBLOCK_{name.upper()}", str(value))
     settings: Any = Settings()
     assert settings.model_dump(exclude_none=True) == defaults
+    assert {*defaults, *(name for name, *_ in VARIABLES), "config_file"} == set(Settings.model_fields)
     assert {name for name in defaults if settings.origins[name] != variable(name)} <= {
         name for name, value in defaults.items() if value == ""
     }
@@ -92,14 +107,7 @@ INVALID = {
     "trusted_proxies": ("*", "proxy.example", "10.0.0.1/8"),
     "max_buffered_response_bytes": ("8388607",),
     "rate_limit_per_second": ("0", "-1", "1e-310", "inf"),
-} | dict.fromkeys(
-    [
-        *("max_shared_memory_bytes", "max_body_bytes", "max_queue_size", "queue_timeout_seconds", "max_request_rows"),
-        *("max_concurrent_requests", "max_concurrent_streams", "stream_idle_timeout_seconds", "max_sequence_rows"),
-        *("stream_max_lifetime_seconds", "max_stream_sequence_rows"),
-    ],
-    ("0",),
-)
+} | dict.fromkeys(FROM_ONE, ("0",))
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in INVALID.items() for text in texts])
@@ -195,6 +203,12 @@ def test_unknown_environment_variable_is_rejected(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PREBLOCK_PROT", "1")
     with pytest.raises(Invalid, match="PREBLOCK_PROT: there is no setting prot; did you mean port"):
         Settings()
+
+
+def test_settings_are_frozen() -> None:
+    settings: Any = Settings()
+    with pytest.raises(ValidationError):
+        settings.port = 1
 
 
 def test_shared_memory_needs_one_worker() -> None:

@@ -21,11 +21,11 @@ from preblock.client.errors import RequestError, ServiceError
 from preblock.client.sync_client import Client
 from preblock.service.artifacts.manifest import Manifest
 from tests.support.artifacts import copy_artifact
-from tests.support.late import exporter, torch, transformers
+from tests.support.late import exporter, library_models, torch, transformers
 from tests.support.servers import Server
 from tests.support.shared import Shared
 
-MODEL = "qwen2_vl"
+MODEL, INTERLEAVED = "qwen2_vl", "qwen3_5"
 NAMES = ("rotary_cos", "rotary_sin")
 IDS = np.array([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
 # A text, an image of two rows and two columns, and a text.
@@ -43,9 +43,13 @@ STEPS = ((TEXT, False, [3]), (IMAGE, True, [5]), (REST, False, [7]))
 Expected = dict[str, NDArray[np.float32]]
 
 
+def checkpoint(repository: Path, name: str) -> Path:
+    return repository / "checkpoints" / name
+
+
 @pytest.fixture(scope="module")
 def axes_repository(shared: Shared) -> Path:
-    """Return `qwen2_vl`, its checkpoint, and `llama` with one axis."""
+    """Return `qwen2_vl` in two layouts, `qwen3_5` with interleaved axes, checkpoints, and `llama` with one axis."""
 
     def fill(folder: Path) -> None:
         text = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -53,8 +57,11 @@ def axes_repository(shared: Shared) -> Path:
         rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
         vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 8}
         config = transformers.Qwen2VLConfig(text_config=text | {"rope_parameters": rope}, vision_config=vision)
-        transformers.Qwen2VLModel(config).save_pretrained(folder / "checkpoint")
-        exporter.export(str(folder / "checkpoint"), MODEL, folder, side="text")
+        transformers.Qwen2VLModel(config).save_pretrained(checkpoint(folder, MODEL))
+        library_models.save(f"{INTERLEAVED}/text", checkpoint(folder, INTERLEAVED))
+        for name in (MODEL, INTERLEAVED):
+            exporter.export(str(checkpoint(folder, name)), name, folder, side="text")
+        exporter.export(str(checkpoint(folder, MODEL)), "fused", folder, side="text", rotary_layout="fused")
         copy_artifact("llama", folder)
 
     return shared.make("axes", fill)
@@ -73,7 +80,7 @@ def axes_client(axes_server: Server) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def library(axes_repository: Path) -> Any:
-    return transformers.Qwen2VLModel.from_pretrained(axes_repository / "checkpoint")
+    return transformers.AutoModel.from_pretrained(checkpoint(axes_repository, MODEL))
 
 
 def expected_of(library: Any, positions: NDArray[np.int64]) -> Expected:
@@ -103,10 +110,12 @@ def post(server: Server, model: str = MODEL, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.address}/models/{model}/embed", json=fields)
 
 
-def test_rotary_outputs_equal_transformers(axes_server: Server, library: Any, expected: Expected) -> None:
+@pytest.mark.parametrize("model", [MODEL, INTERLEAVED])
+def test_rotary_outputs_equal_transformers(axes_server: Server, axes_repository: Path, model: str) -> None:
+    library = transformers.AutoModel.from_pretrained(checkpoint(axes_repository, model))
     fields = {"position_ids": POSITIONS.tolist(), "output": [*NAMES, "embeddings"], "offset": 2}
-    answer = post(axes_server, **fields).raise_for_status().json()
-    for output, wanted in expected.items():
+    answer = post(axes_server, model, **fields).raise_for_status().json()
+    for output, wanted in expected_of(library, POSITIONS).items():
         assert_close(answer["outputs"][output]["data"], wanted)
     vectors = np.array(answer["outputs"]["embeddings"]["data"], np.float32)
     assert np.array_equal(vectors, library.get_input_embeddings()(torch.from_numpy(IDS)).detach().numpy())
@@ -130,6 +139,8 @@ def test_ragged_rows_have_their_own_axes(axes_server: Server, expected: Expected
     wanted = expected["rotary_cos"]
     assert_close(answer["rotary_cos"], np.concatenate([wanted[0], wanted[1, :2]]))
     assert (answer["lengths"], answer["position_delta"]) == ([5, 2], [3 - 5, 5 - 2])
+    fused = post(axes_server, "fused", input_ids=ids, position_ids=rows, output="rotary_cos_sin").json()
+    assert np.array_equal(np.array(fused["rotary_cos_sin"])[:, :4], np.array(answer["rotary_cos"])[:, :4])
 
 
 def test_mask_leaves_padding_out_of_the_delta(axes_server: Server) -> None:
@@ -225,8 +236,9 @@ def test_open_inference_protocol_names_a_bad_shape(axes_server: Server) -> None:
 
 
 def test_manifest_names_the_axes(axes_repository: Path) -> None:
-    manifest = Manifest.model_validate_json((axes_repository / MODEL / "1/manifest.json").read_text())
-    assert manifest.rotary[0].axes == (0, 0, 1, 2)
+    for model, axes in ((MODEL, (0, 0, 1, 2)), (INTERLEAVED, (0, 1, 2, 0)), ("llama", None)):
+        manifest = Manifest.model_validate_json((axes_repository / model / "1/manifest.json").read_text())
+        assert manifest.rotary[0].model_dump().get("axes") == axes, model
 
 
 def test_stream_continues_after_the_largest_position(axes_client: Client, stream_cos: NDArray[np.float32]) -> None:

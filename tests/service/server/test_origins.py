@@ -55,6 +55,7 @@ def test_foreign_host_is_refused_on_every_path(open_server: Server, name: str) -
         for host in ("127.0.0.1.evil.example:80", "evil.example")[name == "websocket" :]:
             status, head, document = stream.ask(http_request(path, body, headers | {"Host": host}, method))
             assert (status, f"got {host}, expected localhost".encode() in document) == (421, True)
+            assert b"allowed_hosts" in document
             assert "x-request-id" in head.lower()
         if name != "websocket":
             assert stream.ask(good)[0] == 200
@@ -75,6 +76,8 @@ NAMED = "--allowed-hosts", "models.example,192.0.2.1"
     [
         (NAMED, ("localhost:1", "[::1]", "Models.Example:443", "192.0.2.1:80"), ("other.example", "192.0.2.2")),
         (("--host", "0.0.0.0"), ("localhost", "other.example", "192.0.2.2"), ()),
+        (("--host", "0.0.0.0", *NAMED), ("localhost", "models.example"), ("other.example", "0.0.0.0")),
+        (("--workers", "2"), ("localhost",), ("other.example",)),
     ],
 )
 def test_listener_and_setting_decide_on_the_host(

@@ -108,7 +108,10 @@ def test_truncation_counts_only_real_tokens(tiny_http: httpx.Client) -> None:
         ("bert", {"text": 3}, "text: got 3"),
         ("bert", {"text": [["a"]]}, "text[0]: got ['a']"),
         ("bert", {"text": "a", "input_ids": [[1]]}, "input_ids cannot be used with text"),
-        ("bert", {"text": "a", "attention_mask": [[1]]}, "attention_mask cannot be used with text"),
+        *(
+            ("bert", {"text": "a", name: [[1]]}, f"{name} cannot be used with text")
+            for name in ("attention_mask", "position_ids", "token_type_ids")
+        ),
         ("bert", {"text": "a", "return_tokens": 1}, "return_tokens: got 1"),
         ("bert", {"input_ids": [1], "return_tokens": True}, "return_tokens: got True"),
         ("bert", {"text": "a", "special_tokens": 1}, "special_tokens: got 1"),

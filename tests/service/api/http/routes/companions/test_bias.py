@@ -2,20 +2,22 @@
 
 import base64
 import io
+from itertools import product
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import tritonclient.grpc
 from safetensors.numpy import load
 
 from tests.service.api.http.routes.companions.calls import IDS, H, decoded, error_of, frontend_of, infer, tensor
+from tests.support.protocols import Clients
 
 LENGTHS = [(0, 5, 5), (7, 1, 8), (3, 4, 2)]
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("name", ["alibi", "t5"])
+@pytest.mark.parametrize(("name", "lengths"), [*product(("alibi", "t5"), LENGTHS), ("t5", (2**31 - 2, 2, 3))])
 def test_bias_response_equals_module(catalogue_http: httpx.Client, name: str, lengths: tuple[int, int, int]) -> None:
     expected = frontend_of(name).bias(*lengths).detach().numpy()
     fields = dict(zip(("query_offset", "query_length", "key_length"), lengths, strict=True))
@@ -53,6 +55,16 @@ def test_relative_sinusoid_response_equals_module(catalogue_http: httpx.Client) 
     np.testing.assert_allclose(decoded(answer, "relative_positions"), expected, rtol=0, atol=2.0**-23)
 
 
+def test_bias_over_grpc_equals_module(catalogue_clients: Clients) -> None:
+    inputs = []
+    for name, value in (("query_offset", 4), ("query_length", 2), ("key_length", 6)):
+        inputs.append(tritonclient.grpc.InferInput(name, [1], "INT64"))
+        inputs[-1].set_data_from_numpy(np.array([value]))
+    outputs = [tritonclient.grpc.InferRequestedOutput("bias")]
+    found = catalogue_clients.grpc.infer("alibi", inputs, outputs=outputs).as_numpy("bias")
+    assert found.tobytes() == frontend_of("alibi").bias(4, 2, 6).numpy().tobytes()
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "status", "message"),
     [
@@ -63,8 +75,11 @@ def test_relative_sinusoid_response_equals_module(catalogue_http: httpx.Client) 
         ("alibi", {"query_offset": -1}, 422, "query_offset: got -1"),
         ("t5", {"query_length": 2**31, "key_length": 2**31}, 413, "query_length and key_length: got 13"),
         ("t5", {"query_offset": 2**31 - 1}, 422, "query_offset + query_length: got 2147483647 + 2 = 2147483649, expec"),
+        ("t5", {"query_offset": 2**53}, 422, "query_offset + query_length: got 9007199254740992 + 2 = 90071992547409"),
+        ("t5", {"query_offset": 2**63 - 1}, 422, "query_offset + query_length: got 9223372036854775807 + 2"),
         ("t5", {"query_length": 2**63}, 422, "query_length: got 9223372036854775808"),
         ("t5", {"key_length": "5"}, 422, "key_length: got '5'"),
+        ("t5", {"key_length": None}, 422, "key_length: got None"),
         ("t5", {"dtype": "int8"}, 422, "dtype: got int8"),
         ("t5", {"encoding": "hex"}, 422, "encoding: got hex"),
         ("t5", {"input_ids": [1]}, 422, "unknown field input_ids"),
