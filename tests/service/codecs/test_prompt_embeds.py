@@ -2,6 +2,7 @@
 
 import base64
 import io
+import zipfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -56,6 +57,14 @@ def test_torch_loads_prompt_file_like_its_own(shape: tuple[int, int], dtype: str
     assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride())
     assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
     assert not found.requires_grad
+
+
+def test_prompt_file_has_zip_entries_of_torch() -> None:
+    matrix = vectors((5, 7))
+    archive = zipfile.ZipFile(io.BytesIO(b"".join(file_of(matrix).buffers)))
+    assert archive.testzip() is None
+    assert archive.namelist() == [f"archive/{name}" for name in ("data.pkl", "version", "byteorder", "data/0")]
+    assert archive.read("archive/data/0") == matrix.tobytes()
 
 
 def test_prompt_file_is_deterministic_without_a_copy() -> None:

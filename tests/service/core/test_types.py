@@ -1,8 +1,9 @@
 """Rows and requests. Oracle: plain Python lists."""
 
+import ml_dtypes
 import numpy as np
 
-from preblock.service.core.types import TokenRows
+from preblock.service.core.types import DTYPES, TokenRows
 
 RAGGED = TokenRows(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 1, 2]))
 
@@ -33,3 +34,7 @@ def test_place_names_row_and_column() -> None:
     places = [RAGGED.place(index) for index in range(6)]
     assert places == ["[0][0]", "[0][1]", "[0][2]", "[1][0]", "[2][0]", "[2][1]"]
     assert TokenRows(np.arange(3), np.array([3]), flat=True).place(2) == "[2]"
+
+
+def test_dtypes_equal_numpy_and_ml_dtypes() -> None:
+    assert {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16} == DTYPES

@@ -125,6 +125,11 @@ def test_cast_of_too_large_value_is_rejected() -> None:
         assert np.array_equal(found.astype(np.float32), [[value]], equal_nan=True)
 
 
+def test_cast_to_float32_does_not_copy() -> None:
+    vectors = np.ones((1, 2), np.float32)
+    assert cast(vectors, "float32") is vectors
+
+
 def test_engine_response_equals_session_output(engine: Engine) -> None:
     model = engine.repository.get("gpt")
     request = read_embed({"input_ids": [[1, 2], [3, 4]], "offset": [1, 3]}).request

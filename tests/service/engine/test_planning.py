@@ -4,6 +4,7 @@ Oracles: each request alone, and the counters.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.support.decode_protocols import FRAME, step_frame
-from tests.support.protocols import Clients, native_bytes
+from tests.support.protocols import Clients, grpc_raw, native_bytes, open_inference_json
 from tests.support.protocols import connect as connect_clients
 from tests.support.servers import serve
 
@@ -52,3 +53,17 @@ def test_steps_of_many_streams_share_runs(wide_clients: Clients) -> None:
     assert runs < rows
     whole = native_bytes(wide_clients, "gpt", {"input_ids": IDS, "offset": [7 * n for n in range(STREAMS)]})
     assert b"".join(b"".join(answers) for answers in found) == whole.tobytes()
+
+
+def test_concurrent_protocols_equal_single_requests(wide_clients: Clients) -> None:
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 20, 60).tolist()
+    asked = [{"input_ids": [random.integers(0, 50, length).tolist()], "offset": 3 * length} for length in lengths]
+    protocols = [native_bytes, open_inference_json, grpc_raw]
+
+    def ask(index: int) -> bytes:
+        return protocols[index % len(protocols)](wide_clients, "gpt", asked[index]).tobytes()
+
+    alone = [ask(index) for index in range(len(asked))]
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(ask, range(len(asked)))) == alone

@@ -120,3 +120,10 @@ def test_max_tokens_counts_tokens_of_all_rows() -> None:
     check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=16)
     with pytest.raises(TooLarge, match="input_ids: got 16 tokens, expected at most 15 tokens in a request"):
         check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=15)
+
+
+def test_check_does_not_change_the_request() -> None:
+    ids = np.array([[1, 2], [3, 4]])
+    ids.setflags(write=False)
+    check(TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([6, 0])), tiny_manifest(), 20)
+    assert ids.tolist() == [[1, 2], [3, 4]]

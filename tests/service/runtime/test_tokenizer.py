@@ -193,6 +193,11 @@ def test_segments_come_from_tokenizer(tmp_path: Path, engine: Engine) -> None:
         assert (found.tobytes() == expected.tobytes()) == equal
 
 
+def test_deleted_tokenizer_file_stays_open(tmp_path: Path, tiny_tokenizer: Tokenizer) -> None:
+    (tmp_path / "tokenizer.json").unlink()
+    assert tiny_tokenizer.encode(["a"], 100, spans=False).input_ids.values.tolist() == [1, 4, 2]
+
+
 def test_tokenizer_file_changed_since_start_up_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     write_tokenizer(file)

@@ -97,6 +97,14 @@ def test_empty_contents_beside_raw_bytes_are_accepted(tiny_clients: Clients) -> 
     assert call_grpc(tiny_clients, "ModelInfer", message) == call_grpc(tiny_clients, "ModelInfer", request())
 
 
+def test_omitted_outputs_default_to_all_declared(tiny_clients: Clients) -> None:
+    declared = [output.name for output in tiny_clients.grpc.get_model_metadata("gpt").outputs]
+    answer = call_grpc(tiny_clients, "ModelInfer", request(outputs=[]))
+    assert [output.name for output in answer.outputs] == declared == ["embeddings", "token_embeddings"]
+    named = request(outputs=[{"name": name} for name in declared])
+    assert answer == call_grpc(tiny_clients, "ModelInfer", named)
+
+
 BAD = [
     (request(raw_input_contents=[bytes(16)]), "inputs[0]: got contents and raw_input_contents"),
     (request(raw_input_contents=[bytes(16)] * 2), "raw_input_contents: got 2 entries"),
@@ -110,7 +118,10 @@ BAD = [
     (raw_request(IDS, bytes(16), datatype="INT32"), "input_ids: got 16 bytes"),
     (raw_request(IDS, bytes(16), name="ids"), "inputs.name: got ids"),
     (request(inputs=[request().inputs[0]]), "inputs.name: got input_ids twice"),
-    *((typed_request(kind), f"inputs[0].contents: got {kind}") for kind in ("int_contents", "fp32_contents")),
+    *(
+        (typed_request(kind), f"inputs[0].contents: got {kind}")
+        for kind in ("int_contents", "uint_contents", "uint64_contents", "bool_contents", "fp32_contents")
+    ),
     (service_pb2.ModelInferRequest(model_name="gpt"), "inputs: got no input_ids"),
     (request(outputs=[{"name": "x"}]), "outputs[0].name: got x"),
     (request(outputs=[{"name": "embeddings"}] * 2), "outputs[1].name: got embeddings"),

@@ -64,7 +64,9 @@ def test_small_base64_response_is_not_compressed_by_default(model_server: Server
         ("GZIP", "gzip", "gzip"),
         ("gzip, deflate, br, zstd", "gzip", None),
         ("deflate;q=0.9, gzip;q=0.1", "deflate", None),
+        ("gzip;q=0", None, None),
         ("gzip;q=0.000, deflate", "deflate", None),
+        ("identity", None, None),
         ("identity, gzip;q=0.5", None, None),
         ("*", None, None),
         ("gzip;q=x", None, None),
@@ -117,6 +119,20 @@ def test_repeated_content_encoding_is_a_list(tiny_http: httpx.Client, path: str)
     answer = tiny_http.post(path, content=gzip.compress(gzip.compress(b"{}")), headers=headers)
     assert answer.status_code == 415
     assert "Content-Encoding: got gzip, gzip, expected identity" in answer.text
+
+
+def test_repeated_accept_encoding_is_a_list(model_server: Server) -> None:
+    body = json.dumps({"input_ids": ROWS, "encoding": "float"}).encode()
+    headers = [("Accept-Encoding", "br"), ("Accept-Encoding", "gzip")]
+    with httpx.stream("POST", f"{model_server.address}/models/minilm/embed", content=body, headers=headers) as response:
+        assert response.headers["Content-Encoding"] == "gzip"
+
+
+def test_unsupported_content_encoding_is_rejected(tiny_http: httpx.Client) -> None:
+    for coding in ("br", "zstd", "compress", "x"):
+        answer = tiny_http.post("/models/gpt/embed", content=b"{}", headers={"Content-Encoding": coding})
+        assert answer.status_code == 415
+        assert answer.json()["detail"] == f"Content-Encoding: got {coding}, expected identity, gzip, deflate"
 
 
 def test_decompression_bomb_is_rejected_without_expansion(tiny_repository: Path) -> None:

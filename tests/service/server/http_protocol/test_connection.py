@@ -4,7 +4,7 @@ import http.client
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
 from threading import Thread
@@ -147,6 +147,13 @@ def test_absolute_target_is_answered_as_its_path(long_server: Server, long_clien
         assert socket_.recv(2**16).startswith(b"HTTP/1.1 101 ")
 
 
+def test_http_1_0_expectation_is_ignored(long_server: Server) -> None:
+    body, headers = b'{"input_ids": [1]}', {"Expect": "100-continue"}
+    with dial(long_server.address) as stream:
+        stream.sendall(http_request("/models/gpt/embed", body, headers).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        assert stream.recv(2**16).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 @pytest.mark.parametrize("media", ["application/x-ndjson", "text/event-stream"])
 def test_http_1_0_stream_has_no_chunks(long_server: Server, long_client: httpx.Client, media: str) -> None:
     path, body = "/models/gpt/decode", b'{"input_ids": [[3, 4]]}\n'
@@ -191,6 +198,28 @@ def test_disconnect_stops_the_computation(
         assert stream.recv(1000).startswith(b"HTTP/1.1 200")
     wait_until(lambda: counts() != (success, fail))
     assert counts() == (success, fail + 1)
+
+
+def test_small_requests_of_many_connections_share_runs(long_server: Server, long_client: httpx.Client) -> None:
+    path, body, headers = raw(np.array([[5]]), 3)
+    expected = long_client.post(path, content=body, headers=headers).content
+
+    def counts() -> tuple[int, int]:
+        (stats,) = long_client.get("/v2/models/gpt/stats").json()["model_stats"]
+        return stats["inference_count"], stats["execution_count"]
+
+    requests, runs = counts()
+    with ExitStack() as stack:
+        streams = [stack.enter_context(RawConnection(long_server.address)) for _ in range(20)]
+        for sent in range(20, 20 * 100, 20):  # on a busy machine requests may arrive one by one
+            for stream in streams:
+                stream.send(http_request(path, body, headers))
+            for stream in streams:
+                assert stream.answer()[2] == expected
+            assert counts()[0] - requests == sent
+            if counts()[1] - runs < sent:
+                return
+    pytest.fail("each request had a run of its own")
 
 
 def test_other_method_uses_no_template(long_client: httpx.Client) -> None:

@@ -21,6 +21,8 @@ BAD_TEXT = [
     ('{"input_ids": [1], "text": "a"}', "unknown field text"),
     ('{"input_ids": [1], "ping": true}', "unknown field input_ids"),
     ('{"input_ids": [1], "step": -1}', "step: got -1"),
+    ('{"input_ids": [1], "step": 4294967296}', "step: got 4294967296"),
+    ('{"input_ids": [1], "step": true}', "step: got True"),
     ('{"rewind": 2}', "rewind: got 2"),
     ('{"rewind": [0, 0]}', "rewind: got 2 values"),
     ('{"rewind": "0"}', "rewind: got '0'"),

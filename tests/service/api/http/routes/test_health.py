@@ -96,6 +96,7 @@ def test_metrics_are_prometheus_text_by_default(counted_http: httpx.Client) -> N
         ("text/plain, Application/OpenMetrics-Text", "application/openmetrics-text"),
         ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.3,*/*;q=0.2", "application/openmetrics-text"),
         ("application/openmetrics-text;q=0.3, text/plain", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text;q=0", "text/plain; version=0.0.4"),
         ("application/openmetrics-text;q=0.1, */*", "text/plain; version=0.0.4"),
         (
             "text/plain;q=0.6, application/openmetrics-text;q=0.5, text/plain;version=1.0.0;q=0.2",

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,6 +140,19 @@ def test_vector_in_a_sequence_with_history_is_rejected(triton: tuple[Any, Any]) 
     with pytest.raises(InferenceServerException, match="vectors: got a value, expected token ids, since the sequence"):
         infer(triton, "ngrams", given, outputs=("token_embeddings",), sequence_id=8)
     infer(triton, "ngrams", ids, outputs=("ngram_row_ids",), sequence_id=8, sequence_end=True)
+
+
+def test_grpc_stream_carries_parts(catalogue_server: Server) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    with tritonclient.grpc.InferenceServerClient(catalogue_server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        given = text_input(tritonclient.grpc, "parts", json.dumps(PARTS[0]))
+        outputs = [tritonclient.grpc.InferRequestedOutput("embeddings")]
+        client.async_stream_infer("gpt", [given], outputs=outputs)
+        result, error = answers.get(timeout=30)
+    assert error is None
+    expected = native(catalogue_server, "gpt", parts=PARTS[0])
+    assert result.as_numpy("embeddings").tobytes() == base64.b64decode(expected["embeddings"])
 
 
 def test_metadata_does_not_list_parts(catalogue_server: Server) -> None:

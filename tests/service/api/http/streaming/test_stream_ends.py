@@ -158,7 +158,7 @@ def test_disconnect_frees_stream_before_its_idle_timeout(model_server: Server) -
 
 
 def test_shutdown_sends_offsets_to_every_stream(tiny_repository: Path) -> None:
-    with serve(tiny_repository) as server:
+    with serve(tiny_repository, "--workers", "2") as server:
         path = "models/gpt/decode?offset=[1,2]"
         with httpx.Client(base_url=server.address, timeout=20) as http:
             assert http.get("/readyz").status_code == 200
