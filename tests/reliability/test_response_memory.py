@@ -44,12 +44,14 @@ def openai(encoding: str) -> bytes:
     return http_request("/v1/embeddings", json.dumps(fields).encode(), JSON)
 
 
+PROMPTS: dict[str, object] = {"input_ids": [[1] * 1024] * 4, "encoding": "prompt_embeds", "output": "token_embeddings"}
 POOLED: dict[str, object] = {"input_ids": ROWS, "pooling": "mean", "encoding": "float"}
 REQUESTS = {
     "pooled": (60, embed("gpt2-small", POOLED)),
     "pooled gzip": (60, embed("gpt2-small", POOLED, **{"Accept-Encoding": "gzip"})),
     "pooled 1.0": (60, embed("gpt2-small", POOLED).replace(b"HTTP/1.1", b"HTTP/1.0", 1)),
     "tokens": (60, embed("transformer-base", {"input_ids": [[1] * 4096], "encoding": "float"})),
+    "prompt_embeds": (60, embed("gpt2-small", PROMPTS)),
     "openai float": (60, openai("float")),
     "openai base64": (60, openai("base64")),
     "events": (

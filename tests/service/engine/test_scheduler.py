@@ -97,6 +97,7 @@ def test_close_waits_for_running_work() -> None:
         await asyncio.sleep(0)
         threading.Timer(0.05, gate.set).start()
         scheduler.close()
+        assert gate.is_set()
         return await task
 
     assert asyncio.run(scenario())
