@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from preblock.export.exporter import export
-from preblock.export.tracing import OPSET, quiet_exporter
+from preblock.export.own_modules.tracing import OPSET, quiet_exporter
 from preblock.models.presets import build_preset
 
 PRESET, TIMES = "gpt2-small", 5

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from preblock.export.graph import save_graph
+from preblock.export.own_modules.tracing import OPSET
 from preblock.export.parity import judge, run_case
-from preblock.export.tracing import OPSET
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias_modules import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias

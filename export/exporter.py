@@ -12,16 +12,16 @@ from torch import nn
 
 from preblock.export.arguments import SourceOptions, check_arguments
 from preblock.export.bias import export_bias
-from preblock.export.custom_graph import export_custom
 from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.graph import export_graph
+from preblock.export.own_modules.custom_graph import export_custom
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
 from preblock.export.quantization import compare_tables, shrink_tables, write_tables
 from preblock.export.soft_prompts import parse_soft_prompts, write_soft_prompts
 from preblock.export.source import AnyFrontEnd, LoadedSource, load_source
-from preblock.export.stem import export_stem
+from preblock.export.stems.graph import export_stem
 from preblock.export.stored_tables import build_quantized
 from preblock.export.table_formats import TableFormat, find_format
 from preblock.export.verification import find_providers, prove_artifact

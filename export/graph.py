@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from preblock.export.errors import ExportError
 from preblock.export.external_data import map_weights
+from preblock.export.own_modules.tracing import export_program
 from preblock.export.progress import Report
-from preblock.export.tracing import export_program
 from preblock.models.config import FrontEndConfig
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd

@@ -18,7 +18,7 @@ from preblock.export.publication import replace_file
 from preblock.export.referenced_tables import ReferencedTables
 from preblock.export.shape_probe import ShapeProbe
 from preblock.export.source import AnyFrontEnd, LoadedSource
-from preblock.export.stem import prove_stem, read_stem_weights
+from preblock.export.stems.graph import prove_stem, read_stem_weights
 from preblock.export.stored_tables import build_quantized, read_format
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from preblock.export.exporter import export
-from preblock.export.stem import allowed_ulp
+from preblock.export.stems.graph import allowed_ulp
 from preblock.export.verification import verify
 from preblock.models.checkpoints.stem_families import STEMS
 from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from preblock.export.tracing import OPSET, quiet_exporter
+from preblock.export.own_modules.tracing import OPSET, quiet_exporter
 from tests.support.torchlib import read_once
 
 torch.set_num_threads(1)

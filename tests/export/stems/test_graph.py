@@ -11,7 +11,7 @@ from torch import nn
 
 from preblock.export.description import describe_graph
 from preblock.export.errors import ParityError
-from preblock.export.stem import allowed_ulp, export_stem, prove_stem, read_stem_weights
+from preblock.export.stems.graph import allowed_ulp, export_stem, prove_stem, read_stem_weights
 from preblock.models.modules.stems import AudioConfig, AudioStem, PatchConfig, PatchStem, Stem, from_tensors
 from preblock.service.artifacts.parity import ParityCase
 from preblock.service.runtime.session import Session

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from preblock.export import export_module
-from preblock.export.tracing import interrupts_deferred
+from preblock.export.own_modules.tracing import interrupts_deferred
 
 TRACED: list[str] = []
 """The steps of the tracing of `clone`."""

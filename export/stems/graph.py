@@ -13,10 +13,10 @@ from torch import Tensor
 
 from preblock.export.external_data import map_weights
 from preblock.export.graph import save_graph
+from preblock.export.own_modules.tracing import export_program
 from preblock.export.parity import ALLOWED_ULP, CaseReport, judge, run_case
 from preblock.export.parity_cases import BATCHES
 from preblock.export.progress import Report
-from preblock.export.tracing import export_program
 from preblock.models.modules.signature import StemSignature
 from preblock.models.modules.stems import Stem, StemConfig, without_storage
 from preblock.service.artifacts.names import EMBEDDINGS, GRAPH

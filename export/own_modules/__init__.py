@@ -1,0 +1,1 @@
+"""Somebody's own PyTorch module as an ONNX graph. Needs torch."""

@@ -1,0 +1,1 @@
+"""Stems as ONNX graphs: the patch embeddings of images and spectrograms. Needs torch."""
