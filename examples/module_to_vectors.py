@@ -18,7 +18,7 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit(
         f"This example needs {missing.name}. After `make serve`, run it with .venv/bin/python; "
-        "elsewhere: pip install 'preblock[cpu,export]'"
+        "elsewhere: pip install 'preblock[cpu,torch]'"
     ) from None
 
 VOCABULARY, WIDTH, MAX_LEN = 1000, 64, 128

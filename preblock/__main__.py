@@ -10,6 +10,7 @@ from preblock.extras import EXTRAS, find_missing, write_hint
 CLIENT_ALONE = """preblock: only the Python client is installed. Install the commands:
   pip install 'preblock[cpu]'         serve on the CPU, and all commands but these
   pip install 'preblock[cpu,export]'  export, verify, convert, families
+  pip install 'preblock[cpu,torch]'   exports of images, spectrograms and modules
   pip install 'preblock[cpu,plot]'    plot
   With an NVIDIA GPU, write gpu instead of cpu."""
 
