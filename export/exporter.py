@@ -15,7 +15,7 @@ from preblock.export.bias import export_bias
 from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.graph import export_graph
-from preblock.export.own_modules.custom_graph import export_custom
+from preblock.export.own_modules.graph import export_custom
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
 from preblock.export.quantization import compare_tables, shrink_tables, write_tables
