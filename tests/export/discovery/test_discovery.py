@@ -32,7 +32,6 @@ EXAMPLES = {
     "convbert": ["tokens", "positions", "segments", "norm"],
     "longformer": ["tokens", "positions", "segments", "norm"],
     "data2vec-text": ["tokens", "segments", "positions", "norm"],
-    "led/encoder": ["tokens", "positions", "norm"],
     "squeezebert": ["tokens", "positions", "segments", "norm"],
     "pegasus_x/encoder": ["tokens", "scale", "positions"],
     "plbart/decoder": ["tokens", "scale", "positions", "norm"],

@@ -13,6 +13,7 @@ import pytest
 
 from preblock.service.artifacts.io import read_with_identity
 from preblock.service.artifacts.names import GRAPH, MANIFEST, PARITY
+from tests.export.conftest import save_tiny
 from tests.families.library_models import save
 from tests.support.paths import ROOT
 
@@ -58,10 +59,11 @@ NAMES = ["bert", "ctrl", "own", "resized"]
 
 
 @pytest.fixture(scope="module")
-def repositories(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two repositories of the same four models."""
     ctrl = tmp_path_factory.mktemp("saved") / "ctrl"  # its sinusoids are computed in float32
     save("ctrl", ctrl)
+    save_tiny(ctrl.with_name("bert"))
     first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second") / "deeper \u00e9"
     running = []
     for place, order, environment in (
@@ -83,7 +85,7 @@ def repositories(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
         ),
     ):
         (place / "home").mkdir(parents=True)
-        shutil.copytree(tiny_checkpoint, place / "sources/bert")
+        shutil.copytree(ctrl.with_name("bert"), place / "sources/bert")
         shutil.copytree(ctrl, place / "sources/ctrl")
         (place / "script.py").write_text(EXPORT)
         running.append(
