@@ -18,7 +18,7 @@ from preblock.export.parity_cases import UNLIMITED_LENGTH, arguments_of, feeds_o
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.ngram_config import CONTEXT
-from preblock.models.modules.rotary_config import SCALINGS
+from preblock.models.modules.rotary_config import attention_factor
 from preblock.models.steps import Project
 from preblock.service.artifacts.names import EMBEDDINGS, NGRAM_ROW_IDS, PER_LAYER_TOKENS, TOKEN_EMBEDDINGS
 from preblock.service.artifacts.parity import OutputParity, ParityCase
@@ -173,7 +173,7 @@ def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[s
     """
     signature = frontend.signature
     limit = min((limit for limit in (signature.max_len, signature.rotary_len) if limit), default=UNLIMITED_LENGTH)
-    largest = max(SCALINGS[output.config.scaling].attention_factor(output.config) for output in frontend.config.rotary)
+    largest = max(attention_factor(output.config) for output in frontend.config.rotary)
     unit = float(np.spacing(np.float32(largest)))
     narrow = {name for output in frontend.config.rotary if output.dtype == "float16" for name in output.names}
     cases: dict[str, list[ParityCase]] = {name: [] for name in signature.rotary}

@@ -209,7 +209,7 @@ class FrontEnd(nn.Module):
         for output in self.config.rotary:
             cos, sin = self.get_submodule(output.named("rotary"))(input_ids, offset=offset)
             dtype = getattr(torch, output.dtype) if rounded else torch.float32
-            outputs |= output.arrange(cos.to(dtype), sin.to(dtype))
+            outputs |= output.arrange(cos.to(dtype), sin.to(dtype), torch.cat)
         return outputs
 
     def run(

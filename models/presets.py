@@ -1,32 +1,66 @@
-"""Presets: front-ends of well-known sizes with seeded weights, to try without a checkpoint.
+"""Presets: front-ends of well-known sizes with seeded weights, to try without a checkpoint."""
 
-Imports torch only to build one.
-"""
-
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from preblock import models
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend_data import FrontEndData
+from preblock.models.seeded_tables import fill_seeded
+from preblock.models.steps import Positions, Scale, Tokens
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A front-end of tables alone to build, and the seed of its weights."""
+    """A front-end of tables alone, and the seed of its weights."""
 
-    build: Callable[[], "models.FrontEnd"]
+    config: FrontEndConfig
     seed: int
 
 
 PRESETS = {
     # Radford et al. 2019, the smallest model: 50257 x 768 tokens, 1024 learned positions.
-    "gpt2-small": Preset(lambda: models.GPT2Embeddings(50257, 768, 1024), seed=2019),
+    "gpt2-small": Preset(
+        FrontEndConfig(
+            family="gpt2",
+            steps=(Tokens(rows=50257, width=768), Positions(rows=1024)),
+            max_len=1024,
+            consumer_scales=False,
+        ),
+        seed=2019,
+    ),
     # Vaswani et al. 2017, the base model. Sinusoids know no limit; 4096 is the one configured here.
-    "transformer-base": Preset(lambda: models.TransformerEmbedding(32000, 512, 4096), seed=2017),
+    "transformer-base": Preset(
+        FrontEndConfig(
+            family="transformer",
+            steps=(Tokens(rows=32000, width=512), Scale(by=math.sqrt(512)), Positions(rows=4096, table="exact")),
+            max_len=4096,
+        ),
+        seed=2017,
+    ),
 }
 
 
+def preset_data(name: str) -> FrontEndData:
+    """Return the preset `name` with its seeded weights, the same on every processor.
+
+    Raises:
+        KeyError: `name` is no preset.
+
+    """
+    config = PRESETS[name].config
+    width = config.tokens.width
+    tables = {"tokens.weight": np.empty((config.tokens.rows, width), np.float32)}
+    if config.positions and config.positions.table == "learned":
+        tables["positions.weight"] = np.empty((config.positions.rows, width), np.float32)
+    fill_seeded(tables.values(), PRESETS[name].seed)
+    return FrontEndData(config, tables)
+
+
 def build_preset(name: str) -> "models.FrontEnd":
-    """Build the preset `name` with its seeded weights, the same on every processor.
+    """Build the preset `name` with its seeded weights as a PyTorch module.
 
     Raises:
         KeyError: `name` is no preset.
@@ -34,12 +68,7 @@ def build_preset(name: str) -> "models.FrontEnd":
     """
     import torch
 
-    from preblock.models.modules.initialisers import seeded_
-
-    preset = PRESETS[name]
-    with torch.device("meta"):  # without the random values of a constructor
-        empty = preset.build()
-    tensors = {name: torch.empty(tensor.shape) for name, tensor in empty.state_dict().items()}
-    frontend = models.FrontEnd.from_tensors(empty.config, tensors)
-    seeded_(frontend, preset.seed)
-    return frontend
+    data = preset_data(name)
+    return models.FrontEnd.from_tensors(
+        data.config, {key: torch.from_numpy(table) for key, table in data.tensors.items()}
+    )

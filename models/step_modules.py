@@ -13,8 +13,8 @@ from preblock.models.modules.positions import (
     SinusoidalPositionalEncoding,
 )
 from preblock.models.modules.root_mean_square_norm import RootMeanSquareNorm
-from preblock.models.modules.sinusoids import RECIPES
 from preblock.models.modules.tokens import TokenEmbedding, TokenWeights
+from preblock.models.sinusoid_tables import library_table
 from preblock.models.steps import Levels, Norm, Positions, Project, RmsNorm, Segments, Step, Tokens, Weights
 
 
@@ -62,9 +62,8 @@ def build_module(
             raise ValueError(f"rows: got 0, expected 1 or more for a table {step.table!r}")
         case Positions():
             # Needed also without storage for the parameters: this tensor is derived, and never loaded.
-            with torch.device("cpu"):
-                table = RECIPES[step.table](step.rows, width, step.zero_row)
-                table = table.to(getattr(torch, config.arithmetic)).to(torch.float32)
+            table = torch.from_numpy(library_table(step.table, step.rows, width, step.zero_row))
+            table = table.to(getattr(torch, config.arithmetic)).to(torch.float32)
             return FixedPositionalEncoding(table)
         case Norm():
             return nn.LayerNorm(width, eps=step.eps, bias=step.bias is not None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from preblock.models.serialization import Keys, check_epsilon
+from preblock.models.sinusoid_tables import POSITIONS, RECIPES
 
 
 def _check_finite(name: str, value: Any) -> None:
@@ -128,15 +129,11 @@ class Positions:
     @property
     def limit(self) -> int:
         """The largest max_len: the rows of a table, or the range in which computed sinusoids are exact."""
-        from preblock.models.modules.sinusoids import POSITIONS  # imports torch
-
         computed = self.table == "hybrid" or not self.rows
         return self.cells or (POSITIONS if computed else self.rows) - self.first
 
     def check(self) -> None:
         """Raise ValueError unless the fields, sizes among them, go together."""
-        from preblock.models.modules.sinusoids import RECIPES  # imports torch
-
         tables = ("learned", "exact", "hybrid", "factorised", *RECIPES)
         if self.table not in tables:
             raise ValueError(f"table: got {self.table!r}, expected {', '.join(tables)}")

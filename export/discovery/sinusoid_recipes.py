@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from preblock.models.modules.sinusoids import RECIPES
+from preblock.models.sinusoid_tables import RECIPES, library_table
 
 
 def find_recipe(table: Tensor) -> dict[str, Any]:
@@ -13,10 +13,10 @@ def find_recipe(table: Tensor) -> dict[str, Any]:
     rows, width = table.shape
     zeros = table.eq(0).all(dim=-1).nonzero()
     zero_row = int(zeros[0]) if len(zeros) == 1 else None
-    for name, build in RECIPES.items():
+    for name in RECIPES:
         for zero in {None, zero_row}:
             try:
-                if torch.equal(build(rows, width, zero), table):
+                if torch.equal(torch.from_numpy(library_table(name, rows, width, zero)), table):
                     return {"table": name, "zero_row": zero}
             except (ValueError, ZeroDivisionError, IndexError):
                 continue

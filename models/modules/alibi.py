@@ -6,61 +6,10 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
+from preblock.models.frequencies import SLOPES, alibi_slopes
+from preblock.models.modules.bias import AlibiConfig
 from preblock.models.modules.relative_positions import check_lengths, relative_positions
 
-
-def alibi_slopes(heads: int) -> Tensor:
-    """Return the slopes m of `heads` heads: float32 (H,) (Press et al. 2022, section 3).
-
-    For a power of two n they are 2^(-8/n), 2^(-16/n), ..., 2^-8. Other counts take those of the next lower power of
-    two, then every other one of the next higher, as the paper's code does. Computed in float64 and rounded once.
-
-    Raises:
-        ValueError: `heads` is less than 1.
-
-    """
-    lower = _lower_power(heads)
-    exponents = [*_exponents(lower), *_exponents(2 * lower)[::2]][:heads]
-    # Needed also without storage for the parameters: this tensor is derived, and never loaded.
-    return torch.tensor([2.0**exponent for exponent in exponents], dtype=torch.float32, device="cpu")
-
-
-def _exponents(heads: int) -> list[float]:
-    return [-8 * i / heads for i in range(1, heads + 1)]
-
-
-def _float32_powers(heads: int) -> Tensor:
-    """Return the slopes as the powers of the first one, in float32, to the bit as bloom and falcon compute them."""
-    lower = _lower_power(heads)
-    return torch.cat((_powers(2 ** (-8 / lower), lower, 1), _powers(2 ** (-4 / lower), heads - lower, 2)))
-
-
-def _powers(base: float, count: int, step: int) -> Tensor:
-    exponents = torch.arange(1, 1 + count * step, step, dtype=torch.int32, device="cpu")
-    return torch.pow(torch.tensor(base, dtype=torch.float32, device="cpu"), exponents)
-
-
-def _float32_reciprocals(heads: int) -> Tensor:
-    """Return the slopes as the reciprocals of powers of two, in float32, to the bit as mpt computes them."""
-    higher = 1 << (heads - 1).bit_length()
-    exponents = torch.arange(1, higher + 1, dtype=torch.float32, device="cpu") * (8 / higher)
-    slopes = 1 / torch.pow(2, exponents)
-    return slopes if higher == heads else torch.cat((slopes[1::2], slopes[::2]))[:heads]
-
-
-def _lower_power(heads: int) -> int:
-    """Return the highest power of two not above `heads`."""
-    if heads < 1:
-        raise ValueError(f"heads: got {heads}, expected 1 or more")
-    return 1 << (heads.bit_length() - 1)
-
-
-SLOPES: dict[str, Callable[[int], Tensor]] = {
-    "exact": alibi_slopes,
-    "float32_powers": _float32_powers,
-    "float32_reciprocals": _float32_reciprocals,
-}
-"""How the slopes are computed, by name: they are the same but for the last bits."""
 ANCHORS = ("query", "first", "last")
 ARITHMETICS = ("float32", "bfloat16")
 
@@ -111,7 +60,8 @@ class AlibiBias(nn.Module):
         if not divisor > 0:
             raise ValueError(f"divisor: got {divisor!r}, expected a number above 0")
         self.heads, self.anchor, self.recipe = heads, anchor, recipe
-        self.arithmetic, self.divisor = arithmetic, divisor
+        self.arithmetic: Literal["float32", "bfloat16"] = arithmetic
+        self.divisor = divisor
         self.register_buffer("slopes", self._slopes(), persistent=False)
 
     def forward(self, query_offset: int, query_length: int, key_length: int) -> Tensor:
@@ -143,7 +93,8 @@ class AlibiBias(nn.Module):
         return x if self.arithmetic == "float32" else x.to(torch.bfloat16).to(torch.float32)
 
     def _slopes(self) -> Tensor:
-        return self._rounded(SLOPES[self.recipe](self.heads))
+        config = AlibiConfig(heads=self.heads, recipe=self.recipe, arithmetic=self.arithmetic)
+        return torch.from_numpy(alibi_slopes(config))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -7,16 +7,15 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from preblock.models.modules.sinusoids import sinusoid
+from preblock.models.seeded_tables import DEFAULT_STD as DEFAULT_STD
+from preblock.models.seeded_tables import fill_seeded
 
 Initialiser = Literal["normal", "xavier_uniform", "zeros", "sinusoidal"]
 """Names of the `INITIALISERS` without values."""
-DEFAULT_STD = 0.02
-"""Standard deviation of the tables of BERT and GPT-2 (Devlin et al. 2018, Radford et al. 2019)."""
 
 
 def initialise_(table: Tensor, init: Initialiser | Tensor = "normal", std: float = DEFAULT_STD) -> None:
@@ -55,15 +54,9 @@ def normal_(table: Tensor, std: float = DEFAULT_STD) -> None:
 def seeded_(module: nn.Module, seed: int) -> None:
     """Fill the tables of `module` from normal(0, 0.02) with PCG64(seed): the same weights on every processor.
 
-    Another C library may round the logarithms of rare values otherwise, by one unit in the last place.
     Tables are the parameters of two dimensions, float32, filled in order of definition; others keep their values.
     """
-    generator = np.random.Generator(np.random.PCG64(seed))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.ndim == 2:
-                generator.standard_normal(dtype=np.float32, out=parameter.detach().numpy())
-                parameter.mul_(DEFAULT_STD)
+    fill_seeded((parameter.detach().numpy() for parameter in module.parameters() if parameter.ndim == 2), seed)
 
 
 def sinusoidal_(table: Tensor, base: float = 10000.0) -> None:

@@ -3,8 +3,6 @@
 Letters: D model width, H heads, Q query length, K key length.
 """
 
-import math
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import Self
 
@@ -12,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from preblock.models.frequencies import relative_frequencies, t5_borders
+from preblock.models.modules.bias import T5Config
 from preblock.models.modules.initialisers import DEFAULT_STD, Initialiser, initialise_
 
 
@@ -88,10 +88,11 @@ class T5RelativeBias(nn.Module):
             kind = "an even number of" if bidirectional else "a number of"
             raise ValueError(f"buckets: got {buckets}, expected {kind} {least} or more")
         self.one_way = buckets // 2 if bidirectional else buckets
-        self.exact = self.one_way // 2
-        if max_distance <= self.exact:
-            raise ValueError(f"max_distance: got {max_distance}, expected {self.exact + 1} or more")
+        if max_distance <= self.one_way // 2:
+            raise ValueError(f"max_distance: got {max_distance}, expected {self.one_way // 2 + 1} or more")
         self.max_distance, self.bidirectional = max_distance, bidirectional
+        config = T5Config(heads=heads, buckets=buckets, max_distance=max_distance, bidirectional=bidirectional)
+        self._borders = t5_borders(config)
         self.weight = nn.Parameter(torch.empty(buckets, heads))
         initialise_(self.weight, init, std)
 
@@ -108,27 +109,16 @@ class T5RelativeBias(nn.Module):
 
         """
         relative = relative_positions(query_offset, query_length, key_length, self.weight.device)
-        return F.embedding(self._buckets(relative), self.weight).permute(2, 0, 1).unsqueeze(0)
+        distance = relative.abs() if self.bidirectional else (-relative).clamp(min=0)
+        borders = torch.tensor(self._borders, device=relative.device)
+        buckets = torch.bucketize(distance, borders, right=True)
+        if self.bidirectional:
+            buckets = buckets + (relative > 0) * self.one_way
+        return F.embedding(buckets, self.weight).permute(2, 0, 1).unsqueeze(0)
 
     def borders(self) -> list[int]:
-        """Return the least distance of each bucket of a direction but the first: the bucket of a distance is how many
-        of them do not exceed it.
-        """
-        distances = range(self.max_distance + 1)
-        return [
-            bisect_left(distances, bucket, key=lambda distance: int(self._buckets(torch.tensor(-distance))))
-            for bucket in range(1, self.one_way)
-        ]
-
-    def _buckets(self, relative: Tensor) -> Tensor:
-        distance = relative.abs() if self.bidirectional else (-relative).clamp(min=0)
-        # Below `exact` the logarithm is not used; there it would be of numbers down to 0.
-        log = torch.log(distance.clamp(min=self.exact).to(torch.float32) / self.exact)
-        # In this order of operations, as published: the borders of the buckets depend on its rounding.
-        steps = log / math.log(self.max_distance / self.exact) * (self.one_way - self.exact)
-        grown = (self.exact + steps.to(torch.int64)).clamp(max=self.one_way - 1)
-        buckets = torch.where(distance < self.exact, distance, grown)
-        return buckets + (relative > 0) * self.one_way if self.bidirectional else buckets
+        """Return the least distance of each bucket of a direction but the first."""
+        return self._borders
 
     def extra_repr(self) -> str:
         """Return the sizes for `repr`."""
@@ -194,9 +184,7 @@ class RelativeSinusoid(nn.Module):
         return f"d_model={self.d_model}, clamp_len={self.clamp_len}, bidirectional={self.bidirectional}"
 
     def _frequencies(self) -> Tensor:
-        # Needed also without storage for the parameters: this tensor is derived, and never loaded.
-        exponents = torch.arange(0, self.d_model, 2, dtype=torch.float32, device="cpu") / self.d_model
-        return 1 / torch.pow(10000, exponents)
+        return torch.from_numpy(relative_frequencies(self.d_model))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

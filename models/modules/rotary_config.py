@@ -1,4 +1,4 @@
-"""Rotary angles as plain values, and the frequencies from them.
+"""Rotary angles as plain values.
 
 Letters: R rotary width (the rotated part of a head).
 """
@@ -7,9 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
-
-import torch
-from torch import Tensor, nn
 
 MAX_WIDTH = 2**16
 """Largest R: a hundred times the widest known head. The frequencies of a wider one would fill the memory."""
@@ -109,71 +106,6 @@ class RotaryConfig:
             raise ValueError(f"{name}: got {value}, expected more than 0 with scaling {self.scaling!r}")
 
 
-# The order and the type of each step follow the published code, because float32 sums depend on them.
-
-
-def _exponents(config: RotaryConfig) -> Tensor:
-    # Needed also without storage for the parameters: this tensor is derived, and never loaded.
-    return torch.arange(0, config.dim, 2, dtype=getattr(torch, config.angles), device="cpu") / config.dim
-
-
-def _default(config: RotaryConfig) -> Tensor:
-    return 1.0 / config.theta ** _exponents(config)
-
-
-def _linear(config: RotaryConfig) -> Tensor:
-    return _default(config) / config.factor
-
-
-def _dynamic(config: RotaryConfig) -> Tensor:
-    if config.length <= config.original_len:
-        return _default(config)
-    # A tensor, since the published code stretches theta in float32.
-    stretched = config.factor * torch.tensor(config.length, device="cpu") / config.original_len - (config.factor - 1)
-    return 1.0 / (config.theta * stretched ** (config.dim / (config.dim - 2))) ** _exponents(config)
-
-
-def _yarn(config: RotaryConfig) -> Tensor:
-    def pair_that_turns(times: float) -> float:
-        rest = math.log(config.original_len / (times * 2 * math.pi))
-        return config.dim * rest / (2 * math.log(config.theta))
-
-    low, high = pair_that_turns(config.beta_fast), pair_that_turns(config.beta_slow)
-    if config.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.dim - 1)
-    if low == high:
-        high += 0.001
-    wavelength = config.theta ** _exponents(config)
-    ramp = (torch.arange(config.dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)
-    kept = 1 - ramp.clamp(0, 1)
-    return 1.0 / (config.factor * wavelength) * (1 - kept) + 1.0 / wavelength * kept
-
-
-def _llama3(config: RotaryConfig) -> Tensor:
-    frequencies = _default(config)
-    wavelength = 2 * math.pi / frequencies
-    low, high = config.low_freq_factor, config.high_freq_factor
-    share = (config.original_len / wavelength - low) / (high - low)
-    blended = (1 - share) * frequencies / config.factor + share * frequencies
-    scaled = torch.where(wavelength > config.original_len / low, frequencies / config.factor, blended)
-    return torch.where(wavelength < config.original_len / high, frequencies, scaled)
-
-
-def _longrope(config: RotaryConfig) -> Tensor:
-    factors = config.long_factor if config.length > config.original_len else config.short_factor
-    return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * config.theta ** _exponents(config))
-
-
-def _proportional(config: RotaryConfig) -> Tensor:
-    turning = 1.0 / config.theta ** _exponents(config)[: config.turning_pairs]
-    return nn.functional.pad(turning / config.factor, (0, config.dim // 2 - config.turning_pairs))
-
-
-def _given(config: RotaryConfig) -> Tensor:
-    return torch.tensor(config.frequencies, dtype=getattr(torch, config.angles), device="cpu")
-
-
 def _one(_: RotaryConfig) -> float:
     return 1.0
 
@@ -198,35 +130,37 @@ def yarn_scale(factor: float, weight: float) -> float:
 
 
 class Scaling(NamedTuple):
-    """One row: the R/2 frequencies in radians per position, the factor on cos and sin, the numbers it uses."""
+    """One row: the factor on cos and sin, and the numbers it uses; `frequencies.py` has the frequencies."""
 
-    frequencies: Callable[[RotaryConfig], Tensor]
     attention_factor: Callable[[RotaryConfig], float]
     needs: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
 
 
 SCALINGS = {
-    "default": Scaling(_default, _one),
-    "linear": Scaling(_linear, _one, ("factor",)),
-    "dynamic": Scaling(_dynamic, _one, ("factor", "original_len", "length")),
+    "default": Scaling(_one),
+    "linear": Scaling(_one, ("factor",)),
+    "dynamic": Scaling(_one, ("factor", "original_len", "length")),
     "yarn": Scaling(
-        _yarn,
         _yarn_attention,
         ("factor", "original_len", "beta_fast", "beta_slow"),
         ("attention_factor", "truncate"),
     ),
-    "llama3": Scaling(_llama3, _one, ("factor", "original_len", "low_freq_factor", "high_freq_factor")),
+    "llama3": Scaling(_one, ("factor", "original_len", "low_freq_factor", "high_freq_factor")),
     "longrope": Scaling(
-        _longrope,
         _longrope_attention,
         ("factor", "original_len", "length", "short_factor", "long_factor"),
         ("attention_factor",),
     ),
-    "proportional": Scaling(_proportional, _one, ("factor", "turning_pairs")),
-    "given": Scaling(_given, _one, ("frequencies",)),
+    "proportional": Scaling(_one, ("factor", "turning_pairs")),
+    "given": Scaling(_one, ("frequencies",)),
 }
 """Scalings for longer inputs than in pretraining: none (Su et al. 2021); linear (Chen et al. 2023); dynamic
 NTK (bloc97 and emozilla 2023); yarn (Peng et al. 2023); llama3 (Dubey et al. 2024); longrope (Ding et al. 2024);
 proportional, where the first pairs turn alone (Gemma 4, transformers 5.24).
 "given" is no formula: the frequencies themselves."""
+
+
+def attention_factor(config: RotaryConfig) -> float:
+    """Return the factor on cosines and sines."""
+    return SCALINGS[config.scaling].attention_factor(config)

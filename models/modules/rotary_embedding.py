@@ -9,8 +9,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
+from preblock.models.frequencies import attention_factor, rotary_frequencies
 from preblock.models.modules.positions import check_position_ids, positions_of
-from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig
+from preblock.models.modules.rotary_config import RotaryConfig
 
 
 class RotaryEmbedding(nn.Module):
@@ -30,8 +31,8 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, config: RotaryConfig) -> None:
         super().__init__()
         self.config = config
-        self.attention_factor = SCALINGS[config.scaling].attention_factor(config)
-        self.register_buffer("frequencies", SCALINGS[config.scaling].frequencies(config), persistent=False)
+        self.attention_factor = attention_factor(config)
+        self.register_buffer("frequencies", torch.from_numpy(rotary_frequencies(config)), persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor | None = None, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """Return cos and sin of the position of every token of `x`.
@@ -71,8 +72,7 @@ class RotaryEmbedding(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # Moves to another device, but keeps float32: in bfloat16, a frequency is off by whole turns at position 2000.
-        frequencies = SCALINGS[self.config.scaling].frequencies(self.config)
-        self.frequencies = frequencies.to(self.frequencies.device)
+        self.frequencies = torch.from_numpy(rotary_frequencies(self.config)).to(self.frequencies.device)
         return self
 
 

@@ -1,14 +1,15 @@
 """Rotary outputs of a front-end as plain values: the names and the angles of a pair of cosines and sines."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig
+from preblock.models.modules.rotary_config import RotaryConfig, attention_factor
+
+T = TypeVar("T")
 
 AXES = 3
 """Axes of three-dimensional positions."""
@@ -56,7 +57,7 @@ class RotaryOutput:
             raise ValueError(f"rotary.form: got {self.form!r}, expected {', '.join(map(repr, FORMS))}")
         if self.dtype not in DTYPES:
             raise ValueError(f"rotary.dtype: got {self.dtype!r}, expected {', '.join(map(repr, DTYPES))}")
-        largest, limit = SCALINGS[self.config.scaling].attention_factor(self.config), torch.finfo(torch.float16).max
+        largest, limit = attention_factor(self.config), float(np.finfo(np.float16).max)
         if self.dtype == "float16" and largest > limit:
             raise ValueError(f"rotary.dtype: got 'float16', expected 'float32' for values above {limit:g}")
         pairs = self.config.dim // 2
@@ -79,12 +80,19 @@ class RotaryOutput:
         """Columns of an output."""
         return self.config.dim // 2 if self.form == "half" else self.config.dim
 
-    def arrange(self, cos: Tensor, sin: Tensor) -> dict[str, Tensor]:
-        """Return the outputs by name in the type of `cos`, from cosines and sines (1 or B, L, R) of the full form."""
+    def arrange(self, cos: T, sin: T, join: Callable[[tuple[T, T], int], T]) -> dict[str, T]:
+        """Return the outputs by name, from cosines and sines (1 or B, L, R) of the full form.
+
+        Args:
+            cos: an array or a tensor.
+            sin: the same.
+            join: `np.concatenate` for arrays, `torch.cat` for tensors: two of them, and the axis.
+
+        """
         if self.form != "full":
-            cos, sin = (part[..., : self.config.dim // 2] for part in (cos, sin))
+            cos, sin = ((part[..., : self.config.dim // 2]) for part in (cos, sin))  # type: ignore[index]
         if self.form == "fused":
-            return {self.names[0]: torch.cat((cos, sin), dim=-1)}
+            return {self.names[0]: join((cos, sin), -1)}
         return dict(zip(self.names, (cos, sin), strict=True))
 
     def to_document(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from preblock.models.modules.sinusoids import POSITIONS, Sinusoid
+from preblock.models.modules.sinusoids import Sinusoid
+from preblock.models.sinusoid_tables import POSITIONS
 
 PRECISION = 160
 """Bits of every calculation in mpmath."""

@@ -11,12 +11,16 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-from preblock.models.modules.alibi import AlibiBias, alibi_slopes
+from preblock.models.modules.alibi import AlibiBias
 from tests.models.rejections import rejection
 
 HEADS = pytest.mark.parametrize("heads", [1, 2, 3, 12, 16, 71])
 BLOOM, MPT = 3e-6, 1.5e-7
 """Allowed relative error of a slope or its product: these modules compute the powers in float32."""
+
+
+def slopes_of(heads: int) -> Tensor:
+    return AlibiBias(heads).slopes
 
 
 def bloom(heads: int, mask: Tensor) -> Tensor:
@@ -42,29 +46,29 @@ def ones(key_length: int) -> Tensor:
 
 
 def test_alibi_slopes_of_few_heads_have_known_values() -> None:
-    assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
+    assert slopes_of(8).tolist() == [2.0**-i for i in range(1, 9)]
     every_other = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
-    assert torch.equal(alibi_slopes(12), torch.cat((alibi_slopes(8), torch.tensor(every_other))))
-    assert torch.equal(alibi_slopes(3), torch.tensor([2.0**-4, 2.0**-8, 2.0**-2]))
+    assert torch.equal(slopes_of(12), torch.cat((slopes_of(8), torch.tensor(every_other))))
+    assert torch.equal(slopes_of(3), torch.tensor([2.0**-4, 2.0**-8, 2.0**-2]))
 
 
 @pytest.mark.parametrize("heads", [1, 4, 128])
 def test_alibi_slopes_match_mpmath_rounded_once(heads: int) -> None:
     with mpmath.workdps(40):
         exact = [float(mpmath.power(2, -8 * mpmath.mpf(i) / heads)) for i in range(1, heads + 1)]
-    assert np.array_equal(alibi_slopes(heads).numpy(), np.array(exact, dtype=np.float32))
+    assert np.array_equal(slopes_of(heads).numpy(), np.array(exact, dtype=np.float32))
 
 
 def test_alibi_slopes_match_transformers_for_every_head_count() -> None:
     for heads in range(1, 130):
-        slopes = alibi_slopes(heads)
+        slopes = slopes_of(heads)
         torch.testing.assert_close(slopes, bloom(heads, ones(2))[:, 0, 1], rtol=BLOOM, atol=0)
         torch.testing.assert_close(slopes, -mpt(heads, 2)[:, 0, 0], rtol=MPT, atol=0)
 
 
 @HEADS
 def test_alibi_bias_is_negative_slope_times_distance(heads: int) -> None:
-    bias, slopes = AlibiBias(heads)(3, 2, 6)[0], alibi_slopes(heads)
+    bias, slopes = AlibiBias(heads)(3, 2, 6)[0], slopes_of(heads)
     distances = torch.tensor([[3, 2, 1, 0, -1, -2], [4, 3, 2, 1, 0, -1]])
     assert torch.equal(bias, torch.stack([-slope * distances for slope in slopes]))
 

@@ -7,7 +7,8 @@ import onnx
 import pytest
 import torch
 
-from preblock.models.modules.sinusoids import COSINE, POSITIONS, SINE, Sinusoid
+from preblock.models.modules.sinusoids import Sinusoid
+from preblock.models.sinusoid_tables import COSINE, POSITIONS, SINE
 from tests.models.modules.graphs import graph_of, session_of
 from tests.models.modules.precise_sinusoids import bits, closest_to_quarters, powers_of_two_and_neighbours
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from preblock.models.modules.sinusoids import COSINE, POSITIONS, SINE, Sinusoid, sinusoid
+from preblock.models.modules.sinusoids import Sinusoid, sinusoid
+from preblock.models.sinusoid_tables import COSINE, POSITIONS, SINE
 from tests.models.modules.precise_sinusoids import (
     PRECISION,
     WIDTHS_AND_BASES,

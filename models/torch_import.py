@@ -1,0 +1,20 @@
+"""PyTorch itself, for the float32 values that NumPy cannot give to the bit."""
+
+from importlib import import_module
+from typing import Any
+
+
+def import_torch(purpose: str) -> Any:
+    """Return the module torch.
+
+    Args:
+        purpose: what needs it, for the message.
+
+    Raises:
+        ImportError: torch is not installed.
+
+    """
+    try:
+        return import_module("torch")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{purpose} needs torch: pip install 'preblock[torch]'", name="torch") from error
