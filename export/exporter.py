@@ -29,6 +29,7 @@ from preblock.models.checkpoints.position_resize import resize_positions
 from preblock.models.config_check import check_described
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import FrontEndData
 from preblock.models.modules.stems import Stem
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import Manifest, Resized, Source, StemManifest
@@ -90,13 +91,17 @@ def export(
 
     def load() -> LoadedSource:
         loaded = load_source(source, report, widen=format_ is None, **choices)
-        if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
+        if isinstance(loaded.frontend, FrontEndData) and loaded.frontend.config.no_rotary:
             report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
         if rotary_layout != "full":
             loaded = _change_rotary(loaded, "--rotary-layout", form=rotary_layout)
         if rotary_dtype != "float32":
             loaded = _change_rotary(loaded, "--rotary-dtype", dtype=rotary_dtype)
-        return loaded if max_len is None else _resize(loaded, max_len, resizing)
+        if max_len is not None:
+            loaded = _resize(loaded, max_len, resizing)
+        if isinstance(loaded.frontend, FrontEndData):
+            loaded = replace(loaded, frontend=FrontEnd.from_data(loaded.frontend))
+        return loaded
 
     # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
     return export_loaded(load(), name, repository, report, format_, prompts)
@@ -114,6 +119,7 @@ def export_loaded(
 
     Tables are stored in `format_`; default float32. `soft_prompts` are folders by name.
     """
+    assert not isinstance(loaded.frontend, FrontEndData)
     source = loaded.frontend
     source.eval()
     storage: dict[str, StoredTable] = {}
@@ -238,20 +244,21 @@ def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exac
 def _change_rotary(loaded: LoadedSource, option: str, **change: Any) -> LoadedSource:
     """Return the source with another form or dtype of its rotary outputs, as `option` requests."""
     source = loaded.frontend
-    if not isinstance(source, FrontEnd) or not source.config.rotary:
-        reason = (isinstance(source, FrontEnd) and source.config.no_rotary) or "this front-end leaves none to attention"
+    if not isinstance(source, FrontEndData) or not source.config.rotary:
+        reason = (
+            isinstance(source, FrontEndData) and source.config.no_rotary
+        ) or "this front-end leaves none to attention"
         (got,) = change.values()
         raise ExportError(f"{option}: got {got}, but the model has no rotary outputs: {reason}")
     try:
         rotary = tuple(replace(output, **change) for output in source.config.rotary)
     except ValueError as error:
         raise ExportError(f"{option}: {error}") from error
-    config = replace(source.config, rotary=rotary)
-    return replace(loaded, frontend=FrontEnd.from_tensors(config, source.state_dict()))
+    return replace(loaded, frontend=replace(source, config=replace(source.config, rotary=rotary)))
 
 
 def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:
-    if not isinstance(loaded.frontend, FrontEnd):
+    if not isinstance(loaded.frontend, FrontEndData):
         raise ExportError("--max-len is only for front-ends of token ids; the source takes images or spectrograms")
     try:
         frontend = resize_positions(loaded.frontend, max_len, resizing)

@@ -11,7 +11,7 @@ from preblock.export.errors import ExportError
 from preblock.export.source import LoadedSource
 from preblock.models.checkpoints.soft_prompt_reader import read_soft_prompt
 from preblock.models.checkpoints.weight_files import CheckpointError
-from preblock.models.frontend import FrontEnd
+from preblock.models.config import FrontEndConfig
 from preblock.service.artifacts.manifest import SoftPrompt
 from preblock.service.artifacts.names import NAME, SOFT_PROMPTS
 
@@ -38,13 +38,13 @@ def write_soft_prompts(loaded: LoadedSource, folders: Mapping[str, Path], folder
     """
     if not folders:
         return loaded
-    source = loaded.frontend
-    if not isinstance(source, FrontEnd):
+    config = getattr(loaded.frontend, "config", None)
+    if not isinstance(config, FrontEndConfig):
         raise ExportError(f"{OPTION}: got a soft prompt, but the token vectors of this model are unknown")
-    width, records, tables, first = source.signature.lookup_width or source.signature.width, {}, [], 0
+    width, records, tables, first = config.signature.lookup_width or config.signature.width, {}, [], 0
     for name, origin in folders.items():
         try:
-            table = read_soft_prompt(origin, width).numpy()
+            table = read_soft_prompt(origin, width)
         except CheckpointError as error:
             raise ExportError(f"{OPTION} {name}: {error}") from error
         records[name] = SoftPrompt(first=first, rows=len(table))

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, TypeAlias, Union, Unpack
 
 from preblock.export.arguments import ADAPTER, SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
@@ -15,14 +15,11 @@ from preblock.models.checkpoints.consumers import inputs_beside
 from preblock.models.checkpoints.reader import files_needed, find_ngram_tables, read_frontend
 from preblock.models.checkpoints.static_families import CONFIG, MODULES, SETTINGS, StaticLayout, find_static
 from preblock.models.checkpoints.static_reader import read_static, static_files_needed
-from preblock.models.checkpoints.stem_reader import read_stem, stem_files_needed
 from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
 from preblock.models.checkpoints.weight_files import CheckpointError, is_sharded, read_bytes, read_config
-from preblock.models.custom_frontend import CustomFrontEnd
-from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import DESCRIPTION, INDEX, WEIGHTS
-from preblock.models.modules.stems import Stem
 from preblock.models.presets import build_preset
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import Resized, SentencePooling, SoftPrompt, Source
@@ -34,7 +31,13 @@ from preblock.service.runtime.tokenizer import check_tokenizer
 SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER]
 """Files to download first. They name the weight files, except for the tokenizer, to be copied, and an adapter."""
 
-AnyFrontEnd = FrontEnd | CustomFrontEnd | Stem
+if TYPE_CHECKING:
+    from preblock.models.custom_frontend import CustomFrontEnd
+    from preblock.models.frontend import FrontEnd
+    from preblock.models.modules.stems import Stem
+
+AnyFrontEnd: TypeAlias = Union["FrontEnd", "CustomFrontEnd", "Stem"]
+AnySource: TypeAlias = Union["FrontEndData", AnyFrontEnd]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class LoadedSource:
     left out.
     """
 
-    frontend: AnyFrontEnd
+    frontend: AnySource
     record: Source
     tokenizer: Path | None = None
     resized: Resized | None = None
@@ -75,7 +78,7 @@ def load_source(
             return _load_folder(Path(source), record, choices, progress, widen)
         case Source(kind="preset") as record:
             refuse_choices(source, choices)
-            return LoadedSource(build_preset(source), record)
+            return LoadedSource(build_preset(source).data(), record)
         case record:
             folder = _download(str(record.name), record.revision, choices)
             return _load_folder(folder, record.model_copy(update={"revision": folder.name}), choices, progress, widen)
@@ -91,10 +94,12 @@ def _load_folder(
         layout = find_static(folder) if format_ == "static" else None
         if layout:
             return _load_static(folder, layout, record)
-        frontend: AnyFrontEnd
+        frontend: FrontEndData | Stem
         if format_ == "description":
             frontend = read_description(folder, progress.add, widen)
         elif format_ == "stem":
+            from preblock.models.checkpoints.stem_reader import read_stem  # imports torch
+
             frontend = read_stem(folder, choices.get("side"))
         elif format_ == "checkpoint":
             further = {name: value for name, value in choices.items() if name != "tokens_only"}
@@ -108,7 +113,7 @@ def _load_folder(
             from preblock.export.discovery.discovery import discover
 
             found = discover(folder, read_config(folder), choices.get("side"), progress.add, widen, tokens_only)
-            frontend, discovery, beside = found.frontend, found.parity, found.beside
+            frontend, discovery, beside = found.frontend.data(), found.parity, found.beside
             record = record.model_copy(update={"discovered_with": found.library})
     except CheckpointError as error:
         raise ExportError(str(error)) from error
@@ -116,19 +121,19 @@ def _load_folder(
     record = record.model_copy(update={"config_sha256": describe(config).sha256})
     tokenizer = folder / TOKENIZER
     loaded = LoadedSource(frontend, record, discovery=discovery, tables=tables, beside=beside)
-    if isinstance(frontend, Stem) or not os.path.lexists(tokenizer):
+    if not isinstance(frontend, FrontEndData) or not os.path.lexists(tokenizer):
         return loaded
     _check_tokenizer(tokenizer, frontend)
     return replace(loaded, tokenizer=tokenizer)
 
 
-def _check_tokenizer(file: Path, frontend: AnyFrontEnd) -> None:
+def _check_tokenizer(file: Path, frontend: FrontEndData) -> None:
     """Open the tokenizer in `file`; raise ExportError unless all its ids are rows of the token table."""
     try:
         largest = check_tokenizer(str(file), read_bytes(file))
     except (CheckpointError, PreblockError) as error:
         raise ExportError(str(error)) from error
-    if isinstance(frontend, FrontEnd) and largest >= (rows := frontend.signature.vocab_size):
+    if largest >= (rows := frontend.signature.vocab_size):
         raise ExportError(
             f"{file}: the tokenizer gives ids up to {largest}, but the largest row of the token table is {rows - 1}; "
             "remove the tokens beyond it, or the file to export without a tokenizer"
@@ -177,6 +182,8 @@ def _weight_files(folder: Path, choices: SourceOptions) -> list[str]:
     if format_ == "description":
         return files_described(folder)
     if format_ == "stem":
+        from preblock.models.checkpoints.stem_reader import stem_files_needed  # imports torch
+
         return stem_files_needed(folder, side)
     if format_ == "checkpoint":
         return files_needed(folder, side, choices.get("segments", False))

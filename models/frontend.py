@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from preblock.models.config import FrontEndConfig
 from preblock.models.config_check import check_described
+from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import write_frontend
 from preblock.models.modules.bias_modules import Bias, build_bias
 from preblock.models.modules.grid import FactorisedCells
@@ -49,6 +50,7 @@ from preblock.models.steps import (
     indexed,
     names_of,
 )
+from preblock.models.torch_arrays import array_of, tensor_of
 
 
 class FrontEnd(nn.Module):
@@ -115,6 +117,25 @@ class FrontEnd(nn.Module):
         module.load_state_dict(dict(tensors), strict=True, assign=True)
         return module
 
+    @staticmethod
+    def from_data(data: FrontEndData) -> "FrontEnd":
+        """Build the front-end of `data`. It shares the memory of all arrays, except of read-only ones.
+
+        Raises:
+            RuntimeError: as `from_tensors`.
+
+        """
+        return FrontEnd.from_tensors(data.config, {name: tensor_of(array) for name, array in data.tensors.items()})
+
+    def data(self) -> FrontEndData:
+        """Return the config, and the weights as arrays. They share the memory of weights on the CPU.
+
+        Raises:
+            ValueError: a weight is on the device meta, or of a type without an array.
+
+        """
+        return FrontEndData(self.config, {name: array_of(name, tensor) for name, tensor in self.state_dict().items()})
+
     def forward(
         self,
         input_ids: Tensor,
@@ -170,7 +191,7 @@ class FrontEnd(nn.Module):
 
         """
         check_described(self)
-        write_frontend(Path(path), self.config, self.state_dict())
+        write_frontend(Path(path), self.data())
 
     def look_up(self, input_ids: Tensor, scaled: bool = True) -> Tensor:
         """Return the model's own lookup of `input_ids` (B, L), known as `inputs_embeds`.

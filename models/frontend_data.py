@@ -4,12 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from preblock.models.config import FrontEndConfig
+from preblock.models.frequencies import alibi_slopes, relative_frequencies, rotary_frequencies, t5_borders
+from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.signature import Signature
+from preblock.models.sinusoid_tables import RECIPES, exact_sinusoids
+from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, Weights, names_of, parameters
 
 Array = NDArray[Any]
+STORED = ("learned", "hybrid", "factorised")
+"""Position tables with trained weights; all others are derived."""
 
 
 @dataclass(frozen=True)
@@ -30,3 +38,107 @@ class FrontEndData:
     def signature(self) -> Signature:
         """The inputs, sizes and promises of its graph."""
         return self.config.signature
+
+    def check(self) -> "FrontEndData":
+        """Return this front-end.
+
+        Raises:
+            ValueError: a tensor is missing, of another shape, or not of this front-end; or a table cannot be derived.
+
+        """
+        for step, width in zip(self.config.steps, (0, *self.config.widths), strict=False):
+            if isinstance(step, Positions):
+                _check_derived(step, width)
+        if self.config.bias is not None:
+            _check_bias(self.config.bias)
+        for output in self.config.rotary:
+            _check_rotary(output.config)
+        padding, rows = self.config.padding_idx, self.config.tokens.rows
+        if padding is not None and not 0 <= padding < rows:
+            raise ValueError(f"padding_idx: got {padding}, expected 0 to {rows - 1}")
+        shapes = shapes_of(self.config)
+        for name in (*shapes, *self.tensors):
+            if name not in shapes or name not in self.tensors:
+                got, expected = ("a tensor", "none") if name in self.tensors else ("none", "a tensor")
+                raise ValueError(f"{name}: got {got}, expected {expected}")
+            if (shape := self.tensors[name].shape) != shapes[name]:
+                raise ValueError(f"{name}: got the shape {list(shape)}, expected {list(shapes[name])}")
+        return self
+
+
+def shapes_of(config: FrontEndConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each trained weight, by its name in `FrontEnd.state_dict()`."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, step, width in zip(names_of(config.steps), config.steps, (0, *config.widths), strict=False):
+        if not isinstance(step, Positions) or step.table in STORED:
+            shapes |= {f"{name}.{parameter}": _shape_of(step, parameter, width) for parameter in parameters(step)}
+    if isinstance(config.bias, T5Config):
+        shapes["bias.weight"] = (config.bias.buckets, config.bias.heads)
+    if (layers := config.per_layer) is not None:
+        width = layers.layers * layers.width
+        shapes["per_layer.tokens.weight"] = (layers.rows, width)
+        shapes["per_layer.project.weight"] = (width, config.widths[config.lookup - 1])
+        shapes["per_layer.norm.weight"] = (layers.width,)
+    if (ngrams := config.ngrams) is not None and not ngrams.referenced:
+        width = ngrams.width // ngrams.heads_of_layer
+        shapes |= {f"ngrams.tables.{place}.weight": (rows, width) for place, rows in enumerate(ngrams.table_rows)}
+    return shapes
+
+
+def _shape_of(step: Step, parameter: str, width: int) -> tuple[int, ...]:
+    """Return the shape of a parameter of `step`, for vectors of `width`."""
+    match step:
+        case Tokens():
+            return step.rows, step.width
+        case Weights():
+            return step.rows, 1
+        case Segments():
+            return step.rows, width
+        case Levels():
+            return step.levels[int(parameter.partition(".")[0])].rows, width
+        case Positions(grid=(height, columns), table="factorised"):
+            return height if parameter == "rows.weight" else columns, width
+        case Positions():
+            return step.rows, width
+        case Project():
+            return (step.width, width) if parameter == "weight" else (step.width,)
+        case _:
+            return (width,)
+
+
+def _check_derived(step: Positions, width: int) -> None:
+    """Raise ValueError unless the table of `step`, if it is derived, exists for vectors of `width`."""
+    if step.grid and step.table == "exact":
+        if width % 4:
+            raise ValueError(
+                f"d_model: got {width}, expected a multiple of 4: half for the row and half for the column, "
+                "each in pairs of sine and cosine"
+            )
+    elif step.table in ("exact", "hybrid"):
+        exact_sinusoids(np.zeros(1, np.int64), width)
+    elif step.table in RECIPES:
+        if step.rows < 1:
+            raise ValueError(f"rows: got {step.rows}, expected 1 or more for a table {step.table!r}")
+        if step.zero_row is not None and not 0 <= step.zero_row < step.rows:
+            raise ValueError(f"zero_row: got {step.zero_row}, expected 0 to {step.rows - 1}")
+        if step.table == "tensor2tensor" and width < 4:
+            raise ValueError(f"d_model: got {width}, expected 4 or more")
+
+
+def _check_rotary(config: RotaryConfig) -> None:
+    """Raise ValueError unless the frequencies can be computed."""
+    try:
+        rotary_frequencies(config)
+    except OverflowError as error:
+        raise ValueError(f"rotary: {error}") from error
+
+
+def _check_bias(config: BiasConfig) -> None:
+    """Raise ValueError unless the numbers of an attention bias can be derived."""
+    match config:
+        case AlibiConfig():
+            alibi_slopes(config)
+        case T5Config():
+            t5_borders(config)
+        case RelativeSinusoidConfig():
+            relative_frequencies(config.width)

@@ -10,33 +10,33 @@ from preblock.models.step_documents import to_document
 from preblock.models.steps import Step, names_of, parameters
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from preblock.models.config import FrontEndConfig
+    from preblock.models.frontend_data import Array, FrontEndData
 
 DESCRIPTION = "frontend.toml"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-STORED_TYPES = ("torch.float32", "torch.float16", "torch.bfloat16")
+STORED_TYPES = ("float32", "float16", "bfloat16")
 """Allowed types of a checkpoint's tensors: float8 would need a scale, and float64 would be rounded."""
 
 
-def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str, Tensor]") -> None:
+def write_frontend(folder: Path, data: "FrontEndData") -> None:
     """Write a front-end into `folder`, in place of an earlier one.
 
     Args:
         folder: created if missing.
-        config: configuration of the front-end.
-        tensors: its weights by their names in `FrontEnd.state_dict()`.
+        data: the front-end.
 
     Raises:
-        ValueError: a tensor is of another type than `STORED_TYPES` or on the device meta, attention has a bias, or
-            `folder` holds another checkpoint.
+        ValueError: a tensor is of another type than `STORED_TYPES`, attention has a bias, or `folder` holds another
+            checkpoint.
         OSError: a file cannot be written.
 
     """
-    from safetensors.torch import save_file
+    import numpy as np
+    from safetensors.numpy import save_file
 
+    config, tensors = data.config, data.tensors
     if config.per_layer is not None:
         raise ValueError(f"per_layer: got per-layer inputs, expected none: {DESCRIPTION} cannot describe them")
     if config.ngrams is not None:
@@ -44,10 +44,8 @@ def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str
     if config.bias is not None:
         raise ValueError(f"bias: got {config.bias.kind!r}, expected none: {DESCRIPTION} cannot describe it")
     for name, tensor in tensors.items():
-        if str(tensor.dtype) not in STORED_TYPES:
+        if tensor.dtype.name not in STORED_TYPES:
             raise ValueError(f"{name}: got {tensor.dtype}, expected {', '.join(STORED_TYPES)}")
-        if tensor.is_meta:
-            raise ValueError(f"{name}: got a tensor on the device meta, expected one with values")
     if (folder / INDEX).exists():
         raise ValueError(f"{folder}: holds the {INDEX} of another checkpoint; choose another folder")
     if (folder / WEIGHTS).exists():
@@ -56,7 +54,7 @@ def write_frontend(folder: Path, config: "FrontEndConfig", tensors: "Mapping[str
     # The tensors may be mapped from the old file: replace it only when the new one is complete.
     draft = folder / f".{WEIGHTS}.{token_hex(3)}"
     try:
-        save_file(_separate(tensors), draft, {"format": "pt"})
+        save_file({name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}, draft, {"format": "pt"})
         draft.replace(folder / WEIGHTS)
     finally:
         draft.unlink(missing_ok=True)
@@ -70,7 +68,7 @@ def _check_replaceable(folder: Path) -> None:
     file, description = folder / WEIGHTS, folder / DESCRIPTION
     described = description.read_text(encoding="utf-8") if description.exists() else ""
     try:
-        with safe_open(file, framework="pt") as weights:
+        with safe_open(file, framework="numpy") as weights:
             others = [key for key in weights.keys() if _value(key) not in described]  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{file}: {error}; choose another folder") from error
@@ -78,20 +76,7 @@ def _check_replaceable(folder: Path) -> None:
         raise ValueError(f"{file}: holds {others[0]}, which {DESCRIPTION} does not name; choose another folder")
 
 
-def _separate(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """Return contiguous tensors, with a copy of each that shares its memory with an earlier one: a file shares none."""
-    separate: dict[str, Tensor] = {}
-    ends: dict[int, int] = {}  # of each range of memory, by its begin
-    for name, tensor in tensors.items():
-        given = tensor.contiguous()
-        begin, end = given.data_ptr(), given.data_ptr() + given.nbytes
-        shared = any(begin < other_end and other < end for other, other_end in ends.items())
-        separate[name] = given.clone() if shared else given
-        ends[begin] = max(end, ends.get(begin, end))
-    return separate
-
-
-def _lines(config: "FrontEndConfig", tensors: "Mapping[str, Tensor]") -> Iterator[str]:
+def _lines(config: "FrontEndConfig", tensors: "Mapping[str, Array]") -> Iterator[str]:
     document = config.to_document()
     apart = ("steps", "rotary", "bias", "no_rotary", "per_layer", "ngrams")
     yield from _fields({name: value for name, value in document.items() if name not in apart})
@@ -101,7 +86,7 @@ def _lines(config: "FrontEndConfig", tensors: "Mapping[str, Tensor]") -> Iterato
         yield from ("", "[[rotary]]", *_fields(output))
 
 
-def _with_keys(name: str, step: Step, tensors: "Mapping[str, Tensor]") -> dict[str, Any]:
+def _with_keys(name: str, step: Step, tensors: "Mapping[str, Array]") -> dict[str, Any]:
     """Return the plain values of `step`, and the keys of its tensors: their names in `FrontEnd.state_dict()`."""
     values = to_document(step)
     for parameter in parameters(step):

@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 # Third-party packages, each with its importers.
 HOMES = {
     "torch": ("models", "export", "client", "plots"),
-    "safetensors": ("models",),
+    "safetensors": ("models", "export"),
     "onnx": ("export",),
     "huggingface_hub": ("export",),
     "onnxruntime": ("service.runtime",),

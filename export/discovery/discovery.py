@@ -18,14 +18,18 @@ from preblock.models.checkpoints.divided_tensors import describe_parts
 from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
-from preblock.models.checkpoints.weight_files import files_of_keys, is_sharded, one_line, open_weights
+from preblock.models.checkpoints.weight_files import WeightFile, files_of_keys, is_sharded, one_line
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.frontend_file import WEIGHTS
+from preblock.models.frontend_data import FrontEndData
+from preblock.models.frontend_file import STORED_TYPES, WEIGHTS
 from preblock.models.steps import Positions, names_of, parameters
+from preblock.models.torch_arrays import tensor_of
 from preblock.service.artifacts.parity import OutputParity
 
 NO_ROTARY = "discovery finds the vectors that enter block 0, not the cosines and sines of attention"
+READ_TYPES = (*STORED_TYPES, "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+"""Allowed types of tensors that the model needs beside the front-end."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
             replace(step, table="learned", rows=len(computed)) if isinstance(step, Positions) else step
             for step in sized
         )
-        tensors["positions.weight"] = computed
+        tensors["positions.weight"] = computed.detach().numpy()
     positions = next((step for step in sized if isinstance(step, Positions)), None)
     limit = limit_of(positions) if positions else found.max_len
     try:
@@ -174,8 +178,8 @@ def _read(folder: Path, name: str, found: FoundSteps, count_bytes: ByteCount, wi
             copies=found.copies,
             no_rotary=NO_ROTARY if found.rotary else None,
         )
-        return FrontEnd.from_tensors(config, tensors).eval()
-    except (RuntimeError, TypeError, ValueError) as error:
+        return FrontEnd.from_data(FrontEndData(config, tensors).check()).eval()
+    except (TypeError, ValueError) as error:
         raise DiscoveryError(f"{folder}: the steps found do not fit the tensors: {one_line(error)}") from error
 
 
@@ -193,6 +197,5 @@ def _load(model: BlocklessModel, found: FoundSteps, frontend: FrontEnd) -> None:
 
 
 def _read_tensor(folder: Path, key: str) -> Tensor:
-    with open_weights(files_of_keys(folder)[key]) as weights:
-        tensor: Tensor = weights.get_tensor(key)
+    tensor = tensor_of(WeightFile(files_of_keys(folder)[key]).get(key, READ_TYPES))
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor

@@ -5,10 +5,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from preblock.models.checkpoints.weight_files import CheckpointError, check_file, find_key, get_tensor, open_weights
+from preblock.models.checkpoints.weight_files import CheckpointError, WeightFile, check_file, find_key
+from preblock.models.frontend_data import Array
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.serialization import Keys
 
@@ -16,7 +16,7 @@ SCALES = ("_scale_inv", "_scale")
 """Endings of the name of a table for the name of its scales: `weight_scale_inv` multiplies too, despite its name."""
 
 
-def read_ngram_tables(folder: Path, ngrams: NgramConfig, read: Callable[[Keys], Tensor | None]) -> dict[str, Tensor]:
+def read_ngram_tables(folder: Path, ngrams: NgramConfig, read: Callable[[Keys], Array | None]) -> dict[str, Array]:
     """Return the table of each layer, under the names of `FrontEnd.state_dict()`; its parts are concatenated.
 
     `read` returns a tensor by its names, or None.
@@ -25,12 +25,12 @@ def read_ngram_tables(folder: Path, ngrams: NgramConfig, read: Callable[[Keys], 
         CheckpointError: a table is missing, or has another number of rows than its hash.
 
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Array] = {}
     for place, (parts, rows) in enumerate(zip(ngrams.weights, ngrams.table_rows, strict=True)):
         found = [part for part in map(read, parts) if part is not None]
         if not found:
             raise CheckpointError(f"{folder}: no tensor {parts[0][0]}")
-        table = found[0] if len(found) == 1 else torch.cat(found)
+        table = found[0] if len(found) == 1 else np.concatenate(found)
         if len(table) != rows:
             raise CheckpointError(
                 f"{folder}: {parts[0][0]} has {len(table)} rows in {len(found)} parts, expected {rows} rows in "
@@ -88,8 +88,7 @@ def check_hash(files: Mapping[str, Path], prefix: str, ngrams: NgramConfig, voca
             key = find_key(files, prefix, (stem + name,))
             if key is None:
                 continue
-            with open_weights(files[key]) as weights:
-                found = get_tensor(weights, key, files[key], ("torch.int64",)).tolist()
+            found = WeightFile(files[key]).get(key, ("int64",)).tolist()
             if found != list(expected):
                 raise CheckpointError(
                     f"{files[key]}: {key} is {found}, expected {list(expected)}, as config.json states"

@@ -9,16 +9,16 @@ Letters: D model width, M rows of the table.
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from preblock.models.config import MAX_TABLE_ROWS
-from preblock.models.frontend import FrontEnd
-from preblock.models.modules.sinusoids import sinusoid
+from preblock.models.frontend_data import Array, FrontEndData
+from preblock.models.sinusoid_tables import exact_sinusoids
 from preblock.models.steps import names_of
 
 
-def truncate(table: Tensor, length: int) -> Tensor:
+def truncate(table: Array, length: int) -> Array:
     """Return the first `length` rows of `table` (M, D), as a copy.
 
     Raises:
@@ -28,10 +28,10 @@ def truncate(table: Tensor, length: int) -> Tensor:
     rows = _rows_of(table)
     if not 1 <= length <= rows:
         raise ValueError(f"length: got {length}, expected 1 to {rows}: truncation does not lengthen a table")
-    return table[:length].clone()  # a view would keep, and save, all the rows
+    return table[:length].copy()  # a view would keep, and save, all the rows
 
 
-def interpolate(table: Tensor, length: int) -> Tensor:
+def interpolate(table: Array, length: int) -> Array:
     """Stretch `table` (M, D) to (length, D) linearly, as before fine-tuning on longer inputs.
 
     The ends are aligned: the first row stays first and the last stays last, and new row i lies at
@@ -43,10 +43,10 @@ def interpolate(table: Tensor, length: int) -> Tensor:
 
     """
     rows = _check_longer(table, length)
-    return _between(table, torch.arange(length, device=table.device) * (rows - 1), max(length - 1, 1))
+    return _between(table, np.arange(length) * (rows - 1), max(length - 1, 1))
 
 
-def interpolate_positions(table: Tensor, length: int) -> Tensor:
+def interpolate_positions(table: Array, length: int) -> Array:
     """Scale positions down by M / length, and read `table` (M, D) there, linearly between rows (Chen et al. 2023).
 
     New row i has the place i * M / length among the old ones: distances shrink by exactly that factor. At twice the
@@ -58,10 +58,10 @@ def interpolate_positions(table: Tensor, length: int) -> Tensor:
 
     """
     rows = _check_longer(table, length)
-    return _between(table, torch.arange(length, device=table.device) * rows, length)
+    return _between(table, np.arange(length) * rows, length)
 
 
-def hybrid(table: Tensor, length: int, base: float = 10000.0) -> Tensor:
+def hybrid(table: Array, length: int, base: float = 10000.0) -> Array:
     """Keep the rows of `table` (M, D), and add the sinusoids of the positions M to length - 1.
 
     Args:
@@ -74,11 +74,11 @@ def hybrid(table: Tensor, length: int, base: float = 10000.0) -> Tensor:
 
     """
     rows = _check_longer(table, length)
-    beyond = sinusoid(torch.arange(rows, length, device=table.device), table.shape[1], base)
-    return torch.cat((table, beyond.to(table.dtype)))
+    beyond = exact_sinusoids(np.arange(rows, length), table.shape[1], base)
+    return np.concatenate((table, beyond.astype(table.dtype)))
 
 
-RESIZINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
+RESIZINGS: dict[str, Callable[[Array, int], Array]] = {
     "truncate": truncate,
     "interpolate": interpolate,
     "interpolate_positions": interpolate_positions,
@@ -87,33 +87,34 @@ RESIZINGS: dict[str, Callable[[Tensor, int], Tensor]] = {
 """Resizing methods by name. The default rejects lengths beyond M, and needs no method."""
 
 
-def _rows_of(table: Tensor) -> int:
+def _rows_of(table: Array) -> int:
     if table.ndim != 2 or not table.shape[0]:
         raise ValueError(f"table: got shape {tuple(table.shape)}, expected (M, D) with M 1 or more")
-    return table.shape[0]
+    return len(table)
 
 
-def _check_longer(table: Tensor, length: int) -> int:
+def _check_longer(table: Array, length: int) -> int:
     rows = _rows_of(table)
     if length < rows:
         raise ValueError(f"length: got {length}, expected {rows} or more; to shorten a table, truncate it")
     return rows
 
 
-def _between(table: Tensor, numerators: Tensor, denominator: int) -> Tensor:
+def _between(table: Array, numerators: NDArray[np.int64], denominator: int) -> Array:
     """Return the rows of `table` at the positions `numerators / denominator`, linearly between its own."""
-
-    def rows(numerators: Tensor) -> Tensor:
+    resized = np.empty((len(numerators), table.shape[1]), table.dtype)
+    for begin in range(0, len(numerators), 1024):  # float64 takes memory
+        part = numerators[begin : begin + 1024]
         # Integer division is exact: no quotient falls just below its row.
-        lower = numerators // denominator
-        upper = (lower + 1).clamp(max=table.shape[0] - 1)
-        share = (numerators % denominator).to(torch.float64).unsqueeze(-1) / denominator
-        return (table[lower] + share * (table[upper].to(torch.float64) - table[lower])).to(table.dtype)
+        lower = part // denominator
+        upper = np.minimum(lower + 1, len(table) - 1)
+        share = (part % denominator)[:, None] / denominator
+        first, second = (table[rows].astype(np.float64) for rows in (lower, upper))
+        resized[begin : begin + 1024] = first + share * (second - first)
+    return resized
 
-    return torch.cat([rows(part) for part in torch.split(numerators, 1024)])  # float64 takes memory
 
-
-def resize_positions(frontend: FrontEnd, max_len: int, resizing: str | None = None) -> FrontEnd:
+def resize_positions(frontend: FrontEndData, max_len: int, resizing: str | None = None) -> FrontEndData:
     """Return `frontend` with another limit. All tensors except the resized table are shared, not copied.
 
     Args:
@@ -126,7 +127,7 @@ def resize_positions(frontend: FrontEnd, max_len: int, resizing: str | None = No
 
     """
     config, positions = frontend.config, frontend.config.positions
-    tensors = frontend.state_dict()
+    tensors = dict(frontend.tensors)
     if positions is not None and positions.grid:
         raise ValueError(f"max_len: got {max_len}, expected {config.max_len}, the cells of a grid")
     if positions is None or positions.table != "learned":
@@ -143,9 +144,11 @@ def resize_positions(frontend: FrontEnd, max_len: int, resizing: str | None = No
         name = f"{names_of(config.steps)[config.steps.index(positions)]}.weight"
         table = tensors[name]
         # The rows before the first position are padding; keep them.
-        tensors[name] = torch.cat((table[: positions.first], RESIZINGS[resizing](table[positions.first :], max_len)))
+        tensors[name] = np.concatenate(
+            (table[: positions.first], RESIZINGS[resizing](table[positions.first :], max_len))
+        )
     steps = config.steps
     if positions is not None and positions.rows and positions.table != "hybrid":
         longer = replace(positions, rows=max_len + positions.first)
         steps = tuple(longer if step is positions else step for step in steps)
-    return FrontEnd.from_tensors(replace(config, steps=steps, max_len=max_len), tensors)
+    return FrontEndData(replace(config, steps=steps, max_len=max_len), tensors).check()

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from preblock.models.checkpoints.bias_families import bias_of
 from preblock.models.checkpoints.family import ALL, Config, Family
@@ -18,14 +18,15 @@ from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, 
 from preblock.models.checkpoints.tied_tables import with_tied
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
+    WeightFile,
     files_of_keys,
     find_key,
     one_line,
-    open_weights,
     read_config,
 )
 from preblock.models.config import FrontEndConfig
-from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import Array, FrontEndData
+from preblock.models.frontend_file import STORED_TYPES
 from preblock.models.modules.bias import BiasConfig, T5Config
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
@@ -54,10 +55,10 @@ def read_frontend(
     count_bytes: ByteCount = lambda *_: None,
     widen: bool = True,
     reference: bool = False,
-) -> FrontEnd:
+) -> FrontEndData:
     """Build the front-end of the checkpoint in `folder`, with float32 tensors, reading no other tensor.
 
-    Float32 tensors are mapped from the file, not read.
+    Float32 tensors are mapped from the file, not read. Writing into one changes the memory of this process alone.
 
     Args:
         folder: holds `config.json` and safetensors files.
@@ -69,8 +70,7 @@ def read_frontend(
         rotary_length: tokens of the whole sequence, for frequencies scaled by it (rope types "dynamic" and
             "longrope"); default None: no rotary outputs for such a model.
         count_bytes: called with the number of bytes of each chunk converted to float32; ignored by default.
-        widen: default True; False leaves a large token table mapped and in its stored type, to be read in chunks. The
-            front-end cannot run then.
+        widen: default True; False leaves a large token table mapped and in its stored type, to be read in chunks.
         reference: leave n-gram tables in their files, as `NgramConfig.referenced` states; default False.
 
     Raises:
@@ -93,10 +93,9 @@ def read_frontend(
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
     config = _with_rotary(config, folder, family.prefix, values, rotary_length)
     try:
-        return FrontEnd.from_tensors(
-            replace(config, arithmetic=stored if arithmetic == "source" else "float32", bias=bias), tensors
-        )
-    except (RuntimeError, TypeError, ValueError) as error:
+        config = replace(config, arithmetic=stored if arithmetic == "source" else "float32", bias=bias)
+        return FrontEndData(config, tensors).check()
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: tensors and config.json disagree: {one_line(error)}") from error
 
 
@@ -179,15 +178,13 @@ def _with_rotary(
     return replace(config, rotary=outputs)
 
 
-def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> Tensor | None:
+def _read_tensor(folder: Path, prefix: str, keys: tuple[str, ...]) -> NDArray[np.float32] | None:
     """Return a tensor as float32; None if the files lack it."""
     files = files_of_keys(folder)
     key = find_key(files, prefix, keys)
     if key is None:
         return None
-    with open_weights(files[key]) as file:
-        tensor: Tensor = file.get_tensor(key)
-    return tensor.to(torch.float32)
+    return WeightFile(files[key]).get(key, (*STORED_TYPES, "float64")).astype(np.float32)
 
 
 def _configure(
@@ -211,15 +208,14 @@ def _configure(
     return frontend
 
 
-def _zero(tensors: dict[str, Tensor], token: int | None) -> None:
-    """Replace the row of `token` in the token table by zeros, if the library does so."""
+def _zero(tensors: Mapping[str, Array], token: int | None) -> None:
+    """Replace the row of `token` in the token table by zeros, if the library does so. The file stays as it is."""
     if token is None:
         return
-    table = tensors["tokens.weight"].clone()
+    table = tensors["tokens.weight"]
     if type(token) is not int or not -len(table) <= token < len(table):
         raise ValueError(f"pad_token_id is {token!r}, the tensors have {len(table)} rows")
     table[token] = 0
-    tensors["tokens.weight"] = table
 
 
 def _padding(stated: Any, steps: tuple[Step, ...]) -> Any:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from preblock.models.checkpoints.family import Config
 from preblock.models.checkpoints.layer_kinds import FULL, SLIDING
 from preblock.models.checkpoints.rotary_families import RotaryFamily
+from preblock.models.frequencies import attention_factor, rotary_frequencies
 from preblock.models.modules.rotary_config import MAX_WIDTH, SCALINGS, RotaryConfig, yarn_scale
-from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.rotary_output import RotaryOutput
 
 OWN_NUMBERS = {"original_len", "length", "turning_pairs", "frequencies"}
@@ -268,7 +268,7 @@ def _number(key: str, value: Any) -> Any:
     return value
 
 
-def as_stored(output: RotaryOutput, tensor: Tensor) -> RotaryOutput | None:
+def as_stored(output: RotaryOutput, tensor: NDArray[np.float32]) -> RotaryOutput | None:
     """Return `output` as `tensor` of the file has it: float32 frequencies (R/2,), or a table (M, R).
 
     None if a table differs from `output`: some files hold a table rounded to a narrow type.
@@ -277,13 +277,15 @@ def as_stored(output: RotaryOutput, tensor: Tensor) -> RotaryOutput | None:
         ValueError: there are not R/2 frequencies.
 
     """
-    config, module = output.config, RotaryEmbedding(output.config)
+    config = output.config
+    frequencies = rotary_frequencies(config)
     if tensor.ndim == 1:
-        if torch.equal(tensor, module.frequencies):
+        if np.array_equal(tensor, frequencies):
             return output
         return replace(output, config=RotaryConfig(dim=config.dim, scaling="given", frequencies=tuple(tensor.tolist())))
-    cos, sin = (part[0, :, : config.dim // 2] for part in module(torch.zeros((1, tensor.shape[0]), dtype=torch.int64)))
-    table = torch.cat((sin, cos), dim=-1)
-    if table.shape != tensor.shape or (table - tensor).abs().max() > ROUNDING:
+    if tensor.ndim != 2 or tensor.shape[1] != config.dim:
         return None
-    return output
+    angles = np.arange(len(tensor)).astype(frequencies.dtype)[:, None] * frequencies
+    table = np.concatenate((np.sin(angles, dtype=np.float64), np.cos(angles, dtype=np.float64)), axis=1)
+    table *= attention_factor(config)
+    return output if (np.abs(table - tensor) <= ROUNDING).all() else None

@@ -5,16 +5,17 @@ Source: peft 0.21.2, `PromptTuningConfig` and `save_pretrained`.
 
 from pathlib import Path
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from preblock.models.checkpoints.weight_files import CheckpointError, get_tensor, open_weights, read_json
+from preblock.models.checkpoints.weight_files import CheckpointError, WeightFile, read_json
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 KEY = "prompt_embeddings"
 METHOD = "PROMPT_TUNING"
 
 
-def read_soft_prompt(folder: Path, width: int) -> Tensor:
+def read_soft_prompt(folder: Path, width: int) -> NDArray[np.float32]:
     """Return the vectors of the soft prompt in `folder`, float32 (N, width), for a model with token vectors of `width`.
 
     Raises:
@@ -33,11 +34,10 @@ def read_soft_prompt(folder: Path, width: int) -> Tensor:
     if not file.exists() and (folder / PICKLE).exists():
         message = f"only {PICKLE}, a pickle, which can run any code when it is read; save it again as safetensors"
         raise CheckpointError(f"{folder}: {message}")
-    with open_weights(file) as weights:
-        vectors = get_tensor(weights, KEY, file).float()
+    vectors = WeightFile(file).get(KEY).astype(np.float32)
     count = config.get("num_virtual_tokens")
-    if vectors.dim() != 2 or vectors.shape[0] != count or vectors.shape[1] != width or not len(vectors):
+    if vectors.ndim != 2 or vectors.shape[0] != count or vectors.shape[1] != width or not len(vectors):
         raise CheckpointError(f"{file}: {KEY} has shape {list(vectors.shape)}, expected [{count}, {width}]")
-    if not vectors.isfinite().all():
+    if not np.isfinite(vectors).all():
         raise CheckpointError(f"{file}: {KEY} holds infinite values or NaN")
     return vectors

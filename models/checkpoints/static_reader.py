@@ -8,28 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from preblock.models.checkpoints.divided_tensors import find_whole
 from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.static_families import STATICS, StaticFamily, StaticLayout
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
-    get_tensor,
+    WeightFile,
     one_line,
-    open_weights,
     read_json,
 )
 from preblock.models.config import FrontEndConfig
-from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import Array, FrontEndData
 from preblock.models.frontend_file import STORED_TYPES
 from preblock.models.steps import Step, Tokens, Weights
 
-TABLE_TYPES = (*STORED_TYPES, "torch.int8")
-WEIGHT_TYPES = (*STORED_TYPES, "torch.float64")
+TABLE_TYPES = (*STORED_TYPES, "int8")
+WEIGHT_TYPES = (*STORED_TYPES, "float64")
 """Allowed types: all are float32 afterwards. The weights of model2vec are float64 if its statistics are."""
-MAPPING_TYPES = ("torch.int64", "torch.int32")
+MAPPING_TYPES = ("int64", "int32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +41,7 @@ class StaticModel:
 
     """
 
-    frontend: FrontEnd
+    frontend: FrontEndData
     normalize: bool
     ignored_ids: tuple[int, ...]
 
@@ -78,8 +76,8 @@ def read_static(folder: Path, layout: StaticLayout) -> StaticModel:
         config = FrontEndConfig(
             family=layout.name, steps=tuple(steps), max_len=limit, lookup=len(steps), consumer_scales=False
         )
-        frontend = FrontEnd.from_tensors(config, tensors)
-    except (RuntimeError, ValueError) as error:
+        frontend = FrontEndData(config, tensors).check()
+    except ValueError as error:
         raise CheckpointError(f"{folder}: {one_line(error)}") from error
     ignored = () if unknown is None else (unknown,)
     return StaticModel(frontend=frontend, normalize=layout.normalize, ignored_ids=ignored)
@@ -90,36 +88,36 @@ def static_files_needed(layout: StaticLayout) -> list[str]:
     return [layout.weights, layout.tokenizer]
 
 
-def _read_tensors(file: Path, family: StaticFamily) -> dict[str, Tensor]:
+def _read_tensors(file: Path, family: StaticFamily) -> dict[str, Array]:
     """Return the table, float32 (V, D), and the weights, float32 (V, 1), if the file has them."""
     if not file.is_file():
         raise CheckpointError(f"{file.parent}: no {file.name}")
-    with open_weights(file) as weights:
-        files = dict.fromkeys(weights.keys(), file)
-        key = find_whole(file.parent, files, "", family.tables, ("mapping", "weights"))
-        if key is None:
-            found = describe_other_name(files, family.tables)
-            raise CheckpointError(f"{file}: no tensor {' or '.join(family.tables)}{found and '; ' + found}")
-        table = get_tensor(weights, key, file, TABLE_TYPES)
-        mapping = get_tensor(weights, "mapping", file, MAPPING_TYPES) if "mapping" in files else None
-        factors = get_tensor(weights, "weights", file, WEIGHT_TYPES) if "weights" in files else None
+    weights = WeightFile(file)
+    names = weights.keys()
+    key = find_whole(file.parent, names, "", family.tables, ("mapping", "weights"))
+    if key is None:
+        found = describe_other_name(names, family.tables)
+        raise CheckpointError(f"{file}: no tensor {' or '.join(family.tables)}{found and '; ' + found}")
+    table = weights.get(key, TABLE_TYPES)
+    mapping = weights.get("mapping", MAPPING_TYPES) if "mapping" in names else None
+    factors = weights.get("weights", WEIGHT_TYPES) if "weights" in names else None
     _check_shape(file, key, table, 2)
     if mapping is not None:
         _check_shape(file, "mapping", mapping, 1)
         if not 0 <= int(mapping.min()) <= int(mapping.max()) < len(table):
             raise CheckpointError(f"{file}: mapping leads beyond the {len(table)} rows of {key}")
-        table = table[mapping.to(torch.int64)]
-    tensors = {"tokens.weight": table.to(torch.float32)}
+        table = table[mapping]
+    tensors = {"tokens.weight": table.astype(np.float32, copy=False)}
     if factors is not None:
         _check_shape(file, "weights", factors, 1)
         if len(factors) != len(table):
             raise CheckpointError(f"{file}: weights has {len(factors)} values, expected {len(table)}, one for each id")
-        tensors["weights.weight"] = factors.to(torch.float32).reshape(-1, 1)
+        tensors["weights.weight"] = factors.astype(np.float32, copy=False).reshape(-1, 1)
     return tensors
 
 
-def _check_shape(file: Path, key: str, tensor: Tensor, dimensions: int) -> None:
-    if tensor.ndim != dimensions or not tensor.numel():
+def _check_shape(file: Path, key: str, tensor: Array, dimensions: int) -> None:
+    if tensor.ndim != dimensions or not tensor.size:
         raise CheckpointError(
             f"{file}: {key} has the shape {tuple(tensor.shape)}, expected {dimensions} dimensions of 1 or more"
         )

@@ -1,10 +1,9 @@
 """Reads the stem of a published checkpoint: `config.json` and safetensors files, by the rows of `STEMS`."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,15 +14,15 @@ from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.stem_families import STEMS, StemFamily
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
+    WeightFile,
     files_of_keys,
-    get_tensor,
     is_sharded,
     one_line,
-    open_weights,
     read_config,
 )
 from preblock.models.frontend_file import WEIGHTS
 from preblock.models.modules.stems import Stem, StemConfig, from_tensors, without_storage
+from preblock.models.torch_arrays import tensor_of
 
 
 def read_stem(folder: Path, side: str | None = None) -> Stem:
@@ -83,20 +82,19 @@ def _read_tensors(folder: Path, family: StemFamily, shapes: Mapping[str, torch.S
     files = files_of_keys(folder)
     prefix = _prefix(folder, family, files)
     tensors: dict[str, Tensor] = {}
-    with ExitStack() as stack:
-        opened: dict[Path, Any] = {}
-        for name, shape in shapes.items():
-            key = prefix + family.keys[name]
-            check_whole(folder, files, key)
-            if key not in files:
-                raise CheckpointError(f"{folder}: no tensor {key}")
-            file = files[key]
-            if file not in opened:
-                opened[file] = stack.enter_context(open_weights(file))
-            tensor = get_tensor(opened[file], key, file).to(torch.float32)
-            while tensor.ndim > len(shape) and tensor.shape[0] == 1:
-                tensor = tensor[0]
-            tensors[name] = tensor
+    opened: dict[Path, WeightFile] = {}
+    for name, shape in shapes.items():
+        key = prefix + family.keys[name]
+        check_whole(folder, files, key)
+        if key not in files:
+            raise CheckpointError(f"{folder}: no tensor {key}")
+        file = files[key]
+        if file not in opened:
+            opened[file] = WeightFile(file)
+        tensor = opened[file].get(key).astype(np.float32, copy=False)
+        while tensor.ndim > len(shape) and tensor.shape[0] == 1:
+            tensor = tensor[0]
+        tensors[name] = tensor_of(tensor)
     return tensors
 
 

@@ -1,25 +1,23 @@
 """The tensors of a list of steps, read from safetensors files."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from preblock.models.checkpoints.divided_tensors import find_whole
 from preblock.models.checkpoints.ngram_tensors import check_hash, read_ngram_tables
 from preblock.models.checkpoints.other_names import describe_other_name
 from preblock.models.checkpoints.weight_files import (
     CheckpointError,
+    WeightFile,
     files_of_keys,
     find_key,
-    get_tensor,
     is_sharded,
-    open_weights,
 )
+from preblock.models.frontend_data import STORED, Array
 from preblock.models.frontend_file import WEIGHTS
 from preblock.models.modules.bias import BiasConfig, T5Config
 from preblock.models.modules.ngram_config import NgramConfig
@@ -29,8 +27,6 @@ from preblock.models.steps import Levels, Positions, Project, Segments, Step, To
 
 PART = 2**25
 """Numbers per chunk of a conversion to float32."""
-STORED = ("learned", "hybrid", "factorised")
-"""Position tables required in a checkpoint; all others are derived."""
 
 ByteCount = Callable[[int], None]
 
@@ -45,7 +41,7 @@ def read_tensors(
     per_layer: PerLayerConfig | None = None,
     ngrams: NgramConfig | None = None,
     known: Collection[str] = (),
-) -> tuple[tuple[Step, ...], dict[str, Tensor], Any]:
+) -> tuple[tuple[Step, ...], dict[str, Array], Any]:
     """Return `steps` with their sizes, all tensors (bias included), and the stored type of the first tensor.
 
     The tensors are float32, except where `widen` is False as in `read_frontend`, under the names of
@@ -60,27 +56,27 @@ def read_tensors(
     _check_table(folder, files, steps, prefix, known)
     tables = [part for parts in ngrams.weights for part in parts] if ngrams else []
     known = {*known, *(key for keys in (*_keys_of(steps), *tables) for key in keys)}
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Array] = {}
     sized: list[Step] = []
-    with _TensorReader(folder, files, prefix, known, count_bytes, widen) as reader:
-        for name, step in zip(names_of(tuple(steps)), steps, strict=True):
-            own = reader.read_step(name, step)
-            tensors |= {f"{name}.{parameter}": tensor for parameter, tensor in own.items()}
-            sized.append(_size(step, own, sized))
-        if isinstance(pairwise, T5Config):
-            tensors["bias.weight"] = reader.require(pairwise.weight)
-        for name, keys in zip(("tokens", "project", "norm"), per_layer.weights if per_layer else (), strict=False):
-            tensors[f"per_layer.{name}.weight"] = reader.require(keys, table=name == "tokens")
-        if ngrams:
-            if not ngrams.referenced:
-                tensors |= read_ngram_tables(folder, ngrams, lambda keys: reader.read(keys, table=True))
-            check_hash(files, prefix, ngrams, len(tensors["tokens.weight"]))
-        assert reader.first_dtype is not None
-        return tuple(sized), tensors, reader.first_dtype
+    reader = _TensorReader(folder, files, prefix, known, count_bytes, widen)
+    for name, step in zip(names_of(tuple(steps)), steps, strict=True):
+        own = reader.read_step(name, step)
+        tensors |= {f"{name}.{parameter}": tensor for parameter, tensor in own.items()}
+        sized.append(_size(step, own, sized))
+    if isinstance(pairwise, T5Config):
+        tensors["bias.weight"] = reader.require(pairwise.weight)
+    for name, keys in zip(("tokens", "project", "norm"), per_layer.weights if per_layer else (), strict=False):
+        tensors[f"per_layer.{name}.weight"] = reader.require(keys, table=name == "tokens")
+    if ngrams:
+        if not ngrams.referenced:
+            tensors |= read_ngram_tables(folder, ngrams, lambda keys: reader.read(keys, table=True))
+        check_hash(files, prefix, ngrams, len(tensors["tokens.weight"]))
+    assert reader.first_dtype is not None
+    return tuple(sized), tensors, reader.first_dtype
 
 
 class _TensorReader:
-    """Reads tensors of a checkpoint by their names; each file is opened once, and closed at the end of the block.
+    """Reads tensors of a checkpoint by their names; the header of each file is read once.
 
     Args:
         folder: the checkpoint, for messages.
@@ -106,18 +102,11 @@ class _TensorReader:
     ) -> None:
         self._folder, self._files, self._prefix, self._known = folder, files, prefix, known
         self._count_bytes, self._widen = count_bytes, widen
-        self._opened: dict[Path, Any] = {}
-        self._stack = ExitStack()
+        self._opened: dict[Path, WeightFile] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def read_step(self, name: str, step: Step) -> dict[str, Tensor]:
+    def read_step(self, name: str, step: Step) -> dict[str, Array]:
         """Return the tensors of a step by their parameters; a derived table of positions may be missing."""
-        own: dict[str, Tensor] = {}
+        own: dict[str, Array] = {}
         derived = isinstance(step, Positions) and step.table not in STORED
         for parameter, keys in parameters(step).items():
             tensor = self.read(keys, table=isinstance(step, Tokens))
@@ -127,14 +116,14 @@ class _TensorReader:
                 raise self._missing(keys, f"{name}.{parameter}")
         return own
 
-    def require(self, keys: Keys, table: bool = False) -> Tensor:
+    def require(self, keys: Keys, table: bool = False) -> Array:
         """Return a tensor as `read` does; raise CheckpointError without one."""
         tensor = self.read(keys, table)
         if tensor is None:
             raise self._missing(keys)
         return tensor
 
-    def read(self, keys: Keys, table: bool = False) -> Tensor | None:
+    def read(self, keys: Keys, table: bool = False) -> Array | None:
         """Return the tensor with the first of the names `keys` in the files, or None; a `table` has rows and a width.
 
         Raises:
@@ -146,19 +135,17 @@ class _TensorReader:
             return None
         file = self._files[key]
         if file not in self._opened:
-            self._opened[file] = self._stack.enter_context(open_weights(file))
-        tensor = get_tensor(self._opened[file], key, file)
+            self._opened[file] = WeightFile(file)
+        tensor = self._opened[file].get(key)
         if not tensor.ndim or (table and tensor.ndim != 2):
             expected = "[rows, width]" if table else "at least one dimension"
             raise CheckpointError(
                 f"{self._folder}: tensor {key} has the shape {list(tensor.shape)}, expected {expected}"
             )
-        self.first_dtype = self.first_dtype or str(tensor.dtype).removeprefix("torch.")
-        if table and not self._widen and tensor.numel() > PART:
+        self.first_dtype = self.first_dtype or tensor.dtype.name
+        if tensor.dtype == np.float32 or (table and not self._widen and tensor.size > PART):
             return tensor
-        if tensor.dtype == torch.float32:  # mapped: it keeps the mapping of the whole file alive
-            return tensor if self._widen else tensor.clone()
-        return _convert(file, key, tensor, self._count_bytes)
+        return _convert(self._opened[file], key, tensor, self._count_bytes)
 
     def _missing(self, keys: Keys, parameter: str = "") -> CheckpointError:
         missing = _in_words(self._prefix, keys) or f"is named by {parameter}"
@@ -203,22 +190,21 @@ def _in_words(prefix: str, keys: Keys) -> str:
     return " or ".join(p + key for p in dict.fromkeys(("", prefix)) for key in keys)
 
 
-def _convert(file: Path, key: str, tensor: Tensor, count_bytes: ByteCount) -> Tensor:
-    """Return `tensor` as float32; a large one is read again from `file` in chunks."""
-    if tensor.numel() <= PART:
-        return tensor.to(torch.float32)
-    converted = torch.empty(tensor.shape, dtype=torch.float32)
-    rows = max(1, PART // tensor[0].numel())
+def _convert(weights: WeightFile, key: str, tensor: Array, count_bytes: ByteCount) -> Array:
+    """Return `tensor` as float32; a large one is read again from its file in chunks."""
+    if tensor.size <= PART:
+        return tensor.astype(np.float32)
+    converted = np.empty(tensor.shape, np.float32)
+    rows = max(1, PART // tensor[0].size)
     for begin in range(0, len(tensor), rows):
         # One mapping for each chunk, because pages stay in memory as long as their mapping.
-        with open_weights(file) as weights:
-            part = weights.get_slice(key)[begin : begin + rows]
-            converted[begin : begin + rows] = part
-            count_bytes(part.nbytes)
+        part = weights.get(key, rows=slice(begin, begin + rows))
+        converted[begin : begin + rows] = part
+        count_bytes(part.nbytes)
     return converted
 
 
-def _size(step: Step, own: Mapping[str, Tensor], before: Sequence[Step]) -> Step:
+def _size(step: Step, own: Mapping[str, Array], before: Sequence[Step]) -> Step:
     """Return `step` with the sizes of its tensors, or of the steps before it."""
     match step:
         case Tokens():

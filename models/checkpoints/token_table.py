@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import FrontEndData
 from preblock.models.steps import Scale, Tokens, names_of
 
 
-def keep_tokens(frontend: FrontEnd) -> FrontEnd:
+def keep_tokens(frontend: FrontEndData) -> FrontEndData:
     """Return the lookup of `frontend`, around the same tensors: its token table, and the scale that belongs to it.
 
     The family gets the ending `/tokens`.
@@ -31,5 +31,5 @@ def keep_tokens(frontend: FrontEnd) -> FrontEnd:
         copies=1,
     )
     names = [name for name, step in zip(names_of(config.steps), config.steps, strict=True) if isinstance(step, Tokens)]
-    tensors = {name: value for name, value in frontend.state_dict().items() if name.partition(".")[0] in names}
-    return FrontEnd.from_tensors(alone, tensors)
+    tensors = {name: value for name, value in frontend.tensors.items() if name.partition(".")[0] in names}
+    return FrontEndData(alone, tensors)

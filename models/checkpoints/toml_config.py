@@ -33,7 +33,7 @@ from preblock.models.checkpoints.reader import limit_of
 from preblock.models.checkpoints.step_tensors import ByteCount, files_of_steps, read_tensors
 from preblock.models.checkpoints.weight_files import CheckpointError, finite_float, one_line, read_bytes
 from preblock.models.config import FrontEndConfig
-from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import DESCRIPTION
 from preblock.models.modules.rotary_output import RotaryOutput
 from preblock.models.step_documents import from_document
@@ -43,7 +43,7 @@ FURTHER = ("steps", "rotary", "no_rotary", "bias", "per_layer", "ngrams", "strea
 """Fields of `FrontEndConfig` read apart from the plain values."""
 
 
-def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, widen: bool = True) -> FrontEnd:
+def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, widen: bool = True) -> FrontEndData:
     """Build the front-end described by `frontend.toml` in `folder`, in float32; read no other tensor.
 
     `count_bytes` receives the bytes of each chunk converted to float32; `widen` as in `read_frontend`.
@@ -68,10 +68,10 @@ def read_description(folder: Path, count_bytes: ByteCount = lambda *_: None, wid
             raise ValueError(f"refused_ids: got {refused!r}, expected a list of token ids")
         values["refused_ids"] = tuple(refused)
         values["rotary"] = tuple(map(RotaryOutput.from_document, rotary))
-        return FrontEnd.from_tensors(FrontEndConfig(steps=sized, **values), tensors)
+        return FrontEndData(FrontEndConfig(steps=sized, **values), tensors).check()
     except CheckpointError:
         raise
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{file}: {one_line(error)}") from error
 
 

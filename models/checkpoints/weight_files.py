@@ -2,22 +2,42 @@
 
 import json
 import math
+import mmap
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from safetensors import SafetensorError, safe_open
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
 
 from preblock.models.checkpoints.other_names import describe_other_weights
 from preblock.models.frontend_file import INDEX, STORED_TYPES, WEIGHTS
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from preblock.service.artifacts.safetensors_header import read_header
+from preblock.service.core.errors import ArtifactError
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """First bytes of the file that a clone holds in place of a large one, until `git lfs pull`."""
+TYPES: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+"""Types of tensors, by their names in a safetensors file."""
+PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+"""Flags of a mapping. Without the second, Linux refuses to map a file larger than the memory, to be written privately.
+Python names it from 3.13 on."""
 
 
 class CheckpointError(ValueError):
@@ -40,43 +60,70 @@ def files_of_keys(folder: Path) -> dict[str, Path]:
                 raise CheckpointError(f"{folder / INDEX}: got {file!r}, expected the name of a file in its folder")
         return {key: folder / file for key, file in weight_map.items()}
     if os.path.lexists(folder / WEIGHTS):
-        with open_weights(folder / WEIGHTS) as weights:
-            return dict.fromkeys(weights.keys(), folder / WEIGHTS)
+        return dict.fromkeys(WeightFile(folder / WEIGHTS).keys(), folder / WEIGHTS)
     found = describe_other_weights(folder)
     raise CheckpointError(f"{folder}: neither {WEIGHTS} nor {INDEX}{found and ', ' + found}")
 
 
-def open_weights(file: Path) -> Any:
-    """Open a safetensors file to read its tensors one by one; raise CheckpointError as `check_file` does."""
-    check_file(file)  # first: safetensors calls every failure "no such file", and waits for the writer of a pipe
-    try:
-        return _open(file)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: {one_line(error)}") from error
+class WeightFile:
+    """The tensors of a safetensors file, each mapped when it is read: its pages enter the memory as they are used.
+
+    Raises:
+        CheckpointError: as `check_file`, or the file is no safetensors file.
+
+    """
+
+    def __init__(self, file: Path) -> None:
+        check_file(file)  # first: opening a pipe waits for its writer
+        self._file = file
+        try:
+            with file.open("rb") as stream:
+                self._tensors = read_header(str(file), stream).tensors
+        except ArtifactError as error:
+            raise CheckpointError(one_line(error)) from error
+        except OSError as error:
+            _refuse(file, error)
+
+    def keys(self) -> list[str]:
+        """Return the names of the tensors, sorted."""
+        return sorted(self._tensors)
+
+    def get(self, key: str, types: Sequence[str] = STORED_TYPES, rows: slice = slice(None)) -> NDArray[Any]:
+        """Return a tensor in its stored type, or some consecutive rows of it. Writing does not change the file.
+
+        Raises:
+            CheckpointError: there is no such tensor, its type is none of `types`, or its bytes do not fit its shape.
+
+        """
+        if key not in self._tensors:
+            raise CheckpointError(f"{self._file}: no tensor {key}")
+        stored, shape, begin, end = self._tensors[key]
+        dtype = TYPES.get(stored)
+        if dtype is None or dtype.name not in types:
+            got, allowed = dtype.name if dtype else stored, ", ".join(types)
+            raise CheckpointError(f"{self._file.parent}: tensor {key} is {got}, expected {allowed}")
+        if end - begin != math.prod(shape) * dtype.itemsize:
+            raise CheckpointError(f"{self._file}: tensor {key} has {end - begin} bytes, expected {list(shape)} {dtype}")
+        if rows != slice(None):
+            first, last, _ = rows.indices(shape[0])
+            row_bytes = math.prod(shape[1:]) * dtype.itemsize
+            begin, end, shape = begin + first * row_bytes, begin + last * row_bytes, (last - first, *shape[1:])
+        try:
+            tensor = _map(self._file, begin, end - begin).view(dtype).reshape(shape)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self._file}: tensor {key}: {one_line(error)}") from error
+        return tensor if tensor.flags.aligned else tensor.copy()
 
 
-def _open(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt")
-    except RuntimeError as error:
-        if "unable to mmap" not in str(error):
-            raise
-        # A command on a folder without such a file does not import torch.
-        from preblock.models.checkpoints.unmapped_weights import UnmappedWeights
-
-        return UnmappedWeights(file)
-
-
-def get_tensor(weights: Any, key: str, file: Path, types: Sequence[str] = STORED_TYPES) -> "Tensor":
-    """Return one tensor of `file`, opened by `open_weights`, in its stored type: one of `types`."""
-    try:
-        tensor: Tensor = weights.get_tensor(key)
-    except SafetensorError as error:
-        raise CheckpointError(f"{file}: {one_line(error)}") from error
-    if str(tensor.dtype) not in types:
-        allowed = ", ".join(types)
-        raise CheckpointError(f"{file.parent}: tensor {key} is {tensor.dtype}, expected {allowed}")
-    return tensor
+def _map(file: Path, begin: int, count: int) -> NDArray[np.uint8]:
+    """Return `count` bytes of `file` from byte `begin`; a page that is written becomes a copy of this process."""
+    if not count:
+        return np.empty(0, np.uint8)
+    start = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    length, access = begin - start + count, mmap.PROT_READ | mmap.PROT_WRITE
+    with file.open("rb") as stream:
+        mapping = mmap.mmap(stream.fileno(), length, flags=PRIVATE, prot=access, offset=start)
+    return np.frombuffer(mapping, np.uint8, count, begin - start)
 
 
 def find_key(files: Mapping[str, Path], prefix: str, keys: tuple[str, ...]) -> str | None:

@@ -70,7 +70,7 @@ def graph_of(bias: Bias, folder: Path) -> Callable[..., Tensor]:
 def saved(name: str, folder: Path, **changes: Any) -> tuple[Any, FrontEnd]:
     """A model of transformers, and the front-end read from its checkpoint."""
     model = save(name, folder, **changes)
-    return model, read_frontend(folder, name.partition("/")[2] or None)
+    return model, FrontEnd.from_data(read_frontend(folder, name.partition("/")[2] or None))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -18,6 +18,7 @@ from preblock.export.layouts.conversion import convert
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import GRAPH
@@ -84,7 +85,7 @@ def run_graph(folder: Path, offset: int, length: int) -> dict[str, NDArray[Any]]
 
 
 def test_module_matches_library_bit_for_bit(rotary_checkpoint: str) -> None:
-    frontend = read_frontend(Path(rotary_checkpoint))
+    frontend = FrontEnd.from_data(read_frontend(Path(rotary_checkpoint)))
     found = frontend.rotary_outputs(torch.zeros((1, LENGTH), dtype=torch.int64), OFFSET)
     expected = library(torch.arange(OFFSET, OFFSET + LENGTH)[None], "full")
     assert found.keys() == expected.keys()

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 import tokenizers
-import torch
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
@@ -17,7 +17,7 @@ from preblock.export.arguments import HUB
 from preblock.export.errors import ExportError
 from preblock.export.source import load_source
 from preblock.models.checkpoints.reader import read_frontend
-from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import FrontEndData
 from preblock.service.artifacts.manifest import Source
 from tests.families.stems import save
 from tests.support import commands
@@ -26,8 +26,9 @@ from tests.support.tokenizers import write_tokenizer
 
 def test_load_source_of_folder_reads_checkpoint(tiny_checkpoint: Path) -> None:
     loaded = load_source(str(tiny_checkpoint))
-    expected = read_frontend(tiny_checkpoint).state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.frontend.state_dict().items())
+    expected = read_frontend(tiny_checkpoint).tensors
+    assert isinstance(loaded.frontend, FrontEndData)
+    assert all(np.array_equal(tensor, expected[name]) for name, tensor in loaded.frontend.tensors.items())
     assert loaded.record.kind == "folder"
     assert loaded.tokenizer == tiny_checkpoint / "tokenizer.json"
 
@@ -43,7 +44,7 @@ def test_load_source_of_preset_builds_it(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     loaded = load_source("transformer-base")
     assert loaded.record == Source(kind="preset", name="transformer-base")
-    assert isinstance(loaded.frontend, FrontEnd)
+    assert isinstance(loaded.frontend, FrontEndData)
     assert loaded.frontend.signature.vocab_size == 32000
     assert loaded.tokenizer is None
 
@@ -55,7 +56,7 @@ def test_load_source_prefers_folder_to_preset(
     (tmp_path / "gpt2-small").symlink_to(tiny_checkpoint)
     loaded = load_source("gpt2-small")
     assert loaded.record.kind == "folder"
-    assert isinstance(loaded.frontend, FrontEnd)
+    assert isinstance(loaded.frontend, FrontEndData)
     assert loaded.frontend.signature.vocab_size == 40
 
 

@@ -137,7 +137,7 @@ def try_edit(name: str, source: Path, config: Mapping[str, Any], edit: Edit, fol
     frontend: FrontEnd | None = None
     reason = ""
     try:
-        frontend = read_frontend(folder, name.partition("/")[2] or None, rotary_length=None).eval()
+        frontend = FrontEnd.from_data(read_frontend(folder, name.partition("/")[2] or None, rotary_length=None)).eval()
     except CheckpointError as error:
         reason = str(error).removeprefix(f"{folder}: ")
     except Exception as error:

@@ -79,7 +79,7 @@ ATTEMPTS: tuple[Callable[[str, Path], None], ...] = (
 def _cover_side(name: str, folder: Path, document: dict[str, Any], side: str | None, whole: bool) -> Coverage:
     try:
         if name in FAMILIES:
-            frontend, result = read_frontend(folder, side).eval(), "row"
+            frontend, result = FrontEnd.from_data(read_frontend(folder, side)).eval(), "row"
         else:
             frontend, result = discover(folder, document, side).frontend, "discovered"
     except CheckpointError as error:

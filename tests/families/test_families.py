@@ -21,6 +21,7 @@ from preblock.models.checkpoints.family_lookup import section_of
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.rotary_families import ROTARY
 from preblock.models.checkpoints.tied_tables import with_tied
+from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Tokens
 from tests.clients.client_matrix import check_standard
 from tests.families.config_edits import edits_of, save_whole, try_edit
@@ -73,7 +74,7 @@ def test_family_document_matches_table_and_versions() -> None:
 
 def test_family_matches_transformers(row: Row, tmp_path: Path) -> None:
     name, artifact = row.name, tmp_path
-    frontend = read_frontend(row.folder, row.side).eval()
+    frontend = FrontEnd.from_data(read_frontend(row.folder, row.side)).eval()
     config = frontend.config
     export_graph(frontend, artifact)
     check_standard(artifact, config.indices)
@@ -109,7 +110,7 @@ def test_family_matches_transformers(row: Row, tmp_path: Path) -> None:
 def test_discovery_matches_family_table(row: Row) -> None:
     if row.name in NOT_DISCOVERED:
         return
-    frontend = read_frontend(row.folder, row.side).eval()
+    frontend = FrontEnd.from_data(read_frontend(row.folder, row.side)).eval()
     found = discover(row.folder, json.loads((row.folder / "config.json").read_text()), row.side).frontend
     assert [step.kind for step in found.config.steps] == [step.kind for step in frontend.config.steps]
     assert found.config.counts == frontend.config.counts

@@ -17,6 +17,7 @@ from preblock.export.parity import difference
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.frontend import FrontEnd
 from tests.families.library_models import TransformersModel, model_class, save
 from tests.families.published_models import PUBLISHED, VOCABULARY, WIDTH
 from tests.models.rejections import rejection
@@ -30,7 +31,7 @@ IDS, TYPES = RANDOM.integers(3, VOCABULARY, (2, LENGTH)), RANDOM.integers(0, VOC
 def session_of(checkpoint: Path, folder: Path, **choices: Any) -> onnxruntime.InferenceSession:
     """Export the front-end with segments."""
     folder.mkdir()
-    export_graph(read_frontend(checkpoint, segments=True, **choices).eval(), folder)
+    export_graph(FrontEnd.from_data(read_frontend(checkpoint, segments=True, **choices)).eval(), folder)
     return onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
 
 
@@ -98,7 +99,7 @@ def xlm(folder: Path, **values: Any) -> TransformersModel:
 @pytest.mark.parametrize("segments", [False, True])
 def test_xlm_languages_are_graph_input(segments: bool, tmp_path: Path) -> None:
     model = xlm(tmp_path / "checkpoint", n_langs=3)
-    frontend = read_frontend(tmp_path / "checkpoint", segments=segments).eval()
+    frontend = FrontEnd.from_data(read_frontend(tmp_path / "checkpoint", segments=segments)).eval()
     (tmp_path / "artifact").mkdir()
     export_graph(frontend, tmp_path / "artifact")
     indices = {"langs": TYPES % 3} | ({"token_type_ids": TYPES} if segments else {})
@@ -125,7 +126,7 @@ def test_clip_text_model_is_read_from_either_checkpoint_layout(kind: Any, prefix
     assert f"{prefix}embeddings.token_embedding.weight" in load_file(tmp_path / "model.safetensors")
     with torch.inference_mode():
         expected = model.get_submodule(f"{prefix}embeddings")(torch.from_numpy(IDS))
-        assert torch.equal(read_frontend(tmp_path).eval()(torch.from_numpy(IDS)), expected)
+        assert torch.equal(FrontEnd.from_data(read_frontend(tmp_path)).eval()(torch.from_numpy(IDS)), expected)
     assert expected.shape[-1] == WIDTH
 
 

@@ -71,7 +71,7 @@ def test_bert_gradients_equal_transformers(bert: FrontEnd, oracle: modeling_bert
 
 
 def test_bert_checkpoint_equals_transformers(minilm_checkpoint: Path) -> None:
-    frontend = read_frontend(minilm_checkpoint).eval()
+    frontend = FrontEnd.from_data(read_frontend(minilm_checkpoint)).eval()
     embeddings = BertModel.from_pretrained(minilm_checkpoint).embeddings.eval()
     generator = torch.Generator().manual_seed(0)
     input_ids = torch.randint(30522, (3, 512), generator=generator)

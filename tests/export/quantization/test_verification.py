@@ -12,10 +12,10 @@ import pytest
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.parity import prove_lookup
 from preblock.export.quantization import compare_tables
-from preblock.export.source import load_source
 from preblock.export.stored_tables import build_quantized
 from preblock.export.table_formats import find_format
 from preblock.export.verification import verify
+from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.io import read
 from preblock.service.artifacts.names import DATA, EMBEDDINGS, GRAPH, PARITY
@@ -58,9 +58,8 @@ def test_verify_of_quantized_artifact_repeats_parity(quantized_repository: Path,
 def test_compare_tables_detects_other_rounding(
     quantized_copy: Path, quantized_source: Path, way: str, ending: str
 ) -> None:
-    folder, frontend = quantized_copy / way / "1", load_source(str(quantized_source)).frontend
+    folder, frontend = quantized_copy / way / "1", FrontEnd.from_data(read_frontend(quantized_source))
     format_ = find_format(**WAYS[way])
-    assert isinstance(frontend, FrontEnd)
     assert format_ is not None
     told = read(ParityReport, folder / PARITY).storage
     assert compare_tables(frontend, format_, folder) == told

@@ -24,6 +24,9 @@ from transformers import (
 
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import FrontEndData
+from preblock.models.steps import Norm
 from tests.families.library_models import save
 from tests.families.published_models import PUBLISHED
 from tests.models.rejections import rejection
@@ -51,7 +54,7 @@ def entering_block_0(folder: Path, kind: type[PreTrainedModel]) -> Tensor:
 
 def found(folder: Path) -> Tensor:
     with torch.inference_mode():
-        vectors: Tensor = read_frontend(folder).eval()(IDS)
+        vectors: Tensor = FrontEnd.from_data(read_frontend(folder)).eval()(IDS)
     return vectors
 
 
@@ -107,7 +110,7 @@ def test_reader_needs_only_embeddings_under_either_name(bert: Path) -> None:
 
 def test_minilm_checkpoint_has_published_shapes(minilm_checkpoint: Path) -> None:
     frontend = read_frontend(minilm_checkpoint)
-    shapes = {name: tuple(tensor.shape) for name, tensor in frontend.state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in frontend.tensors.items()}
     assert shapes == {
         "tokens.weight": (30522, 384),
         "segments.weight": (2, 384),
@@ -116,14 +119,18 @@ def test_minilm_checkpoint_has_published_shapes(minilm_checkpoint: Path) -> None
         "norm.bias": (384,),
     }
     assert frontend.config.padding_idx == 0
-    assert frontend.norm.eps == 1e-12
+    assert norm_of(frontend).eps == 1e-12
 
 
 def test_missing_config_keys_have_transformers_defaults(bert: Path) -> None:
     change(bert, layer_norm_eps=..., hidden_dropout_prob=..., pad_token_id=...)
     frontend, defaults = read_frontend(bert), BertConfig()
-    assert frontend.norm.eps == defaults.layer_norm_eps
+    assert norm_of(frontend).eps == defaults.layer_norm_eps
     assert frontend.config.padding_idx == defaults.pad_token_id
+
+
+def norm_of(frontend: FrontEndData) -> Norm:
+    return next(step for step in frontend.config.steps if isinstance(step, Norm))
 
 
 def change(folder: Path, **values: Any) -> None:
@@ -232,7 +239,7 @@ def test_missing_or_wrong_tensor_is_rejected(bert: Path) -> None:
         (words, torch.ones(1, 30, 8), r"has the shape \[1, 30, 8\], expected \[rows, width\]$"),
         (positions, torch.ones(()), r"has the shape \[\], expected at least one dimension$"),
         *((key, torch.ones(0, 8), "rows: got 0, expected ") for key in (words, positions)),
-        (words, torch.ones((30, 8), dtype=torch.int8), f"{words} is torch.int8, expected torch.float32"),
+        (words, torch.ones((30, 8), dtype=torch.int8), f"{words} is int8, expected float32"),
     ]
     for key, tensor, message in cases:
         changed = tensors | {f"embeddings.{key}": tensor}

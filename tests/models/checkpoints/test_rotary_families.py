@@ -14,6 +14,7 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.rotary_families import ROTARY, find_rotary
 from preblock.models.checkpoints.rotary_reader import read_rotary
 from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding
 from preblock.models.modules.rotary_output import RotaryOutput
@@ -289,7 +290,7 @@ def test_text_part_of_mixed_experts_has_its_own_rotary(tmp_path: Path) -> None:
     document = json.loads(file.read_text())
     del document["text_config"]["max_position_embeddings"]
     file.write_text(json.dumps(document))
-    frontend = read_frontend(tmp_path, "text")
+    frontend = FrontEnd.from_data(read_frontend(tmp_path, "text"))
     assert frontend.config.max_len == 65536
     (output,) = frontend.config.rotary
     assert (output.layout, output.config.dim, output.axes) == ("half", 4, (0, 1))

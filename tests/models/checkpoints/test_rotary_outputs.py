@@ -14,6 +14,7 @@ from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.rotary_families import ROTARY
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_embedding import RotaryEmbedding, rotate
 from tests.families.library_models import save
@@ -29,7 +30,7 @@ def test_esm_rotary_positions_count_padding(tmp_path: Path) -> None:
     model.rotary_embeddings.register_forward_hook(lambda *arguments: seen.append(arguments[2]))
     ids = torch.tensor([[1, 1, 5, 6], [7, 8, 9, 1]])
     model(input_ids=ids, attention_mask=(ids != 1).long())
-    frontend = read_frontend(tmp_path)
+    frontend = FrontEnd.from_data(read_frontend(tmp_path))
     assert frontend.config.needs_mask
     ((cos, sin),) = seen
     assert [torch.equal(a, b) for a, b in zip(outputs_of(frontend, 4).values(), (cos, sin), strict=True)] == [True] * 2
@@ -45,7 +46,7 @@ def test_stored_esm_frequencies_override_config(tmp_path: Path, place: str) -> N
     model = transformers.EsmModel.from_pretrained(tmp_path)
     assert model.rotary_embeddings is not None
     expected = model.rotary_embeddings(torch.zeros(1), torch.arange(9).unsqueeze(0))
-    frontend = read_frontend(tmp_path)
+    frontend = FrontEnd.from_data(read_frontend(tmp_path))
     assert frontend.config.rotary[0].config.scaling == "given"
     assert all(torch.equal(a, b) for a, b in zip(outputs_of(frontend).values(), expected, strict=True))
     again = FrontEndConfig.from_document(json.loads(json.dumps(frontend.config.to_document())))
@@ -87,14 +88,14 @@ def test_rotate_matches_transformers(family: str) -> None:
 
 def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:
     model = tiny(tmp_path, "LlamaModel", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4})
-    left_out = read_frontend(tmp_path)
+    left_out = FrontEnd.from_data(read_frontend(tmp_path))
     assert (left_out.config.rotary, left_out.signature.rotary) == ((), {})
     assert left_out.config.no_rotary == (
         "rope_type 'dynamic' depends on the length of the whole sequence, and none was given"
     )
     assert FrontEndConfig.from_document(left_out.config.to_document()).no_rotary == left_out.config.no_rotary
 
-    frontend = read_frontend(tmp_path, rotary_length=200)
+    frontend = FrontEnd.from_data(read_frontend(tmp_path, rotary_length=200))
     assert frontend.signature.rotary == {"rotary_cos": 8, "rotary_sin": 8}
     assert (frontend.signature.rotary_len, frontend.signature.max_len) == (200, 64)
     expected = model.rotary_emb(torch.zeros(1), torch.arange(200).unsqueeze(0))
@@ -114,7 +115,7 @@ def test_needless_rotary_length_is_rejected(tmp_path: Path) -> None:
 
 def test_layer_types_have_separate_rotary_outputs(tmp_path: Path) -> None:
     save("modernbert", tmp_path)
-    frontend = read_frontend(tmp_path)
+    frontend = FrontEnd.from_data(read_frontend(tmp_path))
     names = [f"rotary_{part}_{layer}_attention" for layer in ("full", "sliding") for part in ("cos", "sin")]
     assert list(frontend.signature.rotary) == list(outputs_of(frontend)) == names
     assert frontend.config.tokens.rows == VOCABULARY

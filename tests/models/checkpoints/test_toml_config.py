@@ -43,7 +43,7 @@ def describe(folder: Path, text: str) -> Path:
 
 def test_described_steps_match_torch(tmp_path: Path) -> None:
     text = TOKENS + "".join(STEP.format(kind) + fields for kind, fields in ALL)
-    frontend = read_description(describe(tmp_path, text)).eval()
+    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
     types = torch.tensor([[0, 1, 0], [1, 1, 0]])
     x = TABLES["embed"][IDS] * 2.0 + TABLES["kinds"][types] + TABLES["places"][torch.arange(3) + 1]
     expected = F.layer_norm(x, (4,), TABLES["gain"], TABLES["shift"], 1e-5) @ TABLES["widen"].T
@@ -54,7 +54,7 @@ def test_described_steps_match_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weight", ["", 'weight = "gain"'])
 def test_rms_norm_step_matches_torch(weight: str, tmp_path: Path) -> None:
     text = f'{TOKENS}\n[[steps]]\nkind = "rms_norm"\neps = 1e-5\n{weight}\n'
-    frontend = read_description(describe(tmp_path, text)).eval()
+    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
     expected = F.rms_norm(TABLES["embed"][IDS], (4,), TABLES["gain"] if weight else None, 1e-5)
     torch.testing.assert_close(frontend(IDS), expected)
     again = FrontEndConfig.from_document(frontend.config.to_document())
@@ -63,7 +63,7 @@ def test_rms_norm_step_matches_torch(weight: str, tmp_path: Path) -> None:
 
 def test_exact_positions_step_needs_no_tensor(tmp_path: Path) -> None:
     text = TOKENS + '\n[[steps]]\nkind = "positions"\ntable = "exact"\nrows = 5\n'
-    frontend = read_description(describe(tmp_path, text)).eval()
+    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
     angle = torch.tensor([2.0, 0.02], dtype=torch.float64)
     expected = torch.stack((angle.sin(), angle.cos()), -1).flatten().float() + TABLES["embed"][3]
     torch.testing.assert_close(frontend(torch.tensor([[3]]), 2)[0, 0], expected)
@@ -83,7 +83,7 @@ LEVELS += LEVEL.format("word", 'weight = "kinds"')
 
 
 def test_levels_step_has_one_input_per_level(tmp_path: Path) -> None:
-    frontend = read_description(describe(tmp_path, LEVELS)).eval()
+    frontend = FrontEnd.from_data(read_description(describe(tmp_path, LEVELS))).eval()
     assert frontend.config.indices == {"sentence": 9, "word": 2}
     assert frontend.config.max_len is None
     sentence, word = torch.tensor([[8, 0, 3]]), torch.tensor([[1, 1, 0]])
@@ -93,7 +93,7 @@ def test_levels_step_has_one_input_per_level(tmp_path: Path) -> None:
 
 def test_level_can_use_token_table(tmp_path: Path) -> None:
     text = LEVELS + LEVEL.format("topic", 'table = "tokens"')
-    frontend = read_description(describe(tmp_path, text)).eval()
+    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
     assert frontend.config.indices == {"sentence": 9, "word": 2, "topic": 11}
     topic = torch.tensor([[10, 0, 3]])
     expected = TABLES["embed"][IDS] + (TABLES["places"][0] + TABLES["kinds"][0] + TABLES["embed"][topic])
@@ -103,7 +103,7 @@ def test_level_can_use_token_table(tmp_path: Path) -> None:
 def test_segments_step_can_rename_input_and_use_token_table(tmp_path: Path) -> None:
     text = TOKENS + STEP.format("segments") + 'input = "speaker"\nweight = "kinds"\n'
     text += STEP.format("segments") + 'table = "tokens"\nby = 2.0\n'
-    frontend = read_description(describe(tmp_path, text)).eval()
+    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
     assert frontend.config.indices == {"speaker": 2, "token_type_ids": 11}
     types = torch.tensor([[10, 0, 3], [1, 2, 3]])
     expected = TABLES["embed"][IDS] + TABLES["kinds"][types % 2] + TABLES["embed"][types] * 2.0
@@ -112,12 +112,12 @@ def test_segments_step_can_rename_input_and_use_token_table(tmp_path: Path) -> N
 
 def test_hybrid_positions_are_limited_only_by_max_len(tmp_path: Path) -> None:
     text = TOKENS + STEP.format("positions") + 'table = "hybrid"\nweight = "places"\n'
-    frontend = read_description(describe(tmp_path, text)).eval()
+    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
     assert frontend.config.max_len == 2**31
     found = frontend(IDS, 8)
     assert torch.equal(found[:, 0], TABLES["embed"][IDS[:, 0]] + TABLES["places"][8])
     assert torch.equal(found[:, 1:], TABLES["embed"][IDS[:, 1:]] + sinusoid(torch.tensor([9, 10]), 4))
-    limited = read_description(describe(tmp_path, "max_len = 20\n" + text))
+    limited = FrontEnd.from_data(read_description(describe(tmp_path, "max_len = 20\n" + text)))
     assert "exceeds the maximum length 20" in rejection(ValueError, limited, IDS, 18)
 
 
@@ -134,7 +134,7 @@ def test_hybrid_positions_are_limited_only_by_max_len(tmp_path: Path) -> None:
 )
 def test_grid_positions_match_cells(tmp_path: Path, fields: str, expected: torch.Tensor) -> None:
     text = TOKENS + STEP.format("positions") + f"grid = [3, 3]\n{fields}\n"
-    frontend = read_description(describe(tmp_path, text)).eval()
+    frontend = FrontEnd.from_data(read_description(describe(tmp_path, text))).eval()
     assert frontend.config.max_len == 9
     ids = torch.arange(9).reshape(1, 9)
     assert torch.equal(frontend(ids), TABLES["embed"][ids] + expected)
@@ -150,7 +150,7 @@ INVALID_STEPS: dict[str, list[tuple[str, str]]] = {
         ('table = "tensor2tensor"\nrows = 9\ngrid = [3, 3]', "expected none for a table 'tensor"),
         (f'table = "factorised"\n{PLACES}\ncolumns = "kinds"', "grid: got none"),
         ('table = "factorised"\nweight = "kinds"\ngrid = [2, 2]', "named by positions.columns"),
-        (f'table = "factorised"\n{PLACES}\ncolumns = "kinds"\ngrid = [8, 2]', "size mismatch for positions.rows"),
+        (f'table = "factorised"\n{PLACES}\ncolumns = "kinds"\ngrid = [8, 2]', "positions.rows.weight: got the shape"),
         ('table = "hybrid"\nrows = 9', "is named by positions.weight"),
         (f'table = "hybrid"\n{PLACES}\nfirst = 2', "counts and first: got 'slots' and 2"),
         ('weight = "elsewhere"', "no tensor elsewhere"),
@@ -190,7 +190,7 @@ INVALID_STEPS: dict[str, list[tuple[str, str]]] = {
         ("", "norm: .*eps"),
         ("eps = -1e-5", "norm.eps: got -1e-05, expected a finite number from 0"),
         (f"eps = 1{'0' * 400}", "norm.eps: got 10+, expected a finite number from 0"),
-        (f"{NORM}\n{PLACES}", "size mismatch"),
+        (f"{NORM}\n{PLACES}", "norm.weight: got the shape"),
         (f"{NORM}\nweight = {{ a = 1 }}", "weight: got .'a': 1., expected the name"),
         (f"{NORM}\nbias = [3]", "bias: got .3., expected the name of a tensor"),
     ],
@@ -260,7 +260,7 @@ long_factor = [2.5]
 
 
 def test_described_rotary_outputs_are_built(tmp_path: Path) -> None:
-    frontend = read_description(describe(tmp_path, TOKENS + ROTARY))
+    frontend = FrontEnd.from_data(read_description(describe(tmp_path, TOKENS + ROTARY)))
     widths = {"rotary_cos_near": 4, "rotary_sin_near": 4, "rotary_cos": 2, "rotary_sin": 2}
     assert (frontend.signature.rotary, frontend.signature.rotary_len) == (widths, 16)
     assert [output.layout for output in frontend.config.rotary] == ["interleaved", "half"]

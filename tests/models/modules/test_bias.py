@@ -14,6 +14,7 @@ from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
 from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias import (
     AlibiConfig,
@@ -60,7 +61,7 @@ def test_bias_table_rows_have_families_and_oracles() -> None:
 @pytest.mark.parametrize("name", BIASED)
 def test_bias_is_read_from_checkpoint_and_from_document(name: str, tmp_path: Path) -> None:
     weights = dict(save(name, tmp_path).named_parameters())
-    frontend = read_frontend(tmp_path, side_of(name))
+    frontend = FrontEnd.from_data(read_frontend(tmp_path, side_of(name)))
     assert frontend.config.bias == EXPECTED[name]
     state = frontend.state_dict()
     assert ("bias.weight" in state) == name.startswith("t5/")
@@ -76,7 +77,7 @@ def test_bias_is_read_from_checkpoint_and_from_document(name: str, tmp_path: Pat
 
 def test_model_without_bias_has_none(tmp_path: Path) -> None:
     save("falcon", tmp_path, alibi=False)
-    frontend = read_frontend(tmp_path)
+    frontend = FrontEnd.from_data(read_frontend(tmp_path))
     assert frontend.config.bias is None
     assert frontend.config.to_document()["bias"] is None
     assert not hasattr(frontend, "bias")

@@ -1,0 +1,107 @@
+"""A front-end as data, beside its module: the same names, shapes and values."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ml_dtypes import bfloat16
+
+from preblock.models.checkpoints.toml_config import read_description
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
+from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import FrontEndData, shapes_of
+from preblock.models.frontend_file import write_frontend
+from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.modules.ngram_config import NgramConfig
+from preblock.models.modules.per_layer_config import PerLayerConfig
+from preblock.models.steps import Positions
+from tests.models.rejections import rejection
+from tests.models.test_frontend_file import FRONT_ENDS, D, M, V
+
+T5 = T5Config(heads=2, buckets=6, max_distance=9, bidirectional=True)
+NGRAMS = NgramConfig(layers=(0, 2), size=3, heads=2, width=8, base=11, multiple=4, seed=1, reset_id=0)
+PER_LAYER = PerLayerConfig(layers=2, width=3, rows=V - 1, eps=1e-6)
+
+
+def test_shapes_are_those_of_modules() -> None:
+    config = GPT2Embeddings(V, D, M).config
+    further = [replace(config, bias=T5), replace(config, ngrams=NGRAMS), replace(config, per_layer=PER_LAYER)]
+    further.append(replace(config, ngrams=replace(NGRAMS, referenced=True)))
+    for frontend in (*FRONT_ENDS.values(), *map(FrontEnd, further)):
+        shapes = {name: tuple(tensor.shape) for name, tensor in frontend.state_dict().items()}
+        assert shapes_of(frontend.config) == shapes
+        assert frontend.data().check().signature == frontend.signature
+
+
+def test_data_shares_memory_with_module() -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        frontend = BertEmbeddings(V, D, M).to(dtype)
+        data = frontend.data()
+        again = FrontEnd.from_data(data)
+        assert again.config == frontend.config
+        for name, tensor in frontend.state_dict().items():
+            assert torch.equal(again.state_dict()[name], tensor)
+            assert again.state_dict()[name].data_ptr() == tensor.data_ptr()
+            assert np.array_equal(data.tensors[name].astype(np.float32), tensor.float())
+    fixed = data.tensors["tokens.weight"]
+    fixed.flags.writeable = False
+    with torch.no_grad():
+        FrontEnd.from_data(data).tokens.weight.zero_()
+    assert fixed.any()
+
+
+def test_arrays_are_written_without_module(tmp_path: Path) -> None:
+    data = BertEmbeddings(V, D, M).data()
+    for dtype in (np.float32, np.float16, bfloat16):
+        narrow = FrontEndData(data.config, {name: array.astype(dtype) for name, array in data.tensors.items()})
+        write_frontend(tmp_path, narrow)
+        for name, array in read_description(tmp_path).tensors.items():
+            assert array.dtype == np.float32
+            assert np.array_equal(array, narrow.tensors[name].astype(np.float32))
+
+
+def test_disagreeing_data_is_rejected() -> None:
+    data = GPT2Embeddings(V, D, M).data()
+    without = {"tokens.weight": data.tensors["tokens.weight"]}
+    for tensors, message in (
+        (without, "positions.weight: got none, expected a tensor"),
+        ({**data.tensors, "norm.weight": np.zeros(D)}, "norm.weight: got a tensor, expected none"),
+        (
+            {**without, "positions.weight": np.zeros((2, D))},
+            f"positions.weight: got the shape [2, {D}], expected [{M}, ",
+        ),
+    ):
+        assert message in rejection(ValueError, FrontEndData(data.config, tensors).check)
+
+
+@pytest.mark.parametrize(
+    ("positions", "width", "message"),
+    [
+        (Positions(table="exact"), 3, "d_model: got 3, expected an even width"),
+        (Positions(table="hybrid", rows=2), 3, "d_model: got 3, expected an even width"),
+        (Positions(table="exact", grid=(2, 3)), 6, "d_model: got 6, expected a multiple of 4"),
+        (Positions(table="tensor2tensor", rows=6), 2, "d_model: got 2, expected 4 or more"),
+        (Positions(table="pair_half"), 4, "rows: got 0, expected 1 or more for a table 'pair_half'"),
+        (Positions(table="pair_half", rows=6, zero_row=6), 4, "zero_row: got 6, expected 0 to 5"),
+    ],
+)
+def test_table_that_cannot_be_derived_is_rejected(positions: Positions, width: int, message: str) -> None:
+    config = GPT2Embeddings(V, width, 2).config
+    config = replace(config, steps=(config.tokens, positions))
+    assert message in rejection(ValueError, FrontEndData(config, {}).check)
+    assert message in rejection(ValueError, FrontEnd, config)
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        (T5Config(heads=2, buckets=3, max_distance=9, bidirectional=True), "buckets: got 3, expected an even number"),
+        (RelativeSinusoidConfig(width=3, clamp_len=None, bidirectional=True), "d_model: got 3, expected an even width"),
+        (AlibiConfig(heads=2, recipe="none"), "recipe: got 'none', expected"),
+    ],
+)
+def test_bias_that_cannot_be_derived_is_rejected(bias: BiasConfig, message: str) -> None:
+    config = replace(GPT2Embeddings(V, D, M).config, bias=bias)
+    assert message in rejection(ValueError, FrontEndData(config, {}).check)
