@@ -18,12 +18,12 @@ from preblock.export.graph import export_graph
 from preblock.export.own_modules.graph import export_custom
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
-from preblock.export.quantization import compare_tables, shrink_tables, write_tables
 from preblock.export.soft_prompts import parse_soft_prompts, write_soft_prompts
 from preblock.export.source import AnyFrontEnd, LoadedSource, load_source
 from preblock.export.stems.graph import export_stem
 from preblock.export.stored_tables import build_quantized
 from preblock.export.table_formats import TableFormat, find_format
+from preblock.export.torch_quantization import compare_tables, shrink_tables, write_tables
 from preblock.export.verification import find_providers, prove_artifact
 from preblock.models.checkpoints.position_resize import resize_positions
 from preblock.models.config_check import check_described

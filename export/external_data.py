@@ -4,24 +4,112 @@ A front-end may fill the memory, so no second copy of a weight is made.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import onnx
-import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from preblock.export.progress import Report, StepProgress
+from preblock.export.table_formats import TableFormat
 from preblock.service.artifacts.names import DATA, GRAPH
+
+if TYPE_CHECKING:
+    import torch
 
 CHUNK_BYTES = 2**26
 """Bytes of one write."""
+CHUNK_VALUES = 2**20
+"""Values of a table rounded or compared at once, to bound the working memory."""
 MAX_INLINE_BYTES = 256
 """Largest tensor, in bytes, stored in the graph itself."""
+ALIGNMENT_BYTES = 64
+"""Alignment of tensors in a data file with rounded tables, in bytes."""
+
+Array = NDArray[Any]
 
 
-def save_program(program: torch.onnx.ONNXProgram, folder: Path, report: Report) -> onnx.ModelProto:
+class DataFile:
+    """The data file of an artifact while it is written: tensors one after another, in the order of the calls.
+
+    Args:
+        stream: the file, open for writing and empty.
+        progress: counts the written bytes.
+        alignment: of each tensor, in bytes; default 1.
+
+    """
+
+    def __init__(self, stream: BinaryIO, progress: StepProgress, alignment: int = 1) -> None:
+        self._stream, self._progress, self._alignment = stream, progress, alignment
+        self._unflushed = 0
+
+    def write(self, name: str, values: Array, dtype: DTypeLike = None) -> onnx.TensorProto:
+        """Append `values` as `dtype`, by default their own, and return the tensor over them.
+
+        A small one stays in the tensor.
+        """
+        type_ = values.dtype if dtype is None else np.dtype(dtype)
+        if values.size * type_.itemsize <= MAX_INLINE_BYTES:
+            return onnx.numpy_helper.from_array(np.ascontiguousarray(values.astype(type_, copy=False)), name)
+        tensor, begin = self._reserve(name, type_, values.shape)
+        self._stream.seek(begin)
+        for rows in split_rows(values, CHUNK_BYTES // type_.itemsize):
+            self._append(rows.astype(type_, copy=False))
+            self._progress.add(rows.size * type_.itemsize)
+        return tensor
+
+    def write_rounded(self, name: str, table: Array, format_: TableFormat) -> list[onnx.TensorProto]:
+        """Append `table` (V, D) rounded to `format_`, and return the tensors of its parts.
+
+        It is rounded some rows at a time, so that it is never in memory as a whole.
+        """
+        whole = format_.whole(self._read(table))
+        places: dict[str, int] = {}
+        tensors = []
+        for ending, row in format_.narrow(table[:1].astype(np.float32), whole).items():
+            tensor, places[ending] = self._reserve(name + ending, row.dtype, (len(table), *row.shape[1:]))
+            tensors.append(tensor)
+        for rows in self._read(table):
+            for ending, part in format_.narrow(rows, whole).items():
+                self._stream.seek(places[ending])
+                self._append(part)
+                places[ending] += part.nbytes
+        return tensors + [onnx.numpy_helper.from_array(part, name + ending) for ending, part in whole.items()]
+
+    def _read(self, table: Array) -> Iterator[Array]:
+        for rows in split_rows(table, CHUNK_VALUES):
+            yield rows.astype(np.float32, copy=False)
+            self._progress.add(4 * rows.size)
+
+    def _reserve(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[onnx.TensorProto, int]:
+        """Return the tensor of the next bytes in the file, and the first of them."""
+        end = self._stream.seek(0, os.SEEK_END)
+        begin, length = end + -end % self._alignment, int(np.prod(shape)) * dtype.itemsize
+        self._stream.truncate(begin + length)
+        data_type = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+        tensor = onnx.TensorProto(name=name, dims=shape, data_type=data_type)
+        set_place(tensor, begin, length)
+        return tensor, begin
+
+    def _append(self, values: Array) -> None:
+        self._stream.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+        self._unflushed += values.nbytes
+        if self._unflushed >= CHUNK_BYTES:  # spreads the disk writes, which progress would else not cover
+            self._stream.flush()
+            os.fdatasync(self._stream.fileno())
+            self._unflushed = 0
+
+
+def split_rows(table: Array, values: int) -> Iterator[Array]:
+    """Yield the rows of `table` in order, about `values` values at once."""
+    rows = max(1, values // max(1, table[:1].size))
+    for begin in range(0, len(table), rows):
+        yield table[begin : begin + rows]
+
+
+def save_program(program: "torch.onnx.ONNXProgram", folder: Path, report: Report) -> onnx.ModelProto:
     """Write the data file of `program` into `folder`, and return the model over it.
 
     The weights follow one another. onnxruntime maps each from the start of its first page.

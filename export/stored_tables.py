@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from preblock.export.external_data import map_weights
 from preblock.export.graph import MODULE
-from preblock.export.table_formats import CODES, ENDINGS, FORMATS, SCALE, Parts, TableFormat
+from preblock.export.table_formats import CODES, ENDINGS, FORMATS, SCALE, TableFormat
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
@@ -36,6 +36,7 @@ TABLES = TokenEmbedding | LearnedPositionalEncoding | HybridPositionalEncoding
 """Modules with a trained table, stored in the chosen type. Norms, projections and sinusoids stay in float32."""
 
 T = TypeVar("T")
+TorchParts = dict[str, Tensor]
 
 
 class QuantizedTable(nn.Module):
@@ -47,14 +48,14 @@ class QuantizedTable(nn.Module):
 
     """
 
-    def __init__(self, format_: TableFormat, parts: Parts) -> None:
+    def __init__(self, format_: TableFormat, parts: TorchParts) -> None:
         super().__init__()
         self._format = format_
         self._parts = parts
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the vectors (B, L, D), float32, of int64 `input_ids` (B, L)."""
-        rows = self._format.widen(_take_rows(self._parts, input_ids.reshape(-1)))
+        rows = _widen(self._format, _take_rows(self._parts, input_ids.reshape(-1)))
         return rows.reshape(*input_ids.shape, rows.shape[1])
 
 
@@ -64,7 +65,11 @@ def read_format(folder: Path) -> TableFormat | None:
     codes, scale = stored.get(CODES), stored.get(SCALE)
     for format_ in FORMATS:
         shared = scale is not None and not scale.dims
-        if codes and codes.data_type == TYPES[format_.codes] and shared == (format_.scale == "tensor"):
+        if (
+            codes
+            and codes.data_type == onnx.helper.np_dtype_to_tensor_dtype(format_.codes)
+            and shared == (format_.scale == "tensor")
+        ):
             return format_
     return None
 
@@ -83,14 +88,14 @@ def build_quantized(
     tensors, mapped = read_tensors(folder), map_weights(folder)
     with torch.device("meta"):
         names = tables_of(FrontEnd(config))
-    stored: dict[str, Parts] = {}
+    stored: dict[str, TorchParts] = {}
     shapes: dict[str, Tensor] = {}
     for name in names:
         parts = {
             ending: of_bytes(mapped[tensor.name], tensor.data_type, tensor.dims)
             for ending, tensor in parts_of(name, tensors).items()
         }
-        width = format_.widen(_take_rows(parts, slice(1))).shape[1]
+        width = _widen(format_, _take_rows(parts, slice(1))).shape[1]
         stored[name], shapes[name] = parts, torch.empty(len(parts[CODES]), width, device="meta")
     frontend = FrontEnd.from_tensors(config, {**weights, **shapes}).eval()
     for name, parts in stored.items():
@@ -98,7 +103,7 @@ def build_quantized(
         if isinstance(module, TokenEmbedding):
             frontend.set_submodule(name.removesuffix(".weight"), QuantizedTable(format_, parts))
         else:
-            module.weight = nn.Parameter(format_.widen(parts))
+            module.weight = nn.Parameter(_widen(format_, parts))
     return frontend
 
 
@@ -125,6 +130,14 @@ def of_bytes(content: NDArray[Any], data_type: int, shape: Sequence[int]) -> Ten
     return torch.from_numpy(content.reshape(-1).view(np.uint8)).view(DTYPES[data_type]).reshape(tuple(shape))
 
 
-def _take_rows(parts: Parts, rows: Tensor | slice) -> Parts:
+def _widen(format_: TableFormat, parts: TorchParts) -> Tensor:
+    arrays = {
+        ending: part.view(torch.int16).numpy().view(format_.codes) if part.dtype == torch.bfloat16 else part.numpy()
+        for ending, part in parts.items()
+    }
+    return torch.from_numpy(format_.widen(arrays))
+
+
+def _take_rows(parts: TorchParts, rows: Tensor | slice) -> TorchParts:
     """Return `parts`, with a selection of rows from the parts stored for each row."""
     return {ending: part[rows] if part.ndim > 1 else part for ending, part in parts.items()}

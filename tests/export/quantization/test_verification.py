@@ -11,9 +11,9 @@ import pytest
 
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.parity import prove_lookup
-from preblock.export.quantization import compare_tables
 from preblock.export.stored_tables import build_quantized
 from preblock.export.table_formats import find_format
+from preblock.export.torch_quantization import compare_tables
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
