@@ -45,7 +45,7 @@ class DataFile:
         self._stream, self._progress, self._alignment = stream, progress, alignment
         self._unflushed = 0
 
-    def write(self, name: str, values: Array, dtype: DTypeLike = None) -> onnx.TensorProto:
+    def write(self, name: str, values: Array, dtype: DTypeLike | None = None) -> onnx.TensorProto:
         """Append `values` as `dtype`, by default their own, and return the tensor over them.
 
         A small one stays in the tensor.

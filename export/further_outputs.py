@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from preblock.export.graph_builder import GraphBuilder
+from preblock.export.graph_builder import Array, GraphBuilder
 from preblock.models.config import FrontEndConfig
 from preblock.models.frequencies import attention_factor, rotary_frequencies
 from preblock.models.modules.ngram_config import NgramConfig
@@ -90,31 +90,32 @@ def write_ngram_row_ids(graph: GraphBuilder, config: NgramConfig, vocab_size: in
     A head hashes the last 2 to n ids: the exclusive or of each id times its factor, modulo the rows of the head. Ids
     before the last end of sequence count as that end.
     """
-    reset = graph.number(config.reset_id, "int64")
     whole = graph.add("ngrams.ids", "Concat", context, ids, axis=1)
     factors = np.array(config.multipliers(vocab_size))
     shape = (len(config.layers), config.history, config.heads)
     rows = np.array(config.head_rows).reshape(shape)
     begins = np.array([list(accumulate(heads, initial=0))[:-1] for heads in config.head_rows]).reshape(shape)
 
+    def constant(name: str, shift: int, values: Array) -> str:
+        return graph.derived(f"ngrams.{name}.{shift}", lambda: values)
+
     def mix(shift: int, earlier: str) -> str:
-        by = graph.derived(f"ngrams.factors.{shift}", lambda: factors[:, shift])
         column = graph.add(f"ngrams.column.{shift}", "Unsqueeze", earlier, graph.numbers(-1))
-        return graph.add(f"ngrams.product.{shift}", "Mul", column, by)
+        return graph.add(f"ngrams.product.{shift}", "Mul", column, constant("factors", shift, factors[:, shift]))
 
     earlier, mixed, heads = ids, mix(0, ids), []
     for shift in range(1, config.size):
         bounds = (graph.numbers(config.history - shift), graph.numbers(-shift), graph.numbers(1))
         taken = graph.add(f"ngrams.earlier.{shift}", "Slice", whole, *bounds)
         if shift > 1:
+            reset = graph.number(config.reset_id, "int64")
             at_end = graph.add(f"ngrams.at_end.{shift}", "Equal", earlier, reset)
             taken = graph.add(f"ngrams.kept.{shift}", "Where", at_end, reset, taken)
         earlier = taken
         mixed = graph.add(f"ngrams.mixed.{shift}", "BitwiseXor", mixed, mix(shift, earlier))
         column = graph.add(f"ngrams.hash.{shift}", "Unsqueeze", mixed, graph.numbers(-1))
-        count = graph.derived(f"ngrams.rows.{shift}", lambda place=shift - 1: rows[:, place])
-        begin = graph.derived(f"ngrams.begins.{shift}", lambda place=shift - 1: begins[:, place])
-        row = graph.add(f"ngrams.row.{shift}", "Mod", column, count)
+        row = graph.add(f"ngrams.row.{shift}", "Mod", column, constant("rows", shift, rows[:, shift - 1]))
+        begin = constant("begins", shift, begins[:, shift - 1])
         heads.append(graph.add(f"ngrams.row_id.{shift}", "Add", row, begin))
     return graph.add("ngrams.row_ids", "Concat", *heads, axis=-1)
 

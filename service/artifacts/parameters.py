@@ -23,7 +23,7 @@ def count_parameters(folder: Path, manifest: Manifest | StemManifest, report: Pa
             # Without a front-end of steps the names are free.
             trained = name.endswith(("weight", "bias")) or manifest.kind == "stem" or manifest.front_end is None
             if tensor.dims and dtype in WEIGHT_TYPES and trained:
-                name = f"bias {name}" if graph == BIAS_GRAPH else name
+                name = f"bias {name.removeprefix('bias.')}" if graph == BIAS_GRAPH else name
                 counts[name] = math.prod(tensor.dims)
     if isinstance(manifest, Manifest) and manifest.references:
         counts |= {f"ngrams.tables.{n}.weight": t.rows * t.width for n, t in enumerate(manifest.ngram_tables)}

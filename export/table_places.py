@@ -1,0 +1,74 @@
+"""The places of tables in the data file of a written artifact, for the manifest: from the config and `model.onnx`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto
+
+from preblock.export.external_data import place_of
+from preblock.export.graph_builder import rounded_number
+from preblock.models.config import FrontEndConfig
+from preblock.models.steps import Positions, Scale, Tokens
+from preblock.service.artifacts.manifest import Kernel, KernelTokens, NgramTable, PositionTable, TablePart
+from preblock.service.artifacts.names import DATA, GRAPH
+
+TOKENS = "tokens.weight"
+DTYPES = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
+"""Types of n-gram tables without scales."""
+
+
+def read_initializers(folder: Path) -> dict[str, TensorProto]:
+    """Return the initializers of `model.onnx` in `folder` by name, without the data file."""
+    graph = onnx.load(folder / GRAPH, load_external_data=False).graph
+    return {tensor.name: tensor for tensor in graph.initializer}
+
+
+def find_kernel(config: FrontEndConfig, tensors: Mapping[str, TensorProto]) -> Kernel | None:
+    """Return the tables from which the fused kernel computes `embeddings`.
+
+    Return None unless each vector is a row of one float32 table in the data file, optionally scaled, plus a row of
+    another, whose rows of all positions are consecutive.
+    """
+    match config.steps:
+        case (Tokens(), Positions() as positions):
+            scale = 1.0
+        case (Tokens(), Scale() as step, Positions() as positions):
+            scale = rounded_number(step.by, "float32")
+        case _:
+            return None
+    name = "positions.weight" if positions.table == "learned" else "positions.table"
+    tokens, table = tensors[TOKENS], tensors.get(name)
+    counted = positions.counts == "slots" and positions.table != "hybrid" and config.arithmetic == "float32"
+    if table is None or config.max_len is None or not counted:
+        return None
+    if any(tensor.data_type != TensorProto.FLOAT or not tensor.external_data for tensor in (tokens, table)):
+        return None
+    begins = [place_of(tensor)[0] for tensor in (tokens, table)]
+    if any(begin % 4 for begin in begins):
+        return None
+    rows, width = tokens.dims
+    return Kernel(
+        tokens=KernelTokens(begin=begins[0], rows=rows, width=width, scale=scale),
+        positions=PositionTable(begin=begins[1], rows=table.dims[0], first=positions.first),
+    )
+
+
+def find_ngram_tables(config: FrontEndConfig, tensors: Mapping[str, TensorProto]) -> tuple[NgramTable, ...]:
+    """Return the place of each n-gram table.
+
+    Empty without such tables, for integers with scales, and for small tables inside the graphs.
+    """
+    ngrams = config.ngrams
+    if ngrams is None or ngrams.referenced:
+        return ()
+    tables = [tensors[f"ngrams.tables.{number}.weight"] for number in range(len(ngrams.layers))]
+    if any(table.data_type not in DTYPES or not table.external_data for table in tables):
+        return ()
+    found = []
+    for table in tables:
+        rows, width = table.dims
+        part = TablePart(file=DATA, begin=place_of(table)[0], rows=rows)
+        values = {"rows": rows, "width": width, "dtype": DTYPES[table.data_type], "parts": (part,)}
+        found.append(NgramTable.model_validate(values))
+    return tuple(found)
