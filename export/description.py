@@ -63,7 +63,7 @@ def describe_artifact(loaded: "LoadedSource", folder: Path, report: Report) -> M
     if isinstance(config, FrontEndConfig) and TOKENS in tensors:
         tables = _describe_tables(config, tensors)
     else:
-        tables = _describe_traced(loaded, folder)
+        tables = _describe_traced(folder, signature.max_len)
         common["versions"] |= _torch_version()
     if loaded.tables.tables:
         tables["ngram_tables"] = loaded.tables.tables
@@ -120,7 +120,7 @@ def _describe_tables(config: FrontEndConfig, tensors: Mapping[str, onnx.TensorPr
     }
 
 
-def _describe_traced(loaded: "LoadedSource", folder: Path) -> dict[str, Any]:
+def _describe_traced(folder: Path, max_len: int | None) -> dict[str, Any]:
     """Return the same fields of a traced graph, found in its nodes."""
     from preblock.export.kernel_tables import describe_kernel
     from preblock.export.ngram_tables import describe_tables
@@ -131,7 +131,7 @@ def _describe_traced(loaded: "LoadedSource", folder: Path) -> dict[str, Any]:
         "dtype": format_.dtype if format_ else "float32",
         "scale": format_.scale if format_ else None,
         "block": format_.block if format_ else None,
-        "kernel": describe_kernel(folder, loaded.frontend.signature.max_len),
+        "kernel": describe_kernel(folder, max_len),
         "ngram_tables": describe_tables(folder),
     }
 

@@ -14,7 +14,11 @@ from preblock.service.artifacts.manifest import Kernel, KernelTokens, NgramTable
 from preblock.service.artifacts.names import DATA, GRAPH
 
 TOKENS = "tokens.weight"
-DTYPES = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
+DTYPES: dict[int, str] = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16",
+}
 """Types of n-gram tables without scales."""
 
 

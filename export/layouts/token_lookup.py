@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError
 from preblock.export.external_data import CHUNK_BYTES, place_of, set_place
-from preblock.export.graph import cut, replace_fields, save_graph
+from preblock.export.graph_builder import save_graph
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import DATA, LAYER_TOKENS_GRAPH, PER_LAYER_TOKENS, TOKEN_EMBEDDINGS
@@ -127,7 +127,7 @@ def write_lookup(
             None: no such output.
 
     """
-    model = _load_cut(lookup, INPUTS_EMBEDS if nodes is None else TEXT_EMBEDS)
+    model = _load_alone(lookup, INPUTS_EMBEDS if nodes is None else TEXT_EMBEDS)
     model.graph.output[0].name = INPUTS_EMBEDS
     if per_layer is not None and lookup.per_layer is not None:
         _add_layers(model, lookup.per_layer, per_layer)
@@ -142,28 +142,38 @@ def write_lookup(
 def _check_inputs(lookup: TokenLookup) -> None:
     """Raise ExportError unless the vectors depend on token ids alone: no table holds those of mask and positions."""
     graph = onnx.load(lookup.folder / lookup.graph, load_external_data=False).graph
-    inputs = [value.name for value in cut(graph, [lookup.output])[2]]
+    read = _values_read(graph)
+    inputs = [value.name for value in graph.input if value.name in read]
     if inputs != [INPUT_IDS]:
         family, got = lookup.manifest.family, ", ".join(inputs)
         raise ExportError(f"{family}: {INPUTS_EMBEDS} depends on {got}; expected {INPUT_IDS} alone")
 
 
-def _load_cut(lookup: TokenLookup, name: str, prefix: str = "") -> onnx.ModelProto:
-    """Return the graph of a lookup alone, with its output as `name` and `prefix` before other names."""
+def _values_read(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the values read by a node. A written graph has no other nodes than those of its outputs."""
+    return {name for node in graph.node for name in node.input}
+
+
+def _load_alone(lookup: TokenLookup, name: str, prefix: str = "") -> onnx.ModelProto:
+    """Return the graph of a lookup, with its output as `name` and `prefix` before other names.
+
+    It has only the inputs and initializers that its nodes read: `model.onnx` holds further ones.
+    """
     model = onnx.load(lookup.folder / lookup.graph, load_external_data=False)
-    nodes, initializers, inputs = cut(model.graph, [lookup.output])
+    graph, read = model.graph, _values_read(model.graph)
     names = {lookup.output: name, "": ""}  # an empty name stands for an absent input
     if not prefix:
         names[INPUT_IDS] = INPUT_IDS
-    for node in nodes:
+    for node in graph.node:
         for side in (node.input, node.output):
             side[:] = [names.get(value, prefix + value) for value in side]
-        node.name = node.name and prefix + node.name
-    for tensor in initializers:
+    for field in (graph.initializer, graph.input):
+        kept = [value for value in field if value.name in read]
+        del field[:]
+        field.extend(kept)
+    for tensor in graph.initializer:
         tensor.name = prefix + tensor.name
-    shape: list[str | int | None] = ["batch", "length", *lookup.shape]
-    output = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-    replace_fields(model.graph, node=nodes, initializer=initializers, input=inputs, output=[output], value_info=[])
+    graph.output[0].name = name
     return model
 
 
@@ -172,7 +182,7 @@ def _add_layers(model: onnx.ModelProto, lookup: TokenLookup, name: str) -> None:
 
     Ids of images and of audio take the inputs of the padding id, as in transformers.
     """
-    layers = _load_cut(lookup, name, LAYERS)
+    layers = _load_alone(lookup, name, LAYERS)
     ids = INPUT_IDS
     for number, (token, padding) in enumerate(lookup.padded_ids.items()):
         constants = {f"{LAYERS}token_{number}": token, f"{LAYERS}padding_{number}": padding}
