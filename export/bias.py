@@ -1,4 +1,4 @@
-"""Writes the ONNX graph of a pairwise bias, and proves it equal to its PyTorch module.
+"""Writes the ONNX graph of a pairwise bias.
 
 The graph is written by hand, because lengths are values of its inputs, not axes. The bucket of a distance is found by
 comparing integers: the last bit of a logarithm depends on the library.
@@ -11,34 +11,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from preblock.export.graph import save_graph
 from preblock.export.own_modules.tracing import OPSET
-from preblock.export.parity import judge, run_case
 from preblock.models.modules.alibi import AlibiBias
 from preblock.models.modules.bias_modules import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
 from preblock.service.artifacts.names import BIAS_GRAPH
-from preblock.service.artifacts.parity import OutputParity, ParityCase
-from preblock.service.runtime.session import Session
 
 Array = NDArray[Any]
-ULP_OF_ONE = float(np.spacing(np.float32(1)))
-SINUSOID_ULP = 1.0
-"""ULP of 1, for sines of the same float32 angle by two libraries. Everything else must be bit for bit equal."""
-LONG, FAR = 5000, 10**6
-GRID: tuple[tuple[int, int, int], ...] = (
-    *((0, length, length) for length in (0, 1, 2, 17, 256)),  # the whole at once
-    *((past, 1, past + 1) for past in (1, 17, 127, 128, LONG)),  # a step with a cache
-    *((5, 3, 8), (100, 28, 128), (LONG, 16, LONG + 16)),  # a chunk
-    *((0, 1, LONG), (0, 3, 40), (40, 3, 7), (FAR, 2, 40)),  # keys with another end
-    *((4, 0, 4), (4, 2, 0)),
-)
-"""query_offset, query_length and key_length of each case."""
-
 ANCHOR = {
     "query": "anchor = Add (query_index, query_offset)",
     "first": "anchor = Mul (query_index, zero)",
@@ -65,36 +47,6 @@ def export_bias(bias: Bias, folder: Path) -> None:
         case RelativeSinusoid():
             model = _sinusoid(bias)
     save_graph(model, folder / BIAS_GRAPH)
-
-
-def read_bias(folder: Path) -> dict[str, Tensor]:
-    """Return the trained weights of an artifact's bias, under the names of `FrontEnd.state_dict()`."""
-    if not (folder / BIAS_GRAPH).is_file():
-        return {}
-    initializers = onnx.load(folder / BIAS_GRAPH).graph.initializer
-    weight = next((tensor for tensor in initializers if tensor.name == "weight"), None)
-    return {} if weight is None else {"bias.weight": torch.from_numpy(onnx.numpy_helper.to_array(weight).copy())}
-
-
-def prove_bias(bias: Bias, session: Session) -> OutputParity:
-    """Compare the graph `bias.onnx`, opened in `session`, with `bias` over the grid.
-
-    Raises:
-        ParityError: a case differs by more than allowed (0 except for sinusoids); the error names the worst.
-
-    """
-    cases = [_compare(bias, session, *case) for case in GRID]
-    return judge(session.outputs[0].name, cases, SINUSOID_ULP if isinstance(bias, RelativeSinusoid) else 0.0)
-
-
-def _compare(bias: Bias, session: Session, query_offset: int, query_length: int, key_length: int) -> ParityCase:
-    lengths = {"query_length": query_length, "key_length": key_length}
-    if not isinstance(bias, RelativeSinusoid):
-        lengths = {"query_offset": query_offset, **lengths}
-    with torch.inference_mode():
-        expected = bias(**lengths).numpy()
-    feeds = {name: np.array([length]) for name, length in lengths.items()}
-    return run_case(session, feeds, expected, dict(lengths), session.outputs[0].name, ULP_OF_ONE)
 
 
 def _alibi(bias: AlibiBias) -> onnx.ModelProto:

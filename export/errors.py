@@ -6,7 +6,7 @@ class ExportError(Exception):
 
 
 class ParityError(ExportError):
-    """A graph differs from its PyTorch module."""
+    """A graph differs from its reference."""
 
 
 class UnrepeatableError(ExportError):

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Unpack
@@ -12,19 +13,20 @@ from torch import nn
 
 from preblock.export.arguments import SourceOptions, check_arguments
 from preblock.export.bias import export_bias
+from preblock.export.own_modules.graph import export_custom
 from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.graph import export_graph
-from preblock.export.own_modules.graph import export_custom
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
+from preblock.export.quantization import compare_tables, shrink_tables, write_tables
 from preblock.export.soft_prompts import parse_soft_prompts, write_soft_prompts
 from preblock.export.source import AnyFrontEnd, LoadedSource, load_source
 from preblock.export.stems.graph import export_stem
-from preblock.export.stored_tables import build_quantized
+from preblock.export.stored_tables import read_stored
 from preblock.export.table_formats import TableFormat, find_format
-from preblock.export.torch_quantization import compare_tables, shrink_tables, write_tables
-from preblock.export.verification import find_providers, prove_artifact
+from preblock.export.torch_reference import TorchReference
+from preblock.export.verification import Prove, find_providers, prove_artifact, prove_stem_artifact
 from preblock.models.checkpoints.position_resize import resize_positions
 from preblock.models.config_check import check_described
 from preblock.models.custom_frontend import CustomFrontEnd
@@ -91,17 +93,13 @@ def export(
 
     def load() -> LoadedSource:
         loaded = load_source(source, report, widen=format_ is None, **choices)
-        if isinstance(loaded.frontend, FrontEndData) and loaded.frontend.config.no_rotary:
+        if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
             report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
         if rotary_layout != "full":
             loaded = _change_rotary(loaded, "--rotary-layout", form=rotary_layout)
         if rotary_dtype != "float32":
             loaded = _change_rotary(loaded, "--rotary-dtype", dtype=rotary_dtype)
-        if max_len is not None:
-            loaded = _resize(loaded, max_len, resizing)
-        if isinstance(loaded.frontend, FrontEndData):
-            loaded = replace(loaded, frontend=FrontEnd.from_data(loaded.frontend))
-        return loaded
+        return loaded if max_len is None else _resize(loaded, max_len, resizing)
 
     # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
     return export_loaded(load(), name, repository, report, format_, prompts)
@@ -119,7 +117,6 @@ def export_loaded(
 
     Tables are stored in `format_`; default float32. `soft_prompts` are folders by name.
     """
-    assert not isinstance(loaded.frontend, FrontEndData)
     source = loaded.frontend
     source.eval()
     storage: dict[str, StoredTable] = {}
@@ -137,9 +134,11 @@ def export_loaded(
                     export_graph(shrink_tables(source), folder, report)
                     write_tables(source, format_, folder, report)
                     storage = compare_tables(source, format_, folder, report)
-                    stored = build_quantized(source.config, source.state_dict(), format_, folder)
-                    loaded = replace(loaded, frontend=stored)
-                    source = stored  # releases the unrounded tables
+                    stored = read_stored(folder, source.config)
+                    weights = {name: weight for name, weight in source.state_dict().items() if name not in stored}
+                    data = FrontEndData(source.config, {name: weight.numpy() for name, weight in weights.items()})
+                    source = TorchReference.of(data, stored).frontend  # releases the unrounded tables
+                    loaded = replace(loaded, frontend=source)
                 elif isinstance(source, CustomFrontEnd):
                     export_custom(source, folder, report)
                 else:
@@ -152,7 +151,12 @@ def export_loaded(
             check_graphs(folder, manifest)
             check_ngram_tables(folder, manifest)
             check_references(manifest, [Path("/")])
-            providers = {provider: prove_artifact(source, folder, provider, report) for provider in find_providers()}
+            proof: Prove = (
+                partial(prove_stem_artifact, source)
+                if isinstance(source, Stem)
+                else partial(prove_artifact, TorchReference(source))
+            )
+            providers = {provider: proof(folder, provider, report) for provider in find_providers()}
             parity = ParityReport(providers=providers, storage=storage, discovery=loaded.discovery)
             write(parity, folder / PARITY)
             return ExportResult(repository / name / str(publish(folder)), manifest, parity)
@@ -244,21 +248,20 @@ def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exac
 def _change_rotary(loaded: LoadedSource, option: str, **change: Any) -> LoadedSource:
     """Return the source with another form or dtype of its rotary outputs, as `option` requests."""
     source = loaded.frontend
-    if not isinstance(source, FrontEndData) or not source.config.rotary:
-        reason = (
-            isinstance(source, FrontEndData) and source.config.no_rotary
-        ) or "this front-end leaves none to attention"
+    if not isinstance(source, FrontEnd) or not source.config.rotary:
+        reason = (isinstance(source, FrontEnd) and source.config.no_rotary) or "this front-end leaves none to attention"
         (got,) = change.values()
         raise ExportError(f"{option}: got {got}, but the model has no rotary outputs: {reason}")
     try:
         rotary = tuple(replace(output, **change) for output in source.config.rotary)
     except ValueError as error:
         raise ExportError(f"{option}: {error}") from error
-    return replace(loaded, frontend=replace(source, config=replace(source.config, rotary=rotary)))
+    config = replace(source.config, rotary=rotary)
+    return replace(loaded, frontend=FrontEnd.from_tensors(config, source.state_dict()))
 
 
 def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:
-    if not isinstance(loaded.frontend, FrontEndData):
+    if not isinstance(loaded.frontend, FrontEnd):
         raise ExportError("--max-len is only for front-ends of token ids; the source takes images or spectrograms")
     try:
         frontend = resize_positions(loaded.frontend, max_len, resizing)

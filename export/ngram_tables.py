@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from preblock.export.external_data import place_of
-from preblock.export.graph import MODULE
-from preblock.export.stored_tables import DTYPES, read_tensors
+from preblock.export.stored_tables import read_tensors
+from preblock.export.torch_tables import DTYPES
 from preblock.service.artifacts.manifest import NgramTable, TablePart
 from preblock.service.artifacts.names import DATA, NGRAM_IDS_GRAPH
 
@@ -16,7 +16,7 @@ def describe_tables(folder: Path) -> tuple[NgramTable, ...]:
     """
     tensors = read_tensors(folder) if (folder / NGRAM_IDS_GRAPH).is_file() else {}
     found: list[NgramTable] = []
-    while table := tensors.get(f"{MODULE}ngrams.tables.{len(found)}.weight"):
+    while table := tensors.get(f"ngrams.tables.{len(found)}.weight"):
         dtype = str(DTYPES[table.data_type]).removeprefix("torch.")
         if dtype not in ("float32", "float16", "bfloat16") or not table.external_data:
             return ()

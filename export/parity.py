@@ -1,4 +1,4 @@
-"""Proves a graph equal to its PyTorch module, over a grid of calls through the session code of the service.
+"""Proves a graph equal to its reference, over a grid of calls through the session code of the service.
 
 Letters: B batch, L length.
 """
@@ -9,16 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from preblock.export.errors import ParityError
-from preblock.export.parity_cases import UNLIMITED_LENGTH, arguments_of, feeds_of, grid
-from preblock.models.custom_frontend import CustomFrontEnd
-from preblock.models.frontend import FrontEnd
+from preblock.export.parity_cases import BIAS_GRID, UNLIMITED_LENGTH, arguments_of, feeds_of, grid
+from preblock.export.reference import Described, Reference
+from preblock.models.frequencies import attention_factor
+from preblock.models.modules.bias import RelativeSinusoidConfig
 from preblock.models.modules.ngram_config import CONTEXT
-from preblock.models.modules.rotary_config import attention_factor
 from preblock.models.steps import Project
 from preblock.service.artifacts.names import EMBEDDINGS, NGRAM_ROW_IDS, PER_LAYER_TOKENS, TOKEN_EMBEDDINGS
 from preblock.service.artifacts.parity import OutputParity, ParityCase
@@ -32,7 +31,10 @@ next value there, and a projection spreads the difference."""
 ROOT_ULP = 4.0
 """Added for the square root of the number of products in a sum of a projection."""
 ROTARY_ULP = 1.0
-"""For cosines and sines, in ULP of the largest: torch's float32 against rounded float64; 0.5 measured up to 2^31."""
+"""For cosines and sines, in ULP of the largest: float32 of torch against rounded float64; 0.5 measured up to 2^31."""
+SINUSOID_ULP = 1.0
+"""ULP of 1, for sines of the same float32 angle by two libraries. Other biases must be bit for bit equal."""
+ULP_OF_ONE = float(np.spacing(np.float32(1)))
 LOOKUP_CHUNK_VALUES = 2**20
 """Values of the lookup computed at once."""
 COMPARED_CHUNK_VALUES = 2**18
@@ -45,31 +47,32 @@ CaseReport = Callable[[int, int, int], None]
 """Receives the number of finished cases, the number of all cases, and the bytes of the last one."""
 
 
-def prove(frontend: FrontEnd | CustomFrontEnd, session: Session, report: CaseReport = lambda *_: None) -> OutputParity:
-    """Compare `embeddings` of `session` with `frontend` over the grid.
+def prove(reference: Reference, session: Session, report: CaseReport = lambda *_: None) -> OutputParity:
+    """Compare `embeddings` of `session` with `reference` over the grid.
 
     Raises:
         ParityError: a case differs by more than allowed; the error names the worst.
 
     """
-    frontend.eval()
-    signature = frontend.signature
+    signature = reference.signature
     calls, cases = list(grid(signature)), []
     for case in calls:
         feeds = feeds_of(signature, case)
-        # Omitted indices compare the module's defaults with zeros in the graph.
-        expected = run_module(frontend, feeds, indices=case.segments, mask=case.padding != "none")
+        # Omitted indices compare the defaults of the reference with zeros in the graph.
+        expected = reference.vectors(feeds, indices=case.segments, mask=case.padding != "none")
         cases.append(run_case(session, feeds, expected, arguments_of(case)))
         report(len(cases), len(calls), expected.nbytes)
-    return judge(EMBEDDINGS, cases, allowed_ulp(frontend))
+    return judge(EMBEDDINGS, cases, allowed_ulp(reference))
 
 
-def allowed_ulp(frontend: FrontEnd | CustomFrontEnd) -> float:
+def allowed_ulp(described: Described) -> float:
     """Return the allowed error of a vector, in ULP of the largest value of its row."""
-    if frontend.signature.exact or not isinstance(frontend, FrontEnd):
-        return 0.0 if frontend.signature.exact else ALLOWED_ULP
-    products = frontend.project.in_features if any(isinstance(step, Project) for step in frontend.config.steps) else 0
-    return ALLOWED_ULP + ROOT_ULP * math.sqrt(products) + NARROW_ULP[frontend.config.arithmetic]
+    config = described.config
+    if described.signature.exact or config is None:
+        return 0.0 if described.signature.exact else ALLOWED_ULP
+    inputs = zip(config.steps, (0, *config.widths), strict=False)
+    products = next((width for step, width in inputs if isinstance(step, Project)), 0)
+    return ALLOWED_ULP + ROOT_ULP * math.sqrt(products) + NARROW_ULP[config.arithmetic]
 
 
 def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> OutputParity:
@@ -82,7 +85,7 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
     worst = max(cases, key=lambda case: case.max_ulp)
     if worst.max_ulp > allowed_ulp:
         raise ParityError(
-            f"{output} of the graph differs from its PyTorch module by {worst.max_abs:.3g} "
+            f"{output} of the graph differs from its reference by {worst.max_abs:.3g} "
             f"({worst.max_ulp:.3g} ULP, expected {allowed_ulp:.3g}) at {in_words(worst.arguments)}"
         )
     max_abs = max(case.max_abs for case in cases)
@@ -90,9 +93,9 @@ def judge(output: str, cases: Sequence[ParityCase], allowed_ulp: float) -> Outpu
 
 
 def prove_lookup(
-    frontend: FrontEnd, session: Session, count_bytes: ByteCount = lambda _: None, output: str = TOKEN_EMBEDDINGS
+    reference: Reference, session: Session, count_bytes: ByteCount = lambda _: None, output: str = TOKEN_EMBEDDINGS
 ) -> OutputParity:
-    """Compare the model's own token lookup with `frontend.look_up`, for every id, bit for bit.
+    """Compare the model's own token lookup with `reference.look_up`, for every id, bit for bit.
 
     The output is `token_embeddings`, or `embeddings` if the two are equal; or `unscaled_token_embeddings`.
     `count_bytes` receives the number of bytes of each chunk of ids.
@@ -101,14 +104,13 @@ def prove_lookup(
         ParityError: a value differs.
 
     """
-    signature, cases = frontend.signature, []
+    signature, cases = reference.signature, []
     ids = np.arange(signature.vocab_size).reshape(-1, 1)  # rows of length 1 fit within every limit
     scaled = output == TOKEN_EMBEDDINGS
     output = EMBEDDINGS if scaled and signature.lookup_width is None else output
     count = min(4096, 1 + LOOKUP_CHUNK_VALUES // (signature.lookup_width or signature.width))
     for part in np.array_split(ids, 1 + ids.size // count):
-        with torch.inference_mode():
-            expected = frontend.look_up(torch.from_numpy(part), scaled).numpy()
+        expected = reference.look_up(part, scaled)
         arguments: Arguments = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
         feeds = {"input_ids": part, "offset": np.zeros(1, np.int64)}
         cases.append(run_case(session, feeds, expected, arguments, output))
@@ -116,34 +118,34 @@ def prove_lookup(
     return judge(output, cases, 0.0)
 
 
-def per_layer_ulp(frontend: FrontEnd, output: str) -> float:
+def per_layer_ulp(described: Described, output: str) -> float:
     """Return the allowed error of per-layer inputs: none without a projection, whose D products may have any order."""
-    if output == PER_LAYER_TOKENS:
+    config = described.config
+    if output == PER_LAYER_TOKENS or config is None:
         return 0.0
-    return ALLOWED_ULP + ROOT_ULP * math.sqrt(frontend.per_layer.project.in_features)
+    return ALLOWED_ULP + ROOT_ULP * math.sqrt(config.widths[config.lookup - 1])
 
 
-def prove_per_layer(frontend: FrontEnd, session: Session, output: str) -> OutputParity:
-    """Compare an output of per-layer inputs with `frontend`, for every id; the token part bit for bit.
+def prove_per_layer(reference: Reference, session: Session, output: str) -> OutputParity:
+    """Compare an output of per-layer inputs with `reference`, for every id; the token part bit for bit.
 
     Raises:
         ParityError: a case differs by more than allowed.
 
     """
-    signature, cases = frontend.signature, []
+    signature, cases = reference.signature, []
     layers, width = signature.per_layer or (1, 1)
     ids = np.arange(signature.vocab_size).reshape(-1, 1)
     for part in np.array_split(ids, 1 + ids.size // min(4096, 1 + LOOKUP_CHUNK_VALUES // (layers * width))):
         feeds = {"input_ids": part, "offset": np.zeros(1, np.int64)}
-        with torch.inference_mode():
-            expected = frontend.per_layer_outputs(torch.from_numpy(part))[output].numpy()
+        expected = reference.per_layer_outputs(part)[output]
         arguments: Arguments = {"from_id": int(part[0, 0]), "to_id": int(part[-1, 0])}
         cases.append(run_case(session, feeds, expected, arguments, output))
-    return judge(output, cases, per_layer_ulp(frontend, output))
+    return judge(output, cases, per_layer_ulp(reference, output))
 
 
-def prove_ngrams(frontend: FrontEnd, session: Session, output: str, title: str | None = None) -> OutputParity:
-    """Compare the n-gram embeddings or the row ids of `session` with `frontend` over the shapes of the grid.
+def prove_ngrams(reference: Reference, session: Session, output: str, title: str | None = None) -> OutputParity:
+    """Compare the n-gram embeddings or the row ids of `session` with `reference` over the shapes of the grid.
 
     Every bit must be equal. `title` names the output in errors; default its name. The graph may take row ids.
 
@@ -152,17 +154,16 @@ def prove_ngrams(frontend: FrontEnd, session: Session, output: str, title: str |
 
     """
     cases = []
-    for case in (case for case in grid(frontend.signature) if case.offset == (0,)):
-        feeds = feeds_of(frontend.signature, case)
-        with torch.inference_mode():
-            found = frontend.ngram_outputs(*(torch.from_numpy(feeds[name]) for name in ("input_ids", CONTEXT)))
-        given: dict[str, NDArray[np.int64]] = {**feeds, NGRAM_ROW_IDS: found[NGRAM_ROW_IDS].numpy()}
-        cases.append(run_case(session, given, found[output].numpy(), arguments_of(case), output))
+    for case in (case for case in grid(reference.signature) if case.offset == (0,)):
+        feeds = feeds_of(reference.signature, case)
+        found = reference.ngram_outputs(feeds["input_ids"], feeds[CONTEXT])
+        given = {**feeds, NGRAM_ROW_IDS: found[NGRAM_ROW_IDS]}
+        cases.append(run_case(session, given, found[output], arguments_of(case), output))
     return judge(title or output, cases, 0.0)
 
 
-def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[str, OutputParity]:
-    """Compare the rotary outputs of `session` with those of `frontend` over the legal part of the grid.
+def prove_rotary(reference: Reference, session: Session, alone: Session) -> dict[str, OutputParity]:
+    """Compare the rotary outputs of `session` with those of `reference` over the legal part of the grid.
 
     A float16 output must be the rounding of numbers within the tolerance. `alone`, the graph without rotary outputs,
     must return the vectors of `session` bit for bit.
@@ -171,22 +172,18 @@ def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[s
         ParityError: a case differs by more than allowed.
 
     """
-    signature = frontend.signature
+    signature, rotary = reference.signature, reference.config.rotary if reference.config else ()
     limit = min((limit for limit in (signature.max_len, signature.rotary_len) if limit), default=UNLIMITED_LENGTH)
-    largest = max(attention_factor(output.config) for output in frontend.config.rotary)
+    largest = max(attention_factor(output.config) for output in rotary)
     unit = float(np.spacing(np.float32(largest)))
-    narrow = {name for output in frontend.config.rotary if output.dtype == "float16" for name in output.names}
+    narrow = {name for output in rotary if output.dtype == "float16" for name in output.names}
     cases: dict[str, list[ParityCase]] = {name: [] for name in signature.rotary}
     for case in grid(replace(signature, max_len=limit)):
         feeds, arguments = feeds_of(signature, case), arguments_of(case)
         found = session.run(feeds)
         if not np.array_equal(found[EMBEDDINGS], alone.run(feeds)[EMBEDDINGS]):
             raise ParityError(f"the graph of embeddings alone differs at {in_words(arguments)}")
-        with torch.inference_mode():
-            tensors = (torch.from_numpy(feeds[name]) for name in ("input_ids", "offset"))
-            expected = frontend.rotary_outputs(*tensors, rounded=False)
-        for name, values in expected.items():
-            wanted = values.numpy()
+        for name, wanted in reference.rotary_outputs(feeds["input_ids"], feeds["offset"]).items():
             if name in narrow:
                 bounds = ((wanted + error).astype(np.float16) for error in (-ROTARY_ULP * unit, ROTARY_ULP * unit))
                 wanted = np.clip(found[name], *(bound.astype(np.float32) for bound in bounds))
@@ -194,23 +191,21 @@ def prove_rotary(frontend: FrontEnd, session: Session, alone: Session) -> dict[s
     return {name: judge(name, compared, ROTARY_ULP) for name, compared in cases.items()}
 
 
-def run_module(
-    frontend: FrontEnd | CustomFrontEnd, feeds: Mapping[str, NDArray[np.int64]], indices: bool, mask: bool = False
-) -> Float32:
-    """Return the vectors of `frontend`, float32 (B, L, D), for the inputs of its graph.
+def prove_bias(reference: Reference, session: Session) -> OutputParity:
+    """Compare the graph `bias.onnx`, opened in `session`, with `reference` over lengths of queries and keys.
 
-    Its further indices are omitted unless `indices` is set, and `attention_mask` unless `mask` is set.
+    Raises:
+        ParityError: a case differs by more than allowed (0 except for sinusoids); the error names the worst.
+
     """
-    inputs: dict[str, Any] = {name: torch.from_numpy(array) for name, array in feeds.items()}
-    given = {name: inputs.pop(name) for name in frontend.signature.indices}
-    inputs.pop(CONTEXT, None)  # no vector depends on it
-    if given and indices:
-        inputs["indices"] = given
-    if not mask:
-        inputs.pop("attention_mask", None)
-    with torch.inference_mode():
-        vectors: Float32 = frontend(**inputs).numpy()
-    return vectors
+    output, cases = session.outputs[0].name, []
+    sinusoid = reference.config is not None and isinstance(reference.config.bias, RelativeSinusoidConfig)
+    for query_offset, query_length, key_length in BIAS_GRID:
+        lengths = {"query_length": query_length, "key_length": key_length}
+        lengths = lengths if sinusoid else {"query_offset": query_offset, **lengths}
+        feeds = {name: np.array([length]) for name, length in lengths.items()}
+        cases.append(run_case(session, feeds, reference.bias(lengths), dict(lengths), output, ULP_OF_ONE))
+    return judge(output, cases, SINUSOID_ULP if sinusoid else 0.0)
 
 
 def run_case(

@@ -1,6 +1,6 @@
-"""The grid of calls to compare a graph with its module: shapes, offsets and paddings.
+"""The grid of calls to compare a graph with its reference: shapes, offsets and paddings.
 
-Letters: B batch, L length, M maximum length.
+Letters: B batch, L length, M maximum length, Q query length, K key length.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,15 @@ UNLIMITED_LENGTH = 512
 ID_WINDOW_VALUES = 2**23
 """Values of the token table used by one case, besides the first and the last row."""
 PADDINGS: tuple[Literal["none", "left", "right"], ...] = ("none", "left", "right")
+LONG, FAR = 5000, 10**6
+BIAS_GRID: tuple[tuple[int, int, int], ...] = (
+    *((0, length, length) for length in (0, 1, 2, 17, 256)),  # the whole at once
+    *((past, 1, past + 1) for past in (1, 17, 127, 128, LONG)),  # a step with a cache
+    *((5, 3, 8), (100, 28, 128), (LONG, 16, LONG + 16)),  # a chunk
+    *((0, 1, LONG), (0, 3, 40), (40, 3, 7), (FAR, 2, 40)),  # keys with another end
+    *((4, 0, 4), (4, 2, 0)),
+)
+"""query_offset, Q and K of each case of a bias."""
 
 
 class GridCase(NamedTuple):

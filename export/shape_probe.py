@@ -9,14 +9,12 @@ import itertools
 import math
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from preblock.export.errors import ParityError
-from preblock.export.parity import Arguments, Float32, allowed_ulp, compare, judge, per_layer_ulp, run_module
+from preblock.export.parity import Arguments, Float32, allowed_ulp, compare, judge, per_layer_ulp
 from preblock.export.parity_cases import UNLIMITED_LENGTH, GridCase, feeds_of, longest
-from preblock.models.custom_frontend import CustomFrontEnd
-from preblock.models.frontend import FrontEnd
+from preblock.export.reference import Reference
 from preblock.models.modules.ngram_config import CONTEXT
 from preblock.service.artifacts.names import (
     EMBEDDINGS,
@@ -37,28 +35,28 @@ MAX_OUTPUT_VALUES = 2**22
 
 
 class ShapeProbe:
-    """The check of one graph of token ids against its module.
+    """The check of one graph of token ids against its reference.
 
     Args:
-        frontend: the module.
+        reference: the expected values.
         session: session of the graph.
         graph: name of the graph, for errors.
 
     """
 
-    def __init__(self, frontend: FrontEnd | CustomFrontEnd, session: Session, graph: str) -> None:
-        self._frontend, self._session, self._graph = frontend, session, graph
+    def __init__(self, reference: Reference, session: Session, graph: str) -> None:
+        self._reference, self._session, self._graph = reference, session, graph
         self._output = session.outputs[0].name
-        signature = frontend.signature
+        signature = reference.signature
         widths = {TOKEN_EMBEDDINGS: signature.lookup_width, UNSCALED: signature.unscaled_width}
         layers = signature.per_layer or (0, 0)
         shapes = {PER_LAYER_TOKENS: layers, PER_LAYER: (math.prod(layers),)}
         shapes |= {NGRAMS: signature.ngrams or (0, 0), NGRAM_ROW_IDS: signature.row_ids or (0, 0)}
         self._shape: tuple[int | None, ...] = shapes.get(self._output, (widths.get(self._output, signature.width),))
-        self._allowed = 0.0 if self._output in (*LOOKUPS, NGRAMS, NGRAM_ROW_IDS) else allowed_ulp(frontend)
-        if self._output in (PER_LAYER_TOKENS, PER_LAYER) and isinstance(frontend, FrontEnd):
-            self._allowed = per_layer_ulp(frontend, self._output)
-        self._end = frontend.signature.max_len or UNLIMITED_LENGTH
+        self._allowed = 0.0 if self._output in (*LOOKUPS, NGRAMS, NGRAM_ROW_IDS) else allowed_ulp(reference)
+        if self._output in (PER_LAYER_TOKENS, PER_LAYER):
+            self._allowed = per_layer_ulp(reference, self._output)
+        self._end = signature.max_len or UNLIMITED_LENGTH
 
     def check(self) -> None:
         """Run the graph over batches, lengths and offsets.
@@ -67,7 +65,6 @@ class ShapeProbe:
             ParityError: an axis is frozen, the offset is constant, or positions are clamped.
 
         """
-        self._frontend.eval()
         for tensor in (*self._session.inputs, *self._session.outputs):
             axes = {"offset": ("offsets",), CONTEXT: ("batch",)}.get(tensor.name, ("batch", "length"))
             for axis, size in zip(axes, tensor.shape, strict=False):  # the width of vectors is fixed
@@ -75,8 +72,8 @@ class ShapeProbe:
                     raise self._error(f"axis {axis} of {tensor.name} is frozen at {size}")
         if self._output == EMBEDDINGS:
             self._check_offset()
-        lengths = sorted({min(length, self._end) for length in (*LENGTHS, longest(self._frontend.signature))})
-        first = 0 if isinstance(self._frontend, FrontEnd) else 1  # code with `view` and -1 takes no empty tensors
+        lengths = sorted({min(length, self._end) for length in (*LENGTHS, longest(self._reference.signature))})
+        first = 0 if self._reference.config else 1  # code with `view` and -1 takes no empty tensors
         for batch in BATCHES[first:]:
             self._check_axis("batch", batch, min(LENGTHS[-1], self._end))
         for length in lengths[first:]:
@@ -84,7 +81,7 @@ class ShapeProbe:
         for batch, length in itertools.product(BATCHES[1:], lengths[1:]):
             if batch == 1 or batch * length * math.prod(size or 0 for size in self._shape) <= MAX_OUTPUT_VALUES:
                 self._check_values(batch, length)
-        if self._output == EMBEDDINGS and self._frontend.signature.max_len and self._session.provider == CPU:
+        if self._output == EMBEDDINGS and self._reference.signature.max_len and self._session.provider == CPU:
             self._check_beyond()
 
     def _check_offset(self) -> None:
@@ -93,10 +90,10 @@ class ShapeProbe:
         for fault, other in (("offset is baked in", 0), ("positions are clamped", last - 1)):
             if other < 0:
                 continue
-            graph, module = (
+            graph, reference = (
                 np.array_equal(run(1, 1, (other,)), run(1, 1, (last,))) for run in (self._run, self._expect)
             )
-            if graph and not module:
+            if graph and not reference:
                 raise self._error(f"{fault}: offset {last} gives the vectors of {other}")
 
     def _check_axis(self, axis: str, batch: int, length: int) -> None:
@@ -106,7 +103,7 @@ class ShapeProbe:
             raise self._error(f"axis {axis} is frozen: at batch {batch} and length {length}, {reason}")
 
     def _check_values(self, batch: int, length: int) -> None:
-        """Compare graph and module at the first and the last offset, and at one offset for each row."""
+        """Compare graph and reference at the first and the last offset, and at one offset for each row."""
         last = self._end - length
         offsets = {(0,): "", (last,): ""}
         if batch > 1:
@@ -133,7 +130,7 @@ class ShapeProbe:
 
     def _feeds(self, batch: int, length: int, offset: tuple[int, ...]) -> dict[str, NDArray[np.int64]]:
         """Return inputs with equal ids, so that tokens differ only in position."""
-        signature = self._frontend.signature
+        signature = self._reference.signature
         token = feeds_of(signature, GridCase(1, 1, (0,), bool(signature.needed), "none"))
         lengths = {CONTEXT: signature.history}
         feeds = {name: np.full((batch, lengths.get(name, length)), value) for name, value in token.items()}
@@ -152,18 +149,15 @@ class ShapeProbe:
         return found
 
     def _expect(self, batch: int, length: int, offset: tuple[int, ...]) -> Float32:
-        frontend, feeds = self._frontend, self._feeds(batch, length, offset)
-        if self._output in LOOKUPS and isinstance(frontend, FrontEnd):
-            with torch.inference_mode():
-                return frontend.look_up(torch.from_numpy(feeds["input_ids"]), self._output != UNSCALED).numpy()
-        if self._output in (PER_LAYER_TOKENS, PER_LAYER) and isinstance(frontend, FrontEnd):
-            with torch.inference_mode():
-                return frontend.per_layer_outputs(torch.from_numpy(feeds["input_ids"]))[self._output].numpy()
-        if self._output in (NGRAMS, NGRAM_ROW_IDS) and isinstance(frontend, FrontEnd):
-            with torch.inference_mode():
-                ids, context = (torch.from_numpy(feeds[name]) for name in ("input_ids", CONTEXT))
-                return frontend.ngram_outputs(ids, context)[self._output].numpy()
-        return run_module(frontend, feeds, indices=bool(frontend.signature.needed))
+        reference, feeds = self._reference, self._feeds(batch, length, offset)
+        ids = feeds["input_ids"]
+        if self._output in LOOKUPS:
+            return reference.look_up(ids, self._output != UNSCALED)
+        if self._output in (PER_LAYER_TOKENS, PER_LAYER):
+            return reference.per_layer_outputs(ids)[self._output]
+        if self._output in (NGRAMS, NGRAM_ROW_IDS):
+            return reference.ngram_outputs(ids, feeds[CONTEXT])[self._output]
+        return reference.vectors(feeds, indices=bool(reference.signature.needed), mask=False)
 
     def _error(self, reason: str) -> ParityError:
         return ParityError(f"{self._graph}: {reason}")

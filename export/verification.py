@@ -2,28 +2,26 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from numpy.typing import NDArray
 
-from preblock.export.bias import prove_bias, read_bias
 from preblock.export.description import describe_artifact
 from preblock.export.errors import ExportError, UnrepeatableError
-from preblock.export.graph import read_initializers
-from preblock.export.parity import prove, prove_lookup, prove_ngrams, prove_per_layer, prove_rotary
+from preblock.export.parity import prove, prove_bias, prove_lookup, prove_ngrams, prove_per_layer, prove_rotary
 from preblock.export.progress import Report, StepProgress
 from preblock.export.publication import replace_file
+from preblock.export.reference import NumpyReference, Reference
 from preblock.export.referenced_tables import ReferencedTables
 from preblock.export.shape_probe import ShapeProbe
-from preblock.export.source import AnyFrontEnd, LoadedSource
-from preblock.export.stems.graph import prove_stem, read_stem_weights
-from preblock.export.stored_tables import build_quantized, read_format
+from preblock.export.source import LoadedSource
+from preblock.export.stored_tables import StoredTable, read_data
 from preblock.models.config import FrontEndConfig
-from preblock.models.frontend import FrontEnd
-from preblock.models.modules import stems
-from preblock.models.modules.stems import Stem
+from preblock.models.frontend_data import FrontEndData
 from preblock.service.artifacts.io import check_files, read, read_manifest, write
 from preblock.service.artifacts.manifest import Artifact, Manifest, StemManifest, TokenEmbeddings
 from preblock.service.artifacts.names import (
@@ -61,8 +59,13 @@ from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import Session
 
+if TYPE_CHECKING:
+    from preblock.models.modules.stems import Stem
+
 OpenGraph = Callable[[str], Session]
 """Opens the graph of a file name."""
+Prove = Callable[[Path, str, Report], Parity]
+"""Proves the artifact in a folder equal on a provider."""
 HUGE_BYTES = 2**27
 """Smallest data file, in bytes, to save memory for at the cost of time."""
 
@@ -73,15 +76,16 @@ def verify(
     provider: Literal["cpu", "cuda"] | None = None,
     reference_roots: Sequence[Path] = (),
 ) -> ParityReport:
-    """Check the hashes of the artifact in `folder`, and prove its graphs equal to a PyTorch module again.
+    """Check the hashes of the artifact in `folder`, and prove its graphs equal to a reference again.
 
-    The module is built from the manifest and the stored weights. All other fields of the manifest must follow from
+    The reference is built from the manifest and the stored weights: a PyTorch module if PyTorch is installed, else an
+    evaluation with NumPy. All other fields of the manifest must follow from
     it. The result on `provider`, by default on every usable one, replaces its section of the parity report. Files
     outside the artifact must lie in `reference_roots`; the report receives their hashes.
 
     Raises:
-        ExportError: a file differs from its hash, or a graph from the module; a file is outside `reference_roots`; the
-            provider cannot be used; or the report cannot be written.
+        ExportError: a file differs from its hash, or a graph from the reference; a file is outside `reference_roots`;
+            the provider cannot be used; or the report cannot be written.
         UnrepeatableError: the hashes agree, but the artifact does not describe its module.
 
     """
@@ -98,7 +102,7 @@ def verify(
         if manifest.front_end is None:
             raise UnrepeatableError(f"{folder}: hashes agree; the proof cannot be repeated without the custom module")
         try:
-            frontend = _build_again(manifest, manifest.front_end, folder)
+            frontend, prove_again = _build_again(manifest, manifest.front_end, folder)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ExportError(f"{folder}: manifest and weights disagree: {' '.join(str(error).split())}") from error
         loaded = LoadedSource(frontend, manifest.source)
@@ -108,7 +112,7 @@ def verify(
             beside = manifest.token_embeddings.beside if manifest.token_embeddings else {}
             loaded = replace(loaded, soft_prompts=manifest.soft_prompts, tables=tables, beside=beside)
         _check_manifest(manifest, describe_artifact(loaded, folder, report), folder)
-        found = {name: prove_artifact(frontend, folder, name, report) for name in providers}
+        found = {name: prove_again(folder, name, report) for name in providers}
         return _record(folder, found, hashes).model_copy(update={"providers": found})
     except PreblockError as error:
         raise ExportError(str(error)) from error
@@ -124,9 +128,25 @@ def find_providers(provider: Literal["cpu", "cuda"] | None = None) -> list[str]:
     return [runtime_providers.CUDA] if provider == "cuda" else [CPU] if reason else [CPU, runtime_providers.CUDA]
 
 
-def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: Report) -> Parity:
-    """Prove every graph in `folder` equal to `frontend` on `provider`."""
-    step = "proving it equal" if provider == CPU else f"proving it equal on {provider}"
+def reference_of(data: FrontEndData, stored: Mapping[str, StoredTable] = MappingProxyType({})) -> Reference:
+    """Return the reference of a front-end: its PyTorch module if PyTorch is installed, else the NumPy evaluation.
+
+    `stored` are tables in stored types; they replace those of `data`.
+
+    Raises:
+        RuntimeError: a tensor is missing, of another shape, or not of this front-end.
+
+    """
+    if find_spec("torch") is None:
+        return NumpyReference(data, stored)
+    from preblock.export.torch_reference import TorchReference
+
+    return TorchReference.of(data, stored)
+
+
+def prove_artifact(reference: Reference, folder: Path, provider: str, report: Report) -> Parity:
+    """Prove every graph in `folder` equal to `reference` on `provider`."""
+    step = _name_step(provider)
     report(step)
 
     def session(graph: str = GRAPH) -> Session:
@@ -134,61 +154,73 @@ def prove_artifact(frontend: AnyFrontEnd, folder: Path, provider: str, report: R
 
     # No variable holds a session, because an open one keeps the memory of its runs.
     outputs: dict[str, OutputParity] = {}
-    if isinstance(frontend, Stem):
-        outputs[EMBEDDINGS] = prove_stem(frontend, session(), StepProgress(report, step).cases)
-    else:
-        for graph in OUTPUT_GRAPHS:
-            if (folder / graph).is_file():
-                ShapeProbe(frontend, session(graph), graph).check()
-        outputs[EMBEDDINGS] = prove(frontend, session(), StepProgress(report, step).cases)
-    if isinstance(frontend, FrontEnd):
-        outputs |= _prove_lookups(frontend, session, outputs[EMBEDDINGS], report)
-        outputs |= _prove_further_outputs(frontend, folder, session, report)
-    return Parity(onnxruntime=runtime_providers.VERSION, torch=torch.__version__, outputs=outputs)
+    for graph in OUTPUT_GRAPHS:
+        if (folder / graph).is_file():
+            ShapeProbe(reference, session(graph), graph).check()
+    outputs[EMBEDDINGS] = prove(reference, session(), StepProgress(report, step).cases)
+    if reference.config is not None:
+        outputs |= _prove_lookups(reference, session, outputs[EMBEDDINGS], report)
+        outputs |= _prove_further_outputs(reference, folder, session, report)
+    return Parity(onnxruntime=runtime_providers.VERSION, reference=reference.version, outputs=outputs)
+
+
+def prove_stem_artifact(stem: "Stem", folder: Path, provider: str, report: Report) -> Parity:
+    """Prove the graph in `folder` equal to the PyTorch module `stem` on `provider`."""
+    from preblock.export.stems.graph import prove_stem
+    from preblock.export.torch_reference import VERSION
+
+    step = _name_step(provider)
+    report(step)
+    outputs = {EMBEDDINGS: prove_stem(stem, open_session(folder, provider, GRAPH), StepProgress(report, step).cases)}
+    return Parity(onnxruntime=runtime_providers.VERSION, reference=VERSION, outputs=outputs)
+
+
+def _name_step(provider: str) -> str:
+    return "proving it equal" if provider == CPU else f"proving it equal on {provider}"
 
 
 def _prove_lookups(
-    frontend: FrontEnd, session: OpenGraph, embeddings: OutputParity, report: Report
+    reference: Reference, session: OpenGraph, embeddings: OutputParity, report: Report
 ) -> dict[str, OutputParity]:
     """Prove the lookups equal at every id; for a front-end that only looks up, its `embeddings` gain these cases."""
-    signature = frontend.signature
+    signature = reference.signature
     outputs: dict[str, OutputParity] = {}
     total = 4 * signature.vocab_size * (signature.lookup_width or signature.width)
     progress = StepProgress(report, "proving the lookup equal", total)
     if signature.lookup_width is not None:
-        outputs[TOKEN_EMBEDDINGS] = prove_lookup(frontend, session(TOKEN_GRAPH), progress.add)
-    elif frontend.config.only_looks_up:
-        cases = embeddings.cases + prove_lookup(frontend, session(GRAPH), progress.add).cases
+        outputs[TOKEN_EMBEDDINGS] = prove_lookup(reference, session(TOKEN_GRAPH), progress.add)
+    elif reference.config and reference.config.only_looks_up:
+        cases = embeddings.cases + prove_lookup(reference, session(GRAPH), progress.add).cases
         outputs[EMBEDDINGS] = embeddings.model_copy(update={"cases": cases})
     if signature.unscaled_width is not None:
         progress = StepProgress(report, "proving the unscaled lookup equal", total)
-        outputs[UNSCALED] = prove_lookup(frontend, session(UNSCALED_GRAPH), progress.add, UNSCALED)
+        outputs[UNSCALED] = prove_lookup(reference, session(UNSCALED_GRAPH), progress.add, UNSCALED)
     return outputs
 
 
 def _prove_further_outputs(
-    frontend: FrontEnd, folder: Path, session: OpenGraph, report: Report
+    reference: Reference, folder: Path, session: OpenGraph, report: Report
 ) -> dict[str, OutputParity]:
     """Prove per-layer inputs, n-gram embeddings, rotary angles and attention bias equal, if the front-end has them."""
-    signature = frontend.signature
+    signature = reference.signature
     outputs: dict[str, OutputParity] = {}
     if signature.per_layer is not None:
         report("proving the per-layer inputs equal")
         for name, graph in ((PER_LAYER_TOKENS, LAYER_TOKENS_GRAPH), (PER_LAYER, LAYER_INPUTS_GRAPH)):
-            outputs[name] = prove_per_layer(frontend, session(graph), name)
+            outputs[name] = prove_per_layer(reference, session(graph), name)
     if signature.ngrams is not None:
         report("proving the n-gram embeddings equal")
-        outputs[NGRAMS] = prove_ngrams(frontend, session(NGRAMS_GRAPH), NGRAMS)
+        outputs[NGRAMS] = prove_ngrams(reference, session(NGRAMS_GRAPH), NGRAMS)
     if (folder / NGRAM_IDS_GRAPH).is_file():
-        outputs[NGRAM_ROW_IDS] = prove_ngrams(frontend, session(NGRAM_IDS_GRAPH), NGRAM_ROW_IDS)
+        outputs[NGRAM_ROW_IDS] = prove_ngrams(reference, session(NGRAM_IDS_GRAPH), NGRAM_ROW_IDS)
     if (folder / NGRAM_ROWS_GRAPH).is_file():
-        outputs[NGRAMS_OF_ROWS] = prove_ngrams(frontend, session(NGRAM_ROWS_GRAPH), NGRAMS, NGRAMS_OF_ROWS)
+        outputs[NGRAMS_OF_ROWS] = prove_ngrams(reference, session(NGRAM_ROWS_GRAPH), NGRAMS, NGRAMS_OF_ROWS)
     if signature.rotary:
         report("proving the rotary outputs equal")
-        outputs |= prove_rotary(frontend, session(GRAPH), session(EMBEDDINGS_GRAPH))
-    if frontend.config.bias is not None:
+        outputs |= prove_rotary(reference, session(GRAPH), session(EMBEDDINGS_GRAPH))
+    if reference.config and reference.config.bias is not None:
         bias = session(BIAS_GRAPH)
-        outputs[bias.outputs[0].name] = prove_bias(frontend.bias, bias)
+        outputs[bias.outputs[0].name] = prove_bias(reference, bias)
     return outputs
 
 
@@ -207,14 +239,19 @@ def _check_manifest(manifest: Artifact, derived: Artifact, folder: Path) -> None
             raise ExportError(f"{folder / MANIFEST}: {name} is {stated!r}, but the artifact has {true!r}")
 
 
-def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> FrontEnd | Stem:
-    """Return the module described by the manifest, with the weights of the artifact."""
+def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> tuple[Any, Prove]:
+    """Return the front-end described by the manifest, with the weights of the artifact, and its proof."""
     if isinstance(manifest, StemManifest):
+        from preblock.export.stems.graph import read_stem_weights
+        from preblock.models.modules import stems
+
         stem_config = stems.from_document(document)
-        return stems.from_tensors(stem_config, read_stem_weights(folder, stem_config))
-    config = FrontEndConfig.from_document(document)
-    weights, format_ = read_initializers(folder) | read_bias(folder), read_format(folder)
-    return build_quantized(config, weights, format_, folder) if format_ else FrontEnd.from_tensors(config, weights)
+        stem = stems.from_tensors(stem_config, read_stem_weights(folder, stem_config))
+        return stem, partial(prove_stem_artifact, stem)
+    data, stored = read_data(folder, FrontEndConfig.from_document(document))
+    reference = reference_of(data, stored)
+    # To become `data` when the description of an artifact takes it.
+    return getattr(reference, "frontend", data), partial(prove_artifact, reference)
 
 
 def _hash_references(folder: Path, manifest: Artifact, roots: Sequence[Path], report: Report) -> dict[str, str]:

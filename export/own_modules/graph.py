@@ -11,8 +11,9 @@ import torch
 
 from preblock.export.graph import save_graph
 from preblock.export.own_modules.tracing import export_program
-from preblock.export.parity import allowed_ulp, difference, run_module
+from preblock.export.parity import allowed_ulp, difference
 from preblock.export.progress import Report
+from preblock.export.torch_reference import TorchReference
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.service.artifacts.names import EMBEDDINGS, GRAPH
 from preblock.service.runtime.session import Session
@@ -71,4 +72,5 @@ def _takes_row_offsets(frontend: CustomFrontEnd, folder: Path) -> bool:
     if session.refusal(feeds):
         return False
     found = session.run(feeds, [EMBEDDINGS])[EMBEDDINGS]
-    return difference(found, run_module(frontend, feeds, indices=False))[1] <= allowed_ulp(frontend)
+    reference = TorchReference(frontend)
+    return difference(found, reference.vectors(feeds))[1] <= allowed_ulp(reference)

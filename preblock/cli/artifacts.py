@@ -31,8 +31,8 @@ ENGINES = ("transformers", "vllm", "sglang", "llama.cpp", "onnxruntime-genai", "
 def list_models(repository: Path | None) -> None:
     """List the models of the repository.
 
-    One line for each version: name, version, family, size on disk, and parity with the PyTorch module. A damaged
-    artifact is listed with its error.
+    One line for each version: name, version, family, size on disk, and parity with the reference of its proof. A
+    damaged artifact is listed with its error.
 
     \b
     Example:

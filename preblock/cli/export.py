@@ -111,7 +111,7 @@ def export(
 ) -> None:
     """Export a front-end as the next version of a model.
 
-    The artifact is proven equal to the PyTorch module. SOURCE is an existing folder with config.json or frontend.toml
+    The artifact is proven equal to its reference. SOURCE is an existing folder with config.json or frontend.toml
     and safetensors files, the name of a preset (random weights), or hf:owner/name[@revision]. `preblock families` lists
     the presets and the model types.
 
@@ -190,7 +190,8 @@ def verify(
 ) -> None:
     """Check the hashes of a model, and prove it again.
 
-    The artifact is compared with its PyTorch module. The results replace those in the parity report. Without a
+    The artifact is compared with its PyTorch module, or, without PyTorch, with an evaluation of the same steps by
+    NumPy. The results replace those in the parity report. Without a
     version, the highest is verified. The artifact of a custom module does not hold the module, so only its hashes are
     checked: the exit code is then 3, or 0 with --all.
 

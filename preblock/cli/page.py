@@ -32,7 +32,7 @@ def write_page(artifact: FoundArtifact, manifest: Manifest | StemManifest, ident
         "Inputs": list(_inputs(manifest)),
         "Outputs": list(_outputs(manifest)),
         "Weights": list(_weights(artifact.folder, manifest, report)),
-        "Parity with the PyTorch module": list(_parity(manifest, report)),
+        "Parity with a reference": list(_parity(manifest, report)),
         "Files": list(_files(artifact.folder, manifest)),
     }
     lines = [f"{artifact.name} version {artifact.version}"]
@@ -138,6 +138,7 @@ def _weights(folder: Path, manifest: Manifest | StemManifest, report: ParityRepo
 
 def _parity(manifest: Manifest | StemManifest, report: ParityReport) -> Iterator[tuple[str, str]]:
     for provider, parity in report.providers.items():
+        yield f"reference on {provider}", parity.reference
         for output, compared in parity.outputs.items():
             yield f"{output} on {provider}", compared.summary()
     if report.storage:

@@ -1,4 +1,4 @@
-"""Schema of `parity.json`: the comparison of an artifact with its PyTorch module on each provider."""
+"""Schema of `parity.json`: the comparison of an artifact with its reference on each provider."""
 
 from pydantic import Field, JsonValue, PositiveInt
 
@@ -18,7 +18,7 @@ class ParityCase(Schema):
 
 
 class OutputParity(Schema):
-    """The comparison of one output with the output of its PyTorch module."""
+    """The comparison of one output with the output of its reference."""
 
     allowed_ulp: float
     max_abs: float
@@ -36,10 +36,17 @@ class OutputParity(Schema):
 
 
 class Parity(Schema):
-    """The comparison of the graphs on one provider with their PyTorch module, by output."""
+    """The comparison of the graphs on one provider with their reference, by output.
+
+    Args:
+        onnxruntime: its version.
+        reference: the library that computed the expected values, and its version: "torch 2.13.0" or "numpy 2.3.1".
+        outputs: comparison of each output.
+
+    """
 
     onnxruntime: str
-    torch: str
+    reference: str
     outputs: dict[str, OutputParity]
 
     def summary(self) -> str:
@@ -80,9 +87,9 @@ class StoredTable(Schema):
 class ParityReport(Schema):
     """One section for each provider by its onnxruntime name, and the tables in other dtypes than float32 by name.
 
-    The graphs are compared with a module of the stored tables, the stored tables with the float32 ones. `discovery`
-    compares the module of a discovered front-end with the model class of the library, in float32. `references` has the
-    SHA-256 of each file outside the artifact, by path, after a verification.
+    The graphs are compared with a reference over the stored tables, the stored tables with the float32 ones.
+    `discovery` compares the module of a discovered front-end with the model class of the library, in float32.
+    `references` has the SHA-256 of each file outside the artifact, by path, after a verification.
     """
 
     providers: dict[str, Parity]

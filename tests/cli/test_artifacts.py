@@ -105,7 +105,8 @@ def test_inspect_shows_limits_outputs_weights_and_parity(tiny_repository: Path) 
     weights = page["Weights"]
     assert (weights["parameters"], weights["tokens.weight"], weights["positions.weight"]) == ("52", "28", "24")
     assert weights["memory"].startswith(format_bytes((folder / "model.onnx.data").stat().st_size))
-    parity = page["Parity with the PyTorch module"]
+    parity = page["Parity with a reference"]
+    assert re.fullmatch(r"torch \d.*", parity["reference on CPUExecutionProvider"])
     assert re.fullmatch(r"\d+ cases bit for bit equal", parity["embeddings on CPUExecutionProvider"])
     assert page["Files"].keys() == {entry.name for entry in folder.iterdir()}
 

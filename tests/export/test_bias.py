@@ -16,17 +16,26 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from preblock.export.bias import GRID, SINUSOID_ULP, export_bias, prove_bias, read_bias
+from preblock.export.bias import export_bias
 from preblock.export.errors import ParityError
-from preblock.export.graph import export_graph, read_initializers
+from preblock.export.graph import export_graph
+from preblock.export.parity import SINUSOID_ULP, prove_bias
+from preblock.export.parity_cases import BIAS_GRID
+from preblock.export.reference import NumpyReference
+from preblock.export.stored_tables import read_data
+from preblock.export.torch_reference import TorchReference
 from preblock.models.checkpoints.reader import read_frontend
+from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.alibi import AlibiBias
+from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.bias_modules import Bias
 from preblock.models.modules.relative_positions import RelativeSinusoid, T5RelativeBias
+from preblock.models.steps import Tokens
 from preblock.service.artifacts.names import BIAS_GRAPH
 from preblock.service.runtime.session import Session
 from tests.clients.client_matrix import check_standard
+from tests.export.references import data_of
 from tests.families.bias_models import BIASED, HEADS, save
 
 LONG = 5000
@@ -46,6 +55,29 @@ MODULES: dict[str, Callable[[], Bias]] = {
         for both in (True, False)
     },
 }
+
+
+def frontend_with(bias: Bias) -> FrontEnd:
+    """Return a front-end of one id with `bias`."""
+    config: BiasConfig
+    match bias:
+        case AlibiBias():
+            anchor: Any = bias.anchor
+            config = AlibiConfig(
+                heads=bias.heads, anchor=anchor, recipe=bias.recipe, arithmetic=bias.arithmetic, divisor=bias.divisor
+            )
+        case T5RelativeBias():
+            buckets, heads = bias.weight.shape
+            config = T5Config(
+                heads=heads, buckets=buckets, max_distance=bias.max_distance, bidirectional=bias.bidirectional
+            )
+        case RelativeSinusoid():
+            config = RelativeSinusoidConfig(
+                width=bias.d_model, clamp_len=bias.clamp_len, bidirectional=bias.bidirectional
+            )
+    frontend = FrontEnd(FrontEndConfig(family="x", steps=(Tokens(rows=2, width=2),), max_len=None, bias=config))
+    frontend.bias = bias
+    return frontend
 
 
 def session_of(bias: Bias, folder: Path) -> Session:
@@ -77,10 +109,12 @@ def saved(name: str, folder: Path, **changes: Any) -> tuple[Any, FrontEnd]:
 def test_bias_graph_matches_module(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     bias = MODULES[name]()
-    parity = prove_bias(bias, session_of(bias, tmp_path))
-    whole = [(offset, queries, keys)[name.startswith("sinusoid") :] for offset, queries, keys in GRID]
-    assert [tuple(case.arguments.values()) for case in parity.cases] == whole
-    assert parity.max_abs <= (2.0**-23 if name.startswith("sinusoid") else 0)
+    session, frontend = session_of(bias, tmp_path), frontend_with(bias)
+    whole = [(offset, queries, keys)[name.startswith("sinusoid") :] for offset, queries, keys in BIAS_GRID]
+    for reference in (TorchReference(frontend), NumpyReference(data_of(frontend))):
+        parity = prove_bias(reference, session)
+        assert [tuple(case.arguments.values()) for case in parity.cases] == whole
+        assert parity.max_abs <= (2.0**-23 if name.startswith("sinusoid") else 0)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +131,14 @@ def test_bias_graph_matches_module(name: str, tmp_path: Path) -> None:
 )
 def test_bias_graph_of_other_parameters_fails_proof(exported: Bias, other: Bias, tmp_path: Path) -> None:
     session = session_of(exported, tmp_path)
-    with pytest.raises(ParityError, match=r"of the graph differs from its PyTorch module by .* at query_"):
-        prove_bias(other, session)
+    with pytest.raises(ParityError, match=r"of the graph differs from its reference by .* at query_"):
+        prove_bias(TorchReference(frontend_with(other)), session)
 
 
 def test_bias_graph_of_other_kind_fails_proof(tmp_path: Path) -> None:
     session = session_of(RelativeSinusoid(8), tmp_path)
-    with pytest.raises(ParityError, match="relative_positions of the graph differs from its PyTorch module by inf"):
-        prove_bias(AlibiBias(2), session)
+    with pytest.raises(ParityError, match="relative_positions of the graph differs from its reference by inf"):
+        prove_bias(TorchReference(frontend_with(AlibiBias(2))), session)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -263,14 +297,11 @@ def test_attention_with_bias_of_graph_matches_transformers(name: str, tmp_path: 
 def test_trained_bias_is_read_back_from_artifact(tmp_path: Path) -> None:
     _, frontend = saved("t5/decoder", tmp_path)
     export_graph(frontend.eval(), tmp_path)
-    assert read_bias(tmp_path) == {}
+    with pytest.raises(ValueError, match=r"^bias\.weight: got nothing, expected \(32, "):
+        read_data(tmp_path, frontend.config)
     export_bias(frontend.bias, tmp_path)
-    weights = read_initializers(tmp_path)
-    assert list(weights) == ["tokens.weight"]
-    again = FrontEnd.from_tensors(frontend.config, weights | read_bias(tmp_path))
-    assert torch.equal(again.bias(3, 4, 7), frontend.bias(3, 4, 7))
-
-
-def test_read_bias_of_untrained_bias_is_empty(tmp_path: Path) -> None:
-    export_bias(AlibiBias(4), tmp_path)
-    assert read_bias(tmp_path) == {}
+    data, stored = read_data(tmp_path, frontend.config)
+    assert not stored
+    assert list(data.tensors) == ["tokens.weight", "bias.weight"]
+    lengths = {"query_offset": 3, "query_length": 4, "key_length": 7}
+    assert np.array_equal(TorchReference.of(data).bias(lengths), frontend.bias(**lengths).detach())

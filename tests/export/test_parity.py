@@ -16,6 +16,7 @@ from preblock.export.exporter import export_loaded
 from preblock.export.parity import allowed_ulp, difference, prove
 from preblock.export.parity_cases import GridCase, feeds_of, grid
 from preblock.export.source import LoadedSource
+from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
@@ -66,7 +67,7 @@ def arguments(case: ParityCase) -> GridCase:
 
 
 def test_parity_grid_covers_batch_length_offset_and_segments(artifacts: dict[str, Path]) -> None:
-    parity = prove(BERT, Session(artifacts["bert"]))
+    parity = prove(TorchReference(BERT), Session(artifacts["bert"]))
     found = {(case.batch, case.length, case.offset, case.segments) for case in map(arguments, parity.cases)}
     expected = {
         (batch, length, offset, segments)
@@ -95,7 +96,7 @@ def test_parity_grid_shortens_rows_of_wide_batches() -> None:
 
 
 def test_parity_without_segments_has_no_segment_cases(artifacts: dict[str, Path]) -> None:
-    parity = prove(GPT2, Session(artifacts["gpt2"]))
+    parity = prove(TorchReference(GPT2), Session(artifacts["gpt2"]))
     assert {case.segments for case in map(arguments, parity.cases)} == {False}
     assert parity.max_abs == parity.max_ulp == parity.allowed_ulp == 0
 
@@ -118,7 +119,7 @@ def test_parity_of_rounded_norm_allows_one_unit(tmp_path: Path, arithmetic: Any,
 
 def test_parity_runs_every_case_in_session(artifacts: dict[str, Path]) -> None:
     session = RecordingSession(artifacts["bert"])
-    parity = prove(BERT, session)
+    parity = prove(TorchReference(BERT), session)
     assert [(*feeds["input_ids"].shape, tuple(feeds["offset"])) for feeds in session.asked] == [
         (case.batch, case.length, case.offset) for case in map(arguments, parity.cases)
     ]
@@ -129,7 +130,7 @@ def test_parity_runs_every_case_in_session(artifacts: dict[str, Path]) -> None:
 
 def test_parity_ids_include_first_and_last_table_row(artifacts: dict[str, Path]) -> None:
     session = RecordingSession(artifacts["gpt2"])
-    prove(GPT2, session)
+    prove(TorchReference(GPT2), session)
     for feeds in session.asked:
         assert feeds["input_ids"][-1, -1] == 29
         assert feeds["input_ids"][0, 0] == 0 or feeds["input_ids"].size == 1
@@ -137,16 +138,16 @@ def test_parity_ids_include_first_and_last_table_row(artifacts: dict[str, Path])
 
 def test_parity_reports_progress_of_cases(artifacts: dict[str, Path]) -> None:
     seen: list[tuple[int, int]] = []
-    parity = prove(GPT2, Session(artifacts["gpt2"]), lambda done, of, _: seen.append((done, of)))
+    parity = prove(TorchReference(GPT2), Session(artifacts["gpt2"]), lambda done, of, _: seen.append((done, of)))
     count = len(parity.cases)
     assert seen == [(done, count) for done in range(1, count + 1)]
 
 
-def changed(frontend: FrontEnd, name: str, row: int, by: float) -> FrontEnd:
-    """Return a copy with one changed value in `row` of the table `name`."""
+def changed(frontend: FrontEnd, name: str, row: int, by: float) -> TorchReference:
+    """Return the reference of a copy with one changed value in `row` of the table `name`."""
     weights = {key: value.clone() for key, value in frontend.state_dict().items()}
     weights[name][row, 0] += by
-    return FrontEnd.from_tensors(frontend.config, weights)
+    return TorchReference(FrontEnd.from_tensors(frontend.config, weights))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_verify_detects_changed_graph(artifacts: dict[str, Path], tmp_path: Path
     with pytest.raises(ExportError, match=r"model\.onnx: got sha256"):
         verify(folder)
     rehash(folder, "model.onnx")
-    with pytest.raises(ParityError, match="differs from its PyTorch module"):
+    with pytest.raises(ParityError, match="differs from its reference"):
         verify(folder)
 
 
@@ -241,7 +242,7 @@ def test_difference_between_shapes_is_infinite() -> None:
 
 def test_parity_in_training_mode_ignores_dropout(artifacts: dict[str, Path]) -> None:
     torch.manual_seed(0)
-    assert prove(GPT2.train(), Session(artifacts["gpt2"])).max_abs == 0
+    assert prove(TorchReference(GPT2.train()), Session(artifacts["gpt2"])).max_abs == 0
 
 
 def test_allowed_ulp_of_projection_grows_with_its_columns() -> None:

@@ -17,10 +17,10 @@ from preblock.client.errors import RequestError
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import ExportResult, export
 from preblock.export.parity import prove_per_layer
+from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
-from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.output_uses import describe_uses
 from preblock.service.runtime.session import Session
@@ -183,13 +183,13 @@ def test_stored_dtype_applies_to_per_layer_table(dtype: str, layered_checkpoint:
 
 
 def test_per_layer_proof_detects_changed_row(exported: ExportResult, layered_checkpoint: str) -> None:
-    frontend = FrontEnd.from_data(read_frontend(Path(layered_checkpoint))).eval()
+    frontend = read_frontend(Path(layered_checkpoint))
     with torch.no_grad():
         frontend.per_layer.tokens.weight = torch.nn.Parameter(frontend.per_layer.tokens.weight.clone())
         frontend.per_layer.tokens.weight[98, 31] += 1
     for name, graph in NAMES.items():
-        with pytest.raises(ParityError, match=f"^{name} of the graph differs from its PyTorch module"):
-            prove_per_layer(frontend, Session(exported.folder, graph=graph), name)
+        with pytest.raises(ParityError, match=f"^{name} of the graph differs from its reference"):
+            prove_per_layer(TorchReference(frontend), Session(exported.folder, graph=graph), name)
 
 
 def test_export_without_per_layer_inputs_has_no_such_outputs(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import transformers
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import export
 from preblock.export.parity import prove_rotary
+from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
@@ -116,7 +117,7 @@ def change(artifact: Path, copy: Path, name: str, old: str, new: str) -> Path:
 
 
 def test_verify_detects_changed_rotary_output(artifact: Path, tmp_path: Path) -> None:
-    with pytest.raises(ParityError, match="rotary_sin of the graph differs from its PyTorch module by"):
+    with pytest.raises(ParityError, match="rotary_sin of the graph differs from its reference by"):
         verify(change(artifact, tmp_path / "1", GRAPH, "Sin", "Cos"))
 
 
@@ -128,7 +129,7 @@ def test_proof_detects_changed_graph_without_rotary(artifact: Path, tmp_path: Pa
     model.graph.node.append(onnx.helper.make_node("Neg", ["looked_up"], ["embeddings"]))
     onnx.save(model, folder / EMBEDDINGS_GRAPH)
     with pytest.raises(ParityError, match="the graph of embeddings alone differs at batch 1, length 1"):
-        prove_rotary(frontend_of(folder), Session(folder), Session(folder, graph=EMBEDDINGS_GRAPH))
+        prove_rotary(TorchReference(frontend_of(folder)), Session(folder), Session(folder, graph=EMBEDDINGS_GRAPH))
 
 
 @pytest.mark.parametrize("changes", [{"theta": 5.0001e5}, {"scaling": "linear", "factor": 1.00001}])
@@ -137,7 +138,7 @@ def test_rotary_proof_detects_slightly_different_frequencies(artifact: Path, cha
     (output,) = config.rotary
     other = replace(config, rotary=(replace(output, config=replace(output.config, **changes)),))
     with pytest.raises(ParityError, match=r"rotary_(cos|sin) of the graph differs"):
-        prove_rotary(FrontEnd(other).eval(), Session(artifact), Session(artifact, graph=EMBEDDINGS_GRAPH))
+        prove_rotary(TorchReference(FrontEnd(other)), Session(artifact), Session(artifact, graph=EMBEDDINGS_GRAPH))
 
 
 def test_length_dependent_rotary_needs_rotary_length(tmp_path: Path) -> None:

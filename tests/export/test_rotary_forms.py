@@ -18,6 +18,7 @@ import preblock
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.exporter import ExportResult, export
 from preblock.export.parity import prove_rotary
+from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
@@ -201,7 +202,9 @@ def test_float16_proof_detects_slightly_different_frequencies(narrow: ExportResu
     (output,) = config.rotary
     other = replace(config, rotary=(replace(output, config=replace(output.config, theta=1.001e4)),))
     with pytest.raises(ParityError, match=r"rotary_cos(_sin)? of the graph differs"):
-        prove_rotary(FrontEnd(other).eval(), Session(narrow.folder), Session(narrow.folder, graph=EMBEDDINGS_GRAPH))
+        prove_rotary(
+            TorchReference(FrontEnd(other)), Session(narrow.folder), Session(narrow.folder, graph=EMBEDDINGS_GRAPH)
+        )
 
 
 def test_server_widens_float16_outputs(narrow: ExportResult) -> None:

@@ -12,6 +12,7 @@ from preblock.export import export_module
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.graph import export_graph
 from preblock.export.shape_probe import ShapeProbe
+from preblock.export.torch_reference import TorchReference
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
 from preblock.models.frontend import FrontEnd
 from preblock.service.runtime.session import Session
@@ -110,7 +111,7 @@ def broken(frontend: FrontEnd, folder: Path, change: Callable[[onnx.GraphProto],
     model = onnx.load(folder / graph, load_external_data=False)
     change(model.graph)
     onnx.save(model, folder / graph)
-    return ShapeProbe(frontend, Session(folder, graph=graph), graph)
+    return ShapeProbe(TorchReference(frontend), Session(folder, graph=graph), graph)
 
 
 def nothing(graph: onnx.GraphProto) -> None:

@@ -37,7 +37,7 @@ def test_verify_adds_or_replaces_parity_of_provider(tiny_copy: Path, tiny_export
     cpu, cuda = tiny_export.parity.providers[CPU], verify(tiny_copy, provider="cuda").providers[CUDA]
     both = ParityReport(providers={CPU: cpu, CUDA: cuda})
     assert read(ParityReport, tiny_copy / "parity.json") == both
-    old = cpu.model_copy(update={"torch": "0.1"})
+    old = cpu.model_copy(update={"reference": "torch 0.1"})
     write(ParityReport(providers={CPU: old, CUDA: cuda}), tiny_copy / "parity.json")
     assert verify(tiny_copy, provider="cpu").providers == {CPU: cpu}
     assert read(ParityReport, tiny_copy / "parity.json") == both

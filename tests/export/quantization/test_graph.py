@@ -9,9 +9,10 @@ import onnxruntime as ort
 import pytest
 import torch
 
-from preblock.export.stored_tables import build_quantized
-from preblock.export.table_formats import find_format
-from preblock.export.verification import verify
+from preblock.export.reference import NumpyReference
+from preblock.export.stored_tables import read_data
+from preblock.export.torch_reference import TorchReference
+from preblock.export.verification import prove_artifact, verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.modules.sinusoids import sinusoid
@@ -80,19 +81,20 @@ def test_quantized_table_is_never_dequantized_as_whole(quantized_repository: Pat
             assert file.name == "optimised.onnx" or domains <= {""}
 
 
-def test_quantized_module_lookup_matches_numpy_rounding(
+def test_lookup_in_stored_tables_matches_numpy_rounding(
     quantized_repository: Path, quantized_tables: tuple[Array, Array]
 ) -> None:
     for way in WAYS:
         manifest = read(Manifest, quantized_repository / way / "1" / MANIFEST)
         assert manifest.front_end is not None
-        config, format_ = FrontEndConfig.from_document(manifest.front_end), find_format(**WAYS[way])
-        assert format_ is not None
-        frontend = build_quantized(config, {}, format_, quantized_repository / way / "1")
-        assert "tokens.weight" not in frontend.state_dict()  # no float32 table is in memory
-        expected = rounded(quantized_tables[0], way)
-        assert np.array_equal(frontend.look_up(torch.arange(V)[None]).detach()[0], expected)
-        assert frontend.look_up(torch.zeros((2, 0), dtype=torch.int64)).shape == (2, 0, D)
+        config = FrontEndConfig.from_document(manifest.front_end)
+        data, stored = read_data(quantized_repository / way / "1", config)
+        module, expected = TorchReference.of(data, stored), rounded(quantized_tables[0], way)
+        assert "tokens.weight" not in module.frontend.state_dict()  # no float32 table is in memory
+        for reference in (module, NumpyReference(data, stored)):
+            assert np.array_equal(reference.look_up(np.arange(V)[None])[0], expected)
+            assert reference.look_up(np.zeros((2, 0), np.int64)).shape == (2, 0, D)
+            prove_artifact(reference, quantized_repository / way / "1", CPU, lambda _: None)
 
 
 def test_norms_and_projections_stay_in_float32_in_int4_export(tmp_path: Path) -> None:

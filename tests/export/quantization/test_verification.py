@@ -11,11 +11,12 @@ import pytest
 
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.parity import prove_lookup
-from preblock.export.stored_tables import build_quantized
+from preblock.export.quantization import compare_tables
+from preblock.export.reference import NumpyReference
+from preblock.export.source import load_source
+from preblock.export.stored_tables import read_data
 from preblock.export.table_formats import find_format
-from preblock.export.torch_quantization import compare_tables
 from preblock.export.verification import verify
-from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.io import read
 from preblock.service.artifacts.names import DATA, EMBEDDINGS, GRAPH, PARITY
@@ -58,8 +59,9 @@ def test_verify_of_quantized_artifact_repeats_parity(quantized_repository: Path,
 def test_compare_tables_detects_other_rounding(
     quantized_copy: Path, quantized_source: Path, way: str, ending: str
 ) -> None:
-    folder, frontend = quantized_copy / way / "1", FrontEnd.from_data(read_frontend(quantized_source))
+    folder, frontend = quantized_copy / way / "1", load_source(str(quantized_source)).frontend
     format_ = find_format(**WAYS[way])
+    assert isinstance(frontend, FrontEnd)
     assert format_ is not None
     told = read(ParityReport, folder / PARITY).storage
     assert compare_tables(frontend, format_, folder) == told
@@ -80,9 +82,7 @@ def test_parity_of_lookup_only_model_covers_every_id(tmp_path: Path) -> None:
     output = exported.parity.providers[CPU].outputs[EMBEDDINGS]
     assert output.cases[-1].arguments == {"from_id": 0, "to_id": 29}
     content = bytearray((exported.folder / DATA).read_bytes())
-    frontend, format_ = tiny(), find_format("int8")
-    assert format_ is not None
-    narrow = build_quantized(frontend.config, {}, format_, exported.folder)
+    narrow = NumpyReference(*read_data(exported.folder, tiny().config))
     content[17 * 8] ^= 1  # a code of an id not covered by the grid
     shutil.copytree(exported.folder, tmp_path / "copy")
     (tmp_path / "copy" / DATA).write_bytes(content)
@@ -101,7 +101,7 @@ def test_verify_detects_changed_dequantization(quantized_copy: Path, way: str) -
         next(node for node in model.graph.node if node.op_type == "Mul").op_type = "Add"
     onnx.save(model, folder / GRAPH)
     seal(folder)
-    with pytest.raises(ExportError, match="embeddings of the graph differs from its PyTorch module"):
+    with pytest.raises(ExportError, match="embeddings of the graph differs from its reference"):
         verify(folder)
 
 

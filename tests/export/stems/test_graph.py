@@ -176,7 +176,7 @@ def test_stem_proof_detects_one_changed_weight(
     stem = STEMS[kind]
     tensors = {key: value.clone() for key, value in stem.state_dict().items()}
     tensors[name][place] += 1e-3
-    with pytest.raises(ParityError, match=r"differs from its PyTorch module by .* ULP, expected .*\) at shape \["):
+    with pytest.raises(ParityError, match=r"differs from its reference by .* ULP, expected .*\) at shape \["):
         prove_stem(from_tensors(stem.config, tensors), Session(graphs[kind]))
 
 

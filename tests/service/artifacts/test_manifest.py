@@ -97,7 +97,10 @@ def test_parity_summary_states_largest_difference(max_abs: float, max_ulp: float
     parity = OutputParity(allowed_ulp=2, max_abs=max_abs, max_ulp=max_ulp, cases=())
     assert parity.summary() == summary
     outputs = {"embeddings": parity, "bias": parity}
-    assert Parity(onnxruntime="1", torch="2", outputs=outputs).summary() == f"embeddings: {summary}; bias: {summary}"
+    assert (
+        Parity(onnxruntime="1", reference="numpy 2", outputs=outputs).summary()
+        == f"embeddings: {summary}; bias: {summary}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,230 @@
+"""The two references of a proof against each other: every kind of step and output, at its edges."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from preblock.export.parity import ROTARY_ULP, allowed_ulp, difference, per_layer_ulp
+from preblock.export.reference import NumpyReference
+from preblock.export.stored_tables import shapes_of
+from preblock.export.torch_reference import TorchReference
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend import FrontEnd
+from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.modules.initialisers import seeded_
+from preblock.models.modules.ngram_config import NgramConfig
+from preblock.models.modules.per_layer_config import PerLayerConfig
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_output import RotaryOutput
+from preblock.models.steps import (
+    Levels,
+    Mask,
+    Norm,
+    Positions,
+    Project,
+    RmsNorm,
+    Scale,
+    Segments,
+    Step,
+    Tokens,
+    Weights,
+)
+from preblock.service.core.types import Int64
+from tests.export.references import data_of
+
+V, D, M, PADDING = 40, 8, 12, 3
+TOKENS = Tokens(rows=V, width=D)
+
+
+def config_of(*steps: Step, **others: Any) -> FrontEndConfig:
+    values: dict[str, Any] = {"family": "x", "steps": (TOKENS, *steps), "max_len": M, **others}
+    return FrontEndConfig(**values)
+
+
+LEVELS = Levels(levels=(Segments(rows=3, input="a"), Segments(input="b", table="tokens"), Segments(rows=5, input="c")))
+STEPS: dict[str, FrontEndConfig] = {
+    "learned": config_of(Positions(rows=M)),
+    "first": config_of(Scale(by=0.3), Positions(rows=M + 2, first=2)),
+    "exact": config_of(Scale(by=8**0.5), Positions(table="exact"), lookup=2),
+    "far": config_of(Positions(table="exact"), max_len=2**31),
+    "hybrid": config_of(Positions(rows=M // 2, table="hybrid")),
+    "grid": config_of(Positions(rows=M, table="exact", grid=(3, 4))),
+    "factorised": config_of(Positions(rows=M, table="factorised", grid=(4, 3))),
+    "ids": config_of(Positions(rows=M + 4, counts="ids", first=4), padding_idx=PADDING),
+    "mask": config_of(Positions(rows=M + 1, counts="mask", first=1), Mask()),
+    **{
+        recipe: config_of(Positions(rows=M + 2, table=recipe, counts="ids", first=2, zero_row=1), padding_idx=PADDING)
+        for recipe in ("pair_half", "pair_interleaved", "pair_half_float32", "tensor2tensor")
+    },
+    "segments": config_of(Segments(rows=2), Segments(input="needed_ids", table="tokens", by=0.7, needed=True)),
+    "levels": config_of(LEVELS, Weights(rows=V)),
+    "norm": config_of(Norm(eps=1e-12), Norm(eps=0.1, bias=None)),
+    "root": config_of(RmsNorm(eps=1e-6), Positions(rows=M), RmsNorm(eps=0.0, weight=None)),
+    "projection": config_of(Project(width=13), Project(width=5, bias=None), LEVELS.levels[0]),
+    **{
+        f"{arithmetic} {kind}": config_of(*steps, arithmetic=arithmetic)
+        for arithmetic in ("float16", "bfloat16")
+        for kind, steps in {
+            "sums": (Scale(by=1 / 3, cast=True), Segments(rows=2, by=0.3), Positions(rows=M, table="pair_half")),
+            "norm": (Norm(eps=1e-5), Project(width=D)),
+        }.items()
+    },
+}
+ROTARY = (
+    RotaryOutput(config=RotaryConfig(dim=8)),
+    RotaryOutput(config=RotaryConfig(dim=4, angles="float64"), name="a", form="half"),
+    RotaryOutput(config=RotaryConfig(dim=6, theta=1e6, scaling="linear", factor=2.0), name="b", form="fused"),
+    RotaryOutput(
+        config=RotaryConfig(dim=4, scaling="yarn", factor=32.0, original_len=4), name="c", layout="interleaved"
+    ),
+)
+NGRAMS = NgramConfig(
+    layers=(1, 4), size=4, heads=2, width=24, base=50, multiple=8, seed=7, reset_id=2, weights=((), ())
+)
+PER_LAYER = PerLayerConfig(layers=3, width=4, rows=V - 5, eps=1e-6)
+BIASES: tuple[BiasConfig, ...] = (
+    AlibiConfig(heads=3),
+    AlibiConfig(heads=5, anchor="first", recipe="float32_powers", arithmetic="bfloat16", divisor=8**0.5),
+    AlibiConfig(heads=6, anchor="last", recipe="float32_reciprocals"),
+    *(T5Config(heads=2, buckets=8, max_distance=16, bidirectional=both) for both in (True, False)),
+    *(RelativeSinusoidConfig(width=8, clamp_len=limit, bidirectional=limit is None) for limit in (None, 5)),
+)
+
+
+def references_of(config: FrontEndConfig) -> tuple[NumpyReference, TorchReference]:
+    """Return both references of a front-end with values of every size."""
+    frontend = FrontEnd(config)
+    seeded_(frontend, 0)
+    data = data_of(frontend)
+    assert {name: values.shape for name, values in data.tensors.items()} == shapes_of(config)
+    return NumpyReference(data), TorchReference.of(data)
+
+
+def calls(config: FrontEndConfig) -> list[dict[str, Int64]]:
+    """Return inputs of the graph: every id, both ends of the positions, padding, offsets of each row, and no tokens."""
+    random, last = np.random.default_rng(1), (config.max_len or M) - M
+    ids = np.concatenate((np.arange(V), np.full(3 * M - V % M, PADDING)))[: 4 * M].reshape(4, M)
+    found = []
+    for part, offset in (
+        (ids, [0]),
+        (ids, [last]),
+        (ids[:, -2:], [0, last, M // 2, 1]),
+        (ids[:, :1], [(config.max_len or M) - 1]),
+        (ids[:0], [0]),
+        (ids[:2, :0], [0, 1]),
+    ):
+        feeds = {"input_ids": part, "offset": np.array(offset)}
+        feeds |= {name: random.integers(0, count, part.shape) for name, count in config.indices.items()}
+        if config.needs_mask:
+            row, place = np.ogrid[: len(part), : part.shape[1]]
+            feeds["attention_mask"] = ((place >= row) & (place < M - row)).astype(np.int64)
+        found.append(feeds)
+    return found
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_references_give_same_vectors(name: str) -> None:
+    config = STEPS[name]
+    ours, module = references_of(config)
+    allowed = allowed_ulp(ours)
+    assert allowed == allowed_ulp(module)
+    assert (allowed == 0) == config.exact
+    for feeds in calls(config):
+        for given in {True, bool(config.needed)}:
+            found, expected = (one.vectors(feeds, indices=given, mask=given) for one in (ours, module))
+            assert (found.shape, found.dtype.name) == (expected.shape, "float32")
+            assert not found.size or difference(found, expected)[1] <= allowed, feeds
+        for scaled in (True, False):
+            found, expected = (one.look_up(feeds["input_ids"], scaled) for one in (ours, module))
+            assert np.array_equal(found, expected)
+
+
+def test_references_give_same_further_outputs() -> None:
+    config = config_of(Scale(by=3.3), rotary=ROTARY, per_layer=PER_LAYER, ngrams=NGRAMS, lookup=2)
+    ours, module = references_of(config)
+    for feeds in calls(config):
+        ids, offset = feeds["input_ids"], feeds["offset"]
+        context = np.random.default_rng(2).integers(0, 5, (len(ids), NGRAMS.history))  # many ends of sequences
+        outputs = [
+            reference.rotary_outputs(ids, offset)
+            | reference.per_layer_outputs(ids)
+            | reference.ngram_outputs(ids, context)
+            for reference in (ours, module)
+        ]
+        assert list(outputs[0]) == list(outputs[1])
+        assert {*config.signature.rotary, "per_layer_inputs", "ngram_row_ids"} <= {*outputs[0]}
+        for name, found in outputs[0].items():
+            expected = outputs[1][name]
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
+            if name.startswith("rotary"):
+                assert np.abs(found - expected).max(initial=0) <= ROTARY_ULP * 2.0**-23 * 1.35, name
+            elif name == "per_layer_inputs":
+                assert not found.size or difference(found, expected)[1] <= per_layer_ulp(ours, name)
+            else:
+                assert np.array_equal(found, expected), name
+
+
+@pytest.mark.parametrize("bias", BIASES, ids=str)
+def test_references_give_same_bias(bias: BiasConfig) -> None:
+    ours, module = references_of(config_of(bias=bias))
+    for query_offset, query_length, key_length in ((0, 0, 0), (0, 17, 17), (130, 1, 131), (5, 3, 40), (4, 2, 0)):
+        lengths = {"query_length": query_length, "key_length": key_length}
+        if not isinstance(bias, RelativeSinusoidConfig):
+            lengths = {"query_offset": query_offset, **lengths}
+        found, expected = ours.bias(lengths), module.bias(lengths)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        allowed = 2.0**-23 if isinstance(bias, RelativeSinusoidConfig) else 0
+        assert np.abs(found - expected).max(initial=0) <= allowed
+
+
+def test_row_ids_of_one_call_match_those_of_a_stream() -> None:
+    reference, _ = references_of(config_of(ngrams=NGRAMS))
+    tokens = np.random.default_rng(3).integers(0, 5, (2, 50))
+    begin = np.full((2, NGRAMS.history), NGRAMS.reset_id)
+    whole, fed = reference.ngram_outputs(tokens, begin)["ngram_row_ids"], np.concatenate((begin, tokens), axis=1)
+    for place in range(tokens.shape[1]):
+        context = fed[:, place : place + NGRAMS.history]
+        step = reference.ngram_outputs(tokens[:, place : place + 1], context)["ngram_row_ids"]
+        assert np.array_equal(step[:, 0], whole[:, place])
+
+
+def test_narrow_weights_are_widened_at_lookup() -> None:
+    config = config_of(Positions(rows=M))
+    data = data_of(FrontEnd(config))
+    for dtype in (np.float16, "bfloat16"):
+        narrow = replace(data, tensors={name: values.astype(dtype) for name, values in data.tensors.items()})
+        wide = replace(data, tensors={name: values.astype(np.float32) for name, values in narrow.tensors.items()})
+        for feeds in calls(config):
+            expected = TorchReference.of(wide).vectors(feeds)
+            for reference in (NumpyReference(narrow), TorchReference.of(narrow)):
+                assert np.array_equal(reference.vectors(feeds), expected)
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+import numpy as np
+from preblock.export.reference import NumpyReference
+from preblock.models.config import FrontEndConfig
+from preblock.models.frontend_data import FrontEndData
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_output import RotaryOutput
+from preblock.models.steps import Norm, Positions, Scale, Tokens
+import preblock.export.parity, preblock.export.shape_probe, preblock.export.stored_tables, preblock.export.verification
+steps = Tokens(rows=5, width=4), Scale(by=2.0), Positions(table="exact"), Norm(eps=1e-5, bias=None)
+config = FrontEndConfig(family="x", steps=steps, max_len=9, rotary=(RotaryOutput(config=RotaryConfig(dim=4)),))
+weights = {"tokens.weight": np.ones((5, 4), np.float32), "norm.weight": np.ones(4, np.float32)}
+reference = NumpyReference(FrontEndData(config, weights))
+ids, offset = np.zeros((1, 3), np.int64), np.zeros(1, np.int64)
+vectors = reference.vectors({"input_ids": ids, "offset": offset})
+print(vectors.shape, float(reference.rotary_outputs(ids, offset)["rotary_cos"][0, 0, 0]), reference.version.split()[0])
+"""
+
+
+def test_numpy_reference_needs_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "(1, 3, 4) 1.0 numpy\n"), done.stderr
