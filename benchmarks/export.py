@@ -15,8 +15,10 @@ from pathlib import Path
 import torch
 
 from preblock.export.exporter import export
-from preblock.export.own_modules.tracing import OPSET, quiet_exporter
-from preblock.models.presets import build_preset
+from preblock.export.graph_builder import OPSET
+from preblock.export.own_modules.tracing import quiet_exporter
+from preblock.models.frontend import FrontEnd
+from preblock.models.presets import preset_data
 
 PRESET, TIMES = "gpt2-small", 5
 
@@ -35,7 +37,7 @@ def main() -> None:
 
 def export_bare(folder: Path) -> float:
     """Return the seconds of an export by torch alone."""
-    module = build_preset(PRESET).eval()
+    module = FrontEnd.from_data(preset_data(PRESET)).eval()
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
     begin = time.perf_counter()
     with quiet_exporter():

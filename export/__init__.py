@@ -3,16 +3,16 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from preblock.export.exporter import export_module
+    from preblock.export.own_modules.module import export_module
 
 __all__ = ["export_module"]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import the exporter on first use: the other modules of this package do not need it."""
+        """Import the function on first use: it needs torch, and the rest of the package does not."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from preblock.export import exporter
+        from preblock.export.own_modules import module
 
-        return getattr(exporter, name)
+        return getattr(module, name)

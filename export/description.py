@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from preblock import __version__
 from preblock.export.graph_builder import GRAPHS, label
 from preblock.export.progress import Report, StepProgress
 from preblock.export.table_formats import find_stored
-from preblock.export.table_places import TOKENS, find_kernel, find_ngram_tables, read_initializers
+from preblock.export.table_places import find_kernel, find_ngram_tables, read_initializers
 from preblock.models.checkpoints.consumers import consumers_of, inputs_beside
 from preblock.models.config import FrontEndConfig
 from preblock.models.modules.ngram_config import NgramConfig
@@ -59,9 +60,8 @@ def describe_artifact(loaded: "LoadedSource", folder: Path, report: Report) -> M
     if isinstance(signature, StemSignature):
         return _describe_stem(loaded, signature, common)
     steps = _describe_steps(loaded, config) if isinstance(config, FrontEndConfig) else {}
-    tensors = read_initializers(folder)
-    if isinstance(config, FrontEndConfig) and TOKENS in tensors:
-        tables = _describe_tables(config, tensors)
+    if isinstance(config, FrontEndConfig):
+        tables = _describe_tables(config, read_initializers(folder))
     else:
         tables = _describe_traced(folder, signature.max_len)
         common["versions"] |= _torch_version()
@@ -103,9 +103,7 @@ def _describe_stem(loaded: "LoadedSource", signature: StemSignature, common: dic
 
 def _torch_version() -> dict[str, str]:
     """Return the version of torch, whose exporter traced a stem or a custom module."""
-    import torch
-
-    return {"torch": torch.__version__}
+    return {"torch": version("torch")}
 
 
 def _describe_tables(config: FrontEndConfig, tensors: Mapping[str, onnx.TensorProto]) -> dict[str, Any]:
@@ -122,18 +120,9 @@ def _describe_tables(config: FrontEndConfig, tensors: Mapping[str, onnx.TensorPr
 
 def _describe_traced(folder: Path, max_len: int | None) -> dict[str, Any]:
     """Return the same fields of a traced graph, found in its nodes."""
-    from preblock.export.kernel_tables import describe_kernel
-    from preblock.export.ngram_tables import describe_tables
-    from preblock.export.stored_tables import read_format
+    from preblock.export.own_modules.kernel_tables import describe_kernel
 
-    format_ = read_format(folder)
-    return {
-        "dtype": format_.dtype if format_ else "float32",
-        "scale": format_.scale if format_ else None,
-        "block": format_.block if format_ else None,
-        "kernel": describe_kernel(folder, max_len),
-        "ngram_tables": describe_tables(folder),
-    }
+    return {"dtype": "float32", "kernel": describe_kernel(folder, max_len)}
 
 
 def _describe_history(signature: Signature) -> History | None:

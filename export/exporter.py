@@ -8,33 +8,27 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Unpack
 
-import torch
-from torch import nn
+import numpy as np
 
 from preblock.export.arguments import SourceOptions, check_arguments
-from preblock.export.bias import export_bias
-from preblock.export.own_modules.graph import export_custom
+from preblock.export.bias_graph import write_bias
 from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError, ParityError
-from preblock.export.graph import export_graph
+from preblock.export.external_data import CHUNK_VALUES, split_rows
+from preblock.export.graph import write_graphs
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
-from preblock.export.quantization import compare_tables, shrink_tables, write_tables
+from preblock.export.quantization import compare_tables
 from preblock.export.soft_prompts import parse_soft_prompts, write_soft_prompts
 from preblock.export.source import AnyFrontEnd, LoadedSource, load_source
-from preblock.export.stems.graph import export_stem
 from preblock.export.stored_tables import read_stored
 from preblock.export.table_formats import TableFormat, find_format
-from preblock.export.torch_reference import TorchReference
-from preblock.export.verification import Prove, find_providers, prove_artifact, prove_stem_artifact
+from preblock.export.verification import Prove, find_providers, prove_artifact, prove_stem_artifact, reference_of
 from preblock.models.checkpoints.position_resize import resize_positions
-from preblock.models.config_check import check_described
-from preblock.models.custom_frontend import CustomFrontEnd
-from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import FrontEndData
-from preblock.models.modules.stems import Stem
+from preblock.models.modules.signature import StemSignature
 from preblock.service.artifacts.io import write
-from preblock.service.artifacts.manifest import Manifest, Resized, Source, StemManifest
+from preblock.service.artifacts.manifest import Manifest, Resized, StemManifest
 from preblock.service.artifacts.names import MANIFEST, PARITY, TOKENIZER
 from preblock.service.artifacts.ngram_check import check_ngram_tables
 from preblock.service.artifacts.onnx_check import check_graphs
@@ -85,7 +79,7 @@ def export(
         choices: arguments of `read_frontend`.
 
     Raises:
-        ExportError: the source cannot be read, the graph is not equal to its module, or a file cannot be written.
+        ExportError: the source cannot be read, the graph is not equal to its reference, or a file cannot be written.
 
     """
     check_arguments(source, name, max_len, resizing, dtype, scale, choices)
@@ -93,7 +87,7 @@ def export(
 
     def load() -> LoadedSource:
         loaded = load_source(source, report, widen=format_ is None, **choices)
-        if isinstance(loaded.frontend, FrontEnd) and loaded.frontend.config.no_rotary:
+        if isinstance(loaded.frontend, FrontEndData) and loaded.frontend.config.no_rotary:
             report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
         if rotary_layout != "full":
             loaded = _change_rotary(loaded, "--rotary-layout", form=rotary_layout)
@@ -113,37 +107,18 @@ def export_loaded(
     format_: TableFormat | None = None,
     soft_prompts: Mapping[str, Path] = MappingProxyType({}),
 ) -> ExportResult:
-    """Export a loaded front-end, as `export` does. It stays in evaluation mode.
+    """Export a loaded front-end, as `export` does. A module stays in evaluation mode.
 
     Tables are stored in `format_`; default float32. `soft_prompts` are folders by name.
     """
-    source = loaded.frontend
-    source.eval()
-    storage: dict[str, StoredTable] = {}
+    if format_ and not isinstance(loaded.frontend, FrontEndData):
+        raise ExportError(f"--dtype: got {format_.dtype!r}, expected only float32 for stems and custom modules")
     try:
-        if format_ and not isinstance(source, FrontEnd):
-            raise ExportError(f"--dtype: got {format_.dtype!r}, expected only float32 for stems and custom modules")
         with draft(repository, name) as folder:
             loaded = write_soft_prompts(loaded, soft_prompts, folder)
-            if isinstance(source, Stem):
-                export_stem(source, folder, report)
-            else:
-                if isinstance(source, FrontEnd) and source.config.bias is not None:
-                    export_bias(source.bias, folder)
-                if isinstance(source, FrontEnd) and format_:
-                    export_graph(shrink_tables(source), folder, report)
-                    write_tables(source, format_, folder, report)
-                    storage = compare_tables(source, format_, folder, report)
-                    stored = read_stored(folder, source.config)
-                    weights = {name: weight for name, weight in source.state_dict().items() if name not in stored}
-                    data = FrontEndData(source.config, {name: weight.numpy() for name, weight in weights.items()})
-                    source = TorchReference.of(data, stored).frontend  # releases the unrounded tables
-                    loaded = replace(loaded, frontend=source)
-                elif isinstance(source, CustomFrontEnd):
-                    export_custom(source, folder, report)
-                else:
-                    export_graph(source, folder, report)
-            label_graphs(folder, source.signature)
+            prove, storage = _write_graphs(loaded.frontend, folder, report, format_)
+            if format_ and isinstance(loaded.frontend, FrontEndData):  # releases the unrounded tables
+                loaded = replace(loaded, frontend=FrontEndData(loaded.frontend.config, {}))
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
             manifest = describe_artifact(loaded, folder, report)
@@ -151,105 +126,74 @@ def export_loaded(
             check_graphs(folder, manifest)
             check_ngram_tables(folder, manifest)
             check_references(manifest, [Path("/")])
-            proof: Prove = (
-                partial(prove_stem_artifact, source)
-                if isinstance(source, Stem)
-                else partial(prove_artifact, TorchReference(source))
-            )
-            providers = {provider: proof(folder, provider, report) for provider in find_providers()}
+            providers = {provider: prove(folder, provider, report) for provider in find_providers()}
             parity = ParityReport(providers=providers, storage=storage, discovery=loaded.discovery)
             write(parity, folder / PARITY)
             return ExportResult(repository / name / str(publish(folder)), manifest, parity)
     except OSError as error:
         raise ExportError(f"{error.filename or repository}: {error.strerror}") from error
     except ParityError as error:
-        raise ParityError("; ".join(filter(None, (str(error), _find_non_finite(source))))) from error
+        raise ParityError("; ".join(filter(None, (str(error), _find_non_finite(loaded.frontend))))) from error
     except PreblockError as error:
         raise ExportError(str(error)) from error
 
 
-def _find_non_finite(module: nn.Module) -> str | None:
+def _write_graphs(
+    source: AnyFrontEnd, folder: Path, report: Report, format_: TableFormat | None
+) -> tuple[Prove, dict[str, StoredTable]]:
+    """Write the graphs of `source`, and return their proof and the errors of tables in `format_`."""
+    if isinstance(source, FrontEndData):
+        write_bias(source, folder)
+        write_graphs(source, folder, report, format_)
+        if format_ is None:
+            return partial(prove_artifact, reference_of(source)), {}
+        storage = compare_tables(source, format_, folder, report)
+        stored = read_stored(folder, source.config)
+        kept = {name: values for name, values in source.tensors.items() if name not in stored}
+        return partial(prove_artifact, reference_of(FrontEndData(source.config, kept), stored)), storage
+    proof = _trace(source.eval(), folder, report)
+    label_graphs(folder, source.signature)
+    return proof, {}
+
+
+def _trace(module: Any, folder: Path, report: Report) -> Prove:
+    """Write the graph of a stem or of somebody's own module, and return its proof."""
+    # Imported here, because they import torch.
+    if isinstance(module.signature, StemSignature):
+        from preblock.export.stems.graph import export_stem
+
+        export_stem(module, folder, report)
+        return partial(prove_stem_artifact, module)
+    from preblock.export.own_modules.graph import export_custom
+    from preblock.export.torch_reference import TorchReference
+
+    export_custom(module, folder, report)
+    return partial(prove_artifact, TorchReference(module))
+
+
+def _find_non_finite(source: AnyFrontEnd) -> str | None:
     """Return an error about the first weight with NaN or infinity, if there is one: no graph equals its module then."""
-    for name, weight in module.named_parameters():
-        finite = torch.isfinite(weight).flatten(1).all(1) if weight.ndim > 1 else torch.isfinite(weight)
-        if not finite.all():
-            row = int(finite.long().argmin())
-            place = "row" if weight.ndim > 1 else "element"
-            return f"{name}: got NaN or infinity in {place} {row}, expected finite numbers"
+    if isinstance(source, FrontEndData):
+        weights = source.tensors
+    else:
+        weights = {name: weight.detach().numpy() for name, weight in source.named_parameters()}
+    for name, weight in weights.items():
+        row = 0
+        for rows in split_rows(weight, CHUNK_VALUES) if weight.ndim > 1 else [weight]:
+            finite = np.isfinite(rows.reshape(len(rows), -1)).all(1)
+            if not finite.all():
+                place = "row" if weight.ndim > 1 else "element"
+                return f"{name}: got NaN or infinity in {place} {row + int(finite.argmin())}, expected finite numbers"
+            row += len(rows)
     return None
-
-
-def export_module(
-    module: nn.Module,
-    name: str,
-    repository: str | Path,
-    *,
-    vocab_size: int | None = None,
-    max_len: int | None = None,
-    exact: bool = False,
-) -> ExportResult:
-    """Export a module as the next version of `name` in `repository`, and prove its graph equal to it.
-
-    A module of `preblock.models` is described in the artifact, so `verify` can repeat the proof. The artifact of
-    any other module does not describe it, so `verify` checks its hashes alone. The training modes stay as they are.
-
-    Args:
-        module: a `FrontEnd` or a stem; or any other module, as in `CustomFrontEnd`.
-        name: name of the model.
-        repository: folder of the models; created if missing.
-        vocab_size: legal ids are 0 to V - 1; only for other modules, and required for them.
-        max_len: the largest legal offset + tokens; only for other modules, and required for them.
-        exact: whether the graph must equal another module bit for bit; default False.
-
-    Raises:
-        ExportError: the module returns no vectors, the graph is not equal to it, an argument is missing or needless,
-            or a file cannot be written.
-
-    """
-    given: object = module
-    if not isinstance(given, nn.Module):
-        got = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
-        raise ExportError(f"module: got {got}, expected an instance of torch.nn.Module")
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        frontend = _custom(module, vocab_size, max_len, exact)
-        return export_loaded(LoadedSource(frontend, Source(kind="module")), name, Path(repository))
-    except ValueError as error:
-        raise ExportError(str(error)) from error
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
-def _custom(module: nn.Module, vocab_size: int | None, max_len: int | None, exact: bool) -> AnyFrontEnd:
-    """Return a module of `preblock.models` unchanged, and any other one as a custom front-end."""
-    given = {"vocab_size": vocab_size, "max_len": max_len, "exact": exact or None}
-    if isinstance(module, FrontEnd | Stem):
-        for argument, value in given.items():
-            if value is not None:
-                kind = type(module).__name__
-                raise ExportError(f"{argument}: got {value}, expected nothing, because a {kind} has its own")
-        for name, weight in module.named_parameters():
-            if weight.dtype != torch.float32 or weight.device.type != "cpu":
-                got = f"{weight.dtype} on {weight.device}"
-                raise ExportError(f"{name}: got {got}, expected torch.float32 on cpu; module.float().cpu() converts it")
-        if isinstance(module, FrontEnd):
-            check_described(module)
-        return module
-    if vocab_size is None or max_len is None:
-        missing = "vocab_size" if vocab_size is None else "max_len"
-        raise ExportError(
-            f"{missing}: got nothing, expected a number, because a {type(module).__name__} does not state it"
-        )
-    return CustomFrontEnd(module, vocab_size, max_len, exact)
 
 
 def _change_rotary(loaded: LoadedSource, option: str, **change: Any) -> LoadedSource:
     """Return the source with another form or dtype of its rotary outputs, as `option` requests."""
     source = loaded.frontend
-    if not isinstance(source, FrontEnd) or not source.config.rotary:
-        reason = (isinstance(source, FrontEnd) and source.config.no_rotary) or "this front-end leaves none to attention"
+    if not isinstance(source, FrontEndData) or not source.config.rotary:
+        reason = source.config.no_rotary if isinstance(source, FrontEndData) else None
+        reason = reason or "this front-end leaves none to attention"
         (got,) = change.values()
         raise ExportError(f"{option}: got {got}, but the model has no rotary outputs: {reason}")
     try:
@@ -257,11 +201,11 @@ def _change_rotary(loaded: LoadedSource, option: str, **change: Any) -> LoadedSo
     except ValueError as error:
         raise ExportError(f"{option}: {error}") from error
     config = replace(source.config, rotary=rotary)
-    return replace(loaded, frontend=FrontEnd.from_tensors(config, source.state_dict()))
+    return replace(loaded, frontend=FrontEndData(config, source.tensors))
 
 
 def _resize(loaded: LoadedSource, max_len: int, resizing: str | None) -> LoadedSource:
-    if not isinstance(loaded.frontend, FrontEnd):
+    if not isinstance(loaded.frontend, FrontEndData):
         raise ExportError("--max-len is only for front-ends of token ids; the source takes images or spectrograms")
     try:
         frontend = resize_positions(loaded.frontend, max_len, resizing)

@@ -6,18 +6,15 @@ A front-end may fill the memory, so no second copy of a weight is made.
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
 from numpy.typing import DTypeLike, NDArray
 
-from preblock.export.progress import Report, StepProgress
+from preblock.export.progress import StepProgress
 from preblock.export.table_formats import TableFormat
 from preblock.service.artifacts.names import DATA, GRAPH
-
-if TYPE_CHECKING:
-    import torch
 
 CHUNK_BYTES = 2**26
 """Bytes of one write."""
@@ -109,25 +106,6 @@ def split_rows(table: Array, values: int) -> Iterator[Array]:
         yield table[begin : begin + rows]
 
 
-def save_program(program: "torch.onnx.ONNXProgram", folder: Path, report: Report) -> onnx.ModelProto:
-    """Write the data file of `program` into `folder`, and return the model over it.
-
-    The weights follow one another. onnxruntime maps each from the start of its first page.
-    """
-    initializers = program.model.graph.initializers.items()
-    weights = {name: value.const_value.numpy() for name, value in initializers if value.const_value is not None}
-    program.save(folder / GRAPH, include_initializers=False)
-    model = onnx.load(folder / GRAPH)
-    total = sum(values.nbytes for values in weights.values() if values.nbytes > MAX_INLINE_BYTES)
-    step = "writing the graph"
-    report(step)
-    progress = StepProgress(report, step, total)
-    with (folder / DATA).open("wb") as stream:
-        for name, values in weights.items():
-            model.graph.initializer.append(_save(name, values, stream, progress))
-    return model
-
-
 def map_weights(folder: Path) -> dict[str, NDArray[Any]]:
     """Return every initializer of the main graph in `folder` by name.
 
@@ -156,21 +134,3 @@ def set_place(tensor: onnx.TensorProto, offset: int, length: int, file: str = DA
     del tensor.external_data[:]
     for key, value in (("location", file), ("offset", offset), ("length", length)):
         tensor.external_data.add(key=key, value=str(value))
-
-
-def _save(name: str, values: NDArray[Any], stream: BinaryIO, progress: StepProgress) -> onnx.TensorProto:
-    """Append `values` to the data file, and return the tensor over them."""
-    if values.nbytes <= MAX_INLINE_BYTES:
-        return onnx.numpy_helper.from_array(values, name)
-    dtype = onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
-    tensor = onnx.TensorProto(name=name, dims=values.shape, data_type=dtype)
-    set_place(tensor, stream.tell(), values.nbytes)
-    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    for begin in range(0, len(content), CHUNK_BYTES):
-        part = content[begin : begin + CHUNK_BYTES]
-        stream.write(part.data)
-        if len(part) == CHUNK_BYTES:  # spreads the disk writes, which progress would else not cover
-            stream.flush()
-            os.fdatasync(stream.fileno())
-        progress.add(len(part))
-    return tensor

@@ -1,29 +1,47 @@
-"""Writes the ONNX graph of a front-end: dynamic axes, one external data file.
+"""Writes the ONNX graphs of a front-end from its steps: a function for each kind of step, over one data file.
 
-Letters: B batch, L length, D output width.
+Letters: B batch, L length, D output width, V rows of a table.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
-import torch
-from google.protobuf.message import Message
-from torch import Tensor, nn
 
-from preblock.export.errors import ExportError
-from preblock.export.external_data import map_weights
-from preblock.export.own_modules.tracing import export_program
-from preblock.export.progress import Report
+from preblock.export.external_data import ALIGNMENT_BYTES, DataFile
+from preblock.export.further_outputs import (
+    write_layer_inputs,
+    write_layer_tokens,
+    write_ngram_row_ids,
+    write_ngrams,
+    write_product,
+    write_rotary,
+)
+from preblock.export.graph_builder import Array, GraphBuilder, Outputs, TensorStore, label, rounded_number, save_graph
+from preblock.export.progress import Report, StepProgress
+from preblock.export.table_formats import TableFormat, table_names
 from preblock.models.config import FrontEndConfig
-from preblock.models.custom_frontend import CustomFrontEnd
-from preblock.models.frontend import FrontEnd
-from preblock.models.modules.ngram_config import CONTEXT
-from preblock.models.modules.signature import Signature
-from preblock.models.steps import Project, names_of
+from preblock.models.frontend_data import FrontEndData
+from preblock.models.sinusoid_tables import COSINE, SINE, exact_sinusoids, library_table, turns_per_position
+from preblock.models.steps import (
+    Levels,
+    Mask,
+    Norm,
+    Positions,
+    Project,
+    RmsNorm,
+    Scale,
+    Segments,
+    Step,
+    Tokens,
+    Weights,
+    names_of,
+)
 from preblock.service.artifacts.names import (
+    CONTEXT,
+    DATA,
+    EMBEDDINGS,
     EMBEDDINGS_GRAPH,
     GRAPH,
     LAYER_INPUTS_GRAPH,
@@ -41,244 +59,372 @@ from preblock.service.artifacts.names import (
     UNSCALED_GRAPH,
 )
 
-MODULE, TRAINED, TRANSPOSED = "frontend.", (".weight", ".bias"), ".transposed"
-"""Parts of the names of initializers: the prefix of the front-end, the suffixes of trained weights, and the suffix of
-transposed ones."""
-BIAS = "bias."
-"""Prefix of the weights stored in `bias.onnx`."""
+INPUT_IDS, OFFSET, MASK = "input_ids", "offset", "attention_mask"
+TABLE_CHUNK = 1024
+"""Positions of a table of sinusoids computed at once, to bound the working memory."""
 
 
-class _ExportedModule(nn.Module):
-    """The front-end with the named inputs of its graph, and every output as a tuple."""
-
-    def __init__(self, frontend: FrontEnd | CustomFrontEnd) -> None:
-        super().__init__()
-        self.frontend = frontend
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        offset: Tensor,
-        indices: dict[str, Tensor] | None = None,
-        attention_mask: Tensor | None = None,
-        context: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        optional = {"indices": indices, "attention_mask": attention_mask}
-        given = {name: value for name, value in optional.items() if value is not None}
-        vectors: Tensor = self.frontend(input_ids, offset, **given)
-        if not isinstance(self.frontend, FrontEnd):
-            return (vectors,)
-        further = self.frontend.per_layer_outputs(input_ids) | self.frontend.ngram_outputs(input_ids, context)
-        lookups = [
-            further[name] if name in further else self.frontend.look_up(input_ids, name != UNSCALED)
-            for name in _lookups(self.frontend.signature)
-        ]
-        return vectors, *lookups, *self.frontend.rotary_outputs(input_ids, offset).values()
-
-
-def _lookups(signature: Signature) -> dict[str, str]:
-    """Return the outputs without positions that differ from `embeddings`, and the graph of each."""
-    graphs = {} if signature.lookup_width is None else {TOKEN_EMBEDDINGS: TOKEN_GRAPH}
-    graphs |= {} if signature.unscaled_width is None else {UNSCALED: UNSCALED_GRAPH}
-    layers = {PER_LAYER_TOKENS: LAYER_TOKENS_GRAPH, PER_LAYER: LAYER_INPUTS_GRAPH}
-    graphs |= {} if signature.per_layer is None else layers
-    graphs |= {} if signature.row_ids is None else {NGRAM_ROW_IDS: NGRAM_IDS_GRAPH}
-    return graphs if signature.ngrams is None else graphs | {NGRAMS: NGRAMS_GRAPH}
-
-
-def export_graph(frontend: FrontEnd | CustomFrontEnd, folder: Path, report: Report = lambda _: None) -> None:
-    """Write the graphs of `frontend` (in evaluation mode) into `folder`, over one data file.
-
-    `report` receives the progress of a long step.
+def write_graphs(
+    data: FrontEndData, folder: Path, report: Report = lambda _: None, format_: TableFormat | None = None
+) -> None:
+    """Write the graphs of `data` into `folder`, over one data file.
 
     - `model.onnx` has int64 inputs `input_ids` (batch, length) and `offset` (1,) or (batch,), and the float32 output
       `embeddings` (batch, length, D). Further indices and `attention_mask` (batch, length) are inputs if the
-      front-end has them.
+      front-end has them. It holds every trained weight, also those of other graphs.
     - `token.onnx` has input `input_ids` and output `token_embeddings`; it is omitted if that equals `embeddings`.
-    - `layer.tokens.onnx` and `layer.inputs.onnx` have the outputs of `FrontEnd.per_layer_outputs`, if there are any.
-    - `ngrams.onnx` and `ngram.ids.onnx` have the outputs of `FrontEnd.ngram_outputs`, and the further input `context`
-      (batch, n - 1).
-    - `ngram.rows.onnx` has the embeddings of row ids, its only input.
     - `unscaled.onnx` has output `unscaled_token_embeddings`, if `token_embeddings` include an embedding scale.
-    - With rotary attention, `model.onnx` also has the outputs of `FrontEnd.rotary_outputs`, (1 or batch, length, R).
-      `embeddings.onnx` omits them, because onnxruntime computes every output of a graph.
+    - `layer.tokens.onnx` and `layer.inputs.onnx` have the inputs of all layers, if there are any.
+    - `ngrams.onnx` and `ngram.ids.onnx` have the n-gram embeddings and their rows, and the further input `context`
+      (batch, n - 1); `ngram.rows.onnx` has the embeddings of row ids, its only input.
+    - With rotary attention, `model.onnx` also has cosines and sines, (1 or batch, length, R). `embeddings.onnx` omits
+      them, because onnxruntime computes every output of a graph.
+
+    Args:
+        data: the front-end.
+        folder: of the artifact, without a data file.
+        report: receives the progress of a long step.
+        format_: stored type of the tables; default float32.
+
+    Raises:
+        ExportError: ONNX rejects a graph.
+
     """
-    signature = frontend.signature
-    lookups = _lookups(signature)
-    samples, shapes = _sample_inputs(signature)
-    whole = export_program(
-        _ExportedModule(frontend),
-        folder,
-        report,
-        kwargs=samples,
-        dynamic_shapes=shapes,
-        input_names=[
-            "input_ids",
-            "offset",
-            *signature.indices,
-            *filter(samples.__contains__, ("attention_mask", CONTEXT)),
-        ],
-        output_names=["embeddings", *lookups, *signature.rotary],
-    )
-    del whole.graph.value_info[:]  # shapes inferred for one offset
-    for node in (*whole.graph.input, *whole.graph.output):
-        if node.name == "offset" or node.name in signature.rotary:  # (1,) or (batch,)
-            node.type.tensor_type.shape.dim[0].dim_param = "offsets"
-    if isinstance(frontend, FrontEnd):
-        _name_projections(whole, frontend.config)
-    inputs = [node.name for node in whole.graph.input if node.name != CONTEXT]
-    main = _only(whole, "embeddings", *signature.rotary, inputs=inputs)
-    if isinstance(frontend, FrontEnd):
-        _restore_merged(main, whole, frontend)
-    save_graph(main, folder / GRAPH)
+    trained = {name: values for name, values in data.tensors.items() if not name.startswith("bias.")}
+    step = f"rounding the tables to {format_.dtype}" if format_ else "writing the graph"
+    report(step)
+    rounded = table_names(data.config) if format_ else []
+    twice = rounded if format_ and format_.scale == "tensor" else []
+    progress = StepProgress(report, step, sum(4 * trained[name].size for name in (*trained, *twice)))
+    with (folder / DATA).open("xb") as stream:
+        store = TensorStore(trained, DataFile(stream, progress, ALIGNMENT_BYTES if format_ else 1), rounded, format_)
+        # The order of the steps decides about the order of the tensors in the data file.
+        main = GraphBuilder(store)
+        outputs = _write_main(main, data.config)
+        models = {}
+        for file, write in _further_graphs(data.config).items():
+            graph = GraphBuilder(store)
+            models[file] = graph.finish(write(graph))
+        for name in trained:
+            main.weight(name)
+        models[GRAPH] = main.finish(outputs)
+    for file, model in models.items():
+        label(model, file, data.signature)
+        save_graph(model, folder / file)
+
+
+def _write_main(graph: GraphBuilder, config: FrontEndConfig, rotary: bool = True) -> Outputs:
+    """Write all steps, and the rotary outputs on request."""
+    signature = config.signature
+    graph.input(INPUT_IDS, "batch", "length")
+    graph.input(OFFSET, "offsets")
+    for name in (*signature.indices, *([MASK] if signature.needs_mask else [])):
+        graph.input(name, "batch", "length")
+    outputs: Outputs = {EMBEDDINGS: (write_steps(graph, config), "float32", ("batch", "length", signature.width))}
+    for output in config.rotary if rotary else ():
+        for name, value in write_rotary(graph, output, write_position_index(graph)).items():
+            outputs[name] = (value, output.dtype, ("offsets", "length", output.columns))
+    return outputs
+
+
+def _further_graphs(config: FrontEndConfig) -> dict[str, Callable[[GraphBuilder], Outputs]]:
+    """Return the files beside `model.onnx`, and the function that writes each."""
+    signature = config.signature
+    graphs: dict[str, Callable[[GraphBuilder], Outputs]] = {}
     if signature.rotary:
-        save_graph(_only(whole, "embeddings", inputs=inputs), folder / EMBEDDINGS_GRAPH)
-    for name, graph in lookups.items():
-        history = [CONTEXT] if name in (NGRAM_ROW_IDS, NGRAMS) else []
-        save_graph(_only(whole, name, inputs=["input_ids", *history]), folder / graph)
-    if NGRAMS in lookups:
-        save_graph(_build_rows_graph(whole), folder / NGRAM_ROWS_GRAPH)
+        graphs[EMBEDDINGS_GRAPH] = partial(_write_main, config=config, rotary=False)
+    if signature.lookup_width is not None:
+        graphs[TOKEN_GRAPH] = partial(_write_lookup, config=config, output=TOKEN_EMBEDDINGS, count=config.lookup)
+    if signature.unscaled_width is not None:
+        graphs[UNSCALED_GRAPH] = partial(_write_lookup, config=config, output=UNSCALED, count=1)
+    if config.per_layer is not None:
+        graphs[LAYER_TOKENS_GRAPH] = partial(_write_layers, config=config, output=PER_LAYER_TOKENS)
+        graphs[LAYER_INPUTS_GRAPH] = partial(_write_layers, config=config, output=PER_LAYER)
+    if config.ngrams is not None:
+        graphs[NGRAM_IDS_GRAPH] = partial(_write_ngrams, config=config, output=NGRAM_ROW_IDS)
+        if not config.ngrams.referenced:
+            graphs[NGRAMS_GRAPH] = partial(_write_ngrams, config=config, output=NGRAMS)
+            graphs[NGRAM_ROWS_GRAPH] = partial(_write_ngrams, config=config, output=NGRAMS, given=True)
+    return graphs
 
 
-def _sample_inputs(signature: Signature) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return arguments of the front-end for its export, and the axes of each argument with any size."""
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    # `offset` has one element, so that (1,) broadcasts over the batch in the graph; other sizes are arbitrary.
-    # Each input is a separate tensor: the exporter merges arguments with the same tensor into one input.
-    samples: dict[str, Any] = {"input_ids": _ones(2, 3), "offset": _ones(1)}
-    shapes: dict[str, Any] = {"input_ids": axes, "offset": None}
-    if signature.indices:
-        samples["indices"] = {name: _ones(2, 3) for name in signature.indices}
-        shapes["indices"] = dict.fromkeys(signature.indices, axes)
-    if signature.needs_mask:
-        samples["attention_mask"], shapes["attention_mask"] = _ones(2, 3), axes
-    if signature.history:
-        samples[CONTEXT], shapes[CONTEXT] = _ones(2, signature.history), {0: axes[0]}
-    return samples, shapes
+def _write_lookup(graph: GraphBuilder, config: FrontEndConfig, output: str, count: int) -> Outputs:
+    """Write the first `count` steps, which need token ids alone."""
+    graph.input(INPUT_IDS, "batch", "length")
+    width = config.widths[count - 1]
+    return {output: (write_steps(graph, config, count), "float32", ("batch", "length", width))}
 
 
-def _ones(*shape: int) -> Tensor:
-    return torch.ones(shape, dtype=torch.int64)
+def _write_layers(graph: GraphBuilder, config: FrontEndConfig, output: str) -> Outputs:
+    """Write the inputs of all layers: their token part, or the combined form."""
+    layers = config.per_layer
+    assert layers is not None
+    ids = graph.input(INPUT_IDS, "batch", "length")
+    if output == PER_LAYER_TOKENS:
+        value = write_layer_tokens(graph, config, ids)
+        return {output: (value, "float32", ("batch", "length", layers.layers, layers.width))}
+    x = write_steps(graph, config, config.lookup)
+    value = write_layer_inputs(graph, config, ids, x)
+    return {output: (value, "float32", ("batch", "length", layers.layers * layers.width))}
 
 
-def _name_projections(model: onnx.ModelProto, config: FrontEndConfig) -> None:
-    """Name the weights of projections; the exporter transposes and renames them."""
-    projections = [
-        f"{MODULE}{name}.weight{TRANSPOSED}"
-        for name, step in zip(names_of(config.steps), config.steps, strict=True)
-        if isinstance(step, Project)
+def _write_ngrams(graph: GraphBuilder, config: FrontEndConfig, output: str, given: bool = False) -> Outputs:
+    """Write the row ids of n-grams, or their embeddings; the row ids are `given` or computed."""
+    ngrams = config.ngrams
+    assert ngrams is not None
+    rows = ("batch", "length", len(ngrams.layers), ngrams.heads_of_layer)
+    if given:
+        row_ids = graph.input(NGRAM_ROW_IDS, *rows)
+    else:
+        ids, context = graph.input(INPUT_IDS, "batch", "length"), graph.input(CONTEXT, "batch", ngrams.history)
+        row_ids = write_ngram_row_ids(graph, ngrams, config.tokens.rows, ids, context)
+    if output == NGRAM_ROW_IDS:
+        return {output: (row_ids, "int64", rows)}
+    return {output: (write_ngrams(graph, ngrams, row_ids), "float32", ("batch", "length", rows[2], ngrams.width))}
+
+
+def write_steps(graph: GraphBuilder, config: FrontEndConfig, count: int | None = None) -> str:
+    """Write the first `count` steps, by default all, and return their vectors."""
+    x = INPUT_IDS
+    for name, step in list(zip(names_of(config.steps), config.steps, strict=True))[:count]:
+        x = _write_rounding(graph, config, _write_step(graph, config, name, step, x))
+    return x
+
+
+def _write_step(graph: GraphBuilder, config: FrontEndConfig, name: str, step: Step, x: str) -> str:
+    """Write a step, and return its vectors in float32; `x` are those of the step before it."""
+    match step:
+        case Tokens():
+            return graph.rows(f"{name}.vectors", f"{name}.weight", INPUT_IDS)
+        case Scale():
+            return _write_scale(graph, config, name, step, x)
+        case Weights():
+            factors = graph.rows(f"{name}.factors", f"{name}.weight", INPUT_IDS)
+            return graph.add(f"{name}.product", "Mul", x, factors)
+        case Segments():
+            return graph.add(f"{name}.sum", "Add", x, _write_index(graph, config, name, step))
+        case Levels():
+            return _write_levels(graph, config, name, step, x)
+        case Positions():
+            return graph.add(f"{name}.sum", "Add", x, _write_positions(graph, config, name, step))
+        case Mask():
+            return _write_mask(graph, name, x)
+        case Norm():
+            return _write_norm(graph, name, step, x)
+        case RmsNorm():
+            return _write_rms_norm(graph, name, step, x)
+        case Project():
+            return _write_projection(graph, name, step, x)
+
+
+def _write_rounding(graph: GraphBuilder, config: FrontEndConfig, x: str) -> str:
+    """Round to the type of the arithmetic, as a library does after each step; nothing for float32."""
+    if config.arithmetic == "float32":
+        return x
+    return graph.cast(f"{x}.rounded", graph.cast(f"{x}.{config.arithmetic}", x, config.arithmetic), "float32")
+
+
+def _write_scale(graph: GraphBuilder, config: FrontEndConfig, name: str, step: Scale, x: str) -> str:
+    by = rounded_number(step.by, config.arithmetic) if step.cast else step.by
+    return graph.add(f"{name}.product", "Mul", x, graph.number(by, "float32"))
+
+
+def _write_index(graph: GraphBuilder, config: FrontEndConfig, name: str, step: Segments) -> str:
+    """Write the vectors of the index of `step`; the table of its own is `<name>.weight`."""
+    table = "tokens.weight" if step.table == "tokens" else f"{name}.weight"
+    vectors = graph.rows(f"{name}.vectors", table, step.input)
+    if step.by == 1:
+        return vectors
+    return _write_rounding(
+        graph, config, graph.add(f"{name}.product", "Mul", vectors, graph.number(step.by, "float32"))
+    )
+
+
+def _write_levels(graph: GraphBuilder, config: FrontEndConfig, name: str, step: Levels, x: str) -> str:
+    """Write x + (sum of the levels, in their order)."""
+    levels = [_write_index(graph, config, f"{name}.{place}", level) for place, level in enumerate(step.levels)]
+    total = levels[0]
+    for place, level in enumerate(levels[1:], 1):
+        total = graph.add(f"{name}.{place}.sum", "Add", total, level)
+    return graph.add(f"{name}.sum", "Add", x, total)
+
+
+def _write_mask(graph: GraphBuilder, name: str, x: str) -> str:
+    column = graph.add(f"{name}.column", "Unsqueeze", MASK, graph.numbers(-1))
+    return graph.add(f"{name}.product", "Mul", x, graph.cast(f"{name}.factor", column, "float32"))
+
+
+def _write_norm(graph: GraphBuilder, name: str, step: Norm, x: str) -> str:
+    bias = [] if step.bias is None else [graph.weight(f"{name}.bias")]
+    weight = graph.weight(f"{name}.weight")
+    return graph.add(f"{name}.normed", "LayerNormalization", x, weight, *bias, axis=-1, epsilon=step.eps)
+
+
+def _write_rms_norm(graph: GraphBuilder, name: str, step: RmsNorm, x: str) -> str:
+    square = graph.add(f"{name}.square", "Pow", x, graph.number(2.0, "float32"))
+    mean = graph.add(f"{name}.mean", "ReduceMean", square, graph.numbers(-1), keepdims=1)
+    shifted = graph.add(f"{name}.shifted_mean", "Add", mean, graph.number(step.eps, "float32"))
+    root = graph.add(f"{name}.root", "Sqrt", shifted)
+    normed = graph.add(f"{name}.normed", "Mul", x, graph.add(f"{name}.reciprocal", "Reciprocal", root))
+    if step.weight is None:
+        return normed
+    return graph.add(f"{name}.product", "Mul", normed, graph.weight(f"{name}.weight"))
+
+
+def _write_projection(graph: GraphBuilder, name: str, step: Project, x: str) -> str:
+    product = write_product(graph, name, x)
+    if step.bias is None:
+        return product
+    return graph.add(f"{name}.sum", "Add", product, graph.weight(f"{name}.bias"))
+
+
+def _write_positions(graph: GraphBuilder, config: FrontEndConfig, name: str, step: Positions) -> str:
+    """Write the vectors of positions, (1 or B, L, width)."""
+    width = next(width for width, part in zip(config.widths, config.steps, strict=True) if part is step)
+    row = _write_position_row(graph, config, name, step)
+    vectors, weight = f"{name}.vectors", f"{name}.weight"
+    match step:
+        case Positions(grid=(_, columns), table="factorised"):
+            count = graph.number(columns, "int64")
+            of_row = graph.rows(
+                f"{name}.rows.vectors", f"{name}.rows.weight", graph.add(f"{name}.row", "Div", row, count)
+            )
+            column = graph.add(f"{name}.column", "Mod", row, count)
+            of_column = graph.rows(f"{name}.columns.vectors", f"{name}.columns.weight", column)
+            return graph.add(vectors, "Add", of_row, of_column)
+        case Positions(table="learned"):
+            return graph.rows(vectors, weight, row)
+        case Positions(table="hybrid"):
+            end = graph.number(step.rows, "int64")
+            clipped = graph.add(f"{name}.learned_row", "Clip", row, "", graph.number(step.rows - 1, "int64"))
+            learned = graph.rows(f"{name}.learned", weight, clipped)
+            beyond = _write_sinusoids(graph, name, row, width)
+            early = graph.add(
+                f"{name}.early", "Unsqueeze", graph.add(f"{name}.is_early", "Less", row, end), graph.numbers(-1)
+            )
+            return graph.add(vectors, "Where", early, learned, beyond)
+        case Positions(table="exact", grid=None, rows=0):
+            return _write_sinusoids(graph, name, row, width)
+        case _:
+            table = graph.derived(f"{name}.table", lambda: _position_table(config, step, width))
+            return graph.add(vectors, "Gather", table, row, axis=0)
+
+
+def _position_table(config: FrontEndConfig, step: Positions, width: int) -> Array:
+    """Return the derived table of positions, float32."""
+    if step.grid is not None:
+        rows, columns = step.grid
+        axis = _exact_table(max(rows, columns), width // 2)
+        cells = np.arange(step.cells)
+        return np.concatenate((axis[cells // columns], axis[cells % columns]), axis=1)
+    if step.table == "exact":
+        return _exact_table(step.rows, width)
+    table = library_table(step.table, step.rows, width, step.zero_row)
+    return table if config.arithmetic == "float32" else table.astype(config.arithmetic).astype(np.float32)
+
+
+def _exact_table(rows: int, width: int) -> Array:
+    parts = [np.arange(begin, min(begin + TABLE_CHUNK, rows)) for begin in range(0, rows, TABLE_CHUNK)]
+    return np.concatenate([exact_sinusoids(part, width) for part in parts])
+
+
+def _write_position_row(graph: GraphBuilder, config: FrontEndConfig, name: str, step: Positions) -> str:
+    """Write the row of each token in the table of positions, int64 (1 or B, L)."""
+    if step.counts == "slots":
+        row, shift = write_position_index(graph), step.first
+    else:
+        real = MASK if step.counts == "mask" else _write_real_tokens(graph, config, name)
+        before = graph.add(f"{name}.count", "CumSum", real, graph.number(1, "int64"))
+        counted = graph.add(f"{name}.reached", "Add", _write_start(graph), before)
+        row, shift = graph.add(f"{name}.real", "Mul", counted, real), step.first - 1
+    return graph.add(f"{name}.table_row", "Add", row, graph.number(shift, "int64")) if shift else row
+
+
+def _write_real_tokens(graph: GraphBuilder, config: FrontEndConfig, name: str) -> str:
+    """Write 1 for each id other than padding, and 0 for padding."""
+    padding = graph.add(f"{name}.is_padding", "Equal", INPUT_IDS, graph.number(config.padding_idx or 0, "int64"))
+    return graph.cast(f"{name}.is_real", graph.add(f"{name}.is_token", "Not", padding), "int64")
+
+
+def write_position_index(graph: GraphBuilder) -> str:
+    """Write the position index of each slot, int64 (1 or B, L), once in a graph."""
+
+    def build() -> str:
+        sizes = graph.add("index.sizes", "Shape", INPUT_IDS, start=1, end=2)
+        length = graph.add("index.length", "Squeeze", sizes)
+        zero, one = graph.number(0, "int64"), graph.number(1, "int64")
+        return graph.add(
+            "index.position", "Add", graph.add("index.slot", "Range", zero, length, one), _write_start(graph)
+        )
+
+    return graph.once("index.position", build)
+
+
+def _write_start(graph: GraphBuilder) -> str:
+    """Write the offset as a column, (1 or B, 1)."""
+    return graph.add("index.start", "Reshape", OFFSET, graph.numbers(-1, 1))
+
+
+def _write_sinusoids(graph: GraphBuilder, name: str, row: str, width: int) -> str:
+    """Write the exact sinusoids of `row` (...), float32 (..., width), by sums, products and roundings alone.
+
+    The order of the operations is that of `preblock.models.sinusoid_tables`, because the bits depend on it.
+    """
+    count = iter(range(100))
+
+    def do(op: str, *values: str) -> str:
+        return graph.add(f"{name}.sinusoid.{next(count)}", op, *values)
+
+    def number(value: float) -> str:
+        return graph.number(value, "float64")
+
+    def polynomial(x: str, coefficients: Sequence[float]) -> str:
+        return reduce(
+            lambda value, factor: do("Add", do("Mul", value, x), number(factor)),
+            coefficients[-2::-1],
+            number(coefficients[-1]),
+        )
+
+    turns = [
+        graph.derived(f"{name}.turns.{place}", partial(np.array, part, np.float64))
+        for place, part in enumerate(turns_per_position(width))
     ]
-    projections += [f"{MODULE}per_layer.project.weight{TRANSPOSED}"] if config.per_layer else []
-    products = [node for node in model.graph.node if node.op_type == "MatMul"]
-    names: dict[str, str] = {}
-    for name, product in zip(projections, products, strict=True):
-        product.input[1] = names.setdefault(product.input[1], name)  # equal weights share one initializer
-    for initializer in model.graph.initializer:
-        initializer.name = names.get(initializer.name, initializer.name)
+    column = do("Unsqueeze", row, graph.numbers(-1))
+    position = graph.cast(f"{name}.position", column, "float64")
+    turn = do("Mul", position, turns[0])
+    turn = do("Sub", turn, do("Round", turn))
+    turn = do("Add", turn, do("Mul", position, turns[1]))
+    turn = do("Sub", turn, do("Round", turn))
+    quarters = do("Round", do("Mul", turn, number(4.0)))
+    angle = do("Sub", turn, do("Mul", quarters, number(0.25)))
+    angle = do("Add", angle, do("Mul", position, turns[2]))
+    angle = do("Add", angle, do("Mul", position, turns[3]))
+    square = do("Mul", angle, angle)
+    sine = graph.cast(f"{name}.sine", do("Mul", angle, polynomial(square, SINE)), "float32")
+    cosine = graph.cast(f"{name}.cosine", polynomial(square, COSINE), "float32")
+    return _write_rotation(graph, name, graph.cast(f"{name}.quarters", quarters, "float32"), (sine, cosine), width)
 
 
-def _restore_merged(model: onnx.ModelProto, whole: onnx.ModelProto, frontend: FrontEnd) -> None:
-    """Add the weights of other graphs, and those merged by the exporter with equal ones: `model` holds every weight."""
-    known = {tensor.name for tensor in model.graph.initializer}
-    prefixes = (f"{MODULE}per_layer.", f"{MODULE}ngrams.")
-    further = (tensor for tensor in whole.graph.initializer if tensor.name.startswith(prefixes))
-    model.graph.initializer.extend([tensor for tensor in further if tensor.name not in known])
-    names = {initializer.name.removesuffix(TRANSPOSED) for initializer in model.graph.initializer}
-    for name, weight in frontend.state_dict().items():
-        if MODULE + name not in names and not name.startswith(BIAS):
-            model.graph.initializer.append(onnx.numpy_helper.from_array(weight.numpy(), MODULE + name))
+def _write_rotation(graph: GraphBuilder, name: str, quarters: str, parts: tuple[str, str], width: int) -> str:
+    """Rotate sines and cosines by -2 to 2 quarters, and put them side by side in pairs.
 
-
-def _only(model: onnx.ModelProto, *names: str, inputs: Collection[str]) -> onnx.ModelProto:
-    """Return the part of `model` for the outputs `names`, with the inputs `inputs`."""
-    part = onnx.ModelProto()
-    part.CopyFrom(model)
-    outputs = [value for value in model.graph.output if value.name in names]
-    nodes, initializers, _ = cut(model.graph, names)
-    given = [value for value in model.graph.input if value.name in inputs]
-    replace_fields(part.graph, node=nodes, initializer=initializers, input=given, output=outputs)
-    return part
-
-
-def _build_rows_graph(whole: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a graph from the row ids of n-grams, (batch, length, layers, heads), to their embeddings.
-
-    The part of `whole` would need the shape of `input_ids`.
+    The rotation is exact: its cosine and sine are 0, 1 or -1.
     """
-    values = {value.name: value for value in whole.graph.output}
-    width = values[NGRAMS].type.tensor_type.shape.dim[3].dim_value
-    gathers = [node for node in whole.graph.node if node.op_type == "Gather"]
-    tables = [node.input[0] for node in gathers if node.input[0].startswith(f"{MODULE}ngrams.tables.")]
-    constants = {"flat": [0, -1], "side_by_side": [0, -1, 1, width]}
-    nodes, layers = [], [f"layer_{number}" for number in range(len(tables))]
-    for number, (layer, table) in enumerate(zip(layers, tables, strict=True)):
-        constants[f"{layer}_number"] = [number]
-        ids, flat, rows = (f"{layer}_{name}" for name in ("ids", "flat_ids", "rows"))
-        nodes += [
-            onnx.helper.make_node("Gather", [NGRAM_ROW_IDS, f"{layer}_number"], [ids], axis=2),
-            onnx.helper.make_node("Reshape", [ids, "flat"], [flat]),
-            onnx.helper.make_node("Gather", [table, flat], [rows]),
-            onnx.helper.make_node("Reshape", [rows, "side_by_side"], [layer]),
-        ]
-    nodes.append(onnx.helper.make_node("Concat", layers, [NGRAMS], axis=2))
-    stored = [tensor for tensor in whole.graph.initializer if tensor.name in tables]
-    stored += [onnx.numpy_helper.from_array(np.array(numbers), name) for name, numbers in constants.items()]
-    part = onnx.ModelProto()
-    part.CopyFrom(whole)
-    given, found = [values[NGRAM_ROW_IDS]], [values[NGRAMS]]
-    replace_fields(part.graph, node=nodes, initializer=stored, input=given, output=found, value_info=[])
-    return part
+    sine, cosine = parts
+    one, two = graph.number(1.0, "float32"), graph.number(2.0, "float32")
+    turned = graph.add(f"{name}.turned", "Abs", quarters)
+    along = graph.add(f"{name}.along", "Sub", one, turned)
+    across = graph.add(f"{name}.across", "Mul", quarters, graph.add(f"{name}.rest", "Sub", two, turned))
 
+    def product(part: str, factor: str, value: str) -> str:
+        return graph.add(f"{name}.{part}", "Mul", factor, value)
 
-def cut(
-    graph: onnx.GraphProto, outputs: Collection[str]
-) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto], list[onnx.ValueInfoProto]]:
-    """Return the nodes, the initializers and the inputs needed to compute the values `outputs`."""
-    needed, nodes = set(outputs), []
-    for node in reversed(graph.node):
-        if not needed.isdisjoint(node.output):
-            needed.update(_inputs(node))
-            nodes.append(node)
-    initializers = [tensor for tensor in graph.initializer if tensor.name in needed]
-    return nodes[::-1], initializers, [value for value in graph.input if value.name in needed]
-
-
-def replace_fields(graph: onnx.GraphProto, **fields: Sequence[Message]) -> None:
-    """Replace repeated fields of `graph`."""
-    for field, values in fields.items():
-        graph.ClearField(field)
-        getattr(graph, field).extend(values)
-
-
-def _inputs(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names of all inputs of `node`, including the outer values used by its subgraphs."""
-    yield from node.input
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            yield from (value.name for value in graph.output)
-            for inner in graph.node:
-                yield from _inputs(inner)
-
-
-def save_graph(model: onnx.ModelProto, file: Path) -> None:
-    """Write `model` over its existing data file, and check both with ONNX; raise ExportError if ONNX rejects it."""
-    onnx.save(model, file)
-    try:
-        onnx.checker.check_model(file, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        reason = " ".join(str(error).split())
-        raise ExportError(f"{file.name}: ONNX rejects the graph that the exporter of torch wrote: {reason}") from error
-
-
-def read_initializers(folder: Path) -> dict[str, Tensor]:
-    """Return the trained float32 weights of an artifact, under the names of `FrontEnd.state_dict()`.
-
-    They are mapped from the data file. Derived tables (sinusoids) are omitted: a new module computes them.
-    """
-    weights = {}
-    for stored, values in map_weights(folder).items():
-        name = stored.removesuffix(TRANSPOSED)
-        if name.startswith(MODULE) and name.endswith(TRAINED) and values.dtype == np.float32:
-            values = values if name == stored else np.ascontiguousarray(values.T)
-            weights[name.removeprefix(MODULE)] = torch.from_numpy(values)
-    return weights
+    sines = graph.add(
+        f"{name}.sines", "Add", product("sine_along", along, sine), product("cosine_across", across, cosine)
+    )
+    cosines = graph.add(
+        f"{name}.cosines", "Sub", product("cosine_along", along, cosine), product("sine_across", across, sine)
+    )
+    halves = graph.add(f"{name}.halves", "Concat", sines, cosines, axis=-1)
+    order = graph.derived(f"{name}.order", lambda: np.arange(width).reshape(2, -1).T.ravel())
+    return graph.add(f"{name}.sinusoids", "Gather", halves, order, axis=-1)

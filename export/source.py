@@ -20,7 +20,7 @@ from preblock.models.checkpoints.toml_config import files_described, read_descri
 from preblock.models.checkpoints.weight_files import CheckpointError, is_sharded, read_bytes, read_config
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import DESCRIPTION, INDEX, WEIGHTS
-from preblock.models.presets import build_preset
+from preblock.models.presets import preset_data
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import Resized, SentencePooling, SoftPrompt, Source
 from preblock.service.artifacts.names import TOKENIZER
@@ -33,11 +33,9 @@ SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER
 
 if TYPE_CHECKING:
     from preblock.models.custom_frontend import CustomFrontEnd
-    from preblock.models.frontend import FrontEnd
     from preblock.models.modules.stems import Stem
 
-AnyFrontEnd: TypeAlias = Union["FrontEnd", "CustomFrontEnd", "Stem"]
-AnySource: TypeAlias = Union["FrontEndData", AnyFrontEnd]
+AnyFrontEnd: TypeAlias = Union[FrontEndData, "CustomFrontEnd", "Stem"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class LoadedSource:
     left out.
     """
 
-    frontend: AnySource
+    frontend: AnyFrontEnd
     record: Source
     tokenizer: Path | None = None
     resized: Resized | None = None
@@ -78,7 +76,7 @@ def load_source(
             return _load_folder(Path(source), record, choices, progress, widen)
         case Source(kind="preset") as record:
             refuse_choices(source, choices)
-            return LoadedSource(build_preset(source).data(), record)
+            return LoadedSource(preset_data(source), record)
         case record:
             folder = _download(str(record.name), record.revision, choices)
             return _load_folder(folder, record.model_copy(update={"revision": folder.name}), choices, progress, widen)

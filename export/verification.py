@@ -249,9 +249,7 @@ def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> 
         stem = stems.from_tensors(stem_config, read_stem_weights(folder, stem_config))
         return stem, partial(prove_stem_artifact, stem)
     data, stored = read_data(folder, FrontEndConfig.from_document(document))
-    reference = reference_of(data, stored)
-    # To become `data` when the description of an artifact takes it.
-    return getattr(reference, "frontend", data), partial(prove_artifact, reference)
+    return data, partial(prove_artifact, reference_of(data, stored))
 
 
 def _hash_references(folder: Path, manifest: Artifact, roots: Sequence[Path], report: Report) -> dict[str, str]:

@@ -50,10 +50,9 @@ def scalar_powers(base: np.float32, exponents: Floats) -> Floats:
     return np.array([base**exponent for exponent in exponents], dtype=np.float32)
 
 
-def vector_powers(base: np.float32, exponents: Floats) -> Floats:
-    """Return the powers as SLEEF computes them, for any length."""
-    product = _times(_log(np.full_like(exponents, base)), exponents)
-    return _exp(product)
+def vector_powers(base: np.float32 | Floats, exponents: Floats) -> Floats:
+    """Return the powers as SLEEF computes them, for any length; also of as many bases as exponents."""
+    return _exp(_times(_log(np.full_like(exponents, base)), exponents))
 
 
 def _log(x: Floats) -> Pair:

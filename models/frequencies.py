@@ -197,26 +197,28 @@ def t5_borders(config: T5Config) -> list[int]:
     return find(lambda ratio: float(torch.log(torch.tensor(ratio, dtype=torch.float32, device="cpu"))))
 
 
-# PyTorch's float32 logarithm is the float32 below or above: its error is less than one unit in the last place. Of a
-# power of two it is the nearest.
+LESS_EXACT = (7, 47, 49)
+"""Whole numbers up to 128 whose float32 logarithm in PyTorch is not the nearest one."""
 
 
 def _log_below(ratio: float) -> float:
+    """Return a lower bound of PyTorch's float32 logarithm: its error is less than one unit in the last place."""
     nearest = np.float32(math.log(ratio))
-    if _is_power_of_two(ratio) or nearest <= math.log(ratio):
+    if _is_nearest(ratio) or float(nearest) <= math.log(ratio):
         return float(nearest)
     return float(np.nextafter(nearest, np.float32(-np.inf)))
 
 
 def _log_above(ratio: float) -> float:
+    """Return an upper bound of PyTorch's float32 logarithm."""
     nearest = np.float32(math.log(ratio))
-    if _is_power_of_two(ratio) or nearest >= math.log(ratio):
+    if _is_nearest(ratio) or float(nearest) >= math.log(ratio):
         return float(nearest)
     return float(np.nextafter(nearest, np.float32(np.inf)))
 
 
-def _is_power_of_two(ratio: float) -> bool:
-    return math.frexp(ratio)[0] == 0.5
+def _is_nearest(ratio: float) -> bool:
+    return ratio.is_integer() and ratio <= 128 and ratio not in LESS_EXACT
 
 
 def relative_frequencies(width: int) -> Floats:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from preblock import models
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.seeded_tables import fill_seeded
@@ -57,18 +56,3 @@ def preset_data(name: str) -> FrontEndData:
         tables["positions.weight"] = np.empty((config.positions.rows, width), np.float32)
     fill_seeded(tables.values(), PRESETS[name].seed)
     return FrontEndData(config, tables)
-
-
-def build_preset(name: str) -> "models.FrontEnd":
-    """Build the preset `name` with its seeded weights as a PyTorch module.
-
-    Raises:
-        KeyError: `name` is no preset.
-
-    """
-    import torch
-
-    data = preset_data(name)
-    return models.FrontEnd.from_tensors(
-        data.config, {key: torch.from_numpy(table) for key, table in data.tensors.items()}
-    )

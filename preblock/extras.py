@@ -18,7 +18,7 @@ EXTRAS = {
     "serve": ("cpu",),
     "bench": ("service",),
 }
-"""The extras that each command needs. `cpu`, `gpu`, `export` and `plot` contain `service`, and `torch` contains `export`."""
+"""The extras that each command needs. `cpu`, `gpu`, `export` and `plot` contain `service`."""
 _MODULES = {"cpu": "onnxruntime", "export": "onnx", "torch": "torch", "plot": "matplotlib", "service": "fastapi"}
 """A module of each extra, which its other modules accompany."""
 

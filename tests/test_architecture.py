@@ -182,3 +182,11 @@ def test_tests_of_service_and_client_need_no_torch() -> None:
     command = [sys.executable, "-c", COLLECT, *WITHOUT_TORCH]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_front_ends_as_data_need_no_torch() -> None:
+    names = ("config", "frontend_data", "frequencies", "presets", "sinusoid_tables")
+    imports = ", ".join(f"preblock.models.{name}" for name in names)
+    script = f"import sys, {imports}; print({{'torch', 'transformers'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("set()\n", "")

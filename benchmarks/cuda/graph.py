@@ -79,11 +79,11 @@ def measure(name: str, artifact: Path, stream: torch.cuda.Stream) -> dict[str, A
 
 def load(name: str, artifact: Path) -> Any:
     """Return the module of an artifact on the GPU, with the artifact's weights."""
-    from preblock.export.graph import read_initializers
+    from preblock.export.stored_tables import read_data
     from preblock.models import FrontEnd
 
-    config = FRONT_ENDS[name]().config
-    return FrontEnd.from_tensors(config, read_initializers(artifact)).eval().cuda()
+    data, _ = read_data(artifact, FRONT_ENDS[name]().config)
+    return FrontEnd.from_data(data).eval().cuda()
 
 
 def fused_kernel(artifact: Path, given: dict[str, torch.Tensor], out: torch.Tensor) -> Callable[[], object] | None:

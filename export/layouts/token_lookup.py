@@ -167,10 +167,11 @@ def _load_alone(lookup: TokenLookup, name: str, prefix: str = "") -> onnx.ModelP
     for node in graph.node:
         for side in (node.input, node.output):
             side[:] = [names.get(value, prefix + value) for value in side]
-    for field in (graph.initializer, graph.input):
-        kept = [value for value in field if value.name in read]
-        del field[:]
-        field.extend(kept)
+    tensors = [tensor for tensor in graph.initializer if tensor.name in read]
+    given = [value for value in graph.input if value.name in read]
+    del graph.initializer[:], graph.input[:]
+    graph.initializer.extend(tensors)
+    graph.input.extend(given)
     for tensor in graph.initializer:
         tensor.name = prefix + tensor.name
     graph.output[0].name = name

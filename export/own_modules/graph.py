@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from preblock.export.graph import save_graph
+from preblock.export.graph_builder import save_graph
 from preblock.export.own_modules.tracing import export_program
 from preblock.export.parity import allowed_ulp, difference
 from preblock.export.progress import Report

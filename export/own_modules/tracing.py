@@ -17,10 +17,11 @@ from google.protobuf.message import Message
 from torch import nn
 
 from preblock.export.errors import ExportError
-from preblock.export.external_data import save_program
-from preblock.export.progress import Report
+from preblock.export.external_data import MAX_INLINE_BYTES, DataFile
+from preblock.export.graph_builder import OPSET
+from preblock.export.progress import Report, StepProgress
+from preblock.service.artifacts.names import DATA, GRAPH
 
-OPSET = 20
 LOGGERS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes")
 
 
@@ -41,7 +42,7 @@ def export_program(module: nn.Module, folder: Path, report: Report, **options: A
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise ExportError(f"the exporter of torch cannot follow the module: {reason}") from error
     assert program is not None
-    model = save_program(program, folder, report)
+    model = _save_program(program, folder, report)
     _forget_machine(model)
     return model
 
@@ -99,3 +100,22 @@ def _forget_machine(message: Message) -> None:
         elif field.message_type is not None:
             for part in [value] if isinstance(value, Message) else value:
                 _forget_machine(part)
+
+
+def _save_program(program: torch.onnx.ONNXProgram, folder: Path, report: Report) -> onnx.ModelProto:
+    """Write the data file of `program` into `folder`, and return the model over it.
+
+    The weights follow one another. onnxruntime maps each from the start of its first page.
+    """
+    initializers = program.model.graph.initializers.items()
+    weights = {name: value.const_value.numpy() for name, value in initializers if value.const_value is not None}
+    program.save(folder / GRAPH, include_initializers=False)
+    model = onnx.load(folder / GRAPH)
+    step = "writing the graph"
+    report(step)
+    large = (values.nbytes for values in weights.values() if values.nbytes > MAX_INLINE_BYTES)
+    progress = StepProgress(report, step, sum(large))
+    with (folder / DATA).open("wb") as stream:
+        data = DataFile(stream, progress)
+        model.graph.initializer.extend([data.write(name, values) for name, values in weights.items()])
+    return model

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from preblock.export.external_data import map_weights
-from preblock.export.graph import save_graph
+from preblock.export.graph_builder import save_graph
 from preblock.export.own_modules.tracing import export_program
 from preblock.export.parity import ALLOWED_ULP, CaseReport, judge, run_case
 from preblock.export.parity_cases import BATCHES

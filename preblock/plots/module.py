@@ -22,11 +22,12 @@ def read_preset(name: str) -> PlotSource:
         Invalid: `name` is no preset.
 
     """
-    from preblock.models.presets import PRESETS, build_preset
+    from preblock.models.frontend import FrontEnd
+    from preblock.models.presets import PRESETS, preset_data
 
     if name not in PRESETS:
         raise Invalid("preset", repr(name), ", ".join(PRESETS))
-    return read_module(build_preset(name), name)
+    return read_module(FrontEnd.from_data(preset_data(name)), name)
 
 
 def read_module(module: "nn.Module", name: str | None = None) -> PlotSource:

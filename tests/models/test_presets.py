@@ -6,7 +6,7 @@ import torch
 
 from preblock.models.embeddings import BertEmbeddings
 from preblock.models.modules.initialisers import seeded_
-from preblock.models.presets import PRESETS, build_preset
+from preblock.models.presets import PRESETS, preset_data
 
 SIZES = {
     "gpt2-small": (1024, {"tokens.weight": (50257, 768), "positions.weight": (1024, 768)}),
@@ -16,13 +16,13 @@ SIZES = {
 
 @pytest.mark.parametrize("name", SIZES)
 def test_preset_weights_equal_numpy_stream_of_seed(name: str) -> None:
-    (max_len, shapes), frontend = SIZES[name], build_preset(name)
+    (max_len, shapes), frontend = SIZES[name], preset_data(name)
     assert frontend.config.max_len == max_len
-    generator, weights = np.random.Generator(np.random.PCG64(PRESETS[name].seed)), frontend.state_dict()
+    generator, weights = np.random.Generator(np.random.PCG64(PRESETS[name].seed)), frontend.tensors
     assert list(weights) == list(shapes)
     for table, shape in shapes.items():
         expected = generator.standard_normal(shape, np.float32) * np.float32(0.02)
-        assert np.array_equal(weights[table].numpy(), expected), table
+        assert np.array_equal(weights[table], expected), table
 
 
 def test_seeding_fills_tables_and_keeps_norm() -> None:

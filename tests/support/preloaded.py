@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from preblock.export.own_modules.tracing import OPSET, quiet_exporter
+from preblock.export.graph_builder import OPSET
+from preblock.export.own_modules.tracing import quiet_exporter
 from tests.support.torchlib import read_once
 
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from preblock.models.modules.sinusoids import Sinusoid, sinusoid
-from preblock.models.sinusoid_tables import COSINE, POSITIONS, SINE
+from preblock.models.sinusoid_tables import COSINE, POSITIONS, SINE, exact_sinusoids
 from tests.models.modules.precise_sinusoids import (
     PRECISION,
     WIDTHS_AND_BASES,
@@ -90,3 +90,11 @@ def test_invalid_sinusoid_arguments_are_rejected() -> None:
     for position in (2**31, -(2**31), 2**62, -(2**63)):
         message = f"positions: got {position}, expected -2147483647 to 2147483647"
         assert rejection(ValueError, sinusoid, torch.tensor([0, position]), 8) == message
+
+
+@pytest.mark.parametrize(("width", "base"), [(64, 10000.0), (6, 0.001), (7, 500.0)])
+def test_numpy_sinusoids_equal_module_bits(width: int, base: float) -> None:
+    near, far = np.arange(-300, 3000), np.random.default_rng(1).integers(1 - POSITIONS, POSITIONS, 20_000)
+    positions = np.concatenate((near, far, [1 - POSITIONS, POSITIONS - 1])).reshape(-1, 2)
+    expected = sinusoid(torch.from_numpy(positions), width, base, pad_odd=True)
+    assert np.array_equal(bits(exact_sinusoids(positions, width, base)), bits(expected))

@@ -1,15 +1,15 @@
-"""Finds the tables of the service's fused kernel in the graph of `embeddings`."""
+"""Finds the tables of the service's fused kernel in the traced graph of somebody's own module."""
 
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
 from onnx.helper import make_graph, make_model, make_node, make_tensor_value_info
 
 from preblock.export.external_data import place_of
-from preblock.export.graph import cut
 from preblock.service.artifacts.manifest import Kernel, KernelTokens, PositionTable
 from preblock.service.artifacts.names import EMBEDDINGS, EMBEDDINGS_GRAPH, GRAPH
 from preblock.service.runtime.session import Session
@@ -114,3 +114,24 @@ def _find_first_row(model: ModelProto, lookup: NodeProto, folder: Path, max_len:
         if not np.array_equal(found, first + offset[0] + np.arange(found.size)) or found.size != max(shape):
             return None
     return first
+
+
+def cut(graph: GraphProto, outputs: Collection[str]) -> tuple[list[NodeProto], list[TensorProto], list[ValueInfoProto]]:
+    """Return the nodes, the initializers and the inputs needed to compute the values `outputs`."""
+    needed, nodes = set(outputs), []
+    for node in reversed(graph.node):
+        if not needed.isdisjoint(node.output):
+            needed.update(_inputs(node))
+            nodes.append(node)
+    initializers = [tensor for tensor in graph.initializer if tensor.name in needed]
+    return nodes[::-1], initializers, [value for value in graph.input if value.name in needed]
+
+
+def _inputs(node: NodeProto) -> Iterator[str]:
+    """Yield the names of all inputs of `node`, including the outer values used by its subgraphs."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from (value.name for value in graph.output)
+            for inner in graph.node:
+                yield from _inputs(inner)

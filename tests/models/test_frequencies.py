@@ -1,0 +1,300 @@
+"""Frequencies, slopes and borders, bit for bit those of torch.
+
+The oracles are the formulas of transformers, written with torch. The bits are those of AVX-512: torch computes powers
+by another function at the end of a tensor, and AVX2 has shorter blocks. So each oracle divides its tensors itself.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from bisect import bisect_left
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from preblock.models.checkpoints.rotary_families import ROTARY
+from preblock.models.float32_powers import BLOCK, powers, vector_powers
+from preblock.models.frequencies import (
+    LESS_EXACT,
+    SLOPES,
+    alibi_slopes,
+    relative_frequencies,
+    rotary_frequencies,
+    t5_borders,
+)
+from preblock.models.modules.bias import AlibiConfig, T5Config
+from preblock.models.modules.rotary_config import SCALINGS, RotaryConfig
+from tests.support.paths import ROOT
+
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+pytestmark = pytest.mark.skipif(CAPABILITY not in ("AVX512", "AVX2"), reason="torch computes powers by libm alone")
+
+THETAS = sorted(
+    {default for row in ROTARY.values() for _, default in row.thetas.values()}
+    | {2.5e5, 1.0e7, 1.1e7, 2.0e7, 2.5e7, 1.0e8, 1.0e9, 1.0e11, 10000, 26000.0, 31768.3}
+)
+"""Of the rotary table, and of published files."""
+
+
+def published_powers(base: float, exponents: Tensor) -> Tensor:
+    """Return base ** exponents, in blocks of AVX-512."""
+    blocks = len(exponents) // BLOCK * BLOCK
+    rest = [base ** exponents[place : place + 1] for place in range(blocks, len(exponents))]
+    return torch.cat((base ** exponents[:blocks], *rest))
+
+
+def published_frequencies(c: RotaryConfig) -> Tensor:
+    """Return the frequencies in the steps of transformers."""
+    exponents = torch.arange(0, c.dim, 2, dtype=torch.float32) / c.dim
+    plain = 1.0 / published_powers(c.theta, exponents)
+    match c.scaling:
+        case "linear":
+            return plain / c.factor
+        case "dynamic" if c.length > c.original_len:
+            ratio = c.factor * torch.tensor(c.length) / c.original_len - (c.factor - 1)
+            return 1.0 / published_powers(c.theta * ratio ** (c.dim / (c.dim - 2)), exponents)  # type: ignore[arg-type]
+        case "yarn":
+            return published_yarn(c, published_powers(c.theta, exponents))
+        case "llama3":
+            return published_llama3(c, plain)
+        case "longrope":
+            factors = torch.tensor(c.long_factor if c.length > c.original_len else c.short_factor, dtype=torch.float32)
+            return 1.0 / (factors * published_powers(c.theta, exponents))
+        case "proportional":
+            turning = 1.0 / published_powers(c.theta, exponents[: c.turning_pairs]) / c.factor
+            return torch.nn.functional.pad(turning, (0, c.dim // 2 - c.turning_pairs))
+        case _:
+            return plain
+
+
+def published_yarn(c: RotaryConfig, wavelength: Tensor) -> Tensor:
+    def correction(turns: float) -> float:
+        return (c.dim * math.log(c.original_len / (turns * 2 * math.pi))) / (2 * math.log(c.theta))
+
+    low, high = correction(c.beta_fast), correction(c.beta_slow)
+    if c.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, c.dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = torch.clamp((torch.arange(c.dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
+    return 1.0 / (c.factor * wavelength) * (1 - (1 - ramp)) + 1.0 / wavelength * (1 - ramp)
+
+
+def published_llama3(c: RotaryConfig, plain: Tensor) -> Tensor:
+    wavelength = 2 * math.pi / plain
+    slow, fast = c.original_len / c.low_freq_factor, c.original_len / c.high_freq_factor
+    scaled = torch.where(wavelength > slow, plain / c.factor, plain)
+    smooth = (c.original_len / wavelength - c.low_freq_factor) / (c.high_freq_factor - c.low_freq_factor)
+    smoothed = (1 - smooth) * plain / c.factor + smooth * plain
+    return torch.where(~(wavelength < fast) * ~(wavelength > slow), smoothed, scaled)
+
+
+def random_config(scaling: str, draw: np.random.Generator) -> RotaryConfig:
+    dim = int(draw.integers(2, 257)) * 2
+    values: dict[str, Any] = {"dim": dim, "theta": float(np.exp(draw.uniform(0.1, 21))), "scaling": scaling}
+    original = int(draw.integers(2, 200_000))
+    choices: dict[str, Any] = {
+        "factor": float(draw.uniform(0.3, 80)),
+        "original_len": original,
+        "length": int(draw.integers(1, 3 * original)),
+        "beta_fast": float(draw.uniform(4, 64)),
+        "beta_slow": float(draw.uniform(0.1, 4)),
+        "truncate": bool(draw.integers(2)),
+        "low_freq_factor": float(draw.uniform(0.5, 2)),
+        "high_freq_factor": float(draw.uniform(2, 8)),
+        "short_factor": tuple(draw.uniform(1, 9, dim // 2).tolist()),
+        "long_factor": tuple(draw.uniform(1, 60, dim // 2).tolist()),
+        "turning_pairs": int(draw.integers(1, dim // 2 + 1)),
+    }
+    row = SCALINGS[scaling]
+    return RotaryConfig(**values, **{name: choices[name] for name in (*row.needs, *row.takes) if name in choices})
+
+
+def assert_bits(found: np.ndarray[Any, Any], expected: Tensor, setting: object) -> None:
+    assert found.dtype == np.float32
+    assert np.array_equal(found.view(np.int32), expected.numpy().view(np.int32)), setting
+
+
+def test_powers_of_random_thetas_have_bits_of_torch() -> None:
+    """10^5 settings of one block each: SLEEF computes each number alone."""
+    draw = np.random.default_rng(54)
+    thetas = np.exp(draw.uniform(0, 25, 100_000)).astype(np.float32).repeat(BLOCK)
+    pairs = draw.integers(BLOCK, 257, (100_000, 1))
+    places = (np.arange(BLOCK) + draw.integers(0, pairs - BLOCK + 1)).astype(np.float32) / pairs.astype(np.float32)
+    exponents = places.ravel().astype(np.float32)
+    expected = torch.pow(torch.from_numpy(thetas), torch.from_numpy(exponents))
+    assert_bits(vector_powers(thetas, exponents), expected, None)
+
+
+def test_frequencies_of_known_thetas_have_bits_of_torch() -> None:
+    """Each theta of the rotary table and of published files, with widths to 512."""
+    for theta, dim in product(THETAS, (*range(4, 194, 4), 256, 512)):
+        config = RotaryConfig(dim=dim, theta=theta)
+        assert_bits(rotary_frequencies(config), published_frequencies(config), config)
+        exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+        assert CAPABILITY != "AVX512" or torch.equal(published_powers(theta, exponents), theta**exponents)
+
+
+@pytest.mark.parametrize("scaling", sorted({*SCALINGS} - {"given"}))
+def test_scaled_frequencies_have_bits_of_torch(scaling: str) -> None:
+    draw = np.random.default_rng(len(scaling))
+    for _ in range(300):
+        config = random_config(scaling, draw)
+        assert_bits(rotary_frequencies(config), published_frequencies(config), config)
+
+
+def test_float64_frequencies_give_same_angles_as_torch() -> None:
+    """Powers in float64 may differ in the last bit; RoFormer rounds cosines and sines to float32."""
+    positions = np.arange(0, 20_000, 7)[:, None]
+    for dim in (16, 64, 128):
+        found = rotary_frequencies(RotaryConfig(dim=dim, angles="float64"))
+        expected = (1.0 / 10000.0 ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-15)
+        for function in (np.cos, np.sin):
+            ours, theirs = (function(positions * part).astype(np.float32) for part in (found, expected))
+            assert np.array_equal(ours, theirs)
+
+
+def test_given_and_infinite_numbers_pass_as_in_torch() -> None:
+    given = (0.1, 3.0, 1e-30)
+    kinds: tuple[Literal["float32", "float64"], ...] = ("float32", "float64")
+    for angles in kinds:
+        config = RotaryConfig(dim=6, scaling="given", frequencies=given, angles=angles)
+        assert rotary_frequencies(config).tolist() == np.array(given, dtype=angles).tolist()
+    assert rotary_frequencies(RotaryConfig(dim=6, theta=1e300)).tolist() == [1, 0, 0]
+    assert powers(1e300, np.array([0, 1], np.float32)).tolist() == (1e300 ** torch.tensor([0.0, 1.0])).tolist()
+
+
+def published_slopes(recipe: str, heads: int) -> Tensor:
+    lower = 2 ** math.floor(math.log2(heads))
+    if recipe == "exact":
+        slopes = [2 ** (-8 * place / lower) for place in range(1, lower + 1)]
+        slopes += [2 ** (-8 * place / (2 * lower)) for place in range(1, 2 * lower, 2)]
+        return torch.tensor(slopes[:heads])
+    if recipe == "float32_powers":
+        first = published_powers(float(np.float32(2 ** (-8 / lower))), torch.arange(1.0, 1 + lower))
+        between = torch.arange(1.0, 1 + 2 * (heads - lower), 2)
+        return torch.cat((first, published_powers(float(np.float32(2 ** (-4 / lower))), between)))
+    higher = 2 ** math.ceil(math.log2(heads))
+    slopes_of_higher = 1.0 / published_powers(2, torch.arange(1.0, higher + 1) * (8 / higher))
+    return slopes_of_higher if higher == heads else torch.cat((slopes_of_higher[1::2], slopes_of_higher[::2]))[:heads]
+
+
+@pytest.mark.parametrize("recipe", SLOPES)
+def test_alibi_slopes_have_bits_of_torch(recipe: str) -> None:
+    for heads in range(1, 300):
+        expected = published_slopes(recipe, heads)
+        assert_bits(alibi_slopes(AlibiConfig(heads=heads, recipe=recipe)), expected, heads)
+        rounded = alibi_slopes(AlibiConfig(heads=heads, recipe=recipe, arithmetic="bfloat16"))
+        assert_bits(rounded, expected.to(torch.bfloat16).to(torch.float32), heads)
+
+
+def test_relative_frequencies_have_bits_of_torch() -> None:
+    for width in range(2, 2050, 2):
+        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+        assert_bits(relative_frequencies(width), 1.0 / published_powers(10000, exponents), width)
+
+
+def test_logarithms_of_torch_are_within_expected_bounds() -> None:
+    found = torch.log(torch.arange(1, 129, dtype=torch.float32)).numpy()
+    nearest = np.array([math.log(number) for number in range(1, 129)]).astype(np.float32)
+    assert tuple((np.flatnonzero(found != nearest) + 1).tolist()) == LESS_EXACT
+    ratios = torch.cat([torch.arange(exact, 3000, dtype=torch.float32) / exact for exact in range(1, 65)])
+    exact_logarithms = np.log(ratios.numpy().astype(np.float64))
+    errors = np.abs(torch.log(ratios).numpy() - exact_logarithms)
+    assert (errors <= np.spacing(exact_logarithms.astype(np.float32))).all()
+
+
+def published_borders(config: T5Config) -> list[int]:
+    one_way = config.buckets // (2 if config.bidirectional else 1)
+    exact = one_way // 2
+    distance = torch.arange(config.max_distance + 1)
+    log = torch.log(distance.clamp(min=exact).to(torch.float32) / exact)
+    grown = exact + (log / math.log(config.max_distance / exact) * (one_way - exact)).to(torch.int64)
+    buckets = torch.where(distance < exact, distance, grown.clamp(max=one_way - 1)).tolist()
+    return [bisect_left(buckets, bucket) for bucket in range(1, one_way)]
+
+
+def test_t5_borders_equal_torch() -> None:
+    draw = np.random.default_rng(5)
+    drawn = zip(draw.integers(2, 129, 150).tolist(), draw.integers(65, 3000, 150).tolist(), strict=True)
+    settings = [*product((8, 16, 32, 64, 128), (33, 64, 100, 128, 200, 256, 512, 800, 1024)), *drawn]
+    for (buckets, max_distance), bidirectional in product(settings, (False, True)):
+        if not bidirectional or (buckets % 2 == 0 and buckets > 2):
+            if max_distance <= buckets // 2:
+                continue
+            config = T5Config(heads=1, buckets=buckets, max_distance=max_distance, bidirectional=bidirectional)
+            assert t5_borders(config) == published_borders(config), config
+
+
+BLOCKS_OF_AVX2 = """
+import numpy as np
+import torch
+from preblock.models.float32_powers import vector_powers
+draw = np.random.default_rng(2)
+bases, exponents = np.exp(draw.uniform(0, 25, 2**20)).astype(np.float32), draw.uniform(0, 1, 2**20).astype(np.float32)
+expected = torch.pow(torch.from_numpy(bases), torch.from_numpy(exponents)).numpy()
+print(torch.backends.cpu.get_cpu_capability(), np.array_equal(vector_powers(bases, exponents), expected))
+"""
+
+WITHOUT_TORCH = """
+import sys
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Refused())
+from preblock.models.frequencies import alibi_slopes, relative_frequencies, rotary_frequencies, t5_borders
+from preblock.models.modules.bias import AlibiConfig, T5Config
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.presets import PRESETS, preset_data
+from preblock.models.sinusoid_tables import RECIPES, exact_sinusoids, library_table
+for name in PRESETS:
+    print(name, {key: table.shape for key, table in preset_data(name).tensors.items()})
+print(rotary_frequencies(RotaryConfig(dim=64)).tobytes().hex())
+print(alibi_slopes(AlibiConfig(heads=16, recipe="float32_powers")).tobytes().hex())
+print(t5_borders(T5Config(heads=1, buckets=32, max_distance=128, bidirectional=True))[-3:], relative_frequencies(8)[0])
+for name in RECIPES:
+    try:
+        print(name, library_table(name, 3, 8).shape)
+    except ImportError as error:
+        print(error)
+try:
+    t5_borders(T5Config(heads=1, buckets=32, max_distance=100, bidirectional=False))
+except ImportError as error:
+    print(error)
+"""
+
+
+def run(script: str, **environment: str) -> str:
+    command = [sys.executable, "-c", script]
+    values = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=ROOT, env=values, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_blocks_of_avx2_have_same_bits() -> None:
+    assert run(BLOCKS_OF_AVX2, ATEN_CPU_CAPABILITY="avx2") == "AVX2 True\n"
+
+
+def test_numbers_need_no_torch_or_say_so() -> None:
+    hint = "needs torch: pip install 'preblock[torch]'"
+    assert run(WITHOUT_TORCH).splitlines() == [
+        "gpt2-small {'tokens.weight': (50257, 768), 'positions.weight': (1024, 768)}",
+        "transformer-base {'tokens.weight': (32000, 512)}",
+        published_frequencies(RotaryConfig(dim=64)).numpy().tobytes().hex(),
+        published_slopes("float32_powers", 16).numpy().tobytes().hex(),
+        "[46, 64, 91] 1.0",
+        "pair_half (3, 8)",
+        "pair_interleaved (3, 8)",
+        f"table: the sinusoid recipe 'pair_half_float32' {hint}",
+        f"table: the sinusoid recipe 'tensor2tensor' {hint}",
+        f"bias: a T5 bias of 32 buckets to distance 100 {hint}",
+    ]
