@@ -16,6 +16,7 @@ from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.external_data import CHUNK_VALUES, split_rows
 from preblock.export.graph import write_graphs
+from preblock.export.origin import hash_source, with_origin
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
 from preblock.export.quantization import compare_tables
@@ -85,7 +86,11 @@ def export(
     check_arguments(source, name, max_len, resizing, dtype, scale, choices)
     format_, prompts = find_format(dtype, scale), parse_soft_prompts(soft_prompts)
 
+    given: dict[str, Any] = {"max_len": max_len, "resizing": resizing, "dtype": dtype, "scale": scale}
+    given |= {"rotary_layout": rotary_layout, "rotary_dtype": rotary_dtype, "soft_prompts": list(prompts), **choices}
+
     def load() -> LoadedSource:
+        files = hash_source(source, choices, report)  # first, so that a file that changes meanwhile counts as changed
         loaded = load_source(source, report, widen=format_ is None, **choices)
         if isinstance(loaded.frontend, FrontEndData) and loaded.frontend.config.no_rotary:
             report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
@@ -93,6 +98,7 @@ def export(
             loaded = _change_rotary(loaded, "--rotary-layout", form=rotary_layout)
         if rotary_dtype != "float32":
             loaded = _change_rotary(loaded, "--rotary-dtype", dtype=rotary_dtype)
+        loaded = replace(loaded, record=with_origin(loaded.record, files, given))
         return loaded if max_len is None else _resize(loaded, max_len, resizing)
 
     # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.

@@ -91,7 +91,7 @@ def publish(folder: Path) -> int:
 @contextmanager
 def replace_file(file: Path) -> Iterator[Path]:
     """Yield a file to write; it replaces `file` at the end. Concurrent replacements wait for the lock."""
-    with _locked(file.parent, wait=True), draft_in(file.parent) as folder:
+    with locked(file.parent, wait=True), draft_in(file.parent) as folder:
         new = folder / file.name
         yield new
         new.chmod(0o644)
@@ -103,7 +103,7 @@ def replace_file(file: Path) -> Iterator[Path]:
 def hidden(folder: Path) -> Iterator[None]:
     """Rename a published artifact to a locked draft, removed at the end. An error before restores the artifact."""
     draft = _new_draft(folder.parent)
-    with _locked(folder, wait=True):
+    with locked(folder, wait=True):
         try:
             folder.rename(draft)
             yield
@@ -118,7 +118,7 @@ def sweep(parent: Path) -> None:
     """Remove the drafts of dead processes in `parent`."""
     for folder in parent.glob(f"{DRAFT}*"):
         if re.fullmatch(rf"{re.escape(DRAFT)}[0-9a-f]{{16}}", folder.name):
-            with suppress(OSError), _locked(folder):  # else locked, or removed by another process
+            with suppress(OSError), locked(folder):  # else locked, or removed by another process
                 shutil.rmtree(folder)
 
 
@@ -134,7 +134,7 @@ def _create(folder: Path, locks: ExitStack) -> None:
             folder.parent.mkdir(parents=True, exist_ok=True)
             sweep(folder.parent)
             folder.mkdir()
-            locks.enter_context(_locked(folder, wait=True))
+            locks.enter_context(locked(folder, wait=True))
             return
         except OSError as error:
             attempts += 1
@@ -144,8 +144,8 @@ def _create(folder: Path, locks: ExitStack) -> None:
 
 
 @contextmanager
-def _locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Lock `folder`. If another process holds the lock, wait or raise OSError.
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Lock `folder`. If another process holds the lock, wait or raise BlockingIOError.
 
     Raises:
         FileNotFoundError: another process removed or replaced the folder before the lock was taken.

@@ -124,7 +124,7 @@ def export(
     require(*EXTRAS["export"])
     settings = read_settings(repository=repository)
     options: dict[str, Any] = {"max_len": max_len, "resizing": resize, "dtype": dtype, "scale": scale}
-    name = _check(source, name, options, choices)
+    name = check_export(source, name, options, choices)
     from preblock.export.exporter import export as run
 
     exit_on_sigterm()
@@ -134,8 +134,8 @@ def export(
     _summarize(exported, name, settings)
 
 
-def _check(source: str, name: str | None, options: dict[str, Any], choices: Any) -> str:
-    """Check the arguments before torch is imported, and return the name of the model."""
+def check_export(source: str, name: str | None, options: dict[str, Any], choices: Any) -> str:
+    """Check the arguments before torch is imported, and return the name of the model; raise UsageError."""
     from preblock.export.arguments import check_arguments, default_name
     from preblock.export.errors import ExportError
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
+from preblock.cli.export import complete_source
 from preblock.cli.options import read_settings, require, table
 from preblock.extras import EXTRAS
 
@@ -107,24 +108,37 @@ def show_settings(**options: Any) -> None:
 
 
 @click.command(cls=SettingsCommand)
-def serve(**options: Any) -> None:
+@click.argument("sources", metavar="[SOURCE]...", nargs=-1, shell_complete=complete_source)
+@click.option("--name", help="Name of the model of the only SOURCE in the repository; default from SOURCE.")
+def serve(sources: tuple[str, ...], name: str | None, **options: Any) -> None:
     """Serve every model of the repository.
+
+    Each SOURCE is exported first, as `preblock export` does, unless the newest version of its model is the export of
+    the same source already. SOURCE is an existing folder, the name of a preset, or hf:owner/name[@revision].
 
     Every option can also be set by a variable, such as PREBLOCK_PORT, or in the file of --config-file, such as port.
 
     \b
     Examples:
       preblock serve
+      preblock serve ./my-bert --name minilm
       preblock serve --repository /srv/models --host 0.0.0.0 --grpc-port 8001
       preblock serve --workers 4 --api-keys-file keys.toml
     """
-    require(*EXTRAS["serve"])
+    if name is not None and len(sources) != 1:
+        raise click.UsageError(f"--name: got {name!r} and {len(sources)} sources, expected one SOURCE")
+    require(*EXTRAS["export" if sources else "serve"])
     # FastAPI's import fails on a propagator without a package; spans join traces by `traceparent` alone.
     os.environ["OTEL_PROPAGATORS"] = "tracecontext"
+    settings = read_settings(**options)
+    if sources:
+        from preblock.cli.child import run_in_child
+        from preblock.cli.sources import export_missing
+
+        # The exporter needs more memory than the service, and its packages would stay in it.
+        run_in_child(lambda: export_missing(sources, name, settings))
     from preblock.cli.banner import write_banner
     from preblock.service.server.run import serve as run
-
-    settings = read_settings(**options)
 
     run(settings, lambda address, models: _print_banner(write_banner(settings, address, models)))
 

@@ -68,8 +68,9 @@ class Source(Schema):
 
     `name` is the preset's or the repository's; `revision` the repository's commit; `config_sha256` identifies
     `config.json` or `frontend.toml` of a checkpoint. `discovered_with` names the library, with its version, in whose
-    model class the front-end was discovered; None for a row of the family table. Paths of the exporting machine are not
-    recorded.
+    model class the front-end was discovered; None for a row of the family table. `files` holds the SHA-256 of each file
+    of a folder that the export read, by its name there. `options` are the arguments of the export other than the
+    defaults. Paths of the exporting machine are not recorded.
     """
 
     kind: Literal["preset", "folder", "hub", "module"]
@@ -77,6 +78,8 @@ class Source(Schema):
     revision: str | None = None
     config_sha256: str | None = None
     discovered_with: str | None = Field(default=None, exclude_if=lambda library: library is None)
+    files: dict[str, str] = Field(default={}, exclude_if=lambda files: not files)
+    options: dict[str, JsonValue] = Field(default={}, exclude_if=lambda options: not options)
 
     @property
     def has_random_weights(self) -> bool:

@@ -7,6 +7,8 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
@@ -36,6 +38,8 @@ BLOCKS = [
 ]
 ELSEWHERE = {
     "make serve\n": "test_documented_serve_command_starts_server below",
+    "preblock serve ./my-bert --port": "test_documented_own_model_is_exported_and_served below",
+    "preblock serve ./my-bert gpt2-small": "needs a model hub; tests/export/test_hub.py has one",
     "preblock serve": "test_documented_serve_command_starts_server below",
     "make test": "this is one of its runs",
     ". .venv/bin/activate": "`activated` below runs it, before every other block",
@@ -219,7 +223,12 @@ def test_toml_blocks_are_valid_settings_and_keys(tmp_path: Path) -> None:
     "command",
     [
         "make serve",
-        next(line for _, _, code in BLOCKS for line in code.splitlines() if line.startswith("preblock serve")),
+        next(
+            line
+            for _, _, code in BLOCKS
+            for line in code.splitlines()
+            if line.startswith("preblock serve --repository")
+        ),
     ],
 )
 def test_documented_serve_command_starts_server(command: str, tmp_path: Path) -> None:
@@ -230,12 +239,37 @@ def test_documented_serve_command_starts_server(command: str, tmp_path: Path) ->
         command += f" ARGS='--port {port}'"
     command = command.replace("9000", port).replace("9001", str(free_port()))
     log = tmp_path / "errors"
+    with started(command, ROOT, log) as printed:
+        text = "".join(printed)
+        assert f"http://127.0.0.1:{port}" in text, log.read_text()
+        for limits in ("minilm: bert, ids 0 to 30521", "max_len 1024, width 768", "max_len 4096, width 512"):
+            assert limits in text
+        # Nothing was installed or exported again.
+        assert "pip" not in text
+        assert "proving" not in log.read_text()
+        answered = run(["bash", "-c", printed[-1].replace("curl ", "curl -sS --fail-with-body ")], tmp_path)
+        assert '"embeddings":' in answered
+
+
+def test_documented_own_model_is_exported_and_served(tmp_path: Path) -> None:
+    (command,) = (code for _, _, code in BLOCKS if code.startswith("preblock serve ./my-bert --port"))
+    save_whole("bert", tmp_path / "my-bert")
+    port = str(free_port())
+    with started(command.replace("9000", port), tmp_path, tmp_path / "errors") as printed:
+        assert f"http://127.0.0.1:{port}" in "".join(printed), (tmp_path / "errors").read_text()
+        answered = run(["bash", "-c", printed[-1].replace("curl ", "curl -sS --fail-with-body ")], tmp_path)
+        assert '"model":"my-bert"' in answered
+
+
+@contextmanager
+def started(command: str, cwd: Path, log: Path) -> Iterator[list[str]]:
+    """Run the command of a server until the end of the block; yield the lines of its banner."""
     with (
         log.open("w") as errors,
         subprocess.Popen(
             f"exec {command}",
             shell=True,
-            cwd=ROOT,
+            cwd=cwd,
             env=activated(),
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -250,14 +284,6 @@ def test_documented_serve_command_starts_server(command: str, tmp_path: Path) ->
                 printed.append(line)
                 if "curl" in line:
                     break
-            text = "".join(printed)
-            assert f"http://127.0.0.1:{port}" in text, log.read_text()
-            for limits in ("minilm: bert, ids 0 to 30521", "max_len 1024, width 768", "max_len 4096, width 512"):
-                assert limits in text
-            # Nothing was installed or exported again.
-            assert "pip" not in text
-            assert "proving" not in log.read_text()
-            answered = run(["bash", "-c", printed[-1].replace("curl ", "curl -sS --fail-with-body ")], tmp_path)
-            assert '"embeddings":' in answered
+            yield printed
         finally:
             os.killpg(process.pid, 15)

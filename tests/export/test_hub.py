@@ -216,3 +216,32 @@ def test_unreachable_hub_raises_export_error(hub: Hub, tmp_path: Path) -> None:
     hub.address = "http://127.0.0.1:9"
     done = run(hub, tmp_path / "home", commands.load, f"hf:{REPOSITORY}")
     assert done.stderr.splitlines()[-1].startswith(f"preblock.export.errors.ExportError: hf:{REPOSITORY}: ")
+
+
+def serve(hub: Hub, folder: Path, revision: str = "") -> list[str]:
+    """Serve the repository of the hub on a wrong port, and return the lines before the error about the port."""
+    options = ("--name", "m", "--repository", folder / "r", "--uds", folder / "none" / "socket")
+    done = run(hub, folder / "home", commands.preblock, "serve", f"hf:{REPOSITORY}{revision}", *options)
+    *lines, last = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    return lines if "none/socket" in last else [*lines, last]
+
+
+def test_served_hub_repository_is_exported_once(hub: Hub, tmp_path: Path) -> None:
+    assert serve(hub, tmp_path)[-1] == f"m: exported hf:{REPOSITORY} as version 1"
+    asked = len(hub.asked)
+    for revision, requests in (("@v1.0", 1), (f"@{COMMIT}", 0)):
+        assert serve(hub, tmp_path, revision) == [f"m: version 1 is the export of hf:{REPOSITORY}{revision} already"]
+        assert len(hub.asked) == asked + requests
+        asked = len(hub.asked)
+    assert "Revision Not Found" in serve(hub, tmp_path, "@nowhere")[-1]
+    hub.address = "http://127.0.0.1:9"
+    told = f"m: warning: the hub cannot be asked for a newer commit than {COMMIT}: "
+    for cached in (True, False):
+        if not cached:
+            shutil.rmtree(tmp_path / "home")
+        already, warning = serve(hub, tmp_path)
+        assert already == f"m: version 1 is the export of hf:{REPOSITORY} already"
+        assert warning.startswith(told)
+    assert f"hf:{REPOSITORY}@v2.0: " in serve(hub, tmp_path, "@v2.0")[-1]  # an unknown commit
+    assert [folder.name for folder in (tmp_path / "r" / "m").iterdir()] == ["1"]

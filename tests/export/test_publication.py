@@ -175,6 +175,22 @@ def test_interrupted_export_leaves_no_files(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_interrupted_export_of_server_leaves_no_files(
+    large_checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, said: str
+) -> None:
+    """The export runs in a child of the server; the signal goes to the parent."""
+    options = ("--name", "m", "--repository", tmp_path / "r", "--port", "0")
+    found, errors = end_at(
+        number, tmp_path / "r" / "m", f"{DRAFT}*/model.onnx.data", "serve", large_checkpoint, *options
+    )
+    assert (found, errors.splitlines()[-1]) == (code, f"preblock: {said}")
+    assert errors.count("preblock: ") == 1
+    assert list((tmp_path / "r").iterdir()) == []
+
+
 def test_draft_interrupted_at_any_line_leaves_no_files(tmp_path: Path) -> None:
     """Interrupts `draft` before each of its lines in turn, until the `with` block is reached."""
 

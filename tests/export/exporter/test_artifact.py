@@ -68,7 +68,9 @@ def test_manifest_holds_sha256_and_size_of_every_file(tiny_export: ExportResult)
 
 def test_manifest_records_source_without_path(tiny_export: ExportResult, tiny_checkpoint: Path) -> None:
     config = hashlib.sha256((tiny_checkpoint / "config.json").read_bytes()).hexdigest()
-    assert tiny_export.manifest.source == Source(kind="folder", config_sha256=config)
+    source = tiny_export.manifest.source
+    assert source == Source(kind="folder", config_sha256=config, files=source.files)
+    assert source.files["config.json"] == config
     for name in ("manifest.json", "parity.json"):
         assert "/" not in (tiny_export.folder / name).read_text()
 

@@ -1,0 +1,74 @@
+"""The sources of `preblock serve`: each is exported unless the repository has it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from preblock.cli.export import check_export
+from preblock.cli.progress import ProgressLine
+
+
+def export_missing(sources: Sequence[str], name: str | None, settings: Any) -> None:
+    """Export each source that the repository does not have yet, with default options.
+
+    Args:
+        sources: as in `preblock export`.
+        name: of the model of the only source; None for names from the sources.
+        settings: name the repository, and the cache of hashes.
+
+    Raises:
+        UsageError: a source or its name is wrong, or two sources have one name; nothing was exported.
+        ExportError: an export failed, as `exporter.export` says.
+
+    """
+    defaults = {"max_len": None, "resizing": None, "dtype": "float32", "scale": None}
+    models: dict[str, str] = {}
+    for source in sources:
+        model = check_export(source, name, defaults, {})
+        if model in models:
+            raise click.UsageError(
+                f"SOURCE: got {models[model]} and {source}, both for a model {model!r}, expected different names; "
+                "`preblock export SOURCE --name NAME` gives another name"
+            )
+        models[model] = source
+    for model, source in models.items():
+        _export_if_missing(source, model, settings)
+
+
+def _export_if_missing(source: str, name: str, settings: Any) -> None:
+    from preblock.export.origin import find_same
+
+    repository: Path = settings.repository
+    with ProgressLine(name) as progress:
+        same, exported = find_same(source, name, repository, progress, settings.cache_dir), None
+        if same is None:
+            with _turn(repository, progress):  # another process may export it right now
+                same = find_same(source, name, repository, progress, settings.cache_dir)
+                if same is None:
+                    from preblock.export.exporter import export
+
+                    exported = export(source, name, repository, progress)
+    if exported is not None:
+        click.echo(f"{name}: exported {source} as version {exported.folder.name}", err=True)
+    elif same is not None:
+        click.echo(f"{name}: version {same.version} is the export of {source} already", err=True)
+        if same.warning:
+            click.echo(f"{name}: warning: {same.warning}", err=True)
+
+
+@contextmanager
+def _turn(repository: Path, progress: ProgressLine) -> Iterator[None]:
+    """Wait until no other process exports its sources into `repository`, which is created if missing."""
+    from preblock.export.publication import locked
+
+    repository.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(locked(repository))
+        except BlockingIOError:
+            progress("waiting for another process that exports into the repository")
+            lock.enter_context(locked(repository, wait=True))
+        yield

@@ -1,0 +1,136 @@
+"""`preblock serve SOURCE`: sources are exported before anything is served, and only once."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.cli.command_line import failing, run
+from tests.support.servers import serve
+from tests.support.tokenizers import write_tokenizer
+
+
+def save_checkpoint(folder: Path, width: int = 4) -> Path:
+    """Save a tiny GPT-2 with a tokenizer."""
+    folder.mkdir(parents=True)
+    config = {"model_type": "gpt2", "vocab_size": 11, "n_embd": width, "n_positions": 6}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_weights(folder, width)
+    write_tokenizer(folder / "tokenizer.json")
+    return folder
+
+
+def save_weights(folder: Path, width: int = 4) -> None:
+    save_file({"wte.weight": torch.randn(11, width), "wpe.weight": torch.randn(6, width)}, folder / "model.safetensors")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return save_checkpoint(tmp_path / "tiny")
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
+    """Start a server on a used port, so that it ends after the exports; return their lines on standard error."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def start(*arguments: str | Path) -> list[str]:
+            done = run("serve", *arguments, "--repository", tmp_path / "r", "--port", str(port))
+            *lines, last = done.stderr.splitlines()
+            assert (done.returncode, done.stdout) == (1, ""), done.stderr
+            assert last == f"preblock: port {port} on 127.0.0.1 is already in use"
+            return lines
+
+        yield start
+
+
+def versions(repository: Path) -> dict[str, list[str]]:
+    """Return the entries of each model's folder."""
+    return {folder.name: sorted(version.name for version in folder.iterdir()) for folder in repository.iterdir()}
+
+
+def test_folder_and_preset_are_exported_and_served(source: Path, tmp_path: Path) -> None:
+    with serve(tmp_path / "r", str(source), "transformer-base") as server:
+        assert "  tiny: gpt2, ids 0 to 10, max_len 6, width 4, " in server.banner
+        for model, width in (("tiny", 4), ("transformer-base", 512)):
+            answer = httpx.post(f"{server.address}/models/{model}/embed", json={"input_ids": [[1, 2, 3]]}, timeout=60)
+            assert answer.json()["shape"] == [1, 3, width]
+    assert versions(tmp_path / "r") == {"tiny": ["1"], "transformer-base": ["1"]}
+
+
+def test_second_start_exports_nothing(source: Path, prepare: Callable[..., list[str]]) -> None:
+    *progress, last = prepare(source, "--name", "mine")
+    assert progress[0] == f"mine: reading {source}"
+    assert last == f"mine: exported {source} as version 1"
+    assert prepare(source, "--name", "mine") == [f"mine: version 1 is the export of {source} already"]
+    moved = source.rename(source.with_name("moved"))
+    assert prepare(moved, "--name", "mine") == [f"mine: version 1 is the export of {moved} already"]
+
+
+CHANGES: dict[str, Callable[[Path, Path], object]] = {
+    "weights": lambda source, _: save_weights(source),
+    "another newest version": lambda source, repository: run(
+        "export", source, "--repository", repository, "--dtype", "float16"
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_source_is_exported_again(
+    change: str, source: Path, tmp_path: Path, prepare: Callable[..., list[str]]
+) -> None:
+    prepare(source)
+    before = len(versions(tmp_path / "r")["tiny"])
+    CHANGES[change](source, tmp_path / "r")
+    expected = len(versions(tmp_path / "r")["tiny"]) + 1
+    assert prepare(source)[-1] == f"tiny: exported {source} as version {expected}"
+    assert expected > before
+    assert prepare(source) == [f"tiny: version {expected} is the export of {source} already"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpt2"], "SOURCE: 'gpt2' is neither a folder nor a preset; did you mean gpt2-small?"),
+        (["--name", "a/b", "tiny"], "--name: got 'a/b', expected 1 to 128 letters"),
+        (["--name", "a"], "--name: got 'a' and 0 sources, expected one SOURCE"),
+        (["--name", "a", "tiny", "gpt2-small"], "--name: got 'a' and 2 sources, expected one SOURCE"),
+        (
+            ["tiny", "other/tiny"],
+            "SOURCE: got tiny and other/tiny, both for a model 'tiny', expected different names; ",
+        ),
+    ],
+)
+def test_wrong_sources_are_usage_errors(
+    arguments: list[str], message: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(source, tmp_path / "other" / "tiny")
+    monkeypatch.chdir(tmp_path)
+    assert failing("serve", *arguments, "--repository", "r", code=2).startswith(message)
+    assert not (tmp_path / "r").exists()
+
+
+def test_failed_export_serves_nothing(source: Path, tmp_path: Path) -> None:
+    damaged = save_checkpoint(tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"")
+    done = run("serve", source, damaged, "--repository", tmp_path / "r", "--port", "0")
+    assert (done.returncode, done.stdout) == (1, "")
+    *_, exported, reading, error = done.stderr.splitlines()
+    assert exported == f"tiny: exported {source} as version 1"
+    assert reading == f"damaged: reading {damaged}"
+    assert error.startswith(f"preblock: {damaged}/model.safetensors: ")
+    assert versions(tmp_path / "r") == {"tiny": ["1"]}
+
+
+def test_damaged_newest_version_serves_nothing(source: Path, tmp_path: Path, prepare: Callable[..., list[str]]) -> None:
+    prepare(source)
+    (tmp_path / "r" / "tiny" / "1" / "manifest.json").write_text("{")
+    message = failing("serve", source, "--repository", tmp_path / "r", "--port", "0", code=1)
+    assert message.startswith(f"{tmp_path}/r/tiny/1: manifest.json is no JSON file: ")
