@@ -81,7 +81,7 @@ def main() -> None:
         for name, build in FRONT_ENDS.items():
             frontend = build()
             seeded_(frontend, 0)
-            export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
+            export_loaded(LoadedSource(frontend.data(), Source(kind="module")), name, root)
         for threads in (1, 2):
             repository = Repository(root, CPU, threads)
             for name in FRONT_ENDS:

@@ -113,7 +113,7 @@ def write(root: Path, name: str, vocabulary: int) -> None:
     """Export a front-end of learned positions with random tables."""
     frontend = GPT2Embeddings(vocabulary, WIDTH, POSITIONS)
     seeded_(frontend, 0)
-    export_loaded(LoadedSource(frontend, Source(kind="module")), name, root)
+    export_loaded(LoadedSource(frontend.data(), Source(kind="module")), name, root)
 
 
 class Meter:

@@ -51,12 +51,12 @@ def hash_source(source: str, choices: SourceOptions, report: Report) -> dict[str
     """
     if parse_source(source).kind != "folder":
         return {}
-    from preblock.export.source import _weight_files  # needs torch
+    from preblock.export.source import weight_files
 
     folder = Path(source)
     with suppress(ExportError, CheckpointError, OSError):
         names = [name for name in SOUGHT_FILES if os.path.lexists(folder / name)]
-        names = sorted({*names, *_weight_files(folder, choices)})
+        names = sorted({*names, *weight_files(folder, choices)})
         progress = _progress(folder, names, report)
         return {name: _hash(folder / name, progress.sha256) for name in names}
     return {}

@@ -157,11 +157,11 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
-        needed = _weight_files(folder, choices)
+        needed = weight_files(folder, choices)
         # The hub's cache names the folder of a snapshot by its commit.
         if needed and is_sharded(folder):  # a single file of weights wins over those of the index
             snapshot_download(name, revision=folder.name, allow_patterns=[WEIGHTS])
-            needed = needed if is_sharded(folder) else _weight_files(folder, choices)
+            needed = needed if is_sharded(folder) else weight_files(folder, choices)
         snapshot_download(name, revision=folder.name, allow_patterns=[glob.escape(file) for file in needed])
     except CheckpointError as error:
         raise ExportError(str(error)) from error
@@ -171,7 +171,7 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
     return folder
 
 
-def _weight_files(folder: Path, choices: SourceOptions) -> list[str]:
+def weight_files(folder: Path, choices: SourceOptions) -> list[str]:
     """Return the names of the weight files that the front-end in `folder` needs; raise CheckpointError if unknown."""
     format_, side = detect_format(folder, choices), choices.get("side")
     layout = find_static(folder) if format_ == "static" else None

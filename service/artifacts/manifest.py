@@ -376,7 +376,7 @@ class Artifact(Schema):
 
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     family: str
     width: Count
     graphs: dict[FileName, Graph]

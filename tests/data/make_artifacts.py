@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from preblock.export.exporter import export_loaded
-from preblock.export.source import AnyFrontEnd, LoadedSource
+from preblock.export.source import LoadedSource
 from preblock.models.config import FrontEndConfig
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
 from preblock.models.frontend import FrontEnd
@@ -23,7 +23,7 @@ from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinuso
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.modules.stems import PatchConfig, PatchStem
+from preblock.models.modules.stems import PatchConfig, PatchStem, Stem
 from preblock.models.steps import Levels, Mask, Positions, Project, Scale, Segments, Step, Tokens
 from preblock.service.artifacts.manifest import Source
 from preblock.service.artifacts.names import DATA, PARITY
@@ -46,13 +46,13 @@ class Recipe:
 
     """
 
-    build: Callable[[], AnyFrontEnd]
+    build: Callable[[], FrontEnd | Stem]
     seed: int = 0
     tokenizer: bool = False
     changed: tuple[tuple[int, float], ...] = ()
 
 
-def build_frontend(name: str) -> AnyFrontEnd:
+def build_frontend(name: str) -> FrontEnd | Stem:
     """Return the source of a stored artifact, as the oracle of a test."""
     recipe = RECIPES[name]
     frontend = recipe.build().eval()
@@ -75,7 +75,8 @@ def make_artifact(name: str, stored: Path) -> Path:
         if recipe.tokenizer:
             tokenizer = Path(place) / "tokenizer.json"
             write_tokenizer(tokenizer)
-        source = LoadedSource(frontend, Source(kind="module"), tokenizer)
+        data = frontend.data() if isinstance(frontend, FrontEnd) else frontend
+        source = LoadedSource(data, Source(kind="module"), tokenizer)
         exported = export_loaded(source, name, Path(place)).folder
         _drop_drawn_data(exported, frontend, recipe)
         _shorten_parity(exported / PARITY)
@@ -84,12 +85,12 @@ def make_artifact(name: str, stored: Path) -> Path:
         return Path(shutil.copytree(exported, folder))
 
 
-def _tables(frontend: AnyFrontEnd) -> list[torch.Tensor]:
+def _tables(frontend: FrontEnd | Stem) -> list[torch.Tensor]:
     """Return the random parameters: all except norms, filled with ones and zeros."""
     return [parameter for name, parameter in frontend.named_parameters() if "norm" not in name]
 
 
-def _drop_drawn_data(folder: Path, frontend: AnyFrontEnd, recipe: Recipe) -> None:
+def _drop_drawn_data(folder: Path, frontend: FrontEnd | Stem, recipe: Recipe) -> None:
     """Replace a data file of random tables by the recipe to draw them."""
     data = (folder / DATA).read_bytes()
     if not data:

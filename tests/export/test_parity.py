@@ -43,7 +43,7 @@ def artifacts(shared: Shared) -> dict[str, Path]:
         seeded_(frontend, seed)
 
     def fill(root: Path) -> dict[str, Path]:
-        sources = {name: LoadedSource(frontend, Source(kind="module")) for name, frontend in frontends.items()}
+        sources = {name: LoadedSource(frontend.data(), Source(kind="module")) for name, frontend in frontends.items()}
         return {name: export_loaded(source, name, root).folder for name, source in sources.items()}
 
     return shared.build("proven", fill)
@@ -103,7 +103,7 @@ def test_parity_without_segments_has_no_segment_cases(artifacts: dict[str, Path]
 
 def test_parity_grid_respects_small_max_len(tmp_path: Path) -> None:
     frontend = GPT2Embeddings(30, 8, 2)
-    exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+    exported = export_loaded(LoadedSource(frontend.data(), Source(kind="module")), "m", tmp_path)
     parity = exported.parity.providers[CPU].outputs["embeddings"]
     found = {(case.length, case.offset) for case in map(arguments, parity.cases) if case.batch == 1}
     assert found == {(1, (0,)), (1, (1,)), (2, (0,))}
@@ -113,7 +113,7 @@ def test_parity_grid_respects_small_max_len(tmp_path: Path) -> None:
 def test_parity_of_rounded_norm_allows_one_unit(tmp_path: Path, arithmetic: Any, unit: int) -> None:
     frontend = FrontEnd(replace(BertEmbeddings(500, 256, 512).config, arithmetic=arithmetic))
     seeded_(frontend, 0)
-    exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+    exported = export_loaded(LoadedSource(frontend.data(), Source(kind="module")), "m", tmp_path)
     assert exported.parity.providers[CPU].outputs["embeddings"].max_ulp <= unit
 
 

@@ -66,7 +66,7 @@ def exported(shared: Shared) -> dict[str, ExportResult]:
 
     def fill(root: Path) -> dict[str, ExportResult]:
         return {
-            kind: export_loaded(LoadedSource(frontend, Source(kind="module")), kind.replace(" ", "-"), root)
+            kind: export_loaded(LoadedSource(frontend.data(), Source(kind="module")), kind.replace(" ", "-"), root)
             for kind, frontend in FRONTENDS.items()
         }
 

@@ -30,7 +30,7 @@ def frontend_of(lookup: int = 2, by: float = 3.0) -> FrontEnd:
 
 
 def exported(tmp_path: Path, dtype: str = "float32", lookup: int = 2, by: float = 3.0) -> ExportResult:
-    loaded = LoadedSource(frontend_of(lookup, by), Source(kind="module"))
+    loaded = LoadedSource(frontend_of(lookup, by).data(), Source(kind="module"))
     return export_loaded(loaded, "m", tmp_path, format_=find_format(dtype))
 
 

@@ -80,7 +80,7 @@ def test_tokenizer_is_copied_byte_for_byte(tiny_export: ExportResult, tiny_check
 
 
 def test_source_without_tokenizer_exports_without_one(tmp_path: Path) -> None:
-    loaded = LoadedSource(GPT2Embeddings(7, 4, 6), Source(kind="module"))
+    loaded = LoadedSource(GPT2Embeddings(7, 4, 6).data(), Source(kind="module"))
     exported = export_loaded(loaded, "m", tmp_path)
     assert not (exported.folder / "tokenizer.json").exists()
     assert "tokenizer.json" not in exported.manifest.files
@@ -158,7 +158,7 @@ def test_computed_positions_are_proven_up_to_max_len(tmp_path: Path) -> None:
         steps=(Tokens(rows=7, width=6), Positions(table="exact")),
         max_len=2**31,
     )
-    exported = export_loaded(LoadedSource(FrontEnd(config), Source(kind="module")), "m", tmp_path)
+    exported = export_loaded(LoadedSource(FrontEnd(config).data(), Source(kind="module")), "m", tmp_path)
     parity = exported.parity.providers["CPUExecutionProvider"].outputs["embeddings"]
     cases: list[dict[str, Any]] = [case.arguments for case in parity.cases]
     assert max(case["length"] + max(case["offset"]) for case in cases) == 2**31
@@ -180,5 +180,5 @@ def test_equal_weights_are_all_stored(tmp_path: Path) -> None:
     for name in ("norm.bias", "project.bias", "project2.bias"):
         torch.nn.init.zeros_(frontend.get_parameter(name))
     frontend.get_parameter("project2.weight").data = frontend.get_parameter("project.weight").data.clone()
-    exported = export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+    exported = export_loaded(LoadedSource(frontend.data(), Source(kind="module")), "m", tmp_path)
     assert verify(exported.folder) == exported.parity

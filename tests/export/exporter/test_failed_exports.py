@@ -40,7 +40,7 @@ class Changed(GPT2Embeddings):
 def test_unproven_graph_is_not_published(tmp_path: Path) -> None:
     frontend = Changed(7, 4, 6)
     with pytest.raises(ExportError, match="differs from its reference"):
-        export_loaded(LoadedSource(frontend, Source(kind="module")), "m", tmp_path)
+        export_loaded(LoadedSource(frontend.data(), Source(kind="module")), "m", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -77,4 +77,4 @@ def tiny(*further: Any) -> FrontEnd:
 
 
 def put(frontend: FrontEnd, root: Path, dtype: str) -> ExportResult:
-    return export_loaded(LoadedSource(frontend, Source(kind="module")), "m", root, format_=find_format(dtype))
+    return export_loaded(LoadedSource(frontend.data(), Source(kind="module")), "m", root, format_=find_format(dtype))
