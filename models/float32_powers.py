@@ -1,6 +1,6 @@
 """Powers in float32 with the bits of PyTorch on a processor with AVX-512, from NumPy alone.
 
-PyTorch computes whole blocks of numbers with SLEEF (Shibata and Petrogalli 2020), and the rest with the C library.
+PyTorch computes whole blocks of numbers with SLEEF (Shibata & Petrogalli 2020), and the rest with the C library.
 SLEEF's power is exp(y log x) in pairs of float32: a number and its rounding error. About one in fifty differs in the
 last bit from the exact power rounded once, so the code here repeats each rounding.
 """

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from preblock.models.embeddings import BertEmbeddings
+from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.presets import PRESETS, preset_data
 
@@ -23,6 +23,15 @@ def test_preset_weights_equal_numpy_stream_of_seed(name: str) -> None:
     for table, shape in shapes.items():
         expected = generator.standard_normal(shape, np.float32) * np.float32(0.02)
         assert np.array_equal(weights[table], expected), table
+
+
+def test_presets_are_those_of_their_classes() -> None:
+    with torch.device("meta"):
+        built = {
+            "gpt2-small": GPT2Embeddings(50257, 768, 1024),
+            "transformer-base": TransformerEmbedding(32000, 512, 4096),
+        }
+        assert {name: preset.config for name, preset in PRESETS.items()} == {n: f.config for n, f in built.items()}
 
 
 def test_seeding_fills_tables_and_keeps_norm() -> None:

@@ -14,7 +14,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from preblock.models.modules.alibi import AlibiBias
 from tests.models.rejections import rejection
 
-HEADS = pytest.mark.parametrize("heads", [1, 2, 3, 12, 16, 71])
+HEADS = pytest.mark.parametrize("heads", [1, 2, 3, 12, 32, 71])
 BLOOM, MPT = 3e-6, 1.5e-7
 """Allowed relative error of a slope or its product: these modules compute the powers in float32."""
 
