@@ -117,7 +117,7 @@ def test_discovery_uses_weights_of_edited_checkpoint(tmp_path: Path) -> None:
     ("edit", "message"),
     [
         (lambda table: table[:50].clone(), "shape (50, 32), config.json makes it (99, 32)"),
-        (lambda table: table.double(), "is torch.float64, expected torch.float32"),
+        (lambda table: table.double(), "is float64, expected float32"),
         (lambda _: None, "the checkpoint lacks"),
         (lambda table: torch.full_like(table, torch.nan), "inf ULP"),
     ],
