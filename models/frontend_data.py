@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from preblock.models.config import FrontEndConfig
-from preblock.models.frequencies import alibi_slopes, relative_frequencies, rotary_frequencies, t5_borders
-from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
+from preblock.models.frequencies import rotary_frequencies
+from preblock.models.modules.bias import T5Config
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.signature import Signature
-from preblock.models.sinusoid_tables import RECIPES, exact_sinusoids
+from preblock.models.sinusoid_tables import RECIPES
 from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, Weights, names_of, parameters
 
 Array = NDArray[Any]
@@ -49,8 +48,6 @@ class FrontEndData:
         for step, width in zip(self.config.steps, (0, *self.config.widths), strict=False):
             if isinstance(step, Positions):
                 _check_derived(step, width)
-        if self.config.bias is not None:
-            _check_bias(self.config.bias)
         for output in self.config.rotary:
             _check_rotary(output.config)
         padding, rows = self.config.padding_idx, self.config.tokens.rows
@@ -115,7 +112,8 @@ def _check_derived(step: Positions, width: int) -> None:
                 "each in pairs of sine and cosine"
             )
     elif step.table in ("exact", "hybrid"):
-        exact_sinusoids(np.zeros(1, np.int64), width)
+        if width % 2:
+            raise ValueError(f"d_model: got {width}, expected an even width, since sines and cosines come in pairs")
     elif step.table in RECIPES:
         if step.rows < 1:
             raise ValueError(f"rows: got {step.rows}, expected 1 or more for a table {step.table!r}")
@@ -131,14 +129,3 @@ def _check_rotary(config: RotaryConfig) -> None:
         rotary_frequencies(config)
     except OverflowError as error:
         raise ValueError(f"rotary: {error}") from error
-
-
-def _check_bias(config: BiasConfig) -> None:
-    """Raise ValueError unless the numbers of an attention bias can be derived."""
-    match config:
-        case AlibiConfig():
-            alibi_slopes(config)
-        case T5Config():
-            t5_borders(config)
-        case RelativeSinusoidConfig():
-            relative_frequencies(config.width)

@@ -9,6 +9,13 @@ from typing import Any, ClassVar, Literal
 
 from preblock.models.serialization import Keys, check_counts, config_of
 
+ALLOWED = {
+    "anchor": ("query", "first", "last"),
+    "recipe": ("exact", "float32_powers", "float32_reciprocals"),
+    "arithmetic": ("float32", "bfloat16"),
+}
+"""The allowed values of fields of `AlibiConfig`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlibiConfig:
@@ -22,8 +29,13 @@ class AlibiConfig:
     divisor: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless every count is a positive integer."""
+        """Raise ValueError unless every value is allowed."""
         check_counts(heads=self.heads)
+        for name, values in ALLOWED.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected {', '.join(values)}")
+        if not self.divisor > 0:
+            raise ValueError(f"divisor: got {self.divisor!r}, expected a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +50,15 @@ class T5Config:
     weight: Keys = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless every count is a positive integer."""
+        """Raise ValueError unless the sizes go together."""
         check_counts(heads=self.heads, buckets=self.buckets, max_distance=self.max_distance)
+        least = 4 if self.bidirectional else 2
+        if self.buckets < least or (self.bidirectional and self.buckets % 2):
+            kind = "an even number of" if self.bidirectional else "a number of"
+            raise ValueError(f"buckets: got {self.buckets}, expected {kind} {least} or more")
+        exact = (self.buckets // 2 if self.bidirectional else self.buckets) // 2
+        if self.max_distance <= exact:
+            raise ValueError(f"max_distance: got {self.max_distance}, expected {exact + 1} or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +71,10 @@ class RelativeSinusoidConfig:
     bidirectional: bool
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless every count is a positive integer."""
+        """Raise ValueError unless the sizes are allowed."""
         check_counts(width=self.width, **({} if self.clamp_len is None else {"clamp_len": self.clamp_len}))
+        if self.width % 2:
+            raise ValueError(f"width: got {self.width}, expected an even width of 2 or more")
 
 
 BiasConfig = AlibiConfig | T5Config | RelativeSinusoidConfig

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,13 +96,14 @@ def test_table_that_cannot_be_derived_is_rejected(positions: Positions, width: i
 
 
 @pytest.mark.parametrize(
-    ("bias", "message"),
+    ("kind", "values", "message"),
     [
-        (T5Config(heads=2, buckets=3, max_distance=9, bidirectional=True), "buckets: got 3, expected an even number"),
-        (RelativeSinusoidConfig(width=3, clamp_len=None, bidirectional=True), "d_model: got 3, expected an even width"),
-        (AlibiConfig(heads=2, recipe="none"), "recipe: got 'none', expected"),
+        (T5Config, {"heads": 2, "buckets": 3, "max_distance": 9, "bidirectional": True}, "buckets: got 3, expected an"),
+        (T5Config, {"heads": 2, "buckets": 8, "max_distance": 4, "bidirectional": False}, "max_distance: got 4, expec"),
+        (RelativeSinusoidConfig, {"width": 3, "clamp_len": None, "bidirectional": True}, "width: got 3, expected an e"),
+        (AlibiConfig, {"heads": 2, "recipe": "none"}, "recipe: got 'none', expected exact, float32_powers"),
+        (AlibiConfig, {"heads": 2, "divisor": 0.0}, "divisor: got 0.0, expected a number above 0"),
     ],
 )
-def test_bias_that_cannot_be_derived_is_rejected(bias: BiasConfig, message: str) -> None:
-    config = replace(GPT2Embeddings(V, D, M).config, bias=bias)
-    assert message in rejection(ValueError, FrontEndData(config, {}).check)
+def test_impossible_bias_is_rejected(kind: type[BiasConfig], values: dict[str, Any], message: str) -> None:
+    assert message in rejection(ValueError, kind, **values)
