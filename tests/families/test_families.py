@@ -13,7 +13,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from preblock.export.discovery.discovery import discover
-from preblock.export.graph import export_graph
+from preblock.export.graph_writer import write_graphs
 from preblock.export.parity import ROTARY_ULP
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.family import Config
@@ -32,6 +32,7 @@ from tests.families.published_models import PUBLISHED
 from tests.families.stems import ROWS
 from tests.families.table import DOCUMENT, versions
 from tests.families.tiny_models import head_class
+from tests.support.frontend_data import data_of
 
 # The first block of one is no module; those of others also take inputs of the ids, or several streams.
 NO_BLOCK = {"xlm", "gemma3n_text", "gemma3n/text", "gemma4_text", "gemma4/text", "gemma4_unified/text", *STREAMS}
@@ -76,7 +77,7 @@ def test_family_matches_transformers(row: Row, tmp_path: Path) -> None:
     name, artifact = row.name, tmp_path
     frontend = FrontEnd.from_data(read_frontend(row.folder, row.side)).eval()
     config = frontend.config
-    export_graph(frontend, artifact)
+    write_graphs(data_of(frontend), artifact)
     check_standard(artifact, config.indices)
     if "project" not in {step.kind for step in config.steps} and config.per_layer is None:
         check_rows_of_one(artifact, config)
