@@ -68,13 +68,11 @@ EVERY_STEP: tuple[Step, ...] = (
     Norm(eps=1e-5, bias=None),
     RmsNorm(eps=1e-6, weight=None),
 )
-ROTARY = tuple(
-    RotaryOutput(name=form, form=form, dtype=dtype, config=RotaryConfig(dim=8, **config))
-    for form, dtype, config in (
-        ("full", "float32", {}),
-        ("half", "float16", {"angles": "float64"}),
-        ("fused", "float16", {"scaling": "yarn", "factor": 4.0, "original_len": 32}),
-    )
+YARN = RotaryConfig(dim=8, scaling="yarn", factor=4.0, original_len=32)
+ROTARY = (
+    RotaryOutput(config=RotaryConfig(dim=8)),
+    RotaryOutput(name="wide", form="half", dtype="float16", config=RotaryConfig(dim=8, angles="float64")),
+    RotaryOutput(name="yarn", form="fused", dtype="float16", config=YARN),
 )
 NGRAM = NgramConfig(layers=(0, 3), size=3, heads=2, width=128, base=31, multiple=8, seed=5, reset_id=2)
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -208,7 +206,7 @@ def test_ngram_tables_of_manifest_have_rows_of_module(tmp_path: Path) -> None:
     for number, table in enumerate(put(frontend, tmp_path).ngram_tables):
         (part,) = table.parts
         found = np.memmap(tmp_path / DATA, np.float32, "r", offset=part.begin, shape=(table.rows, table.width))
-        assert np.array_equal(found, frontend.ngrams.tables[number].weight.detach().numpy())
+        assert np.array_equal(found, frontend.get_parameter(f"ngrams.tables.{number}.weight").detach().numpy())
 
 
 def test_ngram_rows_graph_takes_empty_batches_and_rows(tmp_path: Path) -> None:
@@ -238,11 +236,12 @@ def test_written_bias_equals_module(config: Any, tmp_path: Path) -> None:
     put(frontend, tmp_path)
     check_standard(tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / "bias.onnx", providers=["CPUExecutionProvider"])
+    module: Any = frontend.get_submodule("bias")
     names = [value.name for value in session.get_inputs()]
     for lengths in ({"query_length": 3, "key_length": 40, "query_offset": 37}, dict.fromkeys(names, 0)):
         given = {name: lengths[name] for name in names}
         (found,) = session.run(None, {name: np.array([length]) for name, length in given.items()})
-        expected: NDArray[Any] = frontend.bias(**given).detach().numpy()
+        expected: NDArray[Any] = module(**given).detach().numpy()
         if isinstance(config, RelativeSinusoidConfig):
             np.testing.assert_allclose(found, expected, rtol=0, atol=2e-7)
         else:
