@@ -12,9 +12,13 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
+from preblock.export.bias import export_bias
 from preblock.export.discovery.discovery import discover
 from preblock.export.graph_writer import write_graphs
 from preblock.export.parity import ROTARY_ULP
+from preblock.export.reference import NumpyReference
+from preblock.export.torch_reference import TorchReference
+from preblock.export.verification import prove_artifact
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.family import Config
 from preblock.models.checkpoints.family_lookup import section_of
@@ -23,7 +27,9 @@ from preblock.models.checkpoints.rotary_families import ROTARY
 from preblock.models.checkpoints.tied_tables import with_tied
 from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Tokens
+from preblock.service.runtime.providers import CPU
 from tests.clients.client_matrix import check_standard
+from tests.export.references import data_of
 from tests.families.config_edits import edits_of, save_whole, try_edit
 from tests.families.config_fuzzing import WRONG
 from tests.families.library_models import NO_LOOKUP, STREAMS, TransformersModel, config_class
@@ -81,6 +87,10 @@ def test_family_matches_transformers(row: Row, tmp_path: Path) -> None:
     check_standard(artifact, config.indices)
     if "project" not in {step.kind for step in config.steps} and config.per_layer is None:
         check_rows_of_one(artifact, config)
+    if config.bias is not None:
+        export_bias(frontend.bias, artifact)
+    for reference in (NumpyReference(data_of(frontend)), TorchReference(frontend)):
+        prove_artifact(reference, artifact, CPU, lambda _: None)
     model = TransformersModel.load(name, row.folder)
     for difference in compare(model, artifact, config):
         assert difference.max_ulp <= (0.0 if config.exact else 8.0), difference
