@@ -181,7 +181,7 @@ def test_stored_type_applies_to_the_tables(
 
 
 def test_proof_finds_another_table(exported: ExportResult, ngram_checkpoint: Path) -> None:
-    frontend = read_frontend(ngram_checkpoint)
+    frontend = read_frontend(ngram_checkpoint).eval()
     with torch.no_grad():
         for table in frontend.ngrams.tables.parameters():
             table.add_(1)
@@ -203,7 +203,7 @@ def test_tokens_alone_need_no_history(ngram_checkpoint: Path, tmp_path: Path) ->
 
 
 def test_description_cannot_hold_ngrams(ngram_checkpoint: Path, tmp_path: Path) -> None:
-    frontend = read_frontend(ngram_checkpoint)
+    frontend = read_frontend(ngram_checkpoint).eval()
     with pytest.raises(ValueError, match=r"^ngrams: got n-gram embeddings, expected none"):
         write_frontend(tmp_path, frontend.config, frontend.state_dict())
 

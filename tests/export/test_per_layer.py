@@ -183,7 +183,7 @@ def test_stored_dtype_applies_to_per_layer_table(dtype: str, layered_checkpoint:
 
 
 def test_per_layer_proof_detects_changed_row(exported: ExportResult, layered_checkpoint: str) -> None:
-    frontend = read_frontend(Path(layered_checkpoint))
+    frontend = read_frontend(Path(layered_checkpoint)).eval()
     with torch.no_grad():
         frontend.per_layer.tokens.weight = torch.nn.Parameter(frontend.per_layer.tokens.weight.clone())
         frontend.per_layer.tokens.weight[98, 31] += 1
