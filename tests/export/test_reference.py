@@ -35,6 +35,7 @@ from preblock.models.steps import (
 )
 from preblock.service.core.types import Int64
 from tests.export.references import data_of
+from tests.support.artifacts import STORED
 
 V, D, M, PADDING = 40, 8, 12, 3
 TOKENS = Tokens(rows=V, width=D)
@@ -207,24 +208,24 @@ def test_narrow_weights_are_widened_at_lookup() -> None:
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
-import numpy as np
-from preblock.export.reference import NumpyReference
+from pathlib import Path
+from preblock.export.stored_tables import read_data
+from preblock.export.verification import prove_artifact, reference_of
 from preblock.models.config import FrontEndConfig
-from preblock.models.frontend_data import FrontEndData
-from preblock.models.modules.rotary_config import RotaryConfig
-from preblock.models.modules.rotary_output import RotaryOutput
-from preblock.models.steps import Norm, Positions, Scale, Tokens
-import preblock.export.parity, preblock.export.shape_probe, preblock.export.stored_tables, preblock.export.verification
-steps = Tokens(rows=5, width=4), Scale(by=2.0), Positions(table="exact"), Norm(eps=1e-5, bias=None)
-config = FrontEndConfig(family="x", steps=steps, max_len=9, rotary=(RotaryOutput(config=RotaryConfig(dim=4)),))
-weights = {"tokens.weight": np.ones((5, 4), np.float32), "norm.weight": np.ones(4, np.float32)}
-reference = NumpyReference(FrontEndData(config, weights))
-ids, offset = np.zeros((1, 3), np.int64), np.zeros(1, np.int64)
-vectors = reference.vectors({"input_ids": ids, "offset": offset})
-print(vectors.shape, float(reference.rotary_outputs(ids, offset)["rotary_cos"][0, 0, 0]), reference.version.split()[0])
+from preblock.service.artifacts.io import read_manifest
+for folder in map(Path, sys.argv[1:]):
+    reference = reference_of(*read_data(folder, FrontEndConfig.from_document(read_manifest(folder).front_end)))
+    parity = prove_artifact(reference, folder, "CPUExecutionProvider", lambda _: None)
+    print(parity.reference.split()[0], *sorted(parity.outputs))
 """
 
 
-def test_numpy_reference_needs_no_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "(1, 3, 4) 1.0 numpy\n"), done.stderr
+def test_artifacts_are_proven_without_torch() -> None:
+    folders = [STORED / name for name in ("gemma", "bert", "t5")]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *folders], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "numpy embeddings rotary_cos rotary_sin unscaled_token_embeddings",
+        "numpy embeddings token_embeddings",
+        "numpy bias embeddings",
+    ]
