@@ -16,9 +16,9 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from preblock.export.bias import export_bias
+from preblock.export.bias_graph import write_bias
 from preblock.export.errors import ParityError
-from preblock.export.graph import export_graph
+from preblock.export.graph import write_graphs
 from preblock.export.parity import SINUSOID_ULP, prove_bias
 from preblock.export.parity_cases import BIAS_GRID
 from preblock.export.reference import NumpyReference
@@ -35,7 +35,6 @@ from preblock.models.steps import Tokens
 from preblock.service.artifacts.names import BIAS_GRAPH
 from preblock.service.runtime.session import Session
 from tests.clients.client_matrix import check_standard
-from tests.export.references import data_of
 from tests.families.bias_models import BIASED, HEADS, save
 
 LONG = 5000
@@ -81,14 +80,14 @@ def frontend_with(bias: Bias) -> FrontEnd:
 
 
 def session_of(bias: Bias, folder: Path) -> Session:
-    export_bias(bias, folder)
+    write_bias(frontend_with(bias).data(), folder)
     (folder / "model.onnx.data").touch()  # a session looks for it
     return Session(folder, graph=BIAS_GRAPH)
 
 
 def graph_of(bias: Bias, folder: Path) -> Callable[..., Tensor]:
     """Export `bias`, and return the session of its graph."""
-    export_bias(bias, folder)
+    write_bias(frontend_with(bias).data(), folder)
     session = onnxruntime.InferenceSession(folder / BIAS_GRAPH, providers=["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]
 
@@ -111,7 +110,7 @@ def test_bias_graph_matches_module(name: str, tmp_path: Path) -> None:
     bias = MODULES[name]()
     session, frontend = session_of(bias, tmp_path), frontend_with(bias)
     whole = [(offset, queries, keys)[name.startswith("sinusoid") :] for offset, queries, keys in BIAS_GRID]
-    for reference in (TorchReference(frontend), NumpyReference(data_of(frontend))):
+    for reference in (TorchReference(frontend), NumpyReference(frontend.data())):
         parity = prove_bias(reference, session)
         assert [tuple(case.arguments.values()) for case in parity.cases] == whole
         assert parity.max_abs <= (2.0**-23 if name.startswith("sinusoid") else 0)
@@ -296,10 +295,10 @@ def test_attention_with_bias_of_graph_matches_transformers(name: str, tmp_path: 
 
 def test_trained_bias_is_read_back_from_artifact(tmp_path: Path) -> None:
     _, frontend = saved("t5/decoder", tmp_path)
-    export_graph(frontend.eval(), tmp_path)
+    write_graphs(frontend.data(), tmp_path)
     with pytest.raises(ValueError, match=r"^bias\.weight: got nothing, expected \(32, "):
         read_data(tmp_path, frontend.config)
-    export_bias(frontend.bias, tmp_path)
+    write_bias(frontend.data(), tmp_path)
     data, stored = read_data(tmp_path, frontend.config)
     assert not stored
     assert list(data.tensors) == ["tokens.weight", "bias.weight"]

@@ -1,133 +1,248 @@
-"""The ONNX graph, in onnxruntime alone and as a file."""
+"""Graphs written from steps: as files, and in onnxruntime against the PyTorch modules."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
+import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from preblock.export.description import describe_graph
-from preblock.export.graph import export_graph, read_initializers
-from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
+from preblock.export.bias_graph import write_bias
+from preblock.export.description import describe_artifact
+from preblock.export.external_data import map_weights
+from preblock.export.graph import write_graphs
+from preblock.export.quantization import compare_tables
+from preblock.export.source import LoadedSource
+from preblock.export.table_formats import FORMATS, TableFormat
+from preblock.export.torch_reference import TorchReference
+from preblock.export.verification import prove_artifact
+from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
+from preblock.models.modules.bias import AlibiConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.initialisers import seeded_
+from preblock.models.modules.ngram_config import NgramConfig
+from preblock.models.modules.per_layer_config import PerLayerConfig
+from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_output import RotaryOutput
+from preblock.models.steps import (
+    Levels,
+    Mask,
+    Norm,
+    Positions,
+    Project,
+    RmsNorm,
+    Scale,
+    Segments,
+    Step,
+    Tokens,
+    Weights,
+)
+from preblock.service.artifacts.io import write
+from preblock.service.artifacts.manifest import Manifest, Source
+from preblock.service.artifacts.names import DATA, GRAPH, MANIFEST, NGRAM_ROWS_GRAPH
+from preblock.service.artifacts.ngram_check import check_ngram_tables
+from preblock.service.artifacts.onnx_check import check_graphs
+from preblock.service.artifacts.parameters import count_parameters
+from preblock.service.artifacts.parity import ParityReport
+from preblock.service.runtime.providers import CPU
 from tests.clients.client_matrix import check_standard
-from tests.support.shared import Shared
 
-V, D, M = 23, 8, 10
-FRONTENDS = {
-    "bert": BertEmbeddings(V, D, M),
-    "gpt2": GPT2Embeddings(V, D, M),
-    "transformer": TransformerEmbedding(V, D, M),
-    "bert without segments": BertEmbeddings(V, D, M, segments=0),
-    "learned and scaled": TransformerEmbedding(V, D, M, "learned", padding_idx=3),
+V, D, ROWS = 90, 40, 60
+TOKENS = Tokens(rows=V, width=D)
+EVERY_STEP: tuple[Step, ...] = (
+    TOKENS,
+    Scale(by=3.3, cast=True),
+    Weights(rows=V),
+    Segments(rows=3),
+    Segments(rows=V, table="tokens", input="speaker", by=2.5),
+    Levels(levels=(Segments(rows=5, input="word", by=0.3), Segments(rows=V, table="tokens", input="add"))),
+    Positions(rows=ROWS, counts="mask", first=2),
+    Mask(),
+    Norm(eps=1e-5),
+    RmsNorm(eps=1e-6),
+    Project(width=6),
+    Project(width=8, bias=None),
+    Norm(eps=1e-5, bias=None),
+    RmsNorm(eps=1e-6, weight=None),
+)
+YARN = RotaryConfig(dim=8, scaling="yarn", factor=4.0, original_len=32)
+ROTARY = (
+    RotaryOutput(config=RotaryConfig(dim=8)),
+    RotaryOutput(name="wide", form="half", dtype="float16", config=RotaryConfig(dim=8, angles="float64")),
+    RotaryOutput(name="yarn", form="fused", dtype="float16", config=YARN),
+)
+NGRAM = NgramConfig(layers=(0, 3), size=3, heads=2, width=128, base=31, multiple=8, seed=5, reset_id=2)
+CONFIGS: dict[str, dict[str, Any]] = {
+    **{name: {"steps": EVERY_STEP, "arithmetic": name, "lookup": 2} for name in ("float32", "float16", "bfloat16")},
+    "ids": {"steps": (TOKENS, Positions(rows=ROWS, counts="ids", first=1)), "padding_idx": 1, "max_len": ROWS - 1},
+    "exact": {"steps": (TOKENS, Positions(table="exact", rows=ROWS, first=3))},
+    "computed": {"steps": (TOKENS, Positions(table="exact", first=3)), "max_len": 10**6},
+    "hybrid": {"steps": (TOKENS, Positions(table="hybrid", rows=5)), "max_len": 10**6},
+    "recipe": {"steps": (TOKENS, Positions(table="pair_half", rows=ROWS, zero_row=1)), "arithmetic": "bfloat16"},
+    "grid": {"steps": (TOKENS, Positions(table="exact", grid=(3, 5))), "max_len": 15},
+    "factorised": {"steps": (TOKENS, Positions(table="factorised", grid=(3, 5))), "max_len": 15},
+    "rotary": {"steps": (TOKENS, Norm(eps=1e-5)), "rotary": ROTARY, "max_len": 10**5},
+    "layers": {
+        "steps": (TOKENS, Scale(by=6.3)),
+        "per_layer": PerLayerConfig(layers=3, width=32, rows=50, eps=1e-6),
+        "lookup": 2,
+    },
+    "ngrams": {"steps": (TOKENS,), "ngrams": NGRAM},
+    "scaled sum": {"steps": (TOKENS, Scale(by=2.5), Positions(rows=ROWS, first=2))},
 }
-KINDS = pytest.mark.parametrize("kind", FRONTENDS)
+"""Every kind of step, of positions and of further outputs."""
 
 
-@pytest.fixture(scope="module")
-def graphs(shared: Shared) -> dict[str, Path]:
-    """The folder of each front-end's graph."""
-    for seed, frontend in enumerate(FRONTENDS.values()):
-        seeded_(frontend.eval(), seed)
-
-    def fill(root: Path) -> dict[str, Path]:
-        folders = {kind: root / kind for kind in FRONTENDS}
-        for kind, folder in folders.items():
-            folder.mkdir()
-            export_graph(FRONTENDS[kind], folder)
-        return folders
-
-    return shared.build("graphs", fill)
+def build(kind: str) -> FrontEnd:
+    torch.manual_seed(0)
+    frontend = FrontEnd(FrontEndConfig(**{"family": "custom", "max_len": ROWS - 3, **CONFIGS[kind]})).eval()
+    seeded_(frontend, 1)
+    return frontend
 
 
-def feeds(frontend: FrontEnd, batch: int, length: int, offset: list[int]) -> dict[str, NDArray[np.int64]]:
-    generator = np.random.Generator(np.random.PCG64([batch, length]))
-    values = {"input_ids": generator.integers(0, V, (batch, length)), "offset": np.array(offset, np.int64)}
-    if frontend.config.indices:
-        values["token_type_ids"] = generator.integers(0, 2, (batch, length))
-    return values
+def put(frontend: FrontEnd, folder: Path, format_: TableFormat | None = None) -> Manifest:
+    """Write the artifact of a front-end, without its proof."""
+    folder.mkdir(exist_ok=True)
+    data = frontend.data()
+    write_graphs(data, folder, format_=format_)
+    write_bias(data, folder)
+    manifest = describe_artifact(LoadedSource(data, Source(kind="module")), folder, lambda _: None)
+    assert isinstance(manifest, Manifest)
+    write(manifest, folder / MANIFEST)
+    check_graphs(folder, manifest)
+    check_ngram_tables(folder, manifest)
+    return manifest
 
 
-def by_torch(frontend: FrontEnd, values: dict[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-    arguments = {name: torch.from_numpy(value) for name, value in values.items()}
-    with torch.inference_mode():
-        expected: NDArray[np.float32] = frontend(**arguments).numpy()
-    return expected
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_written_graphs_equal_module_and_standard(kind: str, tmp_path: Path) -> None:
+    frontend = build(kind)
+    manifest = put(frontend, tmp_path)
+    assert list(manifest.versions) == ["preblock", "onnx"]
+    prove_artifact(TorchReference(frontend), tmp_path, CPU, lambda _: None)
+    if kind != "rotary":  # the evaluator would compare halves
+        check_standard(tmp_path, frontend.config.indices)
 
 
-def by_onnxruntime(graph: Path, values: dict[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-    session = ort.InferenceSession(graph / "model.onnx", providers=["CPUExecutionProvider"])
-    found: NDArray[np.float32] = session.run(None, values)[0]
-    return found
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_written_graphs_hold_only_what_they_need(kind: str, tmp_path: Path) -> None:
+    frontend = build(kind)
+    manifest = put(frontend, tmp_path)
+    weights = map_weights(tmp_path)
+    for name, weight in frontend.state_dict().items():
+        assert np.array_equal(weights[name], weight.numpy())
+    counts = count_parameters(tmp_path, manifest, ParityReport(providers={}))
+    assert counts == {name: weight.numel() for name, weight in frontend.state_dict().items()}
+    for file in manifest.graphs:
+        model = onnx.load(tmp_path / file, load_external_data=False)
+        read = {value for node in model.graph.node for value in node.input}
+        made = {value for node in model.graph.node for value in node.output}
+        assert made <= read | {value.name for value in model.graph.output}
+        assert file == GRAPH or {tensor.name for tensor in model.graph.initializer} <= read
+        assert (model.producer_name, model.graph.name) == ("preblock", Path(file).stem)
+        assert model.doc_string.startswith("The ")
+        assert {entry.key for entry in model.metadata_props} > {"preblock.family", "preblock.vocab_size"}
 
 
-@KINDS
-@pytest.mark.parametrize("batch", [0, 1, 3, 64])
-@pytest.mark.parametrize("length", [0, 1, 5, M])
-def test_graph_matches_module_at_other_shapes(graphs: dict[str, Path], kind: str, batch: int, length: int) -> None:
-    frontend, last = FRONTENDS[kind], M - length
-    for offset in ([0], [last], [row % (last + 1) for row in range(batch)]):
-        values = feeds(frontend, batch, length, offset)
-        found, expected = by_onnxruntime(graphs[kind], values), by_torch(frontend, values)
-        assert found.shape == (batch, length, D)
-        # A norm sums, and the order of a sum is free; elsewhere every bit is equal.
-        np.testing.assert_allclose(found, expected, rtol=0, atol=0 if frontend.config.exact else 1e-6)
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda format_: f"{format_.dtype}-{format_.scale}")
+@pytest.mark.parametrize("kind", ["float32", "hybrid", "factorised", "layers", "ngrams"])
+def test_written_tables_widen_to_rounded_values(kind: str, format_: TableFormat, tmp_path: Path) -> None:
+    frontend = build(kind)
+    manifest = put(frontend, tmp_path / "stored", format_)
+    assert (manifest.dtype, manifest.scale, manifest.block) == (format_.dtype, format_.scale, format_.block)
+    assert manifest.kernel is None
+    data = frontend.data()
+    errors = compare_tables(data, format_, tmp_path / "stored")
+    rounded = build(kind)
+    with torch.no_grad():
+        for name in errors:
+            table = data.tensors[name]
+            whole = format_.whole(iter([table]))
+            widened = format_.widen(whole | format_.narrow(table, whole))
+            rounded.get_parameter(name).copy_(torch.from_numpy(np.ascontiguousarray(widened)))
+    prove_artifact(TorchReference(rounded), tmp_path / "stored", CPU, lambda _: None)
+    check_standard(tmp_path / "stored", frontend.config.indices)
 
 
-def test_graph_output_depends_on_ids_and_token_types(graphs: dict[str, Path]) -> None:
-    values = feeds(FRONTENDS["bert"], 2, 5, [0])
-    found = by_onnxruntime(graphs["bert"], values)
-    for name in ("input_ids", "token_type_ids"):
-        changed = by_onnxruntime(graphs["bert"], values | {name: 1 - values[name] % 2})
-        assert (np.abs(changed - found).max(axis=-1) > 1e-3).any(), name
+def test_same_front_end_is_written_as_same_bytes(tmp_path: Path) -> None:
+    for folder in ("first", "second"):
+        put(build("float32"), tmp_path / folder, FORMATS[-1])
+    for file in (tmp_path / "first").iterdir():
+        assert file.read_bytes() == (tmp_path / "second" / file.name).read_bytes()
 
 
-@KINDS
-def test_graph_axes_are_dynamic_and_named(graphs: dict[str, Path], kind: str) -> None:
-    graph = describe_graph(graphs[kind] / "model.onnx")
-    expected = [("input_ids", "int64", ("batch", "length")), ("offset", "int64", ("offsets",))]
-    if FRONTENDS[kind].config.indices:
-        expected.append(("token_type_ids", "int64", ("batch", "length")))
-    assert [(spec.name, spec.dtype, spec.shape) for spec in graph.inputs] == expected
-    assert [(spec.name, spec.dtype, spec.shape) for spec in graph.outputs] == [
-        ("embeddings", "float32", ("batch", "length", D))
-    ]
+def test_narrow_token_table_is_written_as_float32(tmp_path: Path) -> None:
+    frontend = build("scaled sum")
+    frontend.tokens.to(torch.bfloat16)
+    put(frontend, tmp_path)
+    found = map_weights(tmp_path)["tokens.weight"]
+    assert found.dtype == np.float32
+    assert np.array_equal(found, frontend.tokens.weight.detach().float().numpy())
 
 
-@KINDS
-def test_graph_follows_onnx_standard(graphs: dict[str, Path], kind: str) -> None:
-    check_standard(graphs[kind])
+@pytest.mark.parametrize("kind", ["scaled sum", "exact", "recipe", "hybrid", "ids", "rotary"])
+def test_kernel_of_manifest_has_places_and_rows_of_tables(kind: str, tmp_path: Path) -> None:
+    frontend = build(kind)
+    kernel = put(frontend, tmp_path).kernel
+    if kind not in ("scaled sum", "exact"):
+        assert kernel is None
+        return
+    assert kernel is not None
+    tokens, positions = kernel.tokens, kernel.positions
+    rows = np.memmap(tmp_path / DATA, np.float32, "r", offset=tokens.begin, shape=(tokens.rows, tokens.width))
+    added = np.memmap(tmp_path / DATA, np.float32, "r", offset=positions.begin, shape=(positions.rows, tokens.width))
+    ids = torch.arange(V)[: ROWS - 3].unsqueeze(0)
+    expected = frontend(ids).detach().numpy()[0]
+    first = positions.first
+    found = rows[: ROWS - 3] * np.float32(tokens.scale) + added[first : first + ROWS - 3]
+    assert np.array_equal(found, expected)
 
 
-@KINDS
-def test_weights_are_stored_in_external_data_file(graphs: dict[str, Path], kind: str) -> None:
-    assert sorted(path.name for path in graphs[kind].iterdir()) == ["model.onnx", "model.onnx.data", "token.onnx"]
-    model = onnx.load(graphs[kind] / "model.onnx", load_external_data=False)
-    external = {tensor.name: tensor.external_data[0].value for tensor in model.graph.initializer if not tensor.raw_data}
-    assert set(external.values()) == {"model.onnx.data"}
-    assert {"frontend.tokens.weight"} < set(external)
+def test_ngram_tables_of_manifest_have_rows_of_module(tmp_path: Path) -> None:
+    frontend = build("ngrams")
+    for number, table in enumerate(put(frontend, tmp_path).ngram_tables):
+        (part,) = table.parts
+        found = np.memmap(tmp_path / DATA, np.float32, "r", offset=part.begin, shape=(table.rows, table.width))
+        assert np.array_equal(found, frontend.get_parameter(f"ngrams.tables.{number}.weight").detach().numpy())
 
 
-@KINDS
-def test_trained_weights_are_read_back_from_graph(graphs: dict[str, Path], kind: str) -> None:
-    found, expected = read_initializers(graphs[kind]), FRONTENDS[kind].state_dict()
-    assert sorted(found) == sorted(expected)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+def test_ngram_rows_graph_takes_empty_batches_and_rows(tmp_path: Path) -> None:
+    put(build("ngrams"), tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / NGRAM_ROWS_GRAPH, providers=["CPUExecutionProvider"])
+    for shape in ((0, 3), (2, 0)):
+        (found,) = session.run(None, {"ngram_row_ids": np.zeros((*shape, 2, 4), np.int64)})
+        assert found.shape == (*shape, 2, 128)
 
 
-@KINDS
-def test_graph_file_contains_no_local_paths(graphs: dict[str, Path], kind: str) -> None:
-    content = (graphs[kind] / "model.onnx").read_bytes()
-    machine = [Path.cwd(), Path.home(), Path(torch.__file__).parents[1], graphs[kind], Path(__file__).parents[2]]
-    for text in [*map(str, machine), "site-packages", ".py", "Traceback", "File "]:
-        assert text.encode() not in content, text
-
-
-def test_graph_of_same_front_end_has_same_bytes(graphs: dict[str, Path], tmp_path: Path) -> None:
-    export_graph(FRONTENDS["bert"], tmp_path)
-    for name in ("model.onnx", "model.onnx.data"):
-        assert (tmp_path / name).read_bytes() == (graphs["bert"] / name).read_bytes()
+@pytest.mark.parametrize(
+    "config",
+    [
+        AlibiConfig(heads=6),
+        AlibiConfig(heads=6, anchor="first", recipe="float32_powers", arithmetic="bfloat16", divisor=8.0),
+        AlibiConfig(heads=6, anchor="last", recipe="float32_reciprocals"),
+        T5Config(heads=3, buckets=8, max_distance=20, bidirectional=True),
+        T5Config(heads=3, buckets=8, max_distance=20, bidirectional=False),
+        RelativeSinusoidConfig(width=8, clamp_len=3, bidirectional=False),
+        RelativeSinusoidConfig(width=8, clamp_len=None, bidirectional=True),
+    ],
+    ids=lambda config: f"{config.kind}-{hash(config) % 1000}",
+)
+def test_written_bias_equals_module(config: Any, tmp_path: Path) -> None:
+    frontend = FrontEnd(FrontEndConfig(family="custom", steps=(TOKENS,), max_len=None, bias=config)).eval()
+    seeded_(frontend, 1)
+    put(frontend, tmp_path)
+    check_standard(tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / "bias.onnx", providers=["CPUExecutionProvider"])
+    module: Any = frontend.get_submodule("bias")
+    names = [value.name for value in session.get_inputs()]
+    for lengths in ({"query_length": 3, "key_length": 40, "query_offset": 37}, dict.fromkeys(names, 0)):
+        given = {name: lengths[name] for name in names}
+        (found,) = session.run(None, {name: np.array([length]) for name, length in given.items()})
+        expected: NDArray[Any] = module(**given).detach().numpy()
+        if isinstance(config, RelativeSinusoidConfig):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-7)
+        else:
+            assert np.array_equal(found, expected)

@@ -19,6 +19,7 @@ from preblock.export.parity import prove_ngrams
 from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import files_needed, read_frontend
+from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_file import write_frontend
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import Manifest
@@ -42,7 +43,7 @@ def exported(ngram_checkpoint: Path, shared: Shared) -> ExportResult:
 def test_module_has_the_rows_of_transformers(ngram_checkpoint: Path) -> None:
     ids = random_ids(4, 40)
     rows, vectors = run_transformers(ngram_checkpoint, [ids])
-    frontend = read_frontend(ngram_checkpoint).eval()
+    frontend = FrontEnd.from_data(read_frontend(ngram_checkpoint)).eval()
     assert np.array_equal(frontend.ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
     assert np.array_equal(frontend.ngram_outputs(torch.from_numpy(ids))["ngram_embeddings"].detach().numpy(), vectors)
 
@@ -53,7 +54,7 @@ def test_other_sizes_and_seeds_agree(changed: dict[str, Any], tmp_path: Path) ->
     ids = random_ids(3, 30)
     ids[ids == END] = 98 if "eos_token_id" in changed else END
     rows, _ = run_transformers(folder, [ids])
-    assert np.array_equal(read_frontend(folder).ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
+    assert np.array_equal(FrontEnd.from_data(read_frontend(folder)).ngrams.row_ids(torch.from_numpy(ids)).numpy(), rows)
 
 
 @pytest.mark.parametrize("lengths", [(1,) * 12, (1, 4, 1, 6), (7, 5)])
@@ -166,7 +167,7 @@ def test_model_of_images_has_the_same_output(tmp_path: Path) -> None:
         ours[name] = tensors[name.replace("model.", "model.language_model.", 1)]
     save_file(ours, text / "model.safetensors", {"format": "pt"})
     ids = torch.from_numpy(random_ids(2, 9))
-    both, alone = read_frontend(tmp_path / "both", "text"), read_frontend(text)
+    both, alone = FrontEnd.from_data(read_frontend(tmp_path / "both", "text")), FrontEnd.from_data(read_frontend(text))
     assert torch.equal(both.ngrams(ids), alone.ngrams(ids))
 
 
@@ -181,7 +182,7 @@ def test_stored_type_applies_to_the_tables(
 
 
 def test_proof_finds_another_table(exported: ExportResult, ngram_checkpoint: Path) -> None:
-    frontend = read_frontend(ngram_checkpoint).eval()
+    frontend = FrontEnd.from_data(read_frontend(ngram_checkpoint)).eval()
     with torch.no_grad():
         for table in frontend.ngrams.tables.parameters():
             table.add_(1)
@@ -203,9 +204,8 @@ def test_tokens_alone_need_no_history(ngram_checkpoint: Path, tmp_path: Path) ->
 
 
 def test_description_cannot_hold_ngrams(ngram_checkpoint: Path, tmp_path: Path) -> None:
-    frontend = read_frontend(ngram_checkpoint).eval()
     with pytest.raises(ValueError, match=r"^ngrams: got n-gram embeddings, expected none"):
-        write_frontend(tmp_path, frontend.config, frontend.state_dict())
+        write_frontend(tmp_path, read_frontend(ngram_checkpoint))
 
 
 def test_hub_downloads_the_files_of_all_parts(ngram_checkpoint: Path, tmp_path: Path) -> None:

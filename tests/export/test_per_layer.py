@@ -21,6 +21,7 @@ from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import verify
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.checkpoints.weight_files import CheckpointError
+from preblock.models.frontend import FrontEnd
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.output_uses import describe_uses
 from preblock.service.runtime.session import Session
@@ -183,7 +184,7 @@ def test_stored_dtype_applies_to_per_layer_table(dtype: str, layered_checkpoint:
 
 
 def test_per_layer_proof_detects_changed_row(exported: ExportResult, layered_checkpoint: str) -> None:
-    frontend = read_frontend(Path(layered_checkpoint)).eval()
+    frontend = FrontEnd.from_data(read_frontend(Path(layered_checkpoint))).eval()
     with torch.no_grad():
         frontend.per_layer.tokens.weight = torch.nn.Parameter(frontend.per_layer.tokens.weight.clone())
         frontend.per_layer.tokens.weight[98, 31] += 1

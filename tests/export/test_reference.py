@@ -34,7 +34,6 @@ from preblock.models.steps import (
     Weights,
 )
 from preblock.service.core.types import Int64
-from tests.export.references import data_of
 from tests.support.artifacts import STORED
 
 V, D, M, PADDING = 40, 8, 12, 3
@@ -100,7 +99,7 @@ def references_of(config: FrontEndConfig) -> tuple[NumpyReference, TorchReferenc
     """Return both references of a front-end with values of every size."""
     frontend = FrontEnd(config)
     seeded_(frontend, 0)
-    data = data_of(frontend)
+    data = frontend.data()
     assert {name: values.shape for name, values in data.tensors.items()} == shapes_of(config)
     return NumpyReference(data), TorchReference.of(data)
 
@@ -195,7 +194,7 @@ def test_row_ids_of_one_call_match_those_of_a_stream() -> None:
 
 def test_narrow_weights_are_widened_at_lookup() -> None:
     config = config_of(Positions(rows=M))
-    data = data_of(FrontEnd(config))
+    data = FrontEnd(config).data()
     for dtype in (np.float16, "bfloat16"):
         narrow = replace(data, tensors={name: values.astype(dtype) for name, values in data.tensors.items()})
         wide = replace(data, tensors={name: values.astype(np.float32) for name, values in narrow.tensors.items()})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from preblock.export import export_module
 from preblock.export.errors import ExportError, ParityError
-from preblock.export.graph import export_graph
+from preblock.export.graph import write_graphs
 from preblock.export.shape_probe import ShapeProbe
 from preblock.export.torch_reference import TorchReference
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings
@@ -107,7 +107,7 @@ def test_module_without_dynamic_graph_is_rejected(
 
 def broken(frontend: FrontEnd, folder: Path, change: Callable[[onnx.GraphProto], None], graph: str) -> ShapeProbe:
     """Return the probe of a modified graph of `frontend`."""
-    export_graph(frontend, folder)
+    write_graphs(frontend.data(), folder)
     model = onnx.load(folder / graph, load_external_data=False)
     change(model.graph)
     onnx.save(model, folder / graph)

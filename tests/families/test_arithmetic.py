@@ -8,13 +8,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from preblock.export.graph_writer import write_graphs
+from preblock.export.graph import write_graphs
 from preblock.export.parity import difference
 from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.frontend import FrontEnd
 from tests.clients.client_matrix import check_standard
 from tests.families.library_models import TransformersModel, model_class, save
-from tests.support.frontend_data import data_of
 
 # One family for each way of composing: norms, scales cast and not cast, tables derived and stored, projections.
 # The target type is one number in the nodes of a rounding graph: two compositions cover the other type.
@@ -45,7 +44,7 @@ def test_float16_and_bfloat16_checkpoints_match_transformers(name: str, dtype: t
 def by_onnxruntime(frontend: FrontEnd, folder: Path) -> NDArray[np.float32]:
     """Export a front-end, hold it against the standard, and run it."""
     folder.mkdir()
-    write_graphs(data_of(frontend), folder)
+    write_graphs(frontend.data(), folder)
     check_standard(folder)
     feeds = {
         "input_ids": IDS,

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING
 
 from preblock.export.bias import export_bias
 from preblock.export.discovery.discovery import discover
-from preblock.export.graph_writer import write_graphs
+from preblock.export.graph import write_graphs
 from preblock.export.parity import ROTARY_ULP
 from preblock.export.reference import NumpyReference
 from preblock.export.torch_reference import TorchReference
@@ -29,7 +29,6 @@ from preblock.models.frontend import FrontEnd
 from preblock.models.steps import Tokens
 from preblock.service.runtime.providers import CPU
 from tests.clients.client_matrix import check_standard
-from tests.export.references import data_of
 from tests.families.config_edits import edits_of, save_whole, try_edit
 from tests.families.config_fuzzing import WRONG
 from tests.families.library_models import NO_LOOKUP, STREAMS, TransformersModel, config_class
@@ -38,7 +37,6 @@ from tests.families.published_models import PUBLISHED
 from tests.families.stems import ROWS
 from tests.families.table import DOCUMENT, versions
 from tests.families.tiny_models import head_class
-from tests.support.frontend_data import data_of
 
 # The first block of one is no module; those of others also take inputs of the ids, or several streams.
 NO_BLOCK = {"xlm", "gemma3n_text", "gemma3n/text", "gemma4_text", "gemma4/text", "gemma4_unified/text", *STREAMS}
@@ -83,13 +81,13 @@ def test_family_matches_transformers(row: Row, tmp_path: Path) -> None:
     name, artifact = row.name, tmp_path
     frontend = FrontEnd.from_data(read_frontend(row.folder, row.side)).eval()
     config = frontend.config
-    write_graphs(data_of(frontend), artifact)
+    write_graphs(frontend.data(), artifact)
     check_standard(artifact, config.indices)
     if "project" not in {step.kind for step in config.steps} and config.per_layer is None:
         check_rows_of_one(artifact, config)
     if config.bias is not None:
         export_bias(frontend.bias, artifact)
-    for reference in (NumpyReference(data_of(frontend)), TorchReference(frontend)):
+    for reference in (NumpyReference(frontend.data()), TorchReference(frontend)):
         prove_artifact(reference, artifact, CPU, lambda _: None)
     model = TransformersModel.load(name, row.folder)
     for difference in compare(model, artifact, config):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, XLMConfig, XLMModel
 
-from preblock.export.graph_writer import write_graphs
+from preblock.export.graph import write_graphs
 from preblock.export.parity import difference
 from preblock.models.checkpoints.families import FAMILIES
 from preblock.models.checkpoints.reader import read_frontend
@@ -21,7 +21,6 @@ from preblock.models.frontend import FrontEnd
 from tests.families.library_models import TransformersModel, model_class, save
 from tests.families.published_models import PUBLISHED, VOCABULARY, WIDTH
 from tests.models.rejections import rejection
-from tests.support.frontend_data import data_of
 
 CACHED = ("gpt2", "gpt_neo", "gpt_bigcode", "gptj", "codegen", "ctrl")
 FED, LENGTH = 9, 14
@@ -102,7 +101,7 @@ def test_xlm_languages_are_graph_input(segments: bool, tmp_path: Path) -> None:
     model = xlm(tmp_path / "checkpoint", n_langs=3)
     frontend = FrontEnd.from_data(read_frontend(tmp_path / "checkpoint", segments=segments)).eval()
     (tmp_path / "artifact").mkdir()
-    write_graphs(data_of(frontend), tmp_path / "artifact")
+    write_graphs(frontend.data(), tmp_path / "artifact")
     indices = {"langs": TYPES % 3} | ({"token_type_ids": TYPES} if segments else {})
     assert list(frontend.config.indices) == list(indices)
     feeds = {"input_ids": IDS, "offset": np.zeros(1, np.int64), "attention_mask": IDS * 0 + 1, **indices}

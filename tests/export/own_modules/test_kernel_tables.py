@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from preblock.export import export_module
 from preblock.export.errors import ExportError
 from preblock.export.exporter import export
-from preblock.export.kernel_tables import find_tokens
+from preblock.export.own_modules.kernel_tables import find_tokens
 from preblock.export.verification import verify
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import KernelTokens, Manifest
