@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.streams import MODEL, WIDTH
-from preblock.export.exporter import export_module
+from preblock.export import export_module
 from preblock.models import BertEmbeddings, FrontEnd, FrontEndConfig, GPT2Embeddings, TransformerEmbedding
 from preblock.models.steps import Norm, Positions, Project, Segments, Tokens
 from preblock.service.artifacts.io import read_with_identity

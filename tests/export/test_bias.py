@@ -143,7 +143,7 @@ def test_bias_graph_of_other_kind_fails_proof(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_bias_graph_describes_inputs_and_outputs(name: str, tmp_path: Path) -> None:
     bias = MODULES[name]()
-    export_bias(bias, tmp_path)
+    write_bias(frontend_with(bias).data(), tmp_path)
     model = onnx.load(tmp_path / BIAS_GRAPH)
     check_standard(tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / BIAS_GRAPH)

@@ -10,10 +10,10 @@ import pytest
 
 from preblock.export.parity import ROTARY_ULP, allowed_ulp, difference, per_layer_ulp
 from preblock.export.reference import NumpyReference
-from preblock.export.stored_tables import shapes_of
 from preblock.export.torch_reference import TorchReference
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import shapes_of
 from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.modules.ngram_config import NgramConfig

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from preblock.export.bias import export_bias
+from preblock.export.bias_graph import write_bias
 from preblock.export.discovery.discovery import discover
 from preblock.export.graph import write_graphs
 from preblock.export.parity import ROTARY_ULP
@@ -85,8 +85,7 @@ def test_family_matches_transformers(row: Row, tmp_path: Path) -> None:
     check_standard(artifact, config.indices)
     if "project" not in {step.kind for step in config.steps} and config.per_layer is None:
         check_rows_of_one(artifact, config)
-    if config.bias is not None:
-        export_bias(frontend.bias, artifact)
+    write_bias(frontend.data(), artifact)
     for reference in (NumpyReference(frontend.data()), TorchReference(frontend)):
         prove_artifact(reference, artifact, CPU, lambda _: None)
     model = TransformersModel.load(name, row.folder)

@@ -17,7 +17,7 @@ from preblock.export.source import load_source
 from preblock.export.stored_tables import read_data
 from preblock.export.table_formats import find_format
 from preblock.export.verification import verify
-from preblock.models.frontend import FrontEnd
+from preblock.models.frontend_data import FrontEndData
 from preblock.service.artifacts.io import read
 from preblock.service.artifacts.names import DATA, EMBEDDINGS, GRAPH, PARITY
 from preblock.service.artifacts.parity import ParityReport
@@ -61,12 +61,12 @@ def test_compare_tables_detects_other_rounding(
 ) -> None:
     folder, frontend = quantized_copy / way / "1", load_source(str(quantized_source)).frontend
     format_ = find_format(**WAYS[way])
-    assert isinstance(frontend, FrontEnd)
+    assert isinstance(frontend, FrontEndData)
     assert format_ is not None
     told = read(ParityReport, folder / PARITY).storage
     assert compare_tables(frontend, format_, folder) == told
     tensors = {tensor.name: tensor for tensor in onnx.load(folder / GRAPH, load_external_data=False).graph.initializer}
-    tensor = tensors.get(f"frontend.tokens.weight{ending}")
+    tensor = tensors.get(f"tokens.weight{ending}")
     if tensor is None:  # a float16 needs no scale
         return
     place = {entry.key: entry.value for entry in tensor.external_data}
