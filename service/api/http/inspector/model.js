@@ -38,7 +38,7 @@ function parityTable(provider, report) {
   scroll.setAttribute("aria-label", `Parity on ${provider}`);
   const grids = Object.entries(report.outputs).map(([name, output]) =>
     element("li", {}, `${name}: ${describeGrid(output.cases)}`));
-  const software = `Compared with torch ${report.torch} and onnxruntime ${report.onnxruntime}.`;
+  const software = `onnxruntime ${report.onnxruntime} compared with ${report.reference}.`;
   return [scroll, element("p", { className: "hint" }, software),
     element("details", {}, element("summary", {}, "Grid of the cases"), element("ul", {}, ...grids))];
 }
