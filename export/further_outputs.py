@@ -48,9 +48,8 @@ def _write_turn(graph: GraphBuilder, output: RotaryOutput, op: str, angle: str) 
 
 
 def write_product(graph: GraphBuilder, name: str, x: str) -> str:
-    """Write x @ weight.T with the trained weight `<name>.weight`, (out, in)."""
-    transposed = graph.add(f"{name}.transposed", "Transpose", graph.weight(f"{name}.weight"), perm=[1, 0])
-    return graph.add(f"{name}.product", "MatMul", x, transposed)
+    """Write the product of `x` and the trained weight `<name>.weight`, stored transposed, (in, out)."""
+    return graph.add(f"{name}.product", "MatMul", x, graph.weight(f"{name}.weight"))
 
 
 def write_layer_tokens(graph: GraphBuilder, config: FrontEndConfig, ids: str) -> str:

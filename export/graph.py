@@ -5,6 +5,7 @@ Letters: B batch, L length, D output width, V rows of a table.
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from preblock.export.further_outputs import (
 )
 from preblock.export.graph_builder import Array, GraphBuilder, Outputs, TensorStore, label, rounded_number, save_graph
 from preblock.export.progress import Report, StepProgress
-from preblock.export.table_formats import TableFormat, table_names
+from preblock.export.table_formats import TableFormat, table_names, transposed_names
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.sinusoid_tables import COSINE, SINE, exact_sinusoids, library_table, turns_per_position
@@ -90,7 +91,12 @@ def write_graphs(
         ExportError: ONNX rejects a graph.
 
     """
-    trained = {name: values for name, values in data.tensors.items() if not name.startswith("bias.")}
+    transposed = transposed_names(data.config)
+    trained = {
+        name: values.T if name in transposed else values
+        for name, values in data.tensors.items()
+        if not name.startswith("bias.")
+    }
     step = f"rounding the tables to {format_.dtype}" if format_ else "writing the graph"
     report(step)
     rounded = table_names(data.config) if format_ else []
@@ -370,10 +376,10 @@ def _write_sinusoids(graph: GraphBuilder, name: str, row: str, width: int) -> st
 
     The order of the operations is that of `preblock.models.sinusoid_tables`, because the bits depend on it.
     """
-    count = iter(range(100))
+    numbers = count()
 
     def do(op: str, *values: str) -> str:
-        return graph.add(f"{name}.sinusoid.{next(count)}", op, *values)
+        return graph.add(f"{name}.sinusoid.{next(numbers)}", op, *values)
 
     def number(value: float) -> str:
         return graph.number(value, "float64")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from preblock.export.bias_graph import WEIGHT
 from preblock.export.external_data import map_weights
-from preblock.export.table_formats import CODES, ENDINGS, TableFormat, find_stored, table_names
+from preblock.export.table_formats import CODES, ENDINGS, TableFormat, find_stored, table_names, transposed_names
 from preblock.export.table_places import read_initializers
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData, shapes_of
@@ -65,6 +65,7 @@ def read_data(folder: Path, config: FrontEndConfig) -> tuple[FrontEndData, dict[
 
     """
     mapped, expected, stored = _map(folder), shapes_of(config), read_stored(folder, config)
+    mapped |= {name: mapped[name].T for name in transposed_names(config) if name in mapped}
     tensors = {name: mapped[name] for name in expected if name in mapped and name not in stored}
     found: dict[str, tuple[int, ...]] = {name: values.shape for name, values in tensors.items()}
     found |= {name: table.shape for name, table in stored.items()}

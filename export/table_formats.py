@@ -106,6 +106,17 @@ def table_names(config: FrontEndConfig) -> list[str]:
     return names
 
 
+def transposed_names(config: FrontEndConfig) -> list[str]:
+    """Return the names of the matrices of projections, (out, in) in `state_dict()`, and (in, out) in a graph.
+
+    A product with a matrix transposed in the graph would keep a second copy of it in memory.
+    """
+    names = [
+        f"{n}.weight" for n, step in zip(names_of(config.steps), config.steps, strict=True) if step.kind == "project"
+    ]
+    return [*names, "per_layer.project.weight"] if config.per_layer else names
+
+
 _QUIETLY = np.errstate(over="ignore", invalid="ignore")
 """Computes with infinite values and NaN: the comparison of the stored table refuses them."""
 

@@ -16,6 +16,7 @@ from preblock.export.external_data import map_weights
 from preblock.export.graph import write_graphs
 from preblock.export.quantization import compare_tables
 from preblock.export.source import LoadedSource
+from preblock.export.stored_tables import read_data
 from preblock.export.table_formats import FORMATS, TableFormat
 from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import prove_artifact
@@ -131,7 +132,7 @@ def test_written_graphs_equal_module_and_standard(kind: str, tmp_path: Path) -> 
 def test_written_graphs_hold_only_what_they_need(kind: str, tmp_path: Path) -> None:
     frontend = build(kind)
     manifest = put(frontend, tmp_path)
-    weights = map_weights(tmp_path)
+    weights = read_data(tmp_path, frontend.config)[0].tensors
     for name, weight in frontend.state_dict().items():
         assert np.array_equal(weights[name], weight.numpy())
     counts = count_parameters(tmp_path, manifest, ParityReport(providers={}))
@@ -228,7 +229,7 @@ def test_ngram_rows_graph_takes_empty_batches_and_rows(tmp_path: Path) -> None:
         RelativeSinusoidConfig(width=8, clamp_len=3, bidirectional=False),
         RelativeSinusoidConfig(width=8, clamp_len=None, bidirectional=True),
     ],
-    ids=lambda config: f"{config.kind}-{hash(config) % 1000}",
+    ids=str,
 )
 def test_written_bias_equals_module(config: Any, tmp_path: Path) -> None:
     frontend = FrontEnd(FrontEndConfig(family="custom", steps=(TOKENS,), max_len=None, bias=config)).eval()
