@@ -49,7 +49,7 @@ class DataFile:
         """
         type_ = values.dtype if dtype is None else np.dtype(dtype)
         if values.size * type_.itemsize <= MAX_INLINE_BYTES:
-            return onnx.numpy_helper.from_array(np.ascontiguousarray(values.astype(type_, copy=False)), name)
+            return onnx.numpy_helper.from_array(values.astype(type_, copy=False), name)
         tensor, begin = self._reserve(name, type_, values.shape)
         self._stream.seek(begin)
         for rows in split_rows(values, CHUNK_BYTES // type_.itemsize):

@@ -43,7 +43,6 @@ def test_export_adds_version_and_prints_parity(tmp_path: Path) -> None:
     assert (serve_it, command) == ("Serve it:", f"  preblock serve --repository {tmp_path / 'made' / 'here'}")
     assert done.stderr.splitlines() == [
         f"tiny: reading {tmp_path / 'source'}",
-        "tiny: tracing the module",
         "tiny: writing the graph",
         "tiny: proving it equal",
     ]

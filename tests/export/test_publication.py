@@ -129,7 +129,7 @@ def test_sweep_removes_draft_of_dead_process(tmp_path: Path) -> None:
 MOMENTS = {
     "the draft": ("", "float32"),
     "the middle of the table": ("model.onnx.data", "float32"),
-    "the middle of the rounded table": ("model.onnx.data.new", "float16"),
+    "the middle of the rounded table": ("model.onnx.data", "float16"),
     "the proof": ("manifest.json", "float32"),
 }
 """By moment of an export: a file in the draft by then, and the stored type."""

@@ -83,7 +83,7 @@ def test_graph_that_onnx_rejects_is_not_published(tmp_path: Path) -> None:
                 vectors: Tensor = self.norm(super().forward(input_ids, offset).bfloat16()).float()
             return vectors
 
-    with pytest.raises(ExportError, match=r"^model\.onnx: ONNX rejects the graph that the exporter of torch wrote"):
+    with pytest.raises(ExportError, match=r"^model\.onnx: ONNX rejects the graph: "):
         export_module(Mixed(), "mixed", tmp_path, vocab_size=V, max_len=M)
     assert list(tmp_path.iterdir()) == []
 

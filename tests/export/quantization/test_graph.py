@@ -111,8 +111,7 @@ def test_norms_and_projections_stay_in_float32_in_int4_export(tmp_path: Path) ->
     types = {t.name: t.data_type for t in onnx.load(exported.folder / GRAPH).graph.initializer}
     for name in before:
         kept = name.startswith(("norm", "project"))
-        found = types.get(f"frontend.{name}", types.get(f"frontend.{name}.transposed"))
-        assert found == (onnx.TensorProto.FLOAT if kept else onnx.TensorProto.UINT8), name
+        assert types[name] == (onnx.TensorProto.FLOAT if kept else onnx.TensorProto.UINT8), name
     assert verify(exported.folder).providers[CPU].outputs["embeddings"].max_ulp <= 8
     check_standard(exported.folder)
 
