@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from preblock.models.torch_import import import_torch
+
 if TYPE_CHECKING:
     from preblock.export.own_modules.module import export_module
 
@@ -13,6 +15,7 @@ if not TYPE_CHECKING:
         """Import the function on first use: it needs torch, and the rest of the package does not."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import_torch(f"preblock.export.{name}")
         from preblock.export.own_modules import module
 
         return getattr(module, name)

@@ -101,8 +101,13 @@ def export(
         loaded = replace(loaded, record=with_origin(loaded.record, files, given))
         return loaded if max_len is None else _resize(loaded, max_len, resizing)
 
-    # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
-    return export_loaded(load(), name, repository, report, format_, prompts)
+    try:
+        # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
+        return export_loaded(load(), name, repository, report, format_, prompts)
+    except ImportError as error:
+        if error.name != "torch":
+            raise
+        raise ExportError(str(error)) from error
 
 
 def export_loaded(

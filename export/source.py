@@ -21,6 +21,7 @@ from preblock.models.checkpoints.weight_files import CheckpointError, is_sharded
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.frontend_file import DESCRIPTION, INDEX, WEIGHTS
 from preblock.models.presets import preset_data
+from preblock.models.torch_import import import_torch
 from preblock.service.artifacts.io import describe
 from preblock.service.artifacts.manifest import Resized, SentencePooling, SoftPrompt, Source
 from preblock.service.artifacts.names import TOKENIZER
@@ -96,7 +97,8 @@ def _load_folder(
         if format_ == "description":
             frontend = read_description(folder, progress.add, widen)
         elif format_ == "stem":
-            from preblock.models.checkpoints.stem_reader import read_stem  # imports torch
+            import_torch("an image or audio stem")
+            from preblock.models.checkpoints.stem_reader import read_stem
 
             frontend = read_stem(folder, choices.get("side"))
         elif format_ == "checkpoint":
@@ -108,6 +110,7 @@ def _load_folder(
                 tables = reference_tables(find_ngram_tables(folder, choices.get("side")), frontend)
         else:
             # Imported here, because the export of a known family must not need transformers.
+            import_torch("the discovery of a front-end")
             from preblock.export.discovery.discovery import discover
 
             found = discover(folder, read_config(folder), choices.get("side"), progress.add, widen, tokens_only)
@@ -180,7 +183,8 @@ def weight_files(folder: Path, choices: SourceOptions) -> list[str]:
     if format_ == "description":
         return files_described(folder)
     if format_ == "stem":
-        from preblock.models.checkpoints.stem_reader import stem_files_needed  # imports torch
+        import_torch("an image or audio stem")
+        from preblock.models.checkpoints.stem_reader import stem_files_needed
 
         return stem_files_needed(folder, side)
     if format_ == "checkpoint":

@@ -22,6 +22,7 @@ from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import StoredTable, read_data
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
+from preblock.models.torch_import import import_torch
 from preblock.service.artifacts.io import check_files, read, read_manifest, write
 from preblock.service.artifacts.manifest import Artifact, Manifest, StemManifest, TokenEmbeddings
 from preblock.service.artifacts.names import (
@@ -115,6 +116,10 @@ def verify(
         found = {name: prove_again(folder, name, report) for name in providers}
         return _record(folder, found, hashes).model_copy(update={"providers": found})
     except PreblockError as error:
+        raise ExportError(str(error)) from error
+    except ImportError as error:
+        if error.name != "torch":
+            raise
         raise ExportError(str(error)) from error
 
 
@@ -242,6 +247,7 @@ def _check_manifest(manifest: Artifact, derived: Artifact, folder: Path) -> None
 def _build_again(manifest: Artifact, document: dict[str, Any], folder: Path) -> tuple[Any, Prove]:
     """Return the front-end described by the manifest, with the weights of the artifact, and its proof."""
     if isinstance(manifest, StemManifest):
+        import_torch("the proof of an image or audio stem")
         from preblock.export.stems.graph import read_stem_weights
         from preblock.models.modules import stems
 

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from preblock.models.torch_import import import_torch
+
 if TYPE_CHECKING:
     from preblock.models.config import FrontEndConfig
     from preblock.models.embeddings import (
@@ -90,4 +92,6 @@ if not TYPE_CHECKING:
         """Import a class on first use: `import preblock.models.steps` imports no unused torch module."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in ("FrontEndConfig", "RotaryConfig"):  # plain values
+            import_torch(f"preblock.models.{name}")
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""PyTorch itself, for the float32 values that NumPy cannot give to the bit."""
+"""PyTorch itself: imported late, with the extra to install where it is missing."""
 
 from importlib import import_module
 from typing import Any

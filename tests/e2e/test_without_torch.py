@@ -72,10 +72,11 @@ def test_server_without_torch_returns_embeddings(address: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "module", "extra"),
     [
-        (("export", "gpt2-small", "--name", "x"), "torch", "export"),
-        (("verify", "x"), "torch", "export"),
-        (("convert", "x", "--layout", "openvino", "--output", "o"), "torch", "export"),
-        (("families",), "torch", "export"),
+        (("export", "gpt2-small", "--name", "x"), "onnx", "export"),
+        (("verify", "x"), "onnx", "export"),
+        (("convert", "x", "--layout", "openvino", "--output", "o"), "onnx", "export"),
+        (("families",), "onnx", "export"),
+        (("serve", "gpt2-small"), "onnx", "export"),
         (("plot", "x", "heatmap", "-o", "x.svg"), "matplotlib", "plot"),
     ],
 )

@@ -1,4 +1,7 @@
-"""Every row of the family table, read in a process without torch. Oracles: the tensors in the file, read with torch."""
+"""Every row of the family table, read, exported and verified in a process without torch, and served.
+
+Oracles: the tensors in the file, read with torch; the PyTorch module of each row.
+"""
 
 import json
 import subprocess
@@ -9,10 +12,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+import preblock
 from preblock.models.checkpoints.families import FAMILIES
+from preblock.models.checkpoints.reader import read_frontend
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from tests.families.library_models import save
+from tests.support.environments import ENVIRONMENT, install
+from tests.support.servers import serve
 
 FILE = "model.safetensors"
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -47,3 +54,53 @@ def test_every_row_is_read_without_torch(tmp_path: Path) -> None:
         # One after the other by name, because the table of n-grams has several parts.
         stored = b"".join(tensor.float().numpy().tobytes() for _, tensor in sorted(load_file(folder / FILE).items()))
         assert all(array.tobytes() in stored for array in found.values()), name
+
+
+EXPORT = """
+import json, sys
+from pathlib import Path
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export
+from preblock.export.verification import verify
+refused = {}
+folders, repository = json.load(sys.stdin)
+for name, folder in folders.items():
+    try:
+        exported = export(folder, Path(folder).name, Path(repository), side=name.partition("/")[2] or None)
+        parity = verify(exported.folder).providers["CPUExecutionProvider"]
+        assert parity.reference.startswith("numpy ")
+    except ExportError as error:
+        refused[name] = str(error)
+json.dump(refused, sys.stdout)
+"""
+FLOAT32_SINUSOIDS = {"ctrl", "m2m_100/encoder", "m2m_100/decoder", "speech_to_text/decoder", "xglm"}
+"""Rows with a derived table whose bits are those of torch's own sines."""
+
+
+def test_every_row_is_exported_and_served_without_torch(tmp_path: Path) -> None:
+    folders = {name: tmp_path / f"row-{place}" for place, name in enumerate(FAMILIES)}
+    for name, folder in folders.items():
+        save(name, folder)
+    given = json.dumps([folders, tmp_path / "repository"], default=str)
+    python = install(tmp_path / "environment", "cpu", "export")
+    done = subprocess.run(
+        [python, "-c", EXPORT],
+        input=given,
+        text=True,
+        check=True,
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+    )
+    refused = json.loads(done.stdout)
+    assert refused.keys() == FLOAT32_SINUSOIDS
+    assert all(message.endswith("needs torch: pip install 'preblock[torch]'") for message in refused.values()), refused
+    ids = torch.tensor([[5, 6, 7]])
+    with serve(tmp_path / "repository") as server, preblock.connect(server.address) as client:
+        for name in folders.keys() - refused.keys():
+            frontend = FrontEnd.from_data(read_frontend(folders[name], name.partition("/")[2] or None)).eval()
+            with torch.inference_mode():
+                expected = frontend(ids, indices=dict.fromkeys(frontend.config.needed, ids * 0)).numpy()
+            indices = {index: [[0, 0, 0]] for index in frontend.config.needed}
+            found = client.embed(ids.tolist(), model=folders[name].name, indices=indices).vectors
+            np.testing.assert_allclose(found, expected, rtol=0, atol=0 if frontend.config.exact else 2e-6, err_msg=name)
