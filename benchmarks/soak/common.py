@@ -57,7 +57,7 @@ class Truth:
         graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
         tables = [tensor for tensor in graph.initializer if tensor.external_data]
         names = {tensor.name: self._table(folder, tensor) for tensor in tables}
-        self.tokens, self.positions = (names[f"frontend.{table}.weight"] for table in ("tokens", "positions"))
+        self.tokens, self.positions = (names[f"{table}.weight"] for table in ("tokens", "positions"))
         if len(names) > 2 or {table.dtype.name for table in names.values()} != {"float32"}:
             raise SystemExit(f"{folder}: got the tables {', '.join(names)}, expected tokens and positions in float32")
 

@@ -19,8 +19,6 @@ NGRAM_ROWS_GRAPH = "ngram.rows.onnx"
 """The n-gram embeddings of given row ids, for runtimes without 64-bit integers."""
 OUTPUT_GRAPHS = (*TOKEN_GRAPHS, NGRAM_IDS_GRAPH)
 """Graphs with outputs for requests."""
-TABLE_GRAPHS = (*OUTPUT_GRAPHS, NGRAM_ROWS_GRAPH)
-"""Graphs with tables or constants in the data file, as the export first writes them."""
 BIAS_GRAPH = "bias.onnx"
 DATA = "model.onnx.data"
 TOKENIZER = "tokenizer.json"

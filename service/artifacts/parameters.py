@@ -19,7 +19,7 @@ def count_parameters(folder: Path, manifest: Manifest | StemManifest, report: Pa
     for graph in manifest.graphs:
         for tensor in parse(graph, read_file(folder / graph, MAX_GRAPH_BYTES)).graph.initializer:
             dtype = TYPES[tensor.data_type][0]
-            name = tensor.name.removeprefix("frontend.").removesuffix(".transposed")
+            name = tensor.name
             # Without a front-end of steps the names are free.
             trained = name.endswith(("weight", "bias")) or manifest.kind == "stem" or manifest.front_end is None
             if tensor.dims and dtype in WEIGHT_TYPES and trained:

@@ -66,5 +66,5 @@ def make_repository(root: Path, **models: str) -> Path:
 def read_tables(folder: Path) -> dict[str, Floats]:
     """Return the tables of two dimensions of an artifact by the name of their step, as onnx reads them."""
     initializers = onnx.load(folder / GRAPH).graph.initializer
-    tables = [tensor for tensor in initializers if tensor.name.startswith("frontend.") and len(tensor.dims) == 2]
-    return {tensor.name.split(".")[1]: np.array(onnx.numpy_helper.to_array(tensor)) for tensor in tables}
+    tables = [tensor for tensor in initializers if "." in tensor.name and len(tensor.dims) == 2]
+    return {tensor.name.split(".")[0]: np.array(onnx.numpy_helper.to_array(tensor)) for tensor in tables}
