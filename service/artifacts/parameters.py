@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 from preblock.service.artifacts.manifest import Manifest, StemManifest
-from preblock.service.artifacts.names import BIAS_GRAPH
 from preblock.service.artifacts.onnx_check import MAX_GRAPH_BYTES, TYPES, parse
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.core.files import read_file
@@ -19,12 +18,10 @@ def count_parameters(folder: Path, manifest: Manifest | StemManifest, report: Pa
     for graph in manifest.graphs:
         for tensor in parse(graph, read_file(folder / graph, MAX_GRAPH_BYTES)).graph.initializer:
             dtype = TYPES[tensor.data_type][0]
-            name = tensor.name
             # Without a front-end of steps the names are free.
-            trained = name.endswith(("weight", "bias")) or manifest.kind == "stem" or manifest.front_end is None
+            trained = tensor.name.endswith(("weight", "bias")) or manifest.kind == "stem" or manifest.front_end is None
             if tensor.dims and dtype in WEIGHT_TYPES and trained:
-                name = f"bias {name.removeprefix('bias.')}" if graph == BIAS_GRAPH else name
-                counts[name] = math.prod(tensor.dims)
+                counts[tensor.name] = math.prod(tensor.dims)
     if isinstance(manifest, Manifest) and manifest.references:
         counts |= {f"ngrams.tables.{n}.weight": t.rows * t.width for n, t in enumerate(manifest.ngram_tables)}
     # The rows of an int4 table are packed and padded.

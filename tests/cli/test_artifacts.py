@@ -167,7 +167,7 @@ def test_inspect_as_json_has_manifest_and_parity(tiny_repository: Path) -> None:
         ("llama", "Outputs", "rotary_cos", "rotation of queries and keys in attention, layout half"),
         ("llama", "Outputs", "embeddings", "also inputs_embeds or prompt_embeds of a model"),
         ("t5", "Outputs", "bias", "added in attention, from /bias"),
-        ("t5", "Weights", "bias weight", "24"),
+        ("t5", "Weights", "bias.weight", "24"),
         ("segments", "Inputs", "token_type_ids", "required"),
         ("counts-mask", "Inputs", "positions count", "tokens with attention_mask 1"),
         ("counts-ids", "Inputs", "positions count", "tokens with another id than"),
