@@ -51,10 +51,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # Extras whose packages a package may import, besides the packages of the base install; of others `service`.
 EXTRAS_OF = {
     "client": (),
-    "models": ("export",),
-    "export": ("service", "export", "discover"),
+    "models": ("export", "torch"),
+    "export": ("service", "export", "torch", "discover"),
     "service": ("service", "cpu", "tracing"),
-    "plots": ("service", "plot", "export"),
+    "plots": ("service", "plot", "torch"),
 }
 # Imports that the client makes only for a caller who has the package.
 OPTIONAL = {("client.results", "torch"), ("client.results", "ml_dtypes")}
@@ -138,7 +138,7 @@ def test_imported_packages_are_declared_in_extras() -> None:
             canonicalize_name(requirement.name)
             for requirement in map(Requirement, PROJECT["optional-dependencies"].get(extra, PROJECT["dependencies"]))
         }
-        for extra in ("client", "service", "cpu", "export", "discover", "plot", "tracing")
+        for extra in ("client", "service", "cpu", "export", "torch", "discover", "plot", "tracing")
     }
     distributions = packages_distributions()
     missing = set()

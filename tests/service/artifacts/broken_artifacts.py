@@ -15,7 +15,7 @@ from preblock.service.core.errors import ArtifactError
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 
-TOKENS = f"{GRAPH} frontend.tokens.weight"
+TOKENS = f"{GRAPH} tokens.weight"
 SHAPE, LENGTH = (100, 32), 12800
 """Of the tokens; the positions, 50 rows, follow them in the data file."""
 

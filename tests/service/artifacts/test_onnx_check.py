@@ -185,7 +185,7 @@ def test_manifest_disagreeing_with_graph_is_rejected(weighty_copy: Path, values:
 @pytest.mark.parametrize("segments", [1, 3])
 def test_segment_count_not_matching_table_is_rejected(bert_copy: Path, segments: int) -> None:
     seal(bert_copy, indices={"token_type_ids": segments})
-    table = f"{GRAPH} frontend.segments.weight"
+    table = f"{GRAPH} segments.weight"
     assert refusal(bert_copy) == f"{MANIFEST} indices.token_type_ids: got {segments}, expected 2, the rows of {table}"
 
 
