@@ -25,7 +25,8 @@ import pytest
 import torch
 from torch import nn
 
-from preblock.export.exporter import export, export_module
+from preblock.export import export_module
+from preblock.export.exporter import export
 from tests.support.torchlib import read_once
 
 

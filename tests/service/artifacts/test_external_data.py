@@ -81,7 +81,7 @@ def test_invalid_shape_is_rejected(weighty_copy: Path) -> None:
 
 def test_overlapping_tensors_are_rejected(weighty_copy: Path) -> None:
     for offset in (1, 12799):
-        edit(weighty_copy, moved(1, offset=str(offset)))
+        edit(weighty_copy, moved(-1, offset=str(offset)))
         message = f"{GRAPH} positions.weight begins at offset {offset}, within {TOKENS}"
         assert refusal(weighty_copy) == message
 

@@ -17,7 +17,7 @@ from preblock.service.artifacts.names import BIAS_GRAPH, DATA, GRAPH, MANIFEST, 
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from tests.service.artifacts.broken_artifacts import TOKENS, edit, external, refusal, seal
-from tests.support.late import exporter
+from tests.support.late import own_modules
 from tests.support.paths import ROOT
 
 
@@ -203,7 +203,7 @@ def test_custom_module_is_checked_against_its_tables(tmp_path: Path) -> None:
             vectors: Tensor = self.tokens(input_ids + 0) + self.positions(positions)
             return vectors
 
-    folder = exporter.export_module(Both(), "gpt", tmp_path, vocab_size=6, max_len=6).folder  # an unused row
+    folder = own_modules.export_module(Both(), "gpt", tmp_path, vocab_size=6, max_len=6).folder  # an unused row
     Repository(tmp_path, CPU, 1)
     manifest = (folder / MANIFEST).read_text()
     for field, value in (("vocab_size", 8), ("max_len", 7)):
