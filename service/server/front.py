@@ -1,8 +1,4 @@
-"""The HTTP/1.1 connection of a client: it orders responses, answers tensor requests, and forwards all others.
-
-A contained protocol of uvicorn answers the others. It reads requests serialized from the parsed ones, so both parsers
-always agree on the end of a request.
-"""
+"""The HTTP/1.1 connection of a client: it orders responses, answers tensor requests, and hands all others to ASGI."""
 
 import asyncio
 import logging
@@ -17,15 +13,14 @@ from preblock.service.observability.context import RequestContext, find_request_
 from preblock.service.server.coroutines import run_eagerly
 from preblock.service.server.deadline import Deadline
 from preblock.service.server.descriptor_reserve import DescriptorReserve, WaitingConnection
-from preblock.service.server.handover import Handover
 from preblock.service.server.incoming_request import IncomingRequest, Refusal
 from preblock.service.server.lingering_close import LingeringClose
 from preblock.service.server.read_scheduler import ReadScheduler, ReadTurns
-from preblock.service.server.request_reader import RequestReader
+from preblock.service.server.request_reader import MALFORMED, RequestReader
 from preblock.service.server.tensor_path import TensorPath
 from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.unread_watch import UnreadWatch
-from preblock.service.server.uvicorn_adapter import Config, ServerState, connections_of
+from preblock.service.server.uvicorn_bridge import Config, ServerState, UvicornBridge, connections_of
 from preblock.service.server.websocket import WebSocket
 
 LOG = logging.getLogger(__name__)
@@ -68,7 +63,7 @@ class Front(WaitingConnection):
         self.deadline = Deadline(self.loop)
         self.reader = RequestReader(self)
         self.tensors = TensorPath(self, config.loaded_app)
-        self._handover = Handover(self)
+        self._bridge: UvicornBridge | None = None  # most connections for tensors need none
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the first request."""
@@ -80,7 +75,7 @@ class Front(WaitingConnection):
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         turns, reader = ReadTurns.of(self.app_state, self.loop), self.reader
         self.scheduler = ReadScheduler(transport, turns, reader.read, lambda: reader.body_bytes, self.fail)
-        self._watch = UnreadWatch(transport, self.loop, self.app_state, lambda: self.tensors.held + self._handover.held)
+        self._watch = UnreadWatch(transport, self.loop, self.app_state, self._count_held)
         self._connections.add(self)
         self.reader.wait_for_head()
         if self.scheme == "http":  # else its handshake has reported it
@@ -93,22 +88,29 @@ class Front(WaitingConnection):
         self._connections.discard(self)
         self.deadline.cancel()
         self.resume_writing()
-        self._handover.connection_lost()
+        if self._bridge is not None:
+            self._bridge.connection_lost()
         self.scheduler.end()
+
+    def _count_held(self) -> int:
+        """Return the bytes of memory that the response in progress holds."""
+        return self.tensors.held + (0 if self._bridge is None else self._bridge.held)
 
     def pause_writing(self) -> None:
         """Pause responses, because the client does not read."""
         self.write_paused = True
         self.writable.clear()
         self._watch.start()
-        self._handover.pause_writing()
+        if self._bridge is not None:
+            self._bridge.pause_writing()
 
     def resume_writing(self) -> None:
         """Resume responses."""
         self.write_paused = False
         self.writable.set()
         self._watch.stop()
-        self._handover.resume_writing()
+        if self._bridge is not None:
+            self._bridge.resume_writing()
 
     def shutdown(self) -> None:
         """End the streams, and close the connection. A request with a complete head is still answered."""
@@ -118,6 +120,8 @@ class Front(WaitingConnection):
             self.transport.close()
         else:
             self.keep_alive = False
+            if self._bridge is not None:
+                self._bridge.shutdown()
         if streams := self.app_state.get("streams"):
             streams.drain()
 
@@ -134,7 +138,7 @@ class Front(WaitingConnection):
     def waits_since(self) -> tuple[bool, float] | None:
         """Return whether the connection is idle, and since when; None if it does not wait for its client."""
         active = self.active
-        answers = active is not None and not active.answered and (active.complete or active.answer_begun)
+        answers = active is not None and not active.answered and (active.complete or self.answer_begun)
         if not self.deadline.is_set() or answers or self.delays_input() or self.is_closing():
             return None
         return self.deadline.is_set(self._close_idle), self.deadline.since
@@ -146,6 +150,12 @@ class Front(WaitingConnection):
 
     def _close_idle(self) -> None:
         self.transport.close()
+
+    @property
+    def answer_begun(self) -> bool:
+        """Whether a part of the response to the active request was written."""
+        active = self.active
+        return active is not None and (active.answer_begun or (self._bridge is not None and self._bridge.answer_begun))
 
     def delays_input(self) -> bool:
         """Return whether input waits for the server, not for the client."""
@@ -180,7 +190,7 @@ class Front(WaitingConnection):
         active = self.active
         context = RequestContext(None if active is None else find_request_id(active.identifying))
         LOG.exception("internal error in a connection; it is closed", extra={"request_id": context.text})
-        if active is None or active.answer_begun or self.is_closing():
+        if active is None or self.answer_begun or self.is_closing():
             self.transport.abort()
             return
         self.keep_alive = False
@@ -200,8 +210,8 @@ class Front(WaitingConnection):
 
     def receive_body(self, incoming: IncomingRequest, body: bytes) -> None:
         """Forward a chunk of a request body, or keep it until the request starts."""
-        if incoming is self.active and incoming.route is None:
-            self._handover.send_body(incoming, body)
+        if incoming is self.active and incoming.route is None and self._bridge is not None:
+            self._bridge.send_body(body)
         else:
             incoming.chunks.append(body)
 
@@ -213,8 +223,8 @@ class Front(WaitingConnection):
             first_input: the first bytes received for it; empty if they are not kept.
 
         """
-        if incoming is self.active and incoming.route is None:
-            self._handover.send_end(incoming)
+        if incoming is self.active and incoming.route is None and self._bridge is not None:
+            self._bridge.send_end()
             if incoming.answered:
                 self.finish()
         elif incoming is self.active:
@@ -228,8 +238,8 @@ class Front(WaitingConnection):
         self.scheduler.pause()
         if incoming.answered:
             self.close()
-        elif incoming is self.active and incoming.route is None:
-            self._handover.cut_body(incoming)
+        elif incoming is self.active and incoming.route is None and self._bridge is not None:
+            self._bridge.cut_body()
         elif incoming is self.active and incoming.refusal is not None:
             self._send_refusal(incoming.refusal)
 
@@ -245,8 +255,16 @@ class Front(WaitingConnection):
         if self.tensors.accepts(incoming):
             if incoming.complete:
                 self.tensors.answer(incoming, b"")
-        else:
-            self._handover.begin(incoming)
+        elif not self._begin(incoming):
+            self._send_refusal(MALFORMED)
+
+    def _begin(self, incoming: IncomingRequest) -> bool:
+        """Start the application for a request; return False if its URL is malformed."""
+        if self._bridge is None:
+            self._bridge = UvicornBridge(self, self.config, self.server_state, self.app_state, self._context)
+            if self.write_paused:
+                self._bridge.pause_writing()
+        return self._bridge.begin(incoming)
 
     def finish(self) -> None:
         """End the active request after its response, and start the next one."""
@@ -287,6 +305,10 @@ class Front(WaitingConnection):
         if not self.is_closing() and self.active is None and self._queue:
             self._start(self._queue.popleft())
             self.resume_reading()
+
+    def pause_reading(self) -> None:
+        """Read no more of the input, because the application has not taken the body so far."""
+        self.scheduler.pause()
 
     def resume_reading(self) -> None:
         """Resume reading, unless requests are queued or none can follow."""

@@ -41,18 +41,19 @@ class IncomingRequest:
 
     Args:
         began: arrival of its head, a timestamp of `perf_counter`.
-        headers: in their order, without the headers in `identifying`.
+        headers: in their order, with lower-case names, without the headers in `identifying`.
         identifying: request id and trace headers, with lower-case names.
         size: bytes of the URL and the headers; after the head, bytes of the trailers.
         head_size: bytes of the URL and the headers, once the head is complete.
         hosts: number of `Host` headers.
         transfer_encodings: values of the `Transfer-Encoding` headers, in lower case.
-        chunks: the body received so far, until another protocol or the response takes it.
+        expects_continue: whether the client waits for an interim response before it sends the body.
+        chunks: the body received so far, until the application or the response takes it.
         accepted: whether the head is complete, and the request has its place in the order of responses.
         complete: whether the body is complete.
         refusal: response to malformed input at the place of this request, or in its body; None without an error.
         rest: of a WebSocket, the first input after its head.
-        answer_begun: whether the contained protocol has begun the response.
+        answer_begun: whether the response was begun.
         answered: whether the response was written before the body was complete.
         target: of a tensor request, for its context.
         route: of a tensor request; None if the application answers. The fields below belong to it.
@@ -75,6 +76,7 @@ class IncomingRequest:
     head_size: int = 0
     hosts: int = 0
     transfer_encodings: list[bytes] = field(default_factory=list)
+    expects_continue: bool = False
     chunks: list[bytes] = field(default_factory=list)
     keep_alive: bool = True
     upgrades: bool = False
@@ -102,11 +104,13 @@ class IncomingRequest:
         if lower in PER_REQUEST_HEADERS:
             self.identifying.append((lower, value))
             return
-        self.headers.append((name, value))
+        self.headers.append((lower, value))
         if lower == b"host":
             self.hosts += 1
         elif lower == b"transfer-encoding":
             self.transfer_encodings.append(value.lower())
+        elif lower == b"expect":
+            self.expects_continue = self.expects_continue or value.lower() == b"100-continue"
 
     def use_origin_form(self) -> None:
         """Replace an absolute target by its path and query, and the host by the one of the target.
@@ -117,7 +121,7 @@ class IncomingRequest:
         if absolute is not None:
             host, target = absolute.groups()
             self.url = target if target.startswith(b"/") else b"/" + target
-            self.headers = [(name, host if name.lower() == b"host" else value) for name, value in self.headers]
+            self.headers = [(name, host if name == b"host" else value) for name, value in self.headers]
 
     def check_head(self) -> Refusal | None:
         """Return the refusal of a complete head with invalid or unsupported headers; None for any other."""
@@ -133,7 +137,7 @@ class IncomingRequest:
             return None
         if not self.url.isascii():
             return Refusal(400, "the URL of the WebSocket has characters outside ASCII; percent-encode them")
-        versions = [value for name, value in self.headers if name.lower() == b"sec-websocket-version"]
+        versions = [value for name, value in self.headers if name == b"sec-websocket-version"]
         if versions and versions != [WEBSOCKET_VERSION]:
             headers = (b"sec-websocket-version", WEBSOCKET_VERSION), (b"upgrade", WEBSOCKET)
             return Refusal(426, f"Sec-WebSocket-Version: got {_quote(versions)}, expected 13", headers)
@@ -144,12 +148,12 @@ class IncomingRequest:
         """Whether the client requests a WebSocket, alone or among other protocols (RFC 9110, section 7.8)."""
         if not self.upgrades or not self.knows_chunks:
             return False
-        offers = b",".join(value for name, value in self.headers if name.lower() == b"upgrade")
+        offers = b",".join(value for name, value in self.headers if name == b"upgrade")
         return any(protocol.strip().lower() == WEBSOCKET for protocol in offers.split(b","))
 
     @property
     def knows_chunks(self) -> bool:
-        """Whether the client's version has chunks, interim responses and upgrades: HTTP/1.1 does."""
+        """Whether the client's version has chunks, interim responses and upgrades: HTTP/1.1 does (RFC 9110, 10.1.1)."""
         return self.version >= "1.1"
 
     @property
@@ -159,22 +163,19 @@ class IncomingRequest:
 
     def head_without_upgrade(self) -> bytes:
         """Return the head without the offer of another protocol."""
-        self.headers = [header for header in self.headers if header[0].lower() != b"upgrade"]
+        self.headers = [header for header in self.headers if header[0] != b"upgrade"]
         return self.head()
 
     def head_of_websocket(self) -> bytes:
         """Return the head with the offer of a WebSocket alone: `websockets` refuses a list of protocols."""
-        others = [header for header in self.headers if header[0].lower() != b"upgrade"]
+        others = [header for header in self.headers if header[0] != b"upgrade"]
         self.headers = [*others, (b"upgrade", WEBSOCKET)]
         return self.head()
 
     def head(self) -> bytes:
         """Return the head, serialized from the parsed fields."""
         lines = [b"%b %b HTTP/%b\r\n" % (self.method, self.url, self.version.encode())]
-        headers = (*self.headers, *self.identifying)
-        if not self.knows_chunks:  # nor interim responses (RFC 9110, section 10.1.1)
-            headers = tuple(header for header in headers if header[0].lower() != b"expect")
-        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines += [b"%b: %b\r\n" % header for header in (*self.headers, *self.identifying)]
         return b"".join((*lines, b"\r\n"))
 
 

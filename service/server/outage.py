@@ -18,7 +18,7 @@ from preblock.service.api.http.origins import AllowedHosts
 from preblock.service.core.errors import Invalid, Unavailable
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.server.uvicorn_adapter import Config, Server
+from preblock.service.server.uvicorn_bridge import Config, Server
 
 LOG = logging.getLogger(__name__)
 STOP_SECONDS = 5.0

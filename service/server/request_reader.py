@@ -74,7 +74,7 @@ class RequestReader:
         incoming = self._incoming
         if self._connection.delays_input():
             self.wait_for_body()
-        elif incoming.answered or not incoming.answer_begun:  # only a stream answers before the end of the body
+        elif incoming.answered or not self._connection.answer_begun:  # only a stream answers before the end of the body
             self.refuse_late()
 
     def refuse_late(self) -> None:

@@ -31,7 +31,7 @@ from preblock.service.server.addresses import Bound, allowed_hosts, bind_http, h
 from preblock.service.server.front import Front
 from preblock.service.server.outage import OutageServer
 from preblock.service.server.supervisor import ParentPipe, Supervisor, start_forkserver
-from preblock.service.server.uvicorn_adapter import Config, LifespanOn, Server
+from preblock.service.server.uvicorn_bridge import Config, LifespanOn, Server
 
 LOG = logging.getLogger(__name__)
 PRELOADED_MODULES, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]

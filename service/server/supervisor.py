@@ -20,7 +20,7 @@ from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.server.outage import OutageServer
-from preblock.service.server.uvicorn_adapter import STARTUP_FAILURE
+from preblock.service.server.uvicorn_bridge import STARTUP_FAILURE
 
 LOG = logging.getLogger(__name__)
 FORKSERVER = multiprocessing.get_context("forkserver")

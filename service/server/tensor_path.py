@@ -14,7 +14,7 @@ from preblock.service.api.request_cache import Template
 from preblock.service.observability.context import RequestContext, find_request_id
 from preblock.service.server.incoming_request import MAX_IDLE_HEAD_BYTES, IncomingRequest
 from preblock.service.server.tensor_responder import TensorResponder
-from preblock.service.server.uvicorn_adapter import ProxyHeadersMiddleware
+from preblock.service.server.uvicorn_bridge import ProxyHeadersMiddleware
 
 if TYPE_CHECKING:
     from preblock.service.server.front import Front
@@ -140,7 +140,7 @@ class TensorPath:
         if dispatcher.templates is not None:
             # A route without a model takes texts, which vary in length.
             left_out = (CREDENTIAL,) if route.name else (CREDENTIAL, LENGTH)
-            request.key = (request.url, *(header for header in request.headers if header[0].lower() not in left_out))
+            request.key = (request.url, *(header for header in request.headers if header[0] not in left_out))
             request.key_changes = dispatcher.changes()
             request.caller = dispatcher.caller_context(request.headers, request.client)
         if not (route.name and self._has_template(request)) and not self._may_answer(request):
@@ -154,7 +154,7 @@ class TensorPath:
 
         The key of a template holds the host, so a request with a template needs no check.
         """
-        headers = {name.lower(): value for name, value in request.headers}
+        headers = dict(request.headers)
         length = headers.get(b"content-length", b"")
         is_short = 0 < len(length) <= 6 and int(length) <= MAX_BODY_BYTES
         simple = is_short and headers.keys().isdisjoint(APPLICATION_HEADERS)
@@ -189,7 +189,7 @@ class TensorPath:
             "method": "POST",
             "path": request.route.path,
             "query_string": request.route.query,
-            "headers": [*((name.lower(), value) for name, value in request.headers), *request.identifying],
+            "headers": [*request.headers, *request.identifying],
             "client": request.client,
             "scheme": request.scheme,
         }

@@ -1,4 +1,4 @@
-"""A WebSocket connection: a step lane answers simple steps, and an unmodified protocol of uvicorn all other frames."""
+"""A WebSocket connection: a step lane answers simple steps, and uvicorn's protocol all other frames."""
 
 import asyncio
 import logging
@@ -15,13 +15,18 @@ from preblock.service.api.http.routes.decode import CONNECTION, TOO_BIG
 from preblock.service.core.body_memory import LARGE_BODY_BYTES
 from preblock.service.core.incoming_memory import IncomingBody, IncomingMemory
 from preblock.service.server.incoming_request import Refusal
-from preblock.service.server.inner_transport import InnerTransport
 from preblock.service.server.lingering_close import LingeringClose
 from preblock.service.server.read_scheduler import ReadScheduler, ReadTurns
 from preblock.service.server.step_lane import StepLane
 from preblock.service.server.tensor_responder import error_response
 from preblock.service.server.unread_watch import UnreadWatch
-from preblock.service.server.uvicorn_adapter import Config, ServerState, WebSocketsSansIOProtocol, connections_of
+from preblock.service.server.uvicorn_bridge import (
+    Config,
+    InnerTransport,
+    ServerState,
+    WebSocketsSansIOProtocol,
+    connections_of,
+)
 from preblock.service.server.websocket_frames import FrameReader
 
 LOG = logging.getLogger(__name__)

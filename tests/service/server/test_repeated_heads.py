@@ -24,7 +24,7 @@ from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.server.front import Front
 from preblock.service.server.read_scheduler import ReadTurns
 from preblock.service.server.run import configure
-from preblock.service.server.uvicorn_adapter import ServerState
+from preblock.service.server.uvicorn_bridge import ServerState
 from tests.support.artifacts import copy_artifact
 from tests.support.connections import RawConnection, http_request
 from tests.support.servers import Server, serve

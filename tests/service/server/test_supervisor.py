@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 
 from preblock.service.server.supervisor import ParentPipe, Worker, start_forkserver
-from preblock.service.server.uvicorn_adapter import Config, Server
+from preblock.service.server.uvicorn_bridge import Config, Server
 from tests.support.waiting import wait_until
 
 SECONDS = 60
