@@ -21,7 +21,7 @@ import preblock
 from preblock.bench.workload import LoadTarget
 from preblock.client.errors import ConnectionFailed, RequestError
 from preblock.service.core.errors import Invalid
-from preblock.service.server.unix_socket import MAX_PATH_BYTES, UnixListener
+from preblock.service.server.addresses import MAX_PATH_BYTES, UnixListener
 from tests.support.open_inference import infer_message, open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.processes import workers
