@@ -31,7 +31,6 @@ import uvicorn
 from benchmarks.guards import GUARDS, guarded
 from benchmarks.streams import CLIENT_CORE, MODEL, SERVER_CORE, WIDTH, running
 from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.server.addresses import bind
 from preblock.service.server.run import configure
 
@@ -86,7 +85,6 @@ async def bare(
     """Read the body of a request, and answer with the canned bytes of its path."""
     if scope["type"] == "lifespan":
         while (await receive())["type"] == "lifespan.startup":
-            scope["state"]["settings"] = LiveSettings(Settings())
             await send({"type": "lifespan.startup.complete"})
         await send({"type": "lifespan.shutdown.complete"})
         return

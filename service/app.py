@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.dispatcher import STATIC_DOCUMENTS, Dispatcher
+from preblock.service.api.http.dispatcher import STATIC_DOCUMENTS, Dispatcher, Services
 from preblock.service.api.http.origins import AllowedHosts
 from preblock.service.api.http.routes import (
     bias,
@@ -164,11 +164,12 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
         pages.router("Preblock API", describe, STATIC_DOCUMENTS, settings.has_inspector),
     ):
         app.include_router(router)
+    limits = engine.limits
     return Dispatcher(
         app,
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference, ("/v1", "embeddings"): embeddings},
         access=engine.repository.access,
-        settings=engine.settings,
+        services=Services(engine.settings, streams, limits.incoming, limits.responses),
         templates=templates,
         count_bytes=engine.metrics.count_bytes,
         trace=None if tracing is None else tracing.trace,
@@ -184,8 +185,8 @@ async def _run(
     sequences: Sequences,
     templates: TemplateCache,
     tracing: "Tracing | None",
-) -> AsyncIterator[dict[str, Any]]:
-    """Run the background work and gRPC for the time of the block; yield the state for the server's connections."""
+) -> AsyncIterator[None]:
+    """Run the background work and gRPC for the time of the block."""
     background = (
         engine.control.run,
         engine.control.watch_references,
@@ -195,22 +196,15 @@ async def _run(
     )
     await engine.control.join()
     tasks = [asyncio.create_task(_keep_running(work)) for work in background]
-    limits = engine.limits
-    state = {
-        "streams": streams,
-        "settings": engine.settings,
-        "incoming": limits.incoming,
-        "responses": limits.responses,
-    }
     if not settings.has_grpc:
-        yield state
+        yield
     else:
         # Only a service with gRPC pays for this import.
         from preblock.service.api.grpc.server import running
 
         trace = None if tracing is None else tracing.trace
         async with running(engine, streams, sequences, templates, VERSION, settings, trace):
-            yield state
+            yield
     engine.metrics.flush()
     for task in tasks:
         task.cancel()

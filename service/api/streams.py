@@ -12,8 +12,6 @@ from preblock.service.observability.metrics import Metrics
 
 T = TypeVar("T")
 Reason = Literal["close", "shutdown", "left", "idle", "time", "key"]
-LIFETIME = "preblock.lifetime"
-"""Key of a stream's lifetime in the state of its request; the connection ends the stream after a disconnect."""
 
 
 class StreamEnd(Exception):

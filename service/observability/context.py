@@ -107,6 +107,7 @@ class RequestContext:
         target: method, path and client; None outside of a server.
         status: of the response, or a name of gRPC; None before it is known.
         on_status: calls to make once the status is known, in order; a stream may take its first step before.
+        on_disconnect: called when the client disconnects; None if nothing waits for it.
         held: bytes of memory reserved for the response; 0 for a small one.
 
     Args:
@@ -116,7 +117,7 @@ class RequestContext:
     """
 
     __slots__ = (
-        *("began", "id", "on_status", "read", "received", "record", "status", "target", "trace"),
+        *("began", "id", "on_disconnect", "on_status", "read", "received", "record", "status", "target", "trace"),
         *("_memory", "held"),
     )
 
@@ -131,6 +132,7 @@ class RequestContext:
         self.target: Target | None = None
         self.status: int | str | None = None
         self.on_status: tuple[Callable[[], None], ...] = ()
+        self.on_disconnect: Callable[[], None] | None = None
         self._memory: BodyMemory | None = None
         self.held = 0
 

@@ -54,14 +54,6 @@ class DescriptorReserve:
         self._is_scheduled = False
         self._logged = float("-inf")
 
-    @classmethod
-    def of(
-        cls, app_state: dict[str, Any], loop: asyncio.AbstractEventLoop, connections: set[Any]
-    ) -> "DescriptorReserve":
-        """Return the reserve of all connections with this state of the application."""
-        reserve: DescriptorReserve | None = app_state.get("reserve")
-        return reserve or app_state.setdefault("reserve", cls(loop, connections))
-
     def admit(self, descriptor: int) -> None:
         """Take note of a new connection, and make room for the next one if few descriptors are free.
 

@@ -4,10 +4,11 @@ import re
 from collections.abc import Hashable
 from contextvars import Context
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import NamedTuple
 
 from preblock.service.api.http.request import Route
-from preblock.service.api.http.response import Headers
+from preblock.service.api.http.response import Headers, lines_of
 from preblock.service.observability.context import PER_REQUEST_HEADERS, Target
 
 MAX_VALUE_CHARS = 80
@@ -17,6 +18,7 @@ MAX_IDLE_HEAD_BYTES = 2**12
 LINE_BYTES = 4  # of a header: a colon, a space and the end of the line
 HEAD_TOO_LONG = f"the headers have more than {MAX_HEAD_BYTES} bytes, the limit"
 ABSOLUTE_FORM = re.compile(rb"https?://(?:[^/?#]*@)?([^/?#@]+)((?:[/?#].*)?)", re.IGNORECASE)
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 WEBSOCKET, WEBSOCKET_VERSION = b"websocket", b"13"
 
 
@@ -34,6 +36,45 @@ class Refusal(NamedTuple):
     text: str
     headers: Headers = ()
 
+    def response(self, headers: Headers) -> bytes:
+        """Return the response, with these headers besides its own."""
+        content = self.text.encode()
+        fields: list[tuple[bytes, bytes]] = [
+            *headers,
+            *self.headers,
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", b"%d" % len(content)),
+            (b"connection", b"close"),
+        ]
+        return b"".join((STATUS_LINES[self.status], lines_of(fields), b"\r\n", content))
+
+
+class TensorCall(NamedTuple):
+    """What the head of a tensor request says, for each body after it.
+
+    Args:
+        route: of the request.
+        target: for the context of the request.
+        caller: context variables with the authenticated caller; None if its check failed.
+        key: of its template in the cache.
+        key_changes: version of the API keys, from `Dispatcher.changes`.
+        request_id: from the headers, if the client sent one.
+        client: address and port of the client, as reported by a trusted proxy.
+        scheme: of the URL, as reported by a trusted proxy.
+        identifying: request id and trace headers.
+
+    """
+
+    route: Route
+    target: Target
+    caller: Context | None
+    key: Hashable
+    key_changes: int
+    request_id: bytes | None
+    client: tuple[str, int] | None
+    scheme: str
+    identifying: list[tuple[bytes, bytes]]
+
 
 @dataclass(eq=False, slots=True)
 class IncomingRequest:
@@ -44,7 +85,6 @@ class IncomingRequest:
         headers: in their order, with lower-case names, without the headers in `identifying`.
         identifying: request id and trace headers, with lower-case names.
         size: bytes of the URL and the headers; after the head, bytes of the trailers.
-        head_size: bytes of the URL and the headers, once the head is complete.
         hosts: number of `Host` headers.
         transfer_encodings: values of the `Transfer-Encoding` headers, in lower case.
         expects_continue: whether the client waits for an interim response before it sends the body.
@@ -55,14 +95,7 @@ class IncomingRequest:
         rest: of a WebSocket, the first input after its head.
         answer_begun: whether the response was begun.
         answered: whether the response was written before the body was complete.
-        target: of a tensor request, for its context.
-        route: of a tensor request; None if the application answers. The fields below belong to it.
-        caller: context variables with the authenticated caller.
-        key: of its template in the cache.
-        key_changes: version of the API keys, from `Dispatcher.changes`.
-        request_id: from the headers, if the client sent one.
-        client: address and port of the client, as reported by a trusted proxy.
-        scheme: of the URL, as reported by a trusted proxy.
+        call: of a tensor request; None if the application answers.
 
     """
 
@@ -73,7 +106,6 @@ class IncomingRequest:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     identifying: list[tuple[bytes, bytes]] = field(default_factory=list)
     size: int = 0
-    head_size: int = 0
     hosts: int = 0
     transfer_encodings: list[bytes] = field(default_factory=list)
     expects_continue: bool = False
@@ -86,14 +118,7 @@ class IncomingRequest:
     rest: bytes = b""
     answer_begun: bool = False
     answered: bool = False
-    target: Target | None = None
-    route: Route | None = None
-    caller: Context | None = None
-    key: Hashable = ()
-    key_changes: int = 0
-    request_id: bytes | None = None
-    client: tuple[str, int] | None = None
-    scheme: str | None = None
+    call: TensorCall | None = None
 
     def add_header(self, name: bytes, value: bytes) -> None:
         """Add a header of the head. Headers for the request's identity are kept apart.

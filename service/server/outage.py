@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.dispatcher import Dispatcher
+from preblock.service.api.http.dispatcher import Dispatcher, Services
 from preblock.service.api.http.origins import AllowedHosts
 from preblock.service.core.errors import Invalid, Unavailable
 from preblock.service.core.settings import Settings
@@ -51,7 +51,7 @@ class OutageServer:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         if any(not thread.server.should_exit for thread in self._threads):
             return
-        app = Dispatcher(OutageApp(settings), {}, settings=settings, hosts=self._hosts)
+        app = Dispatcher(OutageApp(), {}, services=Services(settings), hosts=self._hosts)
         try:
             config = self._configure(settings.current, app)
         except Invalid as error:
@@ -129,20 +129,11 @@ class _ServerThread(Thread):
 
 
 class OutageApp:
-    """The ASGI application: status 200 for liveness, and 503 for everything else.
-
-    Args:
-        settings: of the service.
-
-    """
-
-    def __init__(self, settings: LiveSettings) -> None:
-        self._settings = settings
+    """The ASGI application: status 200 for liveness, and 503 for everything else."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request or a WebSocket, or run the lifespan of the server (ASGI 3)."""
         if scope["type"] == "lifespan":
-            scope["state"]["settings"] = self._settings
             await receive()
             await send({"type": "lifespan.startup.complete"})  # nothing needs an end
             return

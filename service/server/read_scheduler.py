@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
 
 from preblock.service.core.body_memory import LARGE_BODY_BYTES
 
@@ -36,12 +35,6 @@ class ReadTurns:
         self._is_scheduled = False
         self._deadline: float | None = None
         """Of this iteration of the loop; None if it has read nothing."""
-
-    @classmethod
-    def of(cls, app_state: dict[str, Any], loop: asyncio.AbstractEventLoop) -> "ReadTurns":
-        """Return the turns of all connections with this state of the application."""
-        turns: ReadTurns = app_state.get("turns") or app_state.setdefault("turns", cls(loop))
-        return turns
 
     def add(self, scheduler: "ReadScheduler") -> None:
         """Read the input of a connection in the next iteration of the loop."""

@@ -1,5 +1,6 @@
 """Serve in one process, or in several that share a listening socket and, through the page cache, the tables."""
 
+import asyncio
 import gc
 import logging
 import logging.config
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import FrameType
+from typing import cast
 
 from preblock.service.api.http.dispatcher import Dispatcher
 from preblock.service.app import VERSION, create_app, create_engine, create_tracing
@@ -28,10 +30,10 @@ from preblock.service.runtime.model import ServedModel
 from preblock.service.runtime.model_control import loading_hint
 from preblock.service.runtime.worker_states import write_desired
 from preblock.service.server.addresses import Bound, allowed_hosts, bind_http, hold_grpc_address
-from preblock.service.server.front import Front
+from preblock.service.server.http_connection import HttpConnection
 from preblock.service.server.outage import OutageServer
 from preblock.service.server.supervisor import ParentPipe, Supervisor, start_forkserver
-from preblock.service.server.uvicorn_bridge import Config, LifespanOn, Server
+from preblock.service.server.uvicorn_bridge import Config, ConnectionFactory, LifespanOn, Server
 
 LOG = logging.getLogger(__name__)
 PRELOADED_MODULES, PRELOADED_GRPC = ["preblock.service.server.preload"], ["preblock.service.api.grpc.server"]
@@ -241,9 +243,9 @@ def configure(settings: Settings, app: Callable[..., object], factory: bool = Fa
         log_config=configuration(settings.log_format, settings.log_level),
         access_log=False,
         server_header=False,
-        http=Front,
+        http=cast(type[asyncio.Protocol], ConnectionFactory(HttpConnection, settings)),
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        ws="none",  # `Front` handles WebSockets
+        ws="none",  # `HttpConnection` handles WebSockets
         ws_max_size=settings.max_body_bytes,
         ws_ping_timeout=None,  # a busy client may be silent; dead ones end by the limits of a stream and of TCP
         ws_per_message_deflate=False,

@@ -6,10 +6,8 @@ import struct
 from collections.abc import Callable
 from fcntl import ioctl
 from termios import TIOCOUTQ
-from typing import Any
 
-from preblock.service.core.body_memory import ResponseMemory
-from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.api.http.dispatcher import Services
 
 LOG = logging.getLogger(__name__)
 MAX_CHECK_SECONDS = 10.0
@@ -22,7 +20,7 @@ class UnreadWatch:
     Args:
         transport: of the connection.
         loop: of the connection.
-        app_state: of the application: `settings`, and `responses`, the memory of large responses, if it has any.
+        services: settings, and the memory of large responses, if the application has any.
         held: returns the bytes of that memory that the connection holds.
 
     """
@@ -31,18 +29,17 @@ class UnreadWatch:
         self,
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
-        app_state: dict[str, Any],
+        services: Services,
         held: Callable[[], int],
     ) -> None:
         self._transport, self._loop, self._held = transport, loop, held
-        self._responses: ResponseMemory | None = app_state.get("responses")
-        self._live: LiveSettings | None = app_state.get("settings")
+        self._responses, self._live = services.responses, services.settings
         self._unsent, self._since = 0, 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to watch, because writing is paused."""
-        if self._responses is not None and self._live is not None and self._timer is None:
+        if self._responses is not None and self._timer is None:
             self._unsent, self._since = -1, self._loop.time()
             self._wait(self._live.current.body_timeout_seconds)
 
@@ -54,7 +51,7 @@ class UnreadWatch:
 
     def _check(self) -> None:
         self._timer = None
-        if self._responses is None or self._live is None or self._transport.is_closing():
+        if self._responses is None or self._transport.is_closing():
             return
         now, unsent, seconds = self._loop.time(), self._count_unsent(), self._live.current.body_timeout_seconds
         if unsent != self._unsent or not self._held():

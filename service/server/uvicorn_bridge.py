@@ -10,43 +10,139 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
 import uvicorn
-from starlette.types import ASGIApp, Scope
-from uvicorn import Config
-from uvicorn.config import STARTUP_FAILURE
-from uvicorn.lifespan.on import LifespanOn
+from starlette.types import ASGIApp
+from uvicorn import Config as Config
+from uvicorn.config import STARTUP_FAILURE as STARTUP_FAILURE
+from uvicorn.lifespan.on import LifespanOn as LifespanOn
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from uvicorn.server import ServerState
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol as WebSocketsSansIOProtocol
+from uvicorn.server import ServerState as ServerState
 
-from preblock.service.api.http.dispatcher import held_by
-from preblock.service.api.streams import LIFETIME
+from preblock.service.api.http.dispatcher import Dispatcher, Services
+from preblock.service.core.settings import Settings
+from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.server.descriptor_reserve import DescriptorReserve
 from preblock.service.server.incoming_request import IncomingRequest
+from preblock.service.server.read_scheduler import ReadTurns
 from preblock.service.server.tls_handshake import TlsHandshake
 
-__all__ = [
-    "STARTUP_FAILURE",
-    "Config",
-    "InnerTransport",
-    "LifespanOn",
-    "ProxyHeadersMiddleware",
-    "Server",
-    "ServerState",
-    "UvicornBridge",
-    "WebSocketsSansIOProtocol",
-    "connections_of",
-]
 ERROR_LOG, ACCESS_LOG = logging.getLogger("uvicorn.error"), logging.getLogger("uvicorn.access")
+
+
+class Client(NamedTuple):
+    """The client of a connection.
+
+    Args:
+        transport: of the connection.
+        address: host and port; None over a Unix socket.
+        scheme: of its requests.
+        context: context variables for each request to begin with.
+
+    """
+
+    transport: asyncio.Transport
+    address: tuple[str, int] | None
+    scheme: str
+    context: Context
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """What the connections of one server share.
+
+    Args:
+        config: of the server, loaded.
+        state: of the server.
+        app_state: of the lifespan of the application; each request has a copy.
+        loop: of the connections.
+        dispatcher: answers tensor requests; has no routes for them if the application is another one.
+        services: of the application.
+        proxies: finds the client behind a trusted proxy; None without such proxies.
+        turns: order of large input.
+        reserve: of descriptors.
+        connections: that are open.
+        tasks: in progress.
+
+    """
+
+    config: Config
+    state: ServerState
+    app_state: dict[str, Any]
+    loop: asyncio.AbstractEventLoop
+    dispatcher: Dispatcher
+    services: Services
+    proxies: ProxyHeadersMiddleware | None
+    turns: ReadTurns
+    reserve: DescriptorReserve
+    connections: set[Any]
+    tasks: set[asyncio.Task[None]]
+
+    def origin(self, client: Client, headers: list[tuple[bytes, bytes]]) -> tuple[tuple[str, int] | None, str]:
+        """Return address and scheme of a request, as reported by a trusted proxy in `headers`."""
+        if self.proxies is None:
+            return client.address, client.scheme
+        scope: dict[str, Any] = {"type": "http", "client": client.address, "scheme": client.scheme, "headers": headers}
+        with suppress(StopIteration):  # the middleware awaits nothing
+            self.proxies(cast(Any, scope), _null_app, _null_app).send(None)
+        return scope["client"], scope["scheme"]
+
+
+async def _null_app(*_: object) -> Any:
+    """Do nothing, as an application or as a channel of ASGI."""
+
+
+class ConnectionFactory:
+    """Creates the connections of one server; uvicorn calls it in place of a class of protocols.
+
+    Args:
+        create: returns a connection.
+        settings: of the server, for an application other than a `Dispatcher`.
+
+    """
+
+    def __init__(self, create: Callable[[Shared], asyncio.Protocol], settings: Settings) -> None:
+        self._create, self._settings = create, settings
+        self._shared: Shared | None = None
+
+    def share(self, config: Config, state: ServerState, app_state: dict[str, Any]) -> Shared:
+        """Return what the connections of a server share."""
+        if self._shared is None or self._shared.state is not state:
+            app, proxies, loop = config.loaded_app, None, asyncio.get_running_loop()
+            if isinstance(app, ProxyHeadersMiddleware):
+                proxies, app = copy(app), app.app
+                proxies.app = _null_app
+            dispatcher = app if isinstance(app, Dispatcher) else Dispatcher(cast(ASGIApp, app), {})
+            services = dispatcher.services or Services(LiveSettings(self._settings))
+            # uvicorn's type lists only its own classes.
+            connections = cast(set[Any], state.connections)
+            turns, reserve = ReadTurns(loop), DescriptorReserve(loop, connections)
+            own = loop, dispatcher, services, proxies, turns, reserve
+            self._shared = Shared(config, state, app_state, *own, connections, state.tasks)
+        return self._shared
+
+    def __call__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> asyncio.Protocol:
+        """Return the connection of a new client."""
+        return self._create(self.share(config, server_state, app_state))
 
 
 class Server(uvicorn.Server):
@@ -67,23 +163,17 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
-        config, loop, state = self.config, asyncio.get_running_loop(), self.lifespan.state
-        protocol: Callable[[], asyncio.Protocol]
-        protocol = partial(config.http_protocol_class, config, self.server_state, state)  # type: ignore[call-arg]
+        config, loop, state = self.config, asyncio.get_running_loop(), self.server_state
+        factory = cast(ConnectionFactory, config.http_protocol_class)
+        protocol: Callable[[], asyncio.Protocol] = partial(factory, config, state, self.lifespan.state)
         if config.ssl is not None:
-            connections, tasks = connections_of(self.server_state), self.server_state.tasks
-            reserve = DescriptorReserve.of(state, loop, connections)
-            seconds = self._handshake_timeout_seconds
-            protocol = partial(TlsHandshake, protocol, config.ssl, seconds, connections, tasks, reserve)
+            shared = factory.share(config, state, self.lifespan.state)
+            own = shared.connections, shared.tasks, shared.reserve
+            protocol = partial(TlsHandshake, protocol, config.ssl, self._handshake_timeout_seconds, *own)
         self.servers = [
             await loop.create_server(protocol, sock=listener, backlog=config.backlog) for listener in sockets or ()
         ]
         self.started = True
-
-
-def connections_of(state: ServerState) -> set[Any]:
-    """Return the open connections for the server to shut down. uvicorn's type lists only its own classes."""
-    return cast(set[Any], state.connections)
 
 
 class InnerTransport(asyncio.Transport):
@@ -139,12 +229,6 @@ ENDED = EndedTransport()
 
 class Connection(Protocol):
     """What the bridge uses of a connection."""
-
-    transport: asyncio.Transport
-    loop: asyncio.AbstractEventLoop
-    tasks: set[asyncio.Task[None]]
-    client: tuple[str, int] | None
-    scheme: str
 
     def is_closing(self) -> bool:
         """Return whether the connection is closed or closing."""
@@ -204,74 +288,53 @@ class UvicornBridge:
 
     Args:
         connection: of the client.
-        config: of the server, loaded.
-        server_state: of the server.
-        app_state: of the application; each request has a copy.
-        context: context variables for each request to begin with.
+        shared: what the connections of the server share.
+        client: of the connection.
 
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        context: Context,
-    ) -> None:
-        self._connection, self._server_state, self._app_state = connection, server_state, app_state
-        self._app: ASGIApp = config.loaded_app
-        self._asgi_version = config.asgi_version
-        self._context = context
+    def __init__(self, connection: Connection, shared: Shared, client: Client) -> None:
+        self._connection, self._shared, self._client = connection, shared, client
         callbacks = self._close, connection.is_closing, connection.pause_reading, connection.resume_reading
-        self._transport = InnerTransport(connection.transport, *callbacks)
+        self._transport = InnerTransport(client.transport, *callbacks)
         self._flow = FlowControl(self._transport)
-        self._server = get_local_addr(connection.transport)
+        self._server = get_local_addr(client.transport)
         self._exchange: Exchange | None = None
         self._incoming: IncomingRequest | None = None
+        self._context = client.context  # of the application, with its request
 
     @property
     def held(self) -> int:
         """Bytes of memory that the response in progress holds."""
-        return 0 if self._exchange is None else held_by(cast(Scope, self._exchange.scope))
+        request = self._request
+        return 0 if request is None else request.held
 
     @property
-    def answer_begun(self) -> bool:
+    def _request(self) -> RequestContext | None:
+        """The request in progress, once the application has it."""
+        return None if self._exchange is None else self._context.get(CURRENT_REQUEST)
+
+    @property
+    def has_begun(self) -> bool:
         """Whether a part of the response in progress was written."""
         return self._exchange is not None and self._exchange.response_started
 
     def begin(self, incoming: IncomingRequest) -> bool:
         """Start the application for a request, with the body received so far; return False if its URL is malformed."""
-        try:
-            url = httptools.parse_url(incoming.url)
-            path = url.path.decode("ascii")
-        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):  # no path
+        scope = self._scope_of(incoming)
+        if scope is None:
             return False
-        scope = {
-            "type": "http",
-            "asgi": {"version": self._asgi_version, "spec_version": "2.3"},
-            "http_version": incoming.version,
-            "server": self._server,
-            "client": self._connection.client,
-            "scheme": self._connection.scheme,
-            "root_path": "",
-            "headers": [*incoming.headers, *incoming.identifying],
-            "state": self._app_state.copy(),
-            "method": incoming.method.decode("ascii"),
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": url.path,
-            "query_string": url.query or b"",
-        }
-        self._exchange = exchange = (Exchange if incoming.knows_chunks else ExchangeWithoutChunks)(
+        shared, knows_chunks = self._shared, incoming.knows_chunks
+        self._exchange = exchange = (Exchange if knows_chunks else ExchangeWithoutChunks)(
             scope=cast(Any, scope),
             transport=self._transport,
             flow=self._flow,
             logger=ERROR_LOG,
             access_logger=ACCESS_LOG,
             access_log=False,
-            default_headers=self._server_state.default_headers,
+            default_headers=shared.state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=incoming.expects_continue and incoming.knows_chunks,
+            expect_100_continue=incoming.expects_continue and knows_chunks,
             keep_alive=incoming.keep_alive and incoming.version != "1.0",
             on_response=self._finish,
         )
@@ -283,15 +346,38 @@ class UvicornBridge:
             self.send_end()
         elif incoming.refusal is not None:
             self.cut_body()
-        connection = self._connection
-        task = connection.loop.create_task(exchange.run_asgi(cast(Any, self._app)), context=self._context.copy())
-        connection.tasks.add(task)
+        self._context = context = self._client.context.copy()
+        task = shared.loop.create_task(exchange.run_asgi(cast(Any, shared.config.loaded_app)), context=context)
+        shared.tasks.add(task)
         task.add_done_callback(partial(self._end, exchange))
         return True
 
+    def _scope_of(self, incoming: IncomingRequest) -> dict[str, Any] | None:
+        """Return the ASGI scope of a request; None if its URL is malformed."""
+        try:
+            url = httptools.parse_url(incoming.url)
+            path = url.path.decode("ascii")
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):  # no path
+            return None
+        return {
+            "type": "http",
+            "asgi": {"version": self._shared.config.asgi_version, "spec_version": "2.3"},
+            "http_version": incoming.version,
+            "server": self._server,
+            "client": self._client.address,
+            "scheme": self._client.scheme,
+            "root_path": "",
+            "headers": [*incoming.headers, *incoming.identifying],
+            "state": self._shared.app_state.copy(),
+            "method": incoming.method.decode("ascii"),
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+        }
+
     def _end(self, exchange: Exchange, task: asyncio.Task[None]) -> None:
         """Finish a request whose application has returned without a complete response."""
-        self._connection.tasks.discard(task)
+        self._shared.tasks.discard(task)
         if exchange is self._exchange:
             self._finish()
 
@@ -348,8 +434,8 @@ class UvicornBridge:
         exchange.disconnected = not exchange.response_complete
         exchange.message_event.set()
         self._flow.resume_writing()
-        if (lifetime := exchange.scope["state"].get(LIFETIME)) is not None:
-            lifetime.end("left")
+        if (request := self._request) is not None and request.on_disconnect is not None:
+            request.on_disconnect()
 
     def pause_writing(self) -> None:
         """Pause the response, because the client does not read."""

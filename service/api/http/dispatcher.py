@@ -6,6 +6,7 @@ FastAPI's routing costs more than a small response. Both routes use the same han
 import logging
 from collections.abc import Callable, Mapping
 from contextvars import Context
+from dataclasses import dataclass
 from functools import lru_cache
 from time import perf_counter
 
@@ -20,8 +21,11 @@ from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
 from preblock.service.api.http.tracing import ROUTE, set_status, trace_request
 from preblock.service.api.request_cache import TemplateCache
+from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import EVERYBODY, Authenticator
+from preblock.service.core.body_memory import ResponseMemory
 from preblock.service.core.errors import Misdirected, PreblockError
+from preblock.service.core.incoming_memory import IncomingMemory
 from preblock.service.core.settings import split_list
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.observability.context import CURRENT_REQUEST, Begin, RequestContext
@@ -46,8 +50,6 @@ EXPOSED_HEADERS = (
 """Response headers readable by a web page."""
 CountBytes = Callable[[str, int, int, float, float], None]
 """Counts, for a protocol, the bytes received and sent, and the seconds of reading and writing."""
-CONTEXT = "preblock.context"
-"""Key in the state of a request: its context. Preblock's own server looks there for the memory of the response."""
 START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 """ASGI messages with response headers."""
 NO_LIFESPAN = (
@@ -56,10 +58,22 @@ NO_LIFESPAN = (
 )
 
 
-def held_by(scope: Scope) -> int:
-    """Return the bytes of memory that the response to a request holds; 0 before the application has the request."""
-    context: RequestContext | None = scope.get("state", {}).get(CONTEXT)
-    return 0 if context is None else context.held
+@dataclass(frozen=True)
+class Services:
+    """What Preblock's own server uses of the application, beside its answers.
+
+    Args:
+        settings: limits of connections.
+        streams: to end at shutdown; default: none.
+        incoming: memory of large bodies that arrive; default: without a bound.
+        responses: memory of large responses; default: without a bound.
+
+    """
+
+    settings: LiveSettings
+    streams: StreamRegistry | None = None
+    incoming: IncomingMemory | None = None
+    responses: ResponseMemory | None = None
 
 
 def is_public(path: str) -> bool:
@@ -75,7 +89,7 @@ class Dispatcher:
         handlers: handlers of POST requests, by prefix and last segment of their path. If the prefix ends in a slash,
             the model name stands between them.
         access: authenticates callers; default: everybody is allowed.
-        settings: current settings; default: no CORS.
+        services: for the server; default: none, and no CORS.
         templates: cache of request templates; default: no cache.
         count_bytes: counts bytes and seconds; default: no counting.
         trace: starts the span of a request; default: no tracing.
@@ -88,7 +102,7 @@ class Dispatcher:
         app: ASGIApp,
         handlers: Mapping[tuple[str, str], Handler],
         access: Authenticator = EVERYBODY,
-        settings: LiveSettings | None = None,
+        services: Services | None = None,
         templates: TemplateCache | None = None,
         count_bytes: CountBytes = lambda *_: None,
         trace: Begin | None = None,
@@ -101,7 +115,7 @@ class Dispatcher:
         self._access = access
         self._expects_lifespan = True
         self.templates = templates
-        self._settings = settings
+        self.services = services
         self._allow_origins(None)
         self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}
         self.route = lru_cache(self._route_of)  # clients repeat their URLs
@@ -115,8 +129,8 @@ class Dispatcher:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, a WebSocket or the lifespan of the server (ASGI 3)."""
-        if self._settings is not None and self._settings.current.cors_origins != self._cors_origins:
-            self._allow_origins(self._settings.current.cors_origins)
+        if self.services is not None and self.services.settings.current.cors_origins != self._cors_origins:
+            self._allow_origins(self.services.settings.current.cors_origins)
         if scope["type"] == "lifespan":
             self._expects_lifespan = False
             await self.app(scope, receive, send)
@@ -128,7 +142,6 @@ class Dispatcher:
         client = scope.get("client")
         channel.context.target = scope.get("method", "GET"), scope["path"], client[0] if client else ""
         CURRENT_REQUEST.set(channel.context)
-        scope.setdefault("state", {})[CONTEXT] = channel.context
         try:
             if self.trace is None or scope["path"] in HEALTH_PATHS:
                 await self._enter(scope, channel.receive, channel.send)

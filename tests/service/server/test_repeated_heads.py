@@ -4,6 +4,7 @@ Oracle: the answers to the same requests on connections of their own.
 """
 
 import asyncio
+import dataclasses
 import re
 import shutil
 import time
@@ -20,11 +21,10 @@ from hypothesis import strategies as st
 import tests.support.profiles  # noqa: F401
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
-from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.server.front import Front
+from preblock.service.server.http_connection import HttpConnection
 from preblock.service.server.read_scheduler import ReadTurns
 from preblock.service.server.run import configure
-from preblock.service.server.uvicorn_bridge import ServerState
+from preblock.service.server.uvicorn_bridge import ConnectionFactory, ServerState
 from tests.support.artifacts import copy_artifact
 from tests.support.connections import RawConnection, http_request
 from tests.support.servers import Server, serve
@@ -275,12 +275,12 @@ def test_held_head_is_read_once_at_shutdown(tiny_repository: Path) -> None:
         loop, settings = asyncio.get_running_loop(), Settings(repository=tiny_repository)
         config, turns = configure(settings, create_app(settings)), HeldTurns(loop)
         config.load()
-        state = {"settings": LiveSettings(settings), "turns": turns}
-        fronts: list[Front] = []
+        shared = ConnectionFactory(HttpConnection, settings).share(config, ServerState(), {})
+        connections: list[HttpConnection] = []
 
-        def connect() -> Front:
-            fronts.append(Front(config, ServerState(), state))
-            return fronts[-1]
+        def connect() -> HttpConnection:
+            connections.append(HttpConnection(dataclasses.replace(shared, turns=turns)))
+            return connections[-1]
 
         server = await loop.create_server(connect, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
@@ -292,7 +292,7 @@ def test_held_head_is_read_once_at_shutdown(tiny_repository: Path) -> None:
             writer.write(sent[head_size:-8])
             await asyncio.sleep(0.05)
             if turns.held:
-                fronts[0].shutdown()
+                connections[0].shutdown()
                 turns.held = False
                 turns.read()
             writer.write(sent[-8:])

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import ExitStack, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Protocol
 
@@ -26,8 +27,6 @@ from preblock.service.engine.engine import Engine
 TOO_BIG = 1009
 """Close code for a message too large to process (RFC 6455, section 7.4.1)."""
 CLOSE_CODES = {"close": 1000, "shutdown": 1012, "idle": 1008, "time": 1008, "key": 1008}
-CONNECTION = "preblock.connection"
-"""Key in the state of a WebSocket: the connection of Preblock's own server, with a fast path for simple steps."""
 MAX_CLOSE_REASON_BYTES = 123
 """Maximum size of the reason in a close frame (RFC 6455, section 5.5)."""
 
@@ -84,10 +83,13 @@ class Connection(Protocol):
         """Wait until the client has read the answers."""
 
 
+STEP_CONNECTION: ContextVar[Connection | None] = ContextVar("step_connection", default=None)
+"""The connection of Preblock's own server. Other ASGI servers have none, and pass every message to the application."""
+
+
 async def answer_messages(socket: WebSocket, session: DecodeSession, lifetime: StreamLifetime) -> None:
     """Answer every message until either side ends the stream."""
-    # Other ASGI servers have no such connection, and pass every message to the application.
-    connection: Connection | None = socket.scope.get("state", {}).get(CONNECTION)
+    connection = STEP_CONNECTION.get()
     try:
         while True:
             if connection is not None:

@@ -16,7 +16,7 @@ from preblock.service.api.http import errors
 from preblock.service.api.http.negotiation import EVENTS, NDJSON
 from preblock.service.api.http.request import merge_fields
 from preblock.service.api.http.streaming.session import DecodeSession
-from preblock.service.api.streams import LIFETIME, StreamEnd, StreamLifetime, StreamRegistry
+from preblock.service.api.streams import StreamEnd, StreamLifetime, StreamRegistry
 from preblock.service.codecs import decode_json
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.native_json_response import TEXT_COPIES
@@ -60,7 +60,7 @@ class StreamResponse(Response):
         self._streams, self._running = streams, running
         self._answers, self._write_event = answers, write_event
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI passes it
         """Send the answers until they end, the client leaves, or the stream reaches a limit.
 
         Raises:
@@ -72,8 +72,8 @@ class StreamResponse(Response):
         sent = self._running
         with self._streams.open() as lifetime:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            # Lets the connection end the stream as soon as the client disconnects.
-            scope.setdefault("state", {})[LIFETIME] = lifetime
+            if context is not None:
+                context.on_disconnect = partial(lifetime.end, "left")
             try:
                 async with aclosing(self._answers(lifetime, receive)) as answers:
                     async for answer, running in answers:

@@ -18,7 +18,7 @@ import uvicorn
 
 from preblock.service.app import create_app
 from preblock.service.core.settings import Settings
-from preblock.service.server.front import Front
+from preblock.service.server.http_connection import HttpConnection
 from preblock.service.server.run import configure
 from tests.service.server.http_protocol.requests import VOCABULARY, WIDTH, Ids, raw, v2
 from tests.support.connections import RawConnection, dial, http_request
@@ -256,14 +256,14 @@ def test_disconnect_after_last_chunk_is_not_logged(long_repository: Path, capfd:
         with stream.makefile("rb", buffering=1) as answer:  # reads no further than requested
             stream.sendall(request)
             sizes = [len(chunk) for chunk in chunks_of(answer)]
-            connection = cast(Front, next(iter(server.server_state.connections)))
-            transport = connection.transport
-            connection.loop.call_soon_threadsafe(transport.set_write_buffer_limits, 0)
+            connection = cast(HttpConnection, next(iter(server.server_state.connections)))
+            transport = connection.client.transport
+            connection.shared.loop.call_soon_threadsafe(transport.set_write_buffer_limits, 0)
             stream.sendall(request)
             assert [len(chunk) for chunk in islice(chunks_of(answer), len(sizes) - 1)] == sizes[:-1]
             wait_until(lambda: 0 < transport.get_write_buffer_size() < sizes[-1])  # no socket holds the last chunk
         stream.close()
-        wait_until(lambda: not (server.server_state.connections or connection.tasks))
+        wait_until(lambda: not (server.server_state.connections or connection.shared.tasks))
         server.should_exit = True
         thread.join()
     assert "ERROR" not in capfd.readouterr().err
