@@ -139,7 +139,6 @@ class RequestReader:
         incomplete_bytes: bytes since the last complete head, body chunk or request.
         body_bytes: bytes received of an incomplete body.
         ended: whether no request follows: the input is malformed, or belongs to a WebSocket.
-        deadline: of the next input.
 
     """
 
@@ -226,8 +225,9 @@ class RequestReader:
     def on_message_begin(self) -> None:
         """Begin a request."""
         self.between_requests = False
-        is_repeated = self._incoming.offers_other_protocol  # the same head, without its offer
-        self._incoming = IncomingRequest(self._incoming.began if is_repeated else self._connection.pop_start_time())
+        before = self._incoming
+        is_repeated = before.upgrades and before.offers_other_protocol  # the same head, without its offer
+        self._incoming = IncomingRequest(before.began if is_repeated else self._connection.pop_start_time())
 
     def on_url(self, url: bytes) -> None:
         """Read a part of the URL."""
@@ -244,10 +244,7 @@ class RequestReader:
             self._stop(TOO_LONG)
 
     def on_headers_complete(self) -> None:
-        """Check the head, and pass the request to the connection.
-
-        A WebSocket follows after its whole request. A head with another offer is read again, without the offer.
-        """
+        """Check the head, and pass the request on: a WebSocket after its end, another offer when it is read again."""
         incoming = self._incoming
         self.deadline.clear()
         self.incomplete_bytes = 0
@@ -272,7 +269,7 @@ class RequestReader:
     def on_message_complete(self) -> None:
         """Read the end of a request."""
         incoming = self._incoming
-        if incoming.offers_other_protocol:
+        if incoming.upgrades and incoming.offers_other_protocol:
             return
         self.deadline.clear()
         self.incomplete_bytes = self.body_bytes = 0
@@ -454,27 +451,30 @@ class HttpConnection(WaitingConnection):
         active = self.active
         return active is not None and (active.answer_begun or (self._bridge is not None and self._bridge.has_begun))
 
-    def is_between_requests(self) -> bool:
+    def _is_between_requests(self) -> bool:
         """Return whether no request is in progress, and no input of one has arrived."""
-        reader = self._reader
-        return (
-            self.active is None and reader.between_requests and not reader.incomplete_bytes and not self._scheduler.rest
-        )
+        reader, idle = self._reader, self.active is None and not self._scheduler.rest
+        return idle and reader.between_requests and not reader.incomplete_bytes
 
-    def wait_for_held_body(self) -> None:
-        """Set the deadline for the body of a held head."""
-        seconds = self.shared.services.settings.current.body_timeout_seconds
-        self._reader.deadline.set(seconds, self._refuse_held)
+    def hold(self) -> bool:
+        """Wait for the body after a held head; return False unless the head is the next input."""
+        if not self._is_between_requests():
+            return False
+        self._reader.deadline.set(self.shared.services.settings.current.body_timeout_seconds, self._refuse_held)
+        return True
 
     def _refuse_held(self) -> None:
         """Refuse a held head, whose body is late."""
         self._reader.read(self._tensors.take_held_head())
         self._reader.refuse_late()
 
-    def begin_repeated(self, incoming: IncomingRequest) -> None:
-        """Make a complete request with the known head the active one."""
+    def begin_repeated(self, incoming: IncomingRequest) -> bool:
+        """Make a complete request with the known head the active one; return False unless it is the next input."""
+        if not self._is_between_requests():
+            return False
         self._reader.deadline.clear()
         self.active, incoming.answer_begun = incoming, False
+        return True
 
     def pop_start_time(self) -> float:
         """Return the arrival time of the next request."""
@@ -527,7 +527,7 @@ class HttpConnection(WaitingConnection):
         if incoming.refusal is not None and not incoming.method:
             self._send_refusal(incoming.refusal)
             return
-        if incoming.is_websocket:
+        if incoming.upgrades and incoming.is_websocket:
             self._upgrade(incoming)
             return
         self.keep_alive = incoming.keep_alive and self.keep_alive

@@ -1,7 +1,7 @@
 """One HTTP request on a connection, and the progress of its response."""
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -19,6 +19,7 @@ LINE_BYTES = 4  # of a header: a colon, a space and the end of the line
 HEAD_TOO_LONG = f"the headers have more than {MAX_HEAD_BYTES} bytes, the limit"
 ABSOLUTE_FORM = re.compile(rb"https?://(?:[^/?#]*@)?([^/?#@]+)((?:[/?#].*)?)", re.IGNORECASE)
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+FRAMING_HEADERS = frozenset((b"host", b"transfer-encoding", b"expect"))
 WEBSOCKET, WEBSOCKET_VERSION = b"websocket", b"13"
 
 
@@ -107,7 +108,7 @@ class IncomingRequest:
     identifying: list[tuple[bytes, bytes]] = field(default_factory=list)
     size: int = 0
     hosts: int = 0
-    transfer_encodings: list[bytes] = field(default_factory=list)
+    transfer_encodings: tuple[bytes, ...] = ()
     expects_continue: bool = False
     chunks: list[bytes] = field(default_factory=list)
     keep_alive: bool = True
@@ -130,11 +131,13 @@ class IncomingRequest:
             self.identifying.append((lower, value))
             return
         self.headers.append((lower, value))
+        if lower not in FRAMING_HEADERS:
+            return
         if lower == b"host":
             self.hosts += 1
         elif lower == b"transfer-encoding":
-            self.transfer_encodings.append(value.lower())
-        elif lower == b"expect":
+            self.transfer_encodings = *self.transfer_encodings, value.lower()
+        else:
             self.expects_continue = self.expects_continue or value.lower() == b"100-continue"
 
     def use_origin_form(self) -> None:
@@ -142,8 +145,7 @@ class IncomingRequest:
 
         Source: RFC 9112, section 3.2.2.
         """
-        absolute = ABSOLUTE_FORM.fullmatch(self.url)
-        if absolute is not None:
+        if not self.url.startswith(b"/") and (absolute := ABSOLUTE_FORM.fullmatch(self.url)) is not None:
             host, target = absolute.groups()
             self.url = target if target.startswith(b"/") else b"/" + target
             self.headers = [(name, host if name == b"host" else value) for name, value in self.headers]
@@ -156,9 +158,9 @@ class IncomingRequest:
             return Refusal(400, f"the request has {self.hosts} Host headers; send one")
         if not self.hosts and self.version == "1.1":
             return Refusal(400, "the request has no Host header; HTTP/1.1 requires one")
-        if self.transfer_encodings not in ([], [b"chunked"]):
+        if self.transfer_encodings not in ((), (b"chunked",)):
             return Refusal(501, f"Transfer-Encoding: got {_quote(self.transfer_encodings)}, expected chunked")
-        if not self.is_websocket:
+        if not self.upgrades or not self.is_websocket:
             return None
         if not self.url.isascii():
             return Refusal(400, "the URL of the WebSocket has characters outside ASCII; percent-encode them")
@@ -204,6 +206,6 @@ class IncomingRequest:
         return b"".join((*lines, b"\r\n"))
 
 
-def _quote(values: list[bytes]) -> str:
+def _quote(values: Sequence[bytes]) -> str:
     """Return the first characters of the values of a header, for a message."""
     return b", ".join(values)[:MAX_VALUE_CHARS].decode("latin-1")

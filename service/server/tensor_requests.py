@@ -50,14 +50,11 @@ class Connection(Protocol):
     keep_alive: bool
     writable: asyncio.Event
 
-    def is_between_requests(self) -> bool:
-        """Return whether no request is in progress, and no input of one has arrived."""
+    def hold(self) -> bool:
+        """Wait for the body after a held head; return False unless the head is the next input."""
 
-    def wait_for_held_body(self) -> None:
-        """Set the deadline for the body of a held head."""
-
-    def begin_repeated(self, incoming: IncomingRequest) -> None:
-        """Make a complete request with the known head the active one."""
+    def begin_repeated(self, incoming: IncomingRequest) -> bool:
+        """Make a complete request with the known head the active one; return False unless it is the next input."""
 
     def finish(self) -> None:
         """End the active request after its response, and start the next one."""
@@ -129,15 +126,14 @@ class TensorRequests:
         return head
 
     def _answer_known(self, known: KnownHead, data: bytes) -> bool:
-        connection, size = self._connection, len(data)
-        began = self._held_since or perf_counter()
-        if (size != known.request_size and size != len(known.data)) or not connection.is_between_requests():
-            return False
+        connection, size, began = self._connection, len(data), self._held_since or perf_counter()
         if size != known.request_size:
+            if size != len(known.data) or not connection.hold():
+                return False
             self._held_head, self._held_since = known.data, began
-            connection.wait_for_held_body()
             return True
-        connection.begin_repeated(known.request)
+        if not connection.begin_repeated(known.request):
+            return False
         if self._begin_known(known.call, data[len(known.data) :], began):
             self._held_since = 0.0
             return True

@@ -297,6 +297,8 @@ class UvicornBridge:
         self._connection, self._shared, self._client = connection, shared, client
         callbacks = self._close, connection.is_closing, connection.pause_reading, connection.resume_reading
         self._transport = InnerTransport(client.transport, *callbacks)
+        # Without a check: an exchange writes nothing after its disconnect.
+        self._transport.write = client.transport.write  # type: ignore[method-assign]
         self._flow = FlowControl(self._transport)
         self._server = get_local_addr(client.transport)
         self._exchange: Exchange | None = None
