@@ -1,14 +1,13 @@
 """Composition: creates the engine from the settings, and the application from the engine."""
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
@@ -38,6 +37,7 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import Settings, read_aliases, split_list
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.system import return_growth, usable_cores, use_single_arena
+from preblock.service.core.tasks import start_task
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.engine.sequences import Sequences
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 VERSION = version("preblock")
-RESTART_SECONDS = 2.0
-"""Pause before failed background work starts again."""
 
 
 def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
@@ -195,7 +193,7 @@ async def _run(
         return_growth,
     )
     await engine.control.join()
-    tasks = [asyncio.create_task(_keep_running(work)) for work in background]
+    tasks = [start_task(work) for work in background]
     if not settings.has_grpc:
         yield
     else:
@@ -211,14 +209,3 @@ async def _run(
     engine.scheduler.close()
     if tracing is not None:
         tracing.close()
-
-
-async def _keep_running(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run background work until it ends or is cancelled; log an unexpected error, and start the work again."""
-    while True:
-        try:
-            await work()
-            return
-        except Exception:
-            LOG.exception("background work failed; it starts again in %g s", RESTART_SECONDS)
-            await asyncio.sleep(RESTART_SECONDS)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from preblock.service.core.errors import Invalid
 from preblock.service.core.file_watch import FileWatcher, check_regular, poll
 from preblock.service.core.settings import Settings
+from preblock.service.core.tasks import start_task
 
 LOG = logging.getLogger(__name__)
 PLAIN_HTTP = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
@@ -88,12 +89,9 @@ class CertificateFiles:
 
         async def run() -> None:
             while True:
-                try:
-                    await poll(partial(self.reload, read), use)
-                except Exception:
-                    LOG.exception("the TLS files could not be read, keeping the previous certificate")
+                await poll(partial(self.reload, read), use)
 
-        self._watch = asyncio.get_running_loop().create_task(run())  # the loop itself would not keep it
+        self._watch = start_task(run)  # the loop itself would not keep it
 
     def reload(self, read: Callable[[], Result]) -> Result | None:
         """Return the result of `read` if a file has changed and all are valid, else None; this may block."""

@@ -380,7 +380,11 @@ class UvicornBridge:
     def _end(self, exchange: Exchange, task: asyncio.Task[None]) -> None:
         """Finish a request whose application has returned without a complete response."""
         self._shared.tasks.discard(task)
-        if exchange is self._exchange:
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:  # uvicorn could not even send status 500
+            ERROR_LOG.error("the task of a request has died; its connection is closed", exc_info=error)
+            self._client.transport.abort()
+        elif exchange is self._exchange:
             self._finish()
 
     def _finish(self) -> None:

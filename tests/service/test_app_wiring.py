@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from preblock.service.app import RESTART_SECONDS, VERSION, create_app, create_engine
+from preblock.service.app import VERSION, create_app, create_engine
 from preblock.service.artifacts.names import MANIFEST
 from preblock.service.core.errors import ArtifactError, ProviderError
 from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
+from preblock.service.core.tasks import RESTART_SECONDS
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.scheduler import Scheduler
 from preblock.service.observability.metrics import Metrics

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from urllib.parse import quote
 
 import grpc
@@ -18,6 +19,7 @@ from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.core.settings import Settings
+from preblock.service.core.tasks import start_task
 from preblock.service.core.tls import load_certificates
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences
@@ -117,7 +119,7 @@ async def running(
     enable_reflection(server, (SERVICE, health.SERVICE_NAME))
     _listen(server, _address(settings), settings)
     await _set_health(statuses, engine)
-    reporting = asyncio.create_task(_report_health(statuses, engine))
+    reporting = start_task(partial(_report_health, statuses, engine))
     await server.start()
     try:
         yield
