@@ -395,6 +395,7 @@ class UvicornBridge:
         incoming.answer_begun = exchange.response_started
         exchange.transport = ENDED  # an error after the response must not close the connection during the next one
         self._exchange = self._incoming = None
+        self._context = self._client.context  # an idle connection keeps no request
         try:
             self._flow.resume_reading()
             connection.finish()
