@@ -558,7 +558,7 @@ class HttpConnection(WaitingConnection):
         if not self.writable.is_set():  # hold back a client that does not read
             run_eagerly(self._finish_when_read(), self.client.context.copy(), self.shared.tasks, self.fail)
             return
-        self.shared.state.total_requests += 1
+        self.shared.server_state.total_requests += 1
         self.active = None
         if not self.keep_alive:
             self.close()
@@ -590,7 +590,7 @@ class HttpConnection(WaitingConnection):
             self._scheduler.resume()
 
     def _send_refusal(self, refusal: Refusal) -> None:
-        self.client.transport.write(refusal.response(self.shared.state.default_headers))
+        self.client.transport.write(refusal.response(self.shared.server_state.default_headers))
         self.close()
 
     def _upgrade(self, incoming: IncomingRequest) -> None:

@@ -463,7 +463,7 @@ class TensorResponder:
 
     def _head(self, status: int, lines: bytes, context: RequestContext) -> bytes:
         """Return the head of a response with these header lines."""
-        defaults = self._shared.state.default_headers
+        defaults = self._shared.server_state.default_headers
         if defaults is not self._default_headers:
             self._default_headers, self._default_lines = defaults, lines_of(defaults)
         end = b"\r\n" if self._connection.keep_alive else b"connection: close\r\n\r\n"

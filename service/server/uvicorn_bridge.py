@@ -66,7 +66,7 @@ class Shared:
 
     Args:
         config: of the server, loaded.
-        state: of the server.
+        server_state: of the server.
         app_state: of the lifespan of the application; each request has a copy.
         loop: of the connections.
         dispatcher: answers tensor requests; has no routes for them if the application is another one.
@@ -80,7 +80,7 @@ class Shared:
     """
 
     config: Config
-    state: ServerState
+    server_state: ServerState
     app_state: dict[str, Any]
     loop: asyncio.AbstractEventLoop
     dispatcher: Dispatcher
@@ -120,18 +120,26 @@ class ConnectionFactory:
 
     def share(self, config: Config, state: ServerState, app_state: dict[str, Any]) -> Shared:
         """Return what the connections of a server share."""
-        if self._shared is None or self._shared.state is not state:
+        if self._shared is None or self._shared.server_state is not state:
             app, proxies, loop = config.loaded_app, None, asyncio.get_running_loop()
             if isinstance(app, ProxyHeadersMiddleware):
                 proxies, app = copy(app), app.app
                 proxies.app = _null_app
             dispatcher = app if isinstance(app, Dispatcher) else Dispatcher(cast(ASGIApp, app), {})
-            services = dispatcher.services or Services(LiveSettings(self._settings))
-            # uvicorn's type lists only its own classes.
-            connections = cast(set[Any], state.connections)
-            turns, reserve = ReadTurns(loop), DescriptorReserve(loop, connections)
-            own = loop, dispatcher, services, proxies, turns, reserve
-            self._shared = Shared(config, state, app_state, *own, connections, state.tasks)
+            connections = cast(set[Any], state.connections)  # uvicorn's type lists only its own classes
+            self._shared = Shared(
+                config=config,
+                server_state=state,
+                app_state=app_state,
+                loop=loop,
+                dispatcher=dispatcher,
+                services=dispatcher.services or Services(LiveSettings(self._settings)),
+                proxies=proxies,
+                turns=ReadTurns(loop),
+                reserve=DescriptorReserve(loop, connections),
+                connections=connections,
+                tasks=state.tasks,
+            )
         return self._shared
 
     def __call__(
@@ -334,7 +342,7 @@ class UvicornBridge:
             logger=ERROR_LOG,
             access_logger=ACCESS_LOG,
             access_log=False,
-            default_headers=shared.state.default_headers,
+            default_headers=shared.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=incoming.expects_continue and knows_chunks,
             keep_alive=incoming.keep_alive and incoming.version != "1.0",

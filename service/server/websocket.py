@@ -230,7 +230,7 @@ class WebSocket(asyncio.Protocol):
         refuse = partial(self._close_with, TRY_AGAIN_LATER, b"the message came too slowly while others waited")
         memory = shared.services.incoming
         self._messages = None if memory is None else MessageMemory(memory, self._update_reading, refuse)
-        config, state = copy(shared.config), copy(shared.state)
+        config, state = copy(shared.config), copy(shared.server_state)
         config.loaded_app = self._serve
         state.connections = set()  # else the server would shut it down before the close message
         self._inner = WebSocketsSansIOProtocol(config, state, shared.app_state, loop)

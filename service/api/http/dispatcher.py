@@ -19,7 +19,7 @@ from preblock.service.api.http.methods import answer_head
 from preblock.service.api.http.origins import AllowedHosts, check_origin
 from preblock.service.api.http.request import Handler, RawRequest, Route
 from preblock.service.api.http.response import Headers
-from preblock.service.api.http.tracing import ROUTE, set_status, trace_request
+from preblock.service.api.http.tracing import set_route, set_status, trace_request
 from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import EVERYBODY, Authenticator
@@ -163,7 +163,9 @@ class Dispatcher:
         """Answer a request after the CORS checks."""
         route = self._find(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if route is not None:
-            scope[ROUTE] = route.pattern
+            request = CURRENT_REQUEST.get()
+            if request is not None and request.trace is not None:
+                set_route(request.trace, route.pattern)
             response = await self.answer(RawRequest(scope, receive), route)
             await response(scope, receive, send)
             return

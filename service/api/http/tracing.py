@@ -4,8 +4,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from preblock.service.observability.context import Begin, Headers, RequestContext, SpanData
 
-ROUTE = "preblock.route"
-"""Key in the ASGI scope: path pattern of a request dispatched without FastAPI."""
 METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 
 
@@ -53,6 +51,6 @@ async def trace_request(
         failure = error
         raise
     finally:
-        if route := scope.get(ROUTE) or getattr(scope.get("route"), "path", None):
+        if route := getattr(scope.get("route"), "path", None):  # else it is known, or no route has the path
             set_route(trace, route)
         end_span(trace, failure)
