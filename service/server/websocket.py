@@ -201,7 +201,7 @@ class MessageMemory:
 
 
 class Stage(Enum):
-    """The stages of a WebSocket."""
+    """The stages of a WebSocket. A refused one stays in the first."""
 
     OPENING = 1
     ACCEPTED = 2
@@ -268,7 +268,8 @@ class WebSocket(asyncio.Protocol):
         try:
             await app(scope, receive if messages is None else partial(messages.receive, receive), send_and_record)
         finally:
-            self._stage = Stage.ENDED
+            if self._stage == Stage.ACCEPTED:
+                self._stage = Stage.ENDED
             if messages is not None:
                 messages.end_message()
 
