@@ -19,7 +19,8 @@ from preblock.service.core.auth import SERVICE, Principal, caller
 from preblock.service.core.errors import Invalid, PreblockError
 from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of, integers, is_simple
+from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of, has_fast_form, integers
+from preblock.service.engine.plain_calls import Call
 from preblock.service.observability.context import RequestContext
 from preblock.service.runtime.model import TokenModel
 
@@ -70,10 +71,10 @@ class RequestTemplate:
 
     def start(self, body: bytes, context: RequestContext) -> FastRun | None:
         """Start the request with this body; None if it has another layout, or fails a check."""
-        read = self.read(body) if body.startswith(self.head) else None
-        if read is None or not self.fast_path.accepts(*read):
+        call = self.read(body) if body.startswith(self.head) else None
+        if call is None:
             return None
-        return self.fast_path.start(self.protocol, *read, context, context.began + context.read)
+        return self.fast_path.start(self.protocol, call, context, context.began + context.read)
 
     def write(self, run: FastRun) -> tuple[bytes, list[Buffer]]:
         """Finish a run, and return header lines and body of its response."""
@@ -82,8 +83,8 @@ class RequestTemplate:
             return self.headers, [self.prefix, raw_bytes(vectors)]
         return self.headers, [self.prefix, base64_text(vectors), self.suffix]
 
-    def read(self, body: bytes) -> tuple[Int64, Int64] | None:
-        """Return the ids, int64 (B, L), and the offset of a request body; None if the template does not match."""
+    def read(self, body: bytes) -> Call | None:
+        """Return the call of a request body; None if the template does not match."""
         if self.tail is None:
             return self.read_binary(body)
         begin, end = len(self.head), len(body) - len(self.tail)
@@ -95,15 +96,14 @@ class RequestTemplate:
             return None
         if (len(rows.lengths), rows.length) != self.shape:
             return None
-        return rows.values.reshape(self.shape), self.offset
+        return Call(rows.values.reshape(self.shape), *self.shape, self.offset)
 
-    def read_binary(self, body: bytes) -> tuple[Int64, Int64]:
-        """Return the ids, int64 (B, L), and the offset of a binary request body."""
+    def read_binary(self, body: bytes) -> Call:
+        """Return the call of a binary request body."""
         batch, length = self.shape
         ids = integers(body, batch * length, self.ids_at).reshape(self.shape)
-        if self.offset_at is None:
-            return ids, self.offset
-        return ids, integers(body, len(self.offset), self.offset_at)
+        offset = self.offset if self.offset_at is None else integers(body, len(self.offset), self.offset_at)
+        return Call(ids, batch, length, offset)
 
     async def packets(self, run: FastRun) -> AsyncGenerator[Buffer, None]:
         """Yield the body of a large response, computed chunk by chunk."""
@@ -132,7 +132,7 @@ def template_of(
     The content of `response` ends with the vectors as bytes, or with their base64 text and a suffix. `RequestTemplate`
     describes the other arguments.
     """
-    if not is_simple(request):
+    if not has_fast_form(request, model.manifest):
         return None
     fast_path, rows = fast_path_of(engine, model, request.outputs, request.dtype), request.input_ids
     if fast_path is None:
@@ -167,7 +167,7 @@ Template = RequestTemplate | TextTemplate
 class TemplateCache:
     """Cache of request templates, for all protocols.
 
-    A change of the repository or the settings empties the cache. A key holds no credential, so the cache checks the
+    A change of the repository empties the cache. A key holds no credential, so the cache checks the
     access of every caller.
 
     Args:
@@ -176,16 +176,13 @@ class TemplateCache:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._settings = engine, engine.settings.current
+        self._engine = engine
         self._templates: dict[Hashable, Template] = {}
         self._size = 0
         engine.repository.listeners.append(self.clear)
 
     def find(self, key: Hashable) -> Template | None:
         """Return the template of `key`; None if its model is no longer served or the caller has no access."""
-        if self._settings is not self._engine.settings.current:  # other limits held for the cached requests
-            self._settings = self._engine.settings.current
-            self.clear()
         template = self._templates.get(key)
         return template if template is not None and self._is_served(template, caller()) else None
 
@@ -194,12 +191,8 @@ class TemplateCache:
         return key in self._templates
 
     def keep(self, key: Hashable, template: Template) -> None:
-        """Cache `template` for requests with the same `key`, unless it exceeds the current limits."""
-        fits = True
-        if isinstance(template, RequestTemplate):  # the limits of texts are checked for each request
-            batch, length = template.shape
-            fits = batch * length <= self._engine.max_tokens and batch <= self._engine.limits.max_rows
-        if not fits or not self._is_served(template, SERVICE):  # the model may have been replaced meanwhile
+        """Cache `template` for requests with the same `key`."""
+        if not self._is_served(template, SERVICE):  # the model may have been replaced meanwhile
             return
         self._size -= _size_of(key, self._templates.pop(key, None))
         size = _size_of(key, template)
@@ -218,7 +211,7 @@ class TemplateCache:
         return model is template.fast_path.model
 
     def clear(self) -> None:
-        """Empty the cache, because models or limits have changed."""
+        """Empty the cache, because models have changed."""
         self._templates.clear()
         self._size = 0
 

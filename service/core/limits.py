@@ -4,11 +4,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from preblock.service.core.auth import caller
 from preblock.service.core.body_memory import BodyMemory, ResponseMemory
 from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
 from preblock.service.core.incoming_memory import IncomingMemory
+from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.system import return_free_memory
 from preblock.service.core.write_turns import WriteTurns
@@ -23,6 +25,23 @@ COMMON_INPUTS = 5
 """Inputs with a value for each token in every model: ids, positions, mask, segments and offsets."""
 MIN_PARSED_VALUES = 2**18
 """Values that a request may always have: parsing them takes little time."""
+
+
+class RequestLimits(NamedTuple):
+    """The limits of the size of a request, by the current settings.
+
+    Args:
+        tokens: most tokens of all rows.
+        rows: most rows.
+        body_bytes: most bytes of its body or message.
+        buffered_bytes: most bytes of vectors, as float32, in memory at once.
+
+    """
+
+    tokens: int
+    rows: int
+    body_bytes: int
+    buffered_bytes: int
 
 
 class Limits:
@@ -41,7 +60,7 @@ class Limits:
     """
 
     def __init__(self, settings: LiveSettings, free: Callable[[], None] = return_free_memory) -> None:
-        self._settings = settings
+        self._settings, self._read, self._of_requests = settings, settings.current, _read_limits(settings.current)
         self.bodies, self.responses = BodyMemory(settings), ResponseMemory(settings, free)
         self.incoming, self.turns = IncomingMemory(settings, self.bodies.drop), WriteTurns()
         self._running = 0
@@ -50,14 +69,17 @@ class Limits:
         self._swept = time.monotonic()
 
     @property
+    def of_requests(self) -> RequestLimits:
+        """The limits of the size of a request."""
+        settings = self._settings.current
+        if settings is not self._read:  # an attribute of settings takes three times as long
+            self._read, self._of_requests = settings, _read_limits(settings)
+        return self._of_requests
+
+    @property
     def max_body_bytes(self) -> int:
         """Maximum size of a request body."""
         return self._settings.current.max_body_bytes
-
-    @property
-    def max_rows(self) -> int:
-        """Maximum rows of a request."""
-        return self._settings.current.max_request_rows
 
     @property
     def max_buffered_bytes(self) -> int:
@@ -101,11 +123,6 @@ class Limits:
         finally:
             self._running -= 1
 
-    def check_rows(self, field: str, rows: int) -> None:
-        """Raise TooLarge if a request has too many rows."""
-        if rows > self.max_rows:
-            raise TooLarge(field, f"{rows} rows", f"at most {self.max_rows} rows in a request")
-
     def max_parsed_values(self, indices: int = 0) -> int:
         """Return the maximum values in JSON or Protocol Buffers, for a model with `indices` further inputs."""
         return max(MIN_PARSED_VALUES, (COMMON_INPUTS + indices) * self._settings.current.max_request_tokens)
@@ -143,3 +160,12 @@ class Limits:
     def _wait(self, name: str, rate: float, now: float) -> float:
         """Return the seconds until a caller may send a request; all requests of a second may come at once."""
         return self._arrival(name, rate, now) - now - max(1 - 1 / rate, 0)
+
+
+def _read_limits(settings: Settings) -> RequestLimits:
+    return RequestLimits(
+        settings.max_request_tokens,
+        settings.max_request_rows,
+        settings.max_body_bytes,
+        settings.max_buffered_response_bytes,
+    )

@@ -16,6 +16,7 @@ from preblock.service.core.types import Int64, PartsRequest, TokenRequest, Token
 from preblock.service.engine.casting import check_dtype
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.history import RowHistories, check_context
+from preblock.service.engine.plain_calls import check_size
 from preblock.service.engine.positions import count_real, next_positions
 from preblock.service.engine.validation import check_choice, check_same_lengths, to_position_ids
 from preblock.service.observability.record import RequestRecord
@@ -52,7 +53,7 @@ class DecodeState:
 
     def __init__(self, engine: Engine, model: TokenModel, options: decode_ops.DecodeOptions) -> None:
         decode_ops.check_count("rows", options.rows, engine.max_tokens)
-        engine.limits.check_rows("rows", options.rows)
+        check_size(engine.limits.of_requests, 0, options.rows, "rows")
         self.offset = decode_ops.per_row("offset", options.offset, options.rows)
         decode_ops.check_each("offset", self.offset, np.full(options.rows, model.manifest.limit))
         for output in options.outputs:
@@ -125,7 +126,7 @@ class DecodeState:
             after = before
         else:
             after = decode_ops.offsets_after(operation, before, self.model.manifest.limit, self._engine.max_tokens)
-            self._engine.limits.check_rows("rows", len(after))
+            check_size(self._engine.limits.of_requests, 0, len(after), "rows")
             if isinstance(operation, decode_ops.AppendOp):
                 manifest, needed = self.model.manifest, histories is not None
                 check_context(operation.context, operation.values, manifest, needed)

@@ -38,6 +38,7 @@ from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.history import next_context
 from preblock.service.engine.parts import assemble, cost_of_parts, place_vectors, vectors_of_outputs
+from preblock.service.engine.plain_calls import check_size
 from preblock.service.engine.planning import BatchItem, Outputs
 from preblock.service.engine.pooling import finish_pooled, pool, table_of_means
 from preblock.service.engine.positions import next_positions, pooled_tokens
@@ -171,8 +172,7 @@ class Engine:
     def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, dict[str, Int64], Int64]:
         """Validate and truncate a request, and return it with its feeds and next offsets."""
         sent = to_position_ids(sent, manifest)
-        check(sent, manifest, self.max_tokens)
-        self.limits.check_rows("input_ids", len(sent.input_ids.lengths))
+        check(sent, manifest, self.limits.of_requests)
         request = truncate(sent, manifest)
         if request is not sent:
             check_pooled(request, manifest)
@@ -188,7 +188,7 @@ class Engine:
         """
         if isinstance(request, TextRequest):
             return await self._tokenize(model, request)
-        self.limits.check_rows("parts", len(request.rows))
+        check_size(self.limits.of_requests, 0, len(request.rows), "parts")
         texts = [part.text for row in request.rows for part in row if part.text is not None]
         cost = tokenizer_cost(model, texts) + cost_of_parts(request, model)
         return await self.scheduler.run(cost, lambda: assemble(request, model, self.max_tokens))
@@ -198,7 +198,7 @@ class Engine:
         tokenizer, text = model.tokenizer, request.text
         if tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
-        self.limits.check_rows("text", len(text))
+        check_size(self.limits.of_requests, 0, len(text), "text")
         size = tokenizer_cost(model, text)
         special, spans = request.special_tokens, request.spans
         if special is None:
@@ -242,7 +242,7 @@ class Engine:
         record.select(stem.name, stem.version)
         vectors = check_stem(request, stem.manifest, self.max_tokens)
         self.limits.check_buffered(request.input, vectors * stem.manifest.width)
-        self.limits.check_rows(request.input, len(request.values))
+        check_size(self.limits.of_requests, 0, len(request.values), request.input)
         record.rows = record.batch = len(request.values)
         feeds = {request.input: request.values}
         await self.admission.reserve_response(record, vectors * stem.manifest.width)

@@ -1,9 +1,10 @@
 """The fast path: requests with only ids and an offset, which are nearly all requests, and such steps of a stream.
 
 For one token, the general path takes several times as long as the run of the model. The fast path prepares that work
-once for a model and an output, and only validates the numbers of each request. The general path reports the errors.
+once for a model and an output, and asks only whether each request is plain. The general path answers all others, and
+reports their errors.
 
-Letters: B batch, L length, D output width, H ids of a history.
+Letters: B batch, L length, D output width.
 """
 
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import CONTEXT, STORED
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
+from preblock.service.engine.plain_calls import Bounds, Call, bounds_of, is_plain
 from preblock.service.engine.planning import (
     MAX_SENT_VALUES,
     BatchItem,
@@ -27,7 +30,6 @@ from preblock.service.engine.planning import (
     run_batch,
 )
 from preblock.service.engine.scheduler import MicroBatch
-from preblock.service.engine.validation import has_only_ids, is_in_range
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
@@ -46,24 +48,24 @@ def fast_path_of(
 
     A stream also takes several outputs, and outputs with a history, because it has the ids before each row.
     """
-    manifest = model.manifest
+    manifest, bounds = model.manifest, bounds_of(model.manifest, outputs, dtype)
     if (
-        dtype not in ("float32", STORED)
+        bounds is None
+        or dtype not in ("float32", STORED)
         or (len(outputs) != 1 and not of_stream)
         or manifest.counts != "slots"
         or manifest.needed
         or manifest.needs_mask
-        or manifest.refused_ids
-        or manifest.rotary_of(outputs)
-        or (manifest.needs_history(outputs) and not of_stream)
+        or (bounds.needs_context and not of_stream)
     ):
         return None
-    return FastPath(engine, model, outputs, dtype)
+    return FastPath(engine, model, outputs, dtype, bounds)
 
 
-def is_simple(request: TokenRequest) -> bool:
-    """Return whether a request has only ids, in rows of one length, and offsets."""
-    return request.sequence is None and request.context is None and has_only_ids(request)
+def has_fast_form(request: TokenRequest, manifest: Manifest) -> bool:
+    """Return whether a request has nothing but ids, in rows of one length, and offsets."""
+    call = None if request.pooling != "none" or not request.input_ids.length else Call.of(request, manifest)
+    return call is not None and call.context is None and not call.indices and request.sequence is None
 
 
 def integers(content: bytes, count: int, start: int) -> Int64:
@@ -80,6 +82,7 @@ class FastPath:
         model: the model.
         outputs: names of the outputs.
         dtype: "float32", or "stored" for n-gram rows; row ids are int64 with either.
+        bounds: legal values of the requests.
 
     Attributes:
         width: values of a token in all outputs.
@@ -89,7 +92,7 @@ class FastPath:
 
     """
 
-    def __init__(self, engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str) -> None:
+    def __init__(self, engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str, bounds: Bounds) -> None:
         manifest = model.manifest
         sources, self.names, self.width = resolve_outputs(outputs, manifest, dtype)
         self.sources = tuple(sources.values())
@@ -101,33 +104,26 @@ class FastPath:
         self.max_batched_values = max_batched_values(model)
         self.max_step_values = self.max_batched_values or INLINE_MAX_VALUES
         self.indices = tuple(manifest.indices)
-        self._vocab_size, self._limit = manifest.vocab_size, manifest.limit
+        self.bounds, self.limits = bounds, engine.limits
 
     def start(
-        self,
-        protocol: str,
-        ids: Int64,
-        offset: Int64,
-        context: RequestContext | None,
-        started: float,
-        before: Int64 | None = None,
-        *,
-        copies: int = 0,
+        self, protocol: str, call: Call, context: RequestContext | None, started: float, *, copies: int = 0
     ) -> "FastRun | None":
-        """Start a request after `accepts`, or return None if a limit rejects it. The caller must call `end` later.
+        """Start a call, or return None if it is not plain, or has to wait. The caller must call `end` later.
 
         Args:
             protocol: protocol of the request.
-            ids: int64 (B, L).
-            offset: int64 (1,) or (B,).
+            call: the call.
             context: context of the request, or of the stream.
             started: `perf_counter` at the time when the request was complete.
-            before: int64 (B, H), legal ids before each row; None for an output without a history.
             copies: memory of the response, in sizes of its vectors; default 0: a large one is computed as it is sent.
 
         """
+        size = call.ids.size * self.width
+        whole = size if copies or size <= INLINE_MAX_VALUES else 0
+        if not is_plain(call, self.bounds, self.limits.of_requests, whole):
+            return None
         record = RequestRecord(protocol, context, started)
-        size = ids.size * self.width
         if not self.admission.take_response(record, copies * size or min(size, MAX_SENT_VALUES)):
             return None  # the general path waits for memory
         try:
@@ -137,16 +133,12 @@ class FastPath:
                 context.release()
             return None
         try:
-            return FastRun(self, record, ids, offset, before)
+            return FastRun(self, record, call)
         except BaseException as error:
             self.admission.end(record, error)
             if context is not None:
                 context.release()
             raise
-
-    def accepts(self, ids: Int64, offset: Int64) -> bool:
-        """Return whether ids (B, L) and their offset, (1,) or (B,), are legal, except for the number of tokens."""
-        return is_in_range(ids, offset, ids.shape[1], self._vocab_size, self._limit)
 
 
 class FastRun:
@@ -162,18 +154,17 @@ class FastRun:
 
     __slots__ = ("_batch", "_fast_path", "_item", "_number", "batched", "nbytes", "record", "streamed")
 
-    def __init__(
-        self, fast_path: FastPath, record: RequestRecord, ids: Int64, offset: Int64, before: Int64 | None
-    ) -> None:
+    def __init__(self, fast_path: FastPath, record: RequestRecord, call: Call) -> None:
         self._fast_path, self.record = fast_path, record
         record.select(fast_path.model.name, fast_path.model.version)
-        feeds = {"input_ids": ids, "offset": offset}
+        ids = call.ids
+        feeds = {"input_ids": ids, "offset": call.offset}
         for name in fast_path.indices:
             feeds[name] = np.zeros_like(ids)
-        if before is not None:
-            feeds[CONTEXT] = before
+        if call.context is not None:
+            feeds[CONTEXT] = call.context
         self._item = BatchItem(feeds, record)
-        record.rows, record.tokens = len(ids), ids.size
+        record.rows, record.tokens = call.rows, ids.size
         size = ids.size * fast_path.width
         self.batched, self.streamed = size <= fast_path.max_batched_values, size > INLINE_MAX_VALUES
         self.nbytes = 4 * size

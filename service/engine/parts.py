@@ -15,8 +15,8 @@ from preblock.service.core.decode_ops import per_row
 from preblock.service.core.errors import Invalid, TooLarge
 from preblock.service.core.row_parts import GivenVectors, RowPart
 from preblock.service.core.types import Int64, PartsRequest, TokenRequest, TokenRows
+from preblock.service.engine.plain_calls import ZERO
 from preblock.service.engine.scheduler import TOKEN_COST
-from preblock.service.engine.validation import ZERO
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.runner import Float32
 

@@ -17,7 +17,7 @@ from preblock.service.core.results import Result
 from preblock.service.core.types import AnyRequest, PartsRequest, TokenRequest, TokenRows
 from preblock.service.engine.decode_stream import run_step
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.validation import ZERO
+from preblock.service.engine.plain_calls import ZERO
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import EncoderStem, TokenModel
 

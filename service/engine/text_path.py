@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 
-import numpy as np
-
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import Int64, TextRequest, TokenRequest
 from preblock.service.engine.engine import Engine, finish_outputs, tokenizer_cost
 from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of
+from preblock.service.engine.plain_calls import Bounds, Call, bounds_of, is_plain
 from preblock.service.engine.planning import BatchItem, plan
 from preblock.service.engine.pooling import finish_pooled, mean_of_rows, table_of_means
-from preblock.service.engine.positions import pooled_tokens
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import TokenModel
@@ -30,7 +28,8 @@ def text_path_of(engine: Engine, model: TokenModel, request: TextRequest, as_num
     if request.pooling == "none" or request.truncate is not None or model.tokenizer is None:
         return None
     fast_path = fast_path_of(engine, model, request.outputs, request.dtype)
-    return None if fast_path is None else TextPath(engine, fast_path, request, as_numbers)
+    bounds = bounds_of(model.manifest, request.outputs, request.dtype, request.pooling)
+    return None if fast_path is None or bounds is None else TextPath(engine, fast_path, bounds, request, as_numbers)
 
 
 class TextPath:
@@ -39,17 +38,20 @@ class TextPath:
     Args:
         engine: source of the limits.
         fast_path: of the token vectors.
+        bounds: legal values of the requests.
         request: a legal request; its texts are not kept.
         as_numbers: whether the response holds the vectors as text.
 
     """
 
-    def __init__(self, engine: Engine, fast_path: FastPath, request: TextRequest, as_numbers: bool) -> None:
+    def __init__(
+        self, engine: Engine, fast_path: FastPath, bounds: Bounds, request: TextRequest, as_numbers: bool
+    ) -> None:
         self.model, self.metrics, self.scheduler = fast_path.model, fast_path.metrics, fast_path.scheduler
         manifest = self.model.manifest
         self.options = replace(request, text=())
         self.limits = engine.limits
-        self._engine, self._fast_path, self._as_numbers = engine, fast_path, as_numbers
+        self._engine, self._fast_path, self._bounds, self._as_numbers = engine, fast_path, bounds, as_numbers
         self._segments = "token_type_ids" in manifest.indices
         special = request.special_tokens
         self._special = manifest.sentence is None if special is None else special
@@ -63,7 +65,6 @@ class TextPath:
         size = len(texts) * self._columns
         if (
             not limits.admits()
-            or len(texts) > limits.max_rows
             or not scheduler.is_inline(tokenizer_cost(self.model, texts))
             or not scheduler.is_inline(size, self._as_numbers)
         ):
@@ -72,12 +73,13 @@ class TextPath:
         record.select(self.model.name, self.model.version)
         try:
             request = self._tokenize(texts)
-            if request is None:
+            call = Call.of(request, self.model.manifest)
+            values = len(request.input_ids.values) * self._fast_path.width
+            if call is None or values > INLINE_MAX_VALUES:
                 return None
-            rows, real = request.input_ids, pooled_tokens(request, self.model.manifest)
-            if real is not None and not np.add.reduceat(real, rows.starts).all():
+            if not is_plain(call, self._bounds, self.limits.of_requests, values):
                 return None
-            run = TextRun(self._fast_path, record, request, real)
+            run = TextRun(self._fast_path, record, request, call.pooled)
             if not self._fast_path.admission.take_response(record, size):
                 return None
             self._fast_path.admission.enter(record)
@@ -85,21 +87,13 @@ class TextPath:
             return None  # a tokenizer may raise any exception; the general path reports it
         return run
 
-    def _tokenize(self, texts: Sequence[str]) -> TokenRequest | None:
-        """Return a legal request of tokens; None if it is not legal, or too large."""
-        tokenizer, manifest, options = self.model.tokenizer, self.model.manifest, self.options
+    def _tokenize(self, texts: Sequence[str]) -> TokenRequest:
+        """Return the request of tokens."""
+        tokenizer, options = self.model.tokenizer, self.options
         assert tokenizer is not None
         found = tokenizer.encode(texts, self._engine.max_tokens, False, self._special, self._segments)
-        rows, values = found.input_ids, len(found.input_ids.values) * self._fast_path.width
-        if (
-            values > INLINE_MAX_VALUES
-            or not self.limits.allows_buffering(values)
-            or int(rows.lengths.max()) > manifest.limit
-            or int(rows.values.max()) >= manifest.vocab_size
-        ):
-            return None
         return TokenRequest(
-            input_ids=rows,
+            input_ids=found.input_ids,
             indices={} if found.token_type_ids is None else {"token_type_ids": found.token_type_ids},
             pooling=options.pooling,
             dimensions=options.dimensions,

@@ -14,24 +14,22 @@ from preblock.service.artifacts.manifest import Manifest, StemManifest
 from preblock.service.artifacts.names import BIAS_GRAPH, NGRAM_ROW_IDS, NGRAM_SCALES, STORED
 from preblock.service.core.decode_ops import StepOp, per_row
 from preblock.service.core.errors import Invalid, TooLarge
+from preblock.service.core.limits import RequestLimits
 from preblock.service.core.types import (
     DTYPES,
     POSITION_ROWS,
-    Int64,
     PairwiseBiasRequest,
     StemRequest,
     TokenRequest,
     TokenRows,
 )
-from preblock.service.engine.casting import check_dtype, has_dtype
+from preblock.service.engine.casting import check_dtype
 from preblock.service.engine.history import check_context
+from preblock.service.engine.plain_calls import ZERO, Call, bounds_of, check_size, is_plain
 from preblock.service.engine.pooling import POOLINGS
 from preblock.service.engine.positions import count_real, pooled_tokens, position_limit, real_tokens
 from preblock.service.engine.truncation import SIDES, min_row_tokens
 
-ZERO = np.zeros(1, np.int64)
-ZERO.flags.writeable = False
-"""Offset of a request without one. It cannot be written, because all of them share it."""
 MAX_BIAS_POSITIONS = 2**31  # onnxruntime's operator Max reads 32 bits of larger distances
 Step = TypeVar("Step", TokenRequest, StepOp)
 _INPUT_TITLES = {"token_type_ids": "segments"}
@@ -68,15 +66,17 @@ def to_position_ids(step: Step, manifest: Manifest) -> Step:
     return replace(step, position_ids=replace(rows, values=placed - first), indices=indices)
 
 
-def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
+def check(request: TokenRequest, manifest: Manifest, limits: RequestLimits) -> None:
     """Check ids, segments, masks, positions, offsets, lengths and the output type.
 
     Raises:
         Invalid: a value is not allowed for this model; the error names the first such value.
-        TooLarge: the request has more than `max_tokens` tokens.
+        TooLarge: the request has too many tokens or rows.
 
     """
-    if _is_simple_and_valid(request, manifest, max_tokens):
+    bounds = bounds_of(manifest, request.outputs, request.dtype, request.pooling)
+    call = None if bounds is None else Call.of(request, manifest)
+    if bounds is not None and call is not None and is_plain(call, bounds, limits):
         return
     check_dtype(request.dtype, request.outputs, manifest)
     if request.truncate is not None:
@@ -87,8 +87,7 @@ def check(request: TokenRequest, manifest: Manifest, max_tokens: int) -> None:
         raise Invalid("input_ids", "an empty batch", "at least one row")
     if not ids.lengths.all():
         raise Invalid(f"input_ids[{int(np.argmin(ids.lengths))}]", "an empty row", "at least one id")
-    if len(ids.values) > max_tokens:
-        raise TooLarge("input_ids", f"{len(ids.values)} tokens", f"at most {max_tokens} tokens in a request")
+    check_size(limits, len(ids.values), len(ids.lengths))
     _check_range("input_ids", ids, manifest.vocab_size)
     for refused in manifest.refused_ids:
         if len(index := np.flatnonzero(ids.values == refused)):
@@ -174,67 +173,6 @@ def check_pooled(request: TokenRequest, manifest: Manifest) -> None:
         row = int(np.argmin(counts))
         kind = "real" if manifest.sentence is None else "known"
         raise Invalid(f"input_ids[{row}]", f"no {kind} token", f"at least one, to take the {request.pooling}")
-
-
-def has_only_ids(request: TokenRequest) -> bool:
-    """Return whether a request has ids in rows of one length, and no other input except offset, context and dtype."""
-    return (
-        bool(request.input_ids.length)
-        and not request.indices
-        and request.attention_mask is None
-        and request.position_ids is None
-        and request.truncate is None
-        and request.pooling == "none"
-    )
-
-
-def is_in_range(ids: Int64, offset: Int64, length: int, vocab_size: int, limit: int) -> bool:
-    """Return whether ids in rows of `length` tokens, and their offset, (1,) or (B,), are legal.
-
-    As unsigned numbers, negative values are larger than any limit, so that one pass checks both ends.
-    """
-    if ids.size == 1:
-        legal = 0 <= ids.item() < vocab_size
-    else:
-        legal = bool(np.maximum.reduce(ids.view(np.uint64), axis=None) < vocab_size)
-    room = limit - length
-    if len(offset) == 1:
-        return legal and 0 <= offset.item() <= room
-    return legal and room >= 0 and bool(np.maximum.reduce(offset.view(np.uint64)) <= room)
-
-
-def _is_simple_and_valid(request: TokenRequest, manifest: Manifest, max_tokens: int) -> bool:
-    """Return True for most legal requests, in less time than the full validation."""
-    rows, outputs = request.input_ids, request.outputs
-    if (
-        not has_only_ids(request)
-        or len(rows.values) > max_tokens
-        or not has_dtype(request.dtype, outputs, manifest)
-        or manifest.counts == "ids"
-        or manifest.needed
-        or manifest.refused_ids
-        or manifest.rotary_of(outputs)
-        or not _is_simple_history(request, manifest)
-        or not manifest.widths.keys() >= set(outputs)
-    ):
-        return False
-    offset = ZERO if request.offset is None else request.offset
-    return len(offset) in (1, len(rows.lengths)) and is_in_range(
-        rows.values, offset, rows.length or 0, manifest.vocab_size, manifest.limit
-    )
-
-
-def _is_simple_history(request: TokenRequest, manifest: Manifest) -> bool:
-    """Return whether a request has a legal context, or no output that needs one."""
-    context, history = request.context, manifest.history
-    if context is None:
-        return not manifest.needs_history(request.outputs)
-    return (
-        history is not None
-        and context.length == history.tokens
-        and len(context.lengths) == len(request.input_ids.lengths)
-        and bool(np.maximum.reduce(context.values.view(np.uint64)) < manifest.vocab_size)
-    )
 
 
 def check_bias(request: PairwiseBiasRequest, manifest: Manifest, max_tokens: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from preblock.service.core.errors import Malformed
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.fast_path import FastRun, fast_path_of, is_simple
+from preblock.service.engine.fast_path import FastRun, fast_path_of, has_fast_form
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
 
@@ -48,10 +48,8 @@ class CallTemplates:
         began, template = perf_counter(), self._templates.find((protocol, len(message)))
         if not isinstance(template, RequestTemplate) or not message.startswith(template.head):
             return None
-        ids, offset = template.read_binary(message)
-        if not template.fast_path.accepts(ids, offset):
-            return None
-        run = template.fast_path.start(protocol, ids, offset, CURRENT_REQUEST.get(), began, copies=MESSAGE_COPIES)
+        call = template.read_binary(message)
+        run = template.fast_path.start(protocol, call, CURRENT_REQUEST.get(), began, copies=MESSAGE_COPIES)
         if run is None:
             return None
         try:
@@ -85,14 +83,19 @@ class CallTemplates:
         rows, raw = request.input_ids, parsed.raw_contents
         head = message[: -rows.values.nbytes]
         # An id of the client differs in each message.
-        if parsed.fields.id or not is_simple(request) or rows.length is None or len(head) > MAX_HEAD_BYTES:
+        if (
+            parsed.fields.id
+            or not has_fast_form(request, model.manifest)
+            or rows.length is None
+            or len(head) > MAX_HEAD_BYTES
+        ):
             return
         if len(raw) != 1 or len(raw[0]) != rows.values.nbytes:  # INT32
             return
         if not message.endswith(raw[0]) or not _ends_with_ids(head, np.invert(rows.values).tobytes()):
             return
         fast_path = fast_path_of(self._engine, model, request.outputs, request.dtype)
-        if fast_path is None or not self._engine.limits.allows_buffering(len(rows.values) * fast_path.width):
+        if fast_path is None:
             return
         template = RequestTemplate(
             protocol,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of
+from preblock.service.engine.plain_calls import Call
 from preblock.service.engine.scheduler import MicroBatch, Scheduler
 from preblock.service.observability.context import RequestContext
 from preblock.service.runtime.session import Session
@@ -50,7 +51,7 @@ def failing(engine: Engine, tiny_repository: Path) -> FastPath:
 
 
 def begin(failing: FastPath, token: int) -> FastRun:
-    run = failing.start("native", np.array([[token]]), np.array([0]), None, perf_counter())
+    run = failing.start("native", Call(np.array([[token]]), 1, 1), None, perf_counter())
     assert run is not None
     return run
 
@@ -89,14 +90,23 @@ def test_failed_single_run_is_counted(engine: Engine, failing: FastPath) -> None
 
 def test_run_holds_memory_of_all_its_copies(engine: Engine, failing: FastPath) -> None:
     """A run that cannot start holds none."""
-    copies, context, ids = 2**16, RequestContext(), np.array([[1]])
-    run = failing.start("grpc", ids, np.array([0]), context, perf_counter(), copies=copies)
+    copies, context, call = 2**16, RequestContext(), Call(np.array([[1]]), 1, 1)
+    run = failing.start("grpc", call, context, perf_counter(), copies=copies)
     assert run is not None
     run.end()
     assert context.held == 4 * failing.width * copies
     context.release()
     failing.scheduler = BrokenScheduler(1, engine.settings)
     with pytest.raises(MemoryError):
-        failing.start("grpc", ids, np.array([0]), context, perf_counter(), copies=copies)
+        failing.start("grpc", call, context, perf_counter(), copies=copies)
     assert context.held == 0
     failing.scheduler.close()
+
+
+@pytest.mark.parametrize("limit", ["max_request_tokens", "max_request_rows"])
+def test_call_over_a_limit_is_not_started(tiny_repository: Path, limit: str) -> None:
+    options: dict[str, Any] = {limit: 1}
+    with open_engine(tiny_repository, **options) as engine:
+        path = fast_path_of(engine, engine.repository.get("gpt"), ("embeddings",), "float32", of_stream=True)
+        assert path is not None
+        assert path.start("decode", Call(np.ones((2, 1), np.int64), 2, 1), None, perf_counter()) is None

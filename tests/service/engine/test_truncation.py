@@ -7,12 +7,14 @@ import pytest
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.core.errors import Invalid
+from preblock.service.core.limits import RequestLimits
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.truncation import truncate
 from preblock.service.engine.validation import check
 from tests.support.manifests import tiny_manifest
 
 M = 8
+LIMITS = RequestLimits(1000, rows=1000, body_bytes=2**20, buffered_bytes=2**20)
 SKIPPING = tiny_manifest().model_copy(update={"counts": "ids", "padding_id": 0})
 
 
@@ -46,7 +48,7 @@ def test_truncation_keeps_longest_fitting_part(side: str, masked: bool, manifest
             offset=offset,
             truncate=side,
         )
-        check(request, manifest, 1000)
+        check(request, manifest, LIMITS)
         found = truncate(request, manifest)
         kept = []
         for row, mask, start in zip(ids, masks, offset.tolist(), strict=True):
@@ -62,7 +64,7 @@ def test_truncation_keeps_longest_fitting_part(side: str, masked: bool, manifest
         ]
         if found.attention_mask is not None:
             assert lists_of(found.attention_mask) == [[row[i] for i in k] for row, k in zip(masks, kept, strict=True)]
-        check(found, manifest, 1000)
+        check(found, manifest, LIMITS)
     assert cut
 
 
@@ -97,7 +99,7 @@ def test_truncation_keeps_special_tokens(side: str, kept: list[int]) -> None:
 def test_truncation_to_no_token_is_rejected(fields: dict[str, Any], message: str) -> None:
     request = TokenRequest(input_ids=rows_of([[1] * 10]), truncate="left", **fields)
     with pytest.raises(Invalid, match=message):
-        check(request, tiny_manifest(), 1000)
+        check(request, tiny_manifest(), LIMITS)
 
 
 def test_nothing_is_truncated_without_need() -> None:
@@ -105,4 +107,4 @@ def test_nothing_is_truncated_without_need() -> None:
     for side, manifest in ((None, tiny_manifest()), ("right", endless)):
         request = TokenRequest(input_ids=rows_of([[1] * 1000]), truncate=side)
         assert truncate(request, manifest).input_ids.lengths.tolist() == [1000]
-    check(TokenRequest(input_ids=rows_of([[1] * 1000]), truncate="right"), endless, 1000)
+    check(TokenRequest(input_ids=rows_of([[1] * 1000]), truncate="right"), endless, LIMITS)

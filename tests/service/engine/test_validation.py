@@ -7,11 +7,13 @@ import pytest
 
 from preblock.service.codecs.native_json import read_embed
 from preblock.service.core.errors import Invalid, TooLarge
+from preblock.service.core.limits import RequestLimits
 from preblock.service.core.types import TokenRequest, TokenRows
 from preblock.service.engine.validation import check
 from tests.support.manifests import tiny_manifest
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
+LIMITS = RequestLimits(20, rows=20, body_bytes=2**20, buffered_bytes=2**20)
 
 
 def request(**fields: Any) -> TokenRequest:
@@ -38,7 +40,7 @@ def request(**fields: Any) -> TokenRequest:
     ],
 )
 def test_requests_at_limits_are_accepted(fields: dict[str, Any]) -> None:
-    check(request(**fields), tiny_manifest(), max_tokens=20)
+    check(request(**fields), tiny_manifest(), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_requests_at_limits_are_accepted(fields: dict[str, Any]) -> None:
 )
 def test_request_beyond_limit_is_rejected(fields: dict[str, Any], field: str, got: str) -> None:
     with pytest.raises(Invalid) as refused:
-        check(request(**fields), tiny_manifest(), max_tokens=20)
+        check(request(**fields), tiny_manifest(), LIMITS)
     assert (refused.value.field, refused.value.got) == (field, got)
 
 
@@ -89,18 +91,18 @@ def test_request_beyond_limit_is_rejected(fields: dict[str, Any], field: str, go
 )
 def test_expected_size_is_named(fields: dict[str, Any], expected: str) -> None:
     with pytest.raises(Invalid) as refused:
-        check(request(**fields), tiny_manifest(), max_tokens=20)
+        check(request(**fields), tiny_manifest(), LIMITS)
     assert refused.value.expected == expected
 
 
 def test_exclusive_fields_are_rejected() -> None:
     with pytest.raises(Invalid, match="offset and position_ids exclude each other"):
-        check(request(input_ids=[0], position_ids=[0], offset=0), tiny_manifest(), max_tokens=20)
+        check(request(input_ids=[0], position_ids=[0], offset=0), tiny_manifest(), LIMITS)
 
 
 def test_segment_ids_without_segments_are_rejected() -> None:
     with pytest.raises(Invalid, match="token_type_ids is not an input: this model has no segments"):
-        check(request(input_ids=[0], token_type_ids=[0]), tiny_manifest(segments=0), 20)
+        check(request(input_ids=[0], token_type_ids=[0]), tiny_manifest(segments=0), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +115,17 @@ def test_segment_ids_without_segments_are_rejected() -> None:
 def test_empty_rows_are_rejected(lengths: list[int], message: str) -> None:
     rows = TokenRows(np.zeros(sum(lengths), np.int64), np.array(lengths, np.int64))
     with pytest.raises(Invalid, match=message):
-        check(TokenRequest(input_ids=rows), tiny_manifest(), 20)
+        check(TokenRequest(input_ids=rows), tiny_manifest(), LIMITS)
 
 
 def test_max_tokens_counts_tokens_of_all_rows() -> None:
-    check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=16)
+    check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), LIMITS._replace(tokens=16))
     with pytest.raises(TooLarge, match="input_ids: got 16 tokens, expected at most 15 tokens in a request"):
-        check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), max_tokens=15)
+        check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), LIMITS._replace(tokens=15))
 
 
 def test_check_does_not_change_the_request() -> None:
     ids = np.array([[1, 2], [3, 4]])
     ids.setflags(write=False)
-    check(TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([6, 0])), tiny_manifest(), 20)
+    check(TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([6, 0])), tiny_manifest(), LIMITS)
     assert ids.tolist() == [[1, 2], [3, 4]]

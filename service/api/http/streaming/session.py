@@ -19,6 +19,7 @@ from preblock.service.core.errors import Conflict, PreblockError
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun, fast_path_of
+from preblock.service.engine.plain_calls import Call
 from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
 
@@ -132,16 +133,13 @@ class DecodeSession:
             or step is None
             or step.shape.rows != len(stream.offset)
             or (step.offset and step.offset != stream.offset.tobytes())
-            or len(frame) > self.engine.limits.max_body_bytes
-            or step.ids.size > self.engine.max_tokens
-            or step.shape.rows > self.engine.limits.max_rows
             or step.ids.size * fast_path.width > fast_path.max_step_values
             or (step.number and not stream.is_new(step.number))
-            or not fast_path.accepts(step.ids, stream.offset)
         ):
             return None
-        before = None if stream.histories is None else stream.histories.context
-        run = fast_path.start("decode", step.ids, stream.offset, self.context, began, before)
+        context = None if stream.histories is None else stream.histories.context
+        call = Call(step.ids, step.shape.rows, step.shape.length, stream.offset, context, size=len(frame))
+        run = fast_path.start("decode", call, self.context, began)
         if run is not None:
             run.record.operation = StepOp.name
             self._begun = frame, step

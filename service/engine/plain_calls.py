@@ -1,0 +1,182 @@
+"""The rule for plain calls: requests of token ids and offsets alone, legal and within every limit.
+
+Nearly all requests are plain. The fast path answers no others. The general path checks plain requests no further, and
+reports why another one is not allowed. `is_plain` has every rule about values, and `find_excess` the limits of their
+number.
+
+Letters: B batch, L length, T tokens of all rows, H ids of a history.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from preblock.service.artifacts.manifest import Manifest
+from preblock.service.artifacts.names import NGRAM_ROW_IDS, NGRAM_SCALES, STORED
+from preblock.service.core.errors import TooLarge
+from preblock.service.core.limits import FLOAT32_BYTES, RequestLimits
+from preblock.service.core.types import Int64, TokenRequest, TokenRows
+from preblock.service.engine.casting import has_dtype
+from preblock.service.engine.pooling import POOLINGS
+from preblock.service.engine.positions import pooled_tokens
+
+ZERO = np.zeros(1, np.int64)
+ZERO.flags.writeable = False
+"""Offset of a request without one. It cannot be written, because all of them share it."""
+NO_INDICES: Mapping[str, TokenRows] = MappingProxyType({})
+
+
+class Call(NamedTuple):
+    """A request of token ids, each real, and of offsets, from any protocol.
+
+    Args:
+        ids: int64 (T,) or (B, L).
+        rows: B, each row of at least one token.
+        longest: most tokens of a row.
+        offset: int64 (1,) or (B,).
+        context: int64 (B, H), the ids before each row; None without one.
+        indices: further integers, with the lengths of the ids.
+        pooled: int64 (T,), as from `pooled_tokens`; None if all tokens have a part in a vector, or without pooling.
+        size: bytes of the message; 0 if its transport has checked it.
+        request: the request; None if it has no options beside those of its fast path.
+
+    """
+
+    ids: Int64
+    rows: int
+    longest: int
+    offset: Int64 = ZERO
+    context: Int64 | None = None
+    indices: Mapping[str, TokenRows] = NO_INDICES
+    pooled: Int64 | None = None
+    size: int = 0
+    request: TokenRequest | None = None
+
+    @classmethod
+    def of(cls, request: TokenRequest, manifest: Manifest) -> "Call | None":
+        """Return the call of a request; None for a request with another input or option, or with an empty row."""
+        rows, context = request.input_ids, request.context
+        if request.attention_mask is not None or request.position_ids is not None or request.truncate is not None:
+            return None
+        longest = rows.length
+        if longest is None:
+            longest = int(rows.lengths.max()) if rows.lengths.all() else 0
+        if not longest or (context is not None and not context.length):
+            return None
+        if request.indices and not all(np.array_equal(a.lengths, rows.lengths) for a in request.indices.values()):
+            return None
+        return cls(
+            rows.values,
+            len(rows.lengths),
+            longest,
+            ZERO if request.offset is None else request.offset,
+            None if context is None else context.values.reshape(len(context.lengths), -1),
+            request.indices,
+            None if request.pooling == "none" else pooled_tokens(request, manifest),
+            request=request,
+        )
+
+
+class Bounds(NamedTuple):
+    """The legal values of plain calls to a model.
+
+    Args:
+        vocab_size: legal ids are below.
+        limit: largest legal offset + tokens of a row.
+        indices: number of legal values of each further input.
+        needed: required ones of these inputs.
+        history: H; 0 for a model without one.
+        needs_context: whether an output depends on the context.
+
+    """
+
+    vocab_size: int
+    limit: int
+    indices: Mapping[str, int]
+    needed: tuple[str, ...]
+    history: int
+    needs_context: bool
+
+
+@lru_cache
+def bounds_of(manifest: Manifest, outputs: tuple[str, ...], dtype: str, pooling: str = "none") -> Bounds | None:
+    """Return the bounds for these outputs and options; None if the options are not legal, or need further checks."""
+    vectors = pooling in POOLINGS and manifest.widths.keys() >= set(outputs) and has_dtype(dtype, outputs, manifest)
+    if pooling != "none" and (dtype == STORED or not {NGRAM_ROW_IDS, NGRAM_SCALES}.isdisjoint(outputs)):
+        vectors = False
+    if not vectors or manifest.counts == "ids" or manifest.refused_ids or manifest.rotary_of(outputs):
+        return None
+    return Bounds(
+        manifest.vocab_size,
+        manifest.limit,
+        manifest.indices,
+        manifest.needed,
+        0 if manifest.history is None else manifest.history.tokens,
+        manifest.needs_history(outputs),
+    )
+
+
+def is_plain(call: Call, bounds: Bounds, limits: RequestLimits, values: int = 0) -> bool:
+    """Return whether a call is legal and within every limit.
+
+    Args:
+        call: the call.
+        bounds: legal values of its model and its outputs.
+        limits: of requests.
+        values: values of its response that are in memory at once; 0 if the caller checks them.
+
+    """
+    ids, rows, longest, offset, context, indices, pooled, size, _ = call
+    vocab_size, limit, known, needed, history, needs_context = bounds
+    room = limit - longest
+    if (
+        room < 0
+        or (context is None and needs_context)
+        or (len(offset) != 1 and len(offset) != rows)
+        or find_excess(limits, ids.size, rows) is not None
+        or size > limits.body_bytes
+        or FLOAT32_BYTES * values > limits.buffered_bytes
+        or not (0 <= ids.item() < vocab_size if ids.size == 1 else _is_below(ids, vocab_size))
+        or not (0 <= offset.item() <= room if len(offset) == 1 else _is_below(offset, room + 1))
+    ):
+        return False
+    if context is not None and not (context.shape == (rows, history) and history and _is_below(context, vocab_size)):
+        return False
+    if (indices or needed) and not (
+        indices.keys() >= set(needed)
+        and all(name in known and _is_below(index.values, known[name]) for name, index in indices.items())
+    ):
+        return False
+    return pooled is None or _has_token_in_each_row(call)
+
+
+def find_excess(limits: RequestLimits, tokens: int, rows: int, field: str = "input_ids") -> TooLarge | None:
+    """Return the error of a request with too many tokens or rows, named `field`; None within every limit."""
+    if tokens > limits.tokens:
+        return TooLarge(field, f"{tokens} tokens", f"at most {limits.tokens} tokens in a request")
+    if rows > limits.rows:
+        return TooLarge(field, f"{rows} rows", f"at most {limits.rows} rows in a request")
+    return None
+
+
+def check_size(limits: RequestLimits, tokens: int, rows: int, field: str = "input_ids") -> None:
+    """Raise TooLarge if a request has too many tokens or rows."""
+    if (error := find_excess(limits, tokens, rows, field)) is not None:
+        raise error
+
+
+def _is_below(values: Int64, limit: int) -> bool:
+    """Return whether all values are in 0 to `limit` - 1.
+
+    As unsigned numbers, negative values are larger than any limit, so that one pass checks both ends.
+    """
+    return bool(np.maximum.reduce(values.view(np.uint64), axis=None, initial=0) < limit)
+
+
+def _has_token_in_each_row(call: Call) -> bool:
+    assert call.pooled is not None
+    assert call.request is not None
+    return bool(np.add.reduceat(call.pooled, call.request.input_ids.starts).all())
