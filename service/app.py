@@ -30,7 +30,7 @@ from preblock.service.api.http.routes import (
     v2,
 )
 from preblock.service.api.http.schemas.openapi import document
-from preblock.service.api.request_cache import TemplateCache
+from preblock.service.api.prepared import PreparedRequests
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import Authenticator
 from preblock.service.core.errors import Invalid
@@ -128,12 +128,11 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
     tracing = create_tracing(settings)
     engine = engine or create_engine(settings)
     streams, sequences = StreamRegistry(engine.metrics, engine.settings), Sequences(engine)
-    templates = TemplateCache(engine)
     app: FastAPI = FastAPIOffline(
         title="Preblock",
         version=VERSION,
         summary="Token ids in, the vectors that enter block 0 out.",
-        lifespan=lambda _: _run(settings, engine, streams, sequences, templates, tracing),
+        lifespan=lambda _: _run(settings, engine, streams, sequences, tracing),
         docs_url=None,  # `pages` serves it with a Content-Security-Policy
         redoc_url=None,
         generate_unique_id_function=attrgetter("name"),
@@ -168,7 +167,7 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
         {("/models/", "embed"): embedding, ("/v2/models/", "infer"): inference, ("/v1", "embeddings"): embeddings},
         access=engine.repository.access,
         services=Services(engine.settings, streams, limits.incoming, limits.responses),
-        templates=templates,
+        prepared=PreparedRequests(engine.repository),
         count_bytes=engine.metrics.count_bytes,
         trace=None if tracing is None else tracing.trace,
         hosts=hosts or AllowedHosts(split_list(settings.allowed_hosts) or None),
@@ -181,7 +180,6 @@ async def _run(
     engine: Engine,
     streams: StreamRegistry,
     sequences: Sequences,
-    templates: TemplateCache,
     tracing: "Tracing | None",
 ) -> AsyncIterator[None]:
     """Run the background work and gRPC for the time of the block."""
@@ -201,7 +199,7 @@ async def _run(
         from preblock.service.api.grpc.server import running
 
         trace = None if tracing is None else tracing.trace
-        async with running(engine, streams, sequences, templates, VERSION, settings, trace):
+        async with running(engine, streams, sequences, VERSION, settings, trace):
             yield
     engine.metrics.flush()
     for task in tasks:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.codecs.chunks import CHUNK_BYTES, MAX_JSON_VALUES, Buffer, LazyText, Part, body_chunks
@@ -23,7 +24,7 @@ from preblock.service.core.errors import (
     Unauthenticated,
 )
 from preblock.service.core.results import EmbedResult
-from preblock.service.core.types import DTYPES, TextRequest, TokenRequest
+from preblock.service.core.types import DTYPES, Int64, TextRequest, TokenRequest
 
 FIELDS = (
     *("model", "input", "encoding_format", "dimensions", "user"),
@@ -142,26 +143,51 @@ def _read_truncation(document: Mapping[str, Any], limit: int) -> dict[str, Any]:
 def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:
     """Write a vector for each input; with the pooling "none" a vector for each token, and their shape."""
     (tensor,) = answer.arrays.values()
-    write = to_base64 if message.encoding == "base64" else write_numbers
-    if message.encoding == "float":
+    rows = answer.lengths if message.request.pooling == "none" else None
+    tokens = int(answer.lengths.sum())
+    return write_vectors(answer.model, answer.version, message.encoding, tensor, tokens, rows, answer.truncated)
+
+
+def write_vectors(
+    model: str,
+    version: int,
+    encoding: str,
+    tensor: NDArray[np.generic],
+    tokens: int,
+    rows: Int64 | None = None,
+    truncated: Int64 | None = None,
+) -> list[Part]:
+    """Write the vectors of inputs.
+
+    Args:
+        model: that has computed them.
+        version: of the model.
+        encoding: of the vectors.
+        tensor: one vector for each input, (B, width), or one for each token, (B, L, width) or (T, width).
+        tokens: T, tokens of all inputs.
+        rows: tokens of each input, int64 (B,); None for one vector for each input.
+        truncated: removed tokens of each input, int64 (B,); None without truncation.
+
+    """
+    write = to_base64 if encoding == "base64" else write_numbers
+    if encoding == "float":
         check_finite(tensor)
-    whole = message.request.pooling == "none"
-    parts = np.split(tensor.reshape(-1, tensor.shape[-1]), np.cumsum(answer.lengths)[:-1]) if whole else tensor
+    parts = tensor if rows is None else np.split(tensor.reshape(-1, tensor.shape[-1]), np.cumsum(rows)[:-1])
     data = (
-        {"object": "embedding", "index": index, "embedding": write(part)} | ({"shape": part.shape} if whole else {})
+        {"object": "embedding", "index": index, "embedding": write(part)}
+        | ({} if rows is None else {"shape": part.shape})
         for index, part in enumerate(parts)
     )
-    later = tensor.nbytes > CHUNK_BYTES if message.encoding == "base64" else tensor.size > MAX_JSON_VALUES
-    tokens = int(answer.lengths.sum())
+    later = tensor.nbytes > CHUNK_BYTES if encoding == "base64" else tensor.size > MAX_JSON_VALUES
     document: dict[str, Any] = {
         "object": "list",
-        "model": answer.model,
-        "version": answer.version,
+        "model": model,
+        "version": version,
         "data": LazyText(_write_list(data)) if later else list(data),
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-    if answer.truncated is not None:
-        document["truncated"] = answer.truncated
+    if truncated is not None:
+        document["truncated"] = truncated
     return write_json_parts(document)
 
 

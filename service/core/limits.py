@@ -28,13 +28,15 @@ MIN_PARSED_VALUES = 2**18
 
 
 class RequestLimits(NamedTuple):
-    """The limits of the size of a request, by the current settings.
+    """The limits of requests, by the current settings.
 
     Args:
         tokens: most tokens of all rows.
         rows: most rows.
         body_bytes: most bytes of its body or message.
         buffered_bytes: most bytes of vectors, as float32, in memory at once.
+        concurrent: most requests at a time.
+        rate: most requests of a caller per second; None for any number.
 
     """
 
@@ -42,6 +44,8 @@ class RequestLimits(NamedTuple):
     rows: int
     body_bytes: int
     buffered_bytes: int
+    concurrent: int = 2**63
+    rate: float | None = None
 
 
 class Limits:
@@ -70,7 +74,7 @@ class Limits:
 
     @property
     def of_requests(self) -> RequestLimits:
-        """The limits of the size of a request."""
+        """The limits of requests."""
         settings = self._settings.current
         if settings is not self._read:  # an attribute of settings takes three times as long
             self._read, self._of_requests = settings, _read_limits(settings)
@@ -94,8 +98,8 @@ class Limits:
             Unavailable: too many requests are in flight.
 
         """
-        settings = self._settings.current
-        most, rate = settings.max_concurrent_requests, settings.rate_limit_per_second
+        limits = self.of_requests
+        most, rate = limits.concurrent, limits.rate
         if self._running >= most:  # checked first: a request rejected here uses no quota of its caller
             message = f"the limit of {most} requests at a time is reached; try again later"
             raise Unavailable("requests", f"more than {most} at a time", f"at most {most}", message=message)
@@ -105,8 +109,8 @@ class Limits:
 
     def admits(self) -> bool:
         """Return whether `enter` would begin a request now; it is not counted."""
-        settings, rate = self._settings.current, self._settings.current.rate_limit_per_second
-        if self._running >= settings.max_concurrent_requests:
+        limits, rate = self.of_requests, self.of_requests.rate
+        if self._running >= limits.concurrent:
             return False
         return rate is None or self._wait(caller().name, rate, time.monotonic()) <= MAX_ROUNDING_SECONDS
 
@@ -168,4 +172,6 @@ def _read_limits(settings: Settings) -> RequestLimits:
         settings.max_request_rows,
         settings.max_body_bytes,
         settings.max_buffered_response_bytes,
+        settings.max_concurrent_requests,
+        settings.rate_limit_per_second,
     )

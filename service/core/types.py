@@ -6,7 +6,7 @@ Letters: B batch, T tokens of all rows, D output width.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -60,6 +60,8 @@ class TokenRows:
     @cached_property
     def length(self) -> int | None:
         """L if all rows have one length, else None."""
+        if len(self.lengths) == 1:  # a comparison takes ten times as long
+            return int(self.lengths[0])
         first = int(self.lengths[0]) if len(self.lengths) else 0
         return first if (self.lengths == first).all() else None
 
@@ -202,6 +204,11 @@ class TextRequest(EmbedOptions):
     text: tuple[str, ...]
     spans: bool = False
     special_tokens: bool | None = None
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The options in common with a request of token ids."""
+        return {name: value for name, value in vars(self).items() if name not in ("text", "spans", "special_tokens")}
 
 
 @dataclass(eq=False, kw_only=True)

@@ -17,7 +17,7 @@ from preblock.service.engine.admission import Admission
 from preblock.service.engine.casting import cast
 from preblock.service.engine.parts import place_vectors
 from preblock.service.engine.planning import BatchItem, Outputs, run_batch, single_token_feeds
-from preblock.service.engine.pooling import end_tokens, finish_pooled, mean, mean_of_rows, table_of_means
+from preblock.service.engine.pooling import end_tokens, finish_pooled, mean
 from preblock.service.engine.positions import pooled_tokens
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
@@ -41,8 +41,9 @@ def is_streamed(request: TokenRequest, manifest: Manifest, size: int) -> bool:
 
 def to_token_rows(model: TokenModel, names: tuple[str, ...], item: BatchItem) -> None:
     """Turn the feeds of `item` into rows of one token, if chunks would cut rows and the graph counts real tokens."""
-    least = min(_max_chunk_tokens(model, name) for name in names)
-    if model.manifest.counts != "slots" and item.feeds["input_ids"].shape[1] > least:
+    if model.manifest.counts == "slots":
+        return
+    if item.feeds["input_ids"].shape[1] > min(_max_chunk_tokens(model, name) for name in names):
         # The graph needs the whole row to count the real tokens before a token.
         item.feeds = single_token_feeds(item, model.manifest)
 
@@ -216,8 +217,6 @@ def _buffer_output(model: TokenModel, item: BatchItem, name: str) -> Float32:
 
 def _pool_output(model: TokenModel, item: BatchItem, request: TokenRequest, name: str) -> Float32:
     rows, real, width = request.input_ids, pooled_tokens(request, model.manifest), model.manifest.widths[name]
-    if (table := table_of_means(model, (name,), request)) is not None:
-        return mean_of_rows(table, rows, real)
     if request.pooling == "mean":
         return mean((chunk.reshape(-1, width) for chunk in _vectors(model, name, item)), rows, real, width)
     tokens = end_tokens(rows, real, request.pooling)

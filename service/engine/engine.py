@@ -40,7 +40,7 @@ from preblock.service.engine.history import next_context
 from preblock.service.engine.parts import assemble, cost_of_parts, place_vectors, vectors_of_outputs
 from preblock.service.engine.plain_calls import check_size
 from preblock.service.engine.planning import BatchItem, Outputs
-from preblock.service.engine.pooling import finish_pooled, pool, table_of_means
+from preblock.service.engine.pooling import average_in_place, finish_pooled, pool, table_of_means
 from preblock.service.engine.positions import next_positions, pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
@@ -140,8 +140,8 @@ class Engine:
         outputs, names, width = planning.resolve_outputs(request.outputs, model.manifest, request.dtype)
         size = item.feeds["input_ids"].size * width
         streamed = chunking.is_streamed(request, model.manifest, size)
-        in_place = table_of_means(model, names, request) is not None
-        pooled = in_place or (streamed and request.pooling != "none")
+        table = table_of_means(model, names, request)
+        pooled = table is not None or (streamed and request.pooling != "none")
         values = (record.rows if pooled else record.tokens) * width
         if request.chunks == "buffered" or pooled or not streamed:
             self.limits.check_buffered("input_ids", values)
@@ -152,6 +152,10 @@ class Engine:
         if request.given is not None:
             item.given = await self.scheduler.run(size, lambda: vectors_of_outputs(request, model, names))
         finish = partial(finish_outputs, request, item, model.manifest, outputs)
+        if table is not None:
+            real = pooled_tokens(request, model.manifest)
+            average = partial(average_in_place, table, request, model.manifest, real, record)
+            return dict.fromkeys(outputs, await self.scheduler.run(size, average))
         if pooled:
             return await self.scheduler.run(size, lambda: chunking.compute_pooled(model, outputs, item, request))
         if size <= planning.max_batched_values(model):
@@ -194,24 +198,13 @@ class Engine:
         return await self.scheduler.run(cost, lambda: assemble(request, model, self.max_tokens))
 
     async def _tokenize(self, model: TokenModel, request: TextRequest) -> TokenRequest:
-        """Tokenize a text request."""
-        tokenizer, text = model.tokenizer, request.text
-        if tokenizer is None:
+        """Return the tokens of texts."""
+        text = request.text
+        if model.tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
         check_size(self.limits.of_requests, 0, len(text), "text")
-        size = tokenizer_cost(model, text)
-        special, spans = request.special_tokens, request.spans
-        if special is None:
-            special = model.manifest.sentence is None
-        segments, marks = "token_type_ids" in model.manifest.indices, request.truncate is not None
-        tokens = await self.scheduler.run(
-            size, lambda: tokenizer.encode(text, self.max_tokens, spans, special, segments, marks)
-        )
-        # All other fields of a text request are fields of a token request.
-        options = {**vars(request), "spans": tokens.spans}
-        del options["text"], options["special_tokens"]
-        indices = {} if tokens.token_type_ids is None else {"token_type_ids": tokens.token_type_ids}
-        return TokenRequest(input_ids=tokens.input_ids, indices=indices, special=tokens.special, **options)
+        work = partial(tokenize, model, text, request, self.max_tokens)
+        return await self.scheduler.run(tokenizer_cost(model, text), work)
 
     async def bias(self, model: TokenModel, request: PairwiseBiasRequest, record: RequestRecord) -> Result:
         """Return the attention bias by the distance between query and key.
@@ -272,6 +265,27 @@ def tokenizer_cost(model: TokenModel, texts: Sequence[str]) -> int:
     if texts and model.tokenizer is not None and not model.tokenizer.opened:
         return INLINE_MAX_VALUES + 1
     return TOKENIZER_COST * (sum(map(len, texts)) + len(texts))
+
+
+def tokenize(model: TokenModel, texts: Sequence[str], request: TextRequest, max_tokens: int) -> TokenRequest:
+    """Return the tokens of texts, with the options of a request, for a model with a tokenizer.
+
+    Raises:
+        ClientFault: a text has no tokens, the tokenizer refuses it, or there are more than `max_tokens` tokens.
+        ArtifactError: the tokenizer is broken.
+
+    """
+    assert model.tokenizer is not None
+    special = model.manifest.sentence is None if request.special_tokens is None else request.special_tokens
+    segments, marks = "token_type_ids" in model.manifest.indices, request.truncate is not None
+    tokens = model.tokenizer.encode(texts, max_tokens, request.spans, special, segments, marks)
+    return TokenRequest(
+        input_ids=tokens.input_ids,
+        indices={} if tokens.token_type_ids is None else {"token_type_ids": tokens.token_type_ids},
+        special=tokens.special,
+        spans=tokens.spans,
+        **request.options,
+    )
 
 
 def finish_outputs(

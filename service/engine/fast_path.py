@@ -1,4 +1,4 @@
-"""The fast path: requests with only ids and an offset, which are nearly all requests, and such steps of a stream.
+"""The fast path: plain requests, which are nearly all requests, and such steps of a stream.
 
 For one token, the general path takes several times as long as the run of the model. The fast path prepares that work
 once for a model and an output, and asks only whether each request is plain. The general path answers all others, and
@@ -7,7 +7,8 @@ reports their errors.
 Letters: B batch, L length, D output width.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -15,24 +16,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import CONTEXT, STORED
 from preblock.service.core.errors import PreblockError
-from preblock.service.core.types import Int64, TokenRequest, TokenRows
-from preblock.service.engine.engine import Engine
+from preblock.service.core.results import ChunkedTensor
+from preblock.service.core.types import Int64, TextRequest, TokenRequest, TokenRows
+from preblock.service.engine.engine import Engine, finish_outputs, tokenize, tokenizer_cost
 from preblock.service.engine.plain_calls import Bounds, Call, bounds_of, is_plain
 from preblock.service.engine.planning import (
     MAX_SENT_VALUES,
     BatchItem,
     Outputs,
     max_batched_values,
+    plan,
     resolve_outputs,
     run_batch,
 )
+from preblock.service.engine.pooling import average_in_place, table_of_means
 from preblock.service.engine.scheduler import MicroBatch
 from preblock.service.observability.context import RequestContext
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
+from preblock.service.runtime.lookup_table import LookupTable
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
@@ -42,13 +46,21 @@ ALIGNED = 8
 
 
 def fast_path_of(
-    engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str, of_stream: bool = False
+    engine: Engine,
+    model: TokenModel,
+    outputs: tuple[str, ...],
+    dtype: str,
+    protocol: str,
+    *,
+    pooling: str = "none",
+    of_stream: bool = False,
+    copies: int = 0,
 ) -> "FastPath | None":
     """Return the fast path of a model for `outputs` in the type `dtype`; None if it supports no fast path for them.
 
     A stream also takes several outputs, and outputs with a history, because it has the ids before each row.
     """
-    manifest, bounds = model.manifest, bounds_of(model.manifest, outputs, dtype)
+    manifest, bounds = model.manifest, bounds_of(model.manifest, outputs, dtype, pooling)
     if (
         bounds is None
         or dtype not in ("float32", STORED)
@@ -59,13 +71,10 @@ def fast_path_of(
         or (bounds.needs_context and not of_stream)
     ):
         return None
-    return FastPath(engine, model, outputs, dtype, bounds)
-
-
-def has_fast_form(request: TokenRequest, manifest: Manifest) -> bool:
-    """Return whether a request has nothing but ids, in rows of one length, and offsets."""
-    call = None if request.pooling != "none" or not request.input_ids.length else Call.of(request, manifest)
-    return call is not None and call.context is None and not call.indices and request.sequence is None
+    most: float = math.inf if pooling == "none" else INLINE_MAX_VALUES
+    if of_stream:
+        most = max_batched_values(model) or INLINE_MAX_VALUES
+    return FastPath(engine, model, outputs, dtype, protocol, bounds=bounds, copies=copies, most=most)
 
 
 def integers(content: bytes, count: int, start: int) -> Int64:
@@ -74,126 +83,180 @@ def integers(content: bytes, count: int, start: int) -> Int64:
     return values if start % ALIGNED == 0 else values.copy()
 
 
+def tokenize_short(
+    engine: Engine, model: TokenModel, texts: Sequence[str], request: TextRequest, size: int = 0
+) -> Call | None:
+    """Return the call of texts, with the options of a request; None for long texts, under load, or after a failure.
+
+    `size` is the number of bytes of the body.
+    """
+    if not engine.limits.admits() or not engine.scheduler.is_inline(tokenizer_cost(model, texts)):
+        return None
+    try:
+        return Call.of(tokenize(model, texts, request, engine.max_tokens), model.manifest, size)
+    except Exception:
+        return None  # a tokenizer may raise any exception; the general path reports it
+
+
 class FastPath:
-    """Computes outputs of a model, in the types of its run, for rows of one length.
+    """Computes outputs of a model, in the types of its run, for rows of one length, or pooled.
 
     Args:
         engine: source of the scheduler, the metrics and the admission.
         model: the model.
         outputs: names of the outputs.
         dtype: "float32", or "stored" for n-gram rows; row ids are int64 with either.
+        protocol: of the requests.
         bounds: legal values of the requests.
+        copies: memory of a response, in sizes of its vectors; 0 if a large one is computed as it is sent.
+        most: most values of the tokens of a request.
 
     Attributes:
         width: values of a token in all outputs.
         forms: width and type of each output.
-        max_batched_values: most values of a request in a micro-batch; 0 if every request runs alone.
-        max_step_values: most values of a step of a stream.
+        names: outputs of the run.
+        sources: output of the run for each output.
 
     """
 
-    def __init__(self, engine: Engine, model: TokenModel, outputs: tuple[str, ...], dtype: str, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        model: TokenModel,
+        outputs: tuple[str, ...],
+        dtype: str,
+        protocol: str,
+        *,
+        bounds: Bounds,
+        copies: int,
+        most: float,
+    ) -> None:
         manifest = model.manifest
-        sources, self.names, self.width = resolve_outputs(outputs, manifest, dtype)
-        self.sources = tuple(sources.values())
+        self.sources, self.names, self.width = resolve_outputs(outputs, manifest, dtype)
         self.forms = tuple((manifest.widths[output], manifest.dtype_of(output, dtype)) for output in outputs)
-        self.model, self.metrics, self.scheduler = model, engine.metrics, engine.scheduler
-        self.admission = engine.admission
+        self.engine, self.model, self.protocol = engine, model, protocol
+        self._bounds, self._copies, self._most = bounds, copies, most
+        self._max_batched_values = max_batched_values(model)
         self.run = partial(run_batch, model, self.names)
-        self.key = (id(model), self.names)
-        self.max_batched_values = max_batched_values(model)
-        self.max_step_values = self.max_batched_values or INLINE_MAX_VALUES
-        self.indices = tuple(manifest.indices)
-        self.bounds, self.limits = bounds, engine.limits
 
-    def start(
-        self, protocol: str, call: Call, context: RequestContext | None, started: float, *, copies: int = 0
-    ) -> "FastRun | None":
+    def start(self, call: Call, context: RequestContext | None, started: float) -> "FastRun | None":
         """Start a call, or return None if it is not plain, or has to wait. The caller must call `end` later.
 
         Args:
-            protocol: protocol of the request.
             call: the call.
             context: context of the request, or of the stream.
             started: `perf_counter` at the time when the request was complete.
-            copies: memory of the response, in sizes of its vectors; default 0: a large one is computed as it is sent.
 
         """
-        size = call.ids.size * self.width
-        whole = size if copies or size <= INLINE_MAX_VALUES else 0
-        if not is_plain(call, self.bounds, self.limits.of_requests, whole):
+        size, admission, limits = call.ids.size * self.width, self.engine.admission, self.engine.limits
+        whole = size if self._copies or size <= INLINE_MAX_VALUES else 0
+        if size > self._most or not is_plain(call, self._bounds, limits.of_requests, whole):
             return None
-        record = RequestRecord(protocol, context, started)
-        if not self.admission.take_response(record, copies * size or min(size, MAX_SENT_VALUES)):
+        record = RequestRecord(self.protocol, context, started)
+        values = size if call.request is None else call.rows * self.width
+        if not admission.take_response(record, self._copies * values or min(values, MAX_SENT_VALUES)):
             return None  # the general path waits for memory
         try:
-            self.admission.enter(record)
+            admission.enter(record)
         except PreblockError:
             if context is not None:
                 context.release()
             return None
         try:
-            return FastRun(self, record, call)
+            return FastRun(self, record, call, 0 if call.request is not None else self._max_batched_values)
         except BaseException as error:
-            self.admission.end(record, error)
+            admission.end(record, error)
             if context is not None:
                 context.release()
             raise
 
 
 class FastRun:
-    """The run of one accepted request.
+    """The run of one started call.
+
+    Args:
+        path: of the call.
+        record: of the request.
+        call: the call.
+        max_batched_values: most values in a micro-batch; 0 if the call runs alone.
 
     Attributes:
         batched: whether the request joins the micro-batch of this event-loop iteration; it then ends in the next.
         streamed: whether the response is computed in chunks.
-        nbytes: size of the vectors in bytes.
-        record: record of the request.
 
     """
 
-    __slots__ = ("_batch", "_fast_path", "_item", "_number", "batched", "nbytes", "record", "streamed")
+    __slots__ = ("_batch", "_item", "_number", "_path", "_pooled", "_table", "batched", "record", "streamed")
 
-    def __init__(self, fast_path: FastPath, record: RequestRecord, call: Call) -> None:
-        self._fast_path, self.record = fast_path, record
-        record.select(fast_path.model.name, fast_path.model.version)
-        ids = call.ids
-        feeds = {"input_ids": ids, "offset": call.offset}
-        for name in fast_path.indices:
-            feeds[name] = np.zeros_like(ids)
-        if call.context is not None:
-            feeds[CONTEXT] = call.context
-        self._item = BatchItem(feeds, record)
-        record.rows, record.tokens = call.rows, ids.size
-        size = ids.size * fast_path.width
-        self.batched, self.streamed = size <= fast_path.max_batched_values, size > INLINE_MAX_VALUES
-        self.nbytes = 4 * size
+    def __init__(self, path: FastPath, record: RequestRecord, call: Call, max_batched_values: int) -> None:
+        self._path, self.record = path, record
+        record.model, record.version, record.selected = path.model.name, path.model.version, record.started
+        record.rows, record.tokens = call.rows, call.ids.size
+        feeds = {"input_ids": call.ids, "offset": call.offset}
+        self._table: LookupTable | None = None
+        self._pooled = call.pooled
+        if call.request is not None:
+            self._table = table_of_means(path.model, path.names, call.request)
+            if self._table is None:
+                feeds = plan(call.request, path.model.manifest)[0]
+        elif path.model.manifest.indices or call.context is not None:
+            feeds |= _further_feeds(path, call)
+        self._item = BatchItem(feeds, record, call.request)
+        size = call.ids.size * path.width
+        self.batched, self.streamed = size <= max_batched_values, size > INLINE_MAX_VALUES
         record.checked = perf_counter()
         if self.batched:
-            self._batch: MicroBatch[BatchItem, Outputs] = fast_path.scheduler.batch(fast_path.key, size, fast_path.run)
+            key = (id(path.model), path.names)
+            self._batch: MicroBatch[BatchItem, Outputs] = path.engine.scheduler.batch(key, size, path.run)
             self._number = self._batch.join(size, self._item)
 
     def leave(self) -> None:
         """Leave the micro-batch, because the caller was cancelled."""
         self._batch.leave(self._number)
 
-    def finish(self) -> list[NDArray[Any]]:
-        """Return the values of each output, (B, L, width)."""
-        found = self._batch.result(self._number) if self.batched else self._fast_path.run([self._item])[0]
+    def result(self) -> list[NDArray[Any]]:
+        """Return the values of each output of a run without chunks: (B, L, width), or pooled (B, D)."""
+        path, item = self._path, self._item
+        if item.request is not None:
+            tensors = self._pool(item.request)
+        else:
+            found = self._batch.result(self._number) if self.batched else path.run([item])[0]
+            tensors = [found[name] for name in path.sources.values()]
         self.record.ended = perf_counter()
-        return [found[name] for name in self._fast_path.sources]
+        return tensors
 
-    def chunks(self) -> Iterator[Float32]:
-        """Yield the vectors (B * L, width) of the only output in chunks."""
-        fast_path, record = self._fast_path, self.record
+    def _pool(self, request: TokenRequest) -> list[NDArray[Any]]:
+        """Return one vector of the output for each row."""
+        path, item, manifest = self._path, self._item, self._path.model.manifest
+        if self._table is not None:
+            return [average_in_place(self._table, request, manifest, self._pooled, self.record)]
+        return [*finish_outputs(request, item, manifest, path.sources, path.run([item])[0]).values()]
+
+    def chunks(self) -> ChunkedTensor:
+        """Return the values of the only output, (B * L * width,), computed while they are read."""
+        path = self._path
+        return ChunkedTensor((self.record.tokens * path.width,), path.forms[0][1], self._chunks())
+
+    def _chunks(self) -> Iterator[Float32]:
+        path, record = self._path, self.record
         record.dequeued = perf_counter()
-        yield from fast_path.model.run_in_chunks(self._item.feeds, fast_path.names[0], CHUNK_VALUES // fast_path.width)
+        yield from path.model.run_in_chunks(self._item.feeds, path.names[0], CHUNK_VALUES // path.width)
         record.ran, record.batch = perf_counter(), record.rows
 
     def end(self, error: BaseException | None = None) -> None:
         """End the request with success, or with `error`."""
-        log = self._fast_path.admission.log
-        if log.max_token_ids:
+        admission = self._path.engine.admission
+        if admission.log.max_token_ids:
             request, ids = self._item.request, self._item.feeds["input_ids"]
-            log.note_ids(self.record, TokenRows.of_array(ids) if request is None else request.input_ids)
-        self._fast_path.admission.end(self.record, error)
+            admission.log.note_ids(self.record, TokenRows.of_array(ids) if request is None else request.input_ids)
+        admission.end(self.record, error)
+
+    def count_bytes(self, received: int, sent: int, read: float, send: float = 0.0) -> None:
+        """Count the bytes of the request and of its response, and the seconds of reading and sending them."""
+        self._path.engine.metrics.count_bytes(self._path.protocol, received, sent, read, send)
+
+
+def _further_feeds(path: FastPath, call: Call) -> dict[str, Int64]:
+    """Return the inputs of the model beside ids and offset."""
+    feeds = {name: np.zeros_like(call.ids) for name in path.model.manifest.indices}
+    return feeds if call.context is None else feeds | {CONTEXT: call.context}

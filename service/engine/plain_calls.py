@@ -56,7 +56,7 @@ class Call(NamedTuple):
     request: TokenRequest | None = None
 
     @classmethod
-    def of(cls, request: TokenRequest, manifest: Manifest) -> "Call | None":
+    def of(cls, request: TokenRequest, manifest: Manifest, size: int = 0) -> "Call | None":
         """Return the call of a request; None for a request with another input or option, or with an empty row."""
         rows, context = request.input_ids, request.context
         if request.attention_mask is not None or request.position_ids is not None or request.truncate is not None:
@@ -76,7 +76,8 @@ class Call(NamedTuple):
             None if context is None else context.values.reshape(len(context.lengths), -1),
             request.indices,
             None if request.pooling == "none" else pooled_tokens(request, manifest),
-            request=request,
+            size,
+            request,
         )
 
 

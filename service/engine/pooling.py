@@ -4,12 +4,16 @@ Letters: B batch, T tokens of all rows, D width.
 """
 
 from collections.abc import Iterable
+from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import EMBEDDINGS
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
+from preblock.service.engine.casting import cast
+from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.lookup_table import LookupTable
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.row_means import RowMeans
@@ -39,9 +43,18 @@ def table_of_means(model: TokenModel, names: tuple[str, ...], request: TokenRequ
     return model.lookup_table if in_place else None
 
 
-def mean_of_rows(table: LookupTable, rows: TokenRows, real: Int64 | None) -> Float32:
-    """Return the mean of the table's rows of the real tokens of each row, float32 (B, D)."""
-    return table.means(rows if real is None else rows.kept(real.astype(np.bool_)))
+def average_in_place(
+    table: LookupTable, request: TokenRequest, manifest: Manifest, real: Int64 | None, record: RequestRecord
+) -> NDArray[np.generic]:
+    """Return the mean of the table's rows for each row of a request, (B, width), in the type of the response.
+
+    `real` is int64 (T,), 1 for a token with a part in the mean; None if all tokens have one.
+    """
+    rows = request.input_ids
+    record.dequeued = perf_counter()
+    means = table.means(rows if real is None else rows.kept(real.astype(np.bool_)))
+    record.ran, record.batch = perf_counter(), record.rows
+    return cast(finish_pooled(means, request, manifest), request.dtype)
 
 
 def finish_pooled(pooled: Float32, request: TokenRequest, manifest: Manifest) -> Float32:

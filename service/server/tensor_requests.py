@@ -6,7 +6,7 @@ takes a third of the time of a small response, so the connection remembers the l
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from contextvars import copy_context
 from time import perf_counter
@@ -16,9 +16,8 @@ from fastapi.responses import Response
 
 from preblock.service.api.http import errors
 from preblock.service.api.http.request import RawRequest
-from preblock.service.api.http.response import ChunkedResponse, Headers, lines_of
+from preblock.service.api.http.response import ChunkedResponse, Headers, KnownHttpRequest, lines_of
 from preblock.service.api.http.tracing import end_span, set_route, set_status, start_span
-from preblock.service.api.request_cache import RequestTemplate, Template
 from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.write_turns import WriteTurns
@@ -159,14 +158,14 @@ class TensorRequests:
         client, scheme = self._shared.origin(self._client, request.identifying)
         key: Hashable = None
         key_changes, caller = 0, None
-        if dispatcher.templates is not None:
+        if dispatcher.prepared is not None:
             # A route without a model takes texts, which vary in length.
             left_out = (CREDENTIAL,) if route.name else (CREDENTIAL, LENGTH)
             key = (request.url, *(header for header in request.headers if header[0] not in left_out))
             key_changes = dispatcher.changes()
             caller = dispatcher.caller_context(request.headers, client)
-        templates = dispatcher.templates if route.name and caller is not None else None
-        if (templates is None or key not in templates) and not self._may_answer(request):
+        prepared = dispatcher.prepared if route.name and caller is not None else None
+        if (prepared is None or key not in prepared) and not self._may_answer(request):
             return None
         identifying, target = request.identifying, ("POST", route.path, client[0] if client else "")
         request_id = find_request_id(identifying)
@@ -218,16 +217,16 @@ class TensorRequests:
         path = request.url.partition(b"?")[0].decode("latin-1")
         self._responder.send_internal_error(path, context)
 
-    def _find(self, call: TensorCall) -> Template | None:
+    def _find(self, call: TensorCall) -> KnownHttpRequest | None:
         """Return the template of a complete request; None without one, or if its caller needs a new check.
 
         Before the body, a template would keep a replaced model open.
         """
         dispatcher = self._shared.dispatcher
-        templates = dispatcher.templates
-        if templates is None or call.caller is None or dispatcher.changes() != call.key_changes:
+        prepared = dispatcher.prepared
+        if prepared is None or call.caller is None or dispatcher.changes() != call.key_changes:
             return None
-        return call.caller.run(templates.find, call.key)
+        return call.caller.run(prepared.find, call.key)
 
     def _remember(self, request: IncomingRequest, call: TensorCall, first_input: bytes, body_size: int) -> None:
         """Remember the head of a request that arrived alone, with its whole body or before it."""
@@ -266,7 +265,9 @@ class TensorResponder:
         """Bytes of memory that the response to the last request holds."""
         return 0 if self._context is None else self._context.held
 
-    def answer_by_template(self, template: Template, call: TensorCall, body: bytes, context: RequestContext) -> bool:
+    def answer_by_template(
+        self, template: KnownHttpRequest, call: TensorCall, body: bytes, context: RequestContext
+    ) -> bool:
         """Answer a request from its template. Return False if a check fails; `answer` then produces the error."""
         run = template.start(body, context)
         if run is None:
@@ -276,7 +277,7 @@ class TensorResponder:
             self._begin_trace(call, context)
             if run.batched:
                 self._shared.loop.call_soon(connection.guard, self._finish, template, run, context)
-            elif run.streamed and isinstance(template, RequestTemplate):
+            elif run.streamed:
                 work = self._answer_in_chunks(template, run, context)
                 run_eagerly(work, copy_context(), self._shared.tasks, connection.fail)
             else:
@@ -298,22 +299,23 @@ class TensorResponder:
             trace = start_span(begin, context, "POST", call.route.path, call.scheme, call.identifying)
             set_route(trace, call.route.pattern)
 
-    def _finish(self, template: Template, run: FastRun, context: RequestContext) -> None:
+    def _finish(self, template: KnownHttpRequest, run: FastRun, context: RequestContext) -> None:
         transport, began, size = self._client.transport, 0.0, 0
         try:
-            lines, content = template.write(run)
+            lines, (length, content) = template.compute(run)
             began = perf_counter()
             if not transport.is_closing():
-                size = sum(map(len, content))
+                size = length
                 head = self._head(200, lines, context)
                 if size <= MIN_WRITE_BYTES:
                     self._write((b"".join((head, *content)),))
                 else:
-                    self._write((head + content[0], *content[1:]))
+                    first, *others = content
+                    self._write((head + first, *others))
         except Exception as error:
-            self._fail(template, run, context, error)
+            self._fail(run, context, error)
             return
-        _end(template, run, context, size, began, None)
+        _end(run, context, size, began, None)
         if context.held and not self._connection.writable.is_set():
             work = self._finish_when_read(context)
             run_eagerly(work, copy_context(), self._shared.tasks, self._connection.fail)
@@ -334,32 +336,33 @@ class TensorResponder:
             self._release(context)
         self._connection.finish()
 
-    async def _answer_in_chunks(self, template: RequestTemplate, run: FastRun, context: RequestContext) -> None:
+    async def _answer_in_chunks(self, template: KnownHttpRequest, run: FastRun, context: RequestContext) -> None:
         """Compute and write a large response chunk by chunk, at the pace of the client."""
         began = perf_counter()
         try:
-            async with aclosing(template.packets(run)) as chunks:
-                head, turns = self._head(200, template.headers, context), template.fast_path.admission.limits.turns
-                size = await self._write_chunks(head, chunks, template.size, turns)
+            lines, (length, content) = template.compute(run)
+            async with aclosing(_packets(content)) as chunks:
+                head, turns = self._head(200, lines, context), template.prepared.path.engine.limits.turns
+                size = await self._write_chunks(head, chunks, length, turns)
         except Exception as error:
-            self._fail(template, run, context, error)
+            self._fail(run, context, error)
             return
         except BaseException as error:  # the service is ending
-            _end(template, run, context, 0, began, error)
+            _end(run, context, 0, began, error)
             self._release(context)
             raise
-        if size == template.size:
-            _end(template, run, context, size, began, None)
+        if size == length:
+            _end(run, context, size, began, None)
             await self._finish_when_read(context)
         else:
-            _end(template, run, context, size, began, asyncio.CancelledError("the client left"))
+            _end(run, context, size, began, asyncio.CancelledError("the client left"))
             self._release(context)
 
-    def _fail(self, template: Template, run: FastRun, context: RequestContext, error: Exception) -> None:
+    def _fail(self, run: FastRun, context: RequestContext, error: Exception) -> None:
         """End a failed run, and answer its request."""
         run.end(error)
-        size = self._send_error(error, template.path, context)
-        template.fast_path.metrics.count_bytes(template.protocol, context.received, size, context.read)
+        size = self._send_error(error, context.target[1] if context.target else "", context)
+        run.count_bytes(context.received, size, context.read)
 
     def _send_error(self, error: Exception, path: str, context: RequestContext) -> int:
         """Answer a failed request, and return the size of the body. Within a response, reset the connection instead."""
@@ -403,13 +406,10 @@ class TensorResponder:
         _end_trace(context, response.status_code)
         if context.protocol:
             dispatcher.count_bytes(context.protocol, context.received, size, context.read, perf_counter() - began)
-        if dispatcher.templates is not None and isinstance(response, ChunkedResponse) and response.template is not None:
-            template = response.template(response)
+        if dispatcher.prepared is not None and isinstance(response, ChunkedResponse) and response.prepare is not None:
+            template = response.prepare(response)
             if template is not None:
-                template.path = route.path
-                if isinstance(template, RequestTemplate):
-                    template.name, template.version = route.name, route.version
-                dispatcher.templates.keep(call.key, template)
+                dispatcher.prepared.keep(call.key, template)
         await self._finish_when_read(context)
 
     async def _send(self, response: Response, context: RequestContext) -> int:
@@ -476,8 +476,14 @@ class TensorResponder:
         self._client.transport.writelines(parts)
 
 
+async def _packets(buffers: Iterable[Buffer]) -> AsyncGenerator[Buffer, None]:
+    """Yield the computed content of a response."""
+    for packet in buffers:
+        yield packet
+        del packet  # lets the next packet reuse this buffer
+
+
 def _end(
-    template: Template,
     run: FastRun,
     context: RequestContext,
     size: int,
@@ -487,7 +493,7 @@ def _end(
     """Record the end of a request: `size` bytes of its body were written since `began`."""
     run.end(error)
     seconds = perf_counter() - began
-    template.fast_path.metrics.count_bytes(template.protocol, context.received, size, context.read, seconds)
+    run.count_bytes(context.received, size, context.read, seconds)
     _end_trace(context, 200, error if isinstance(error, Exception) else None)
 
 

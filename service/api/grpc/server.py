@@ -15,9 +15,9 @@ from preblock.service.api.grpc.handlers import CallHandlers
 from preblock.service.api.grpc.interceptor import CallInterceptor
 from preblock.service.api.grpc.reflection import enable_reflection
 from preblock.service.api.grpc.servicer import InferenceService
-from preblock.service.api.request_cache import TemplateCache
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
+from preblock.service.core.auth import Authenticator
 from preblock.service.core.settings import Settings
 from preblock.service.core.tasks import start_task
 from preblock.service.core.tls import load_certificates
@@ -75,26 +75,10 @@ async def _report_health(statuses: health.aio.HealthServicer, engine: Engine) ->
         await _set_health(statuses, engine)
 
 
-@asynccontextmanager
-async def running(
-    engine: Engine,
-    streams: StreamRegistry,
-    sequences: Sequences,
-    templates: TemplateCache,
-    version: str,
-    settings: Settings,
-    trace: Begin | None,
-) -> AsyncIterator[None]:
-    """Serve gRPC while the block runs. At its end, streams get a close message, and requests in flight finish."""
-    service, calls = InferenceService(engine, sequences, templates, version), CallHandlers(engine, streams)
-    handlers = {}
-    for described in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods:
-        method = getattr(service, described.name)
-        kind = None if method == service.ModelInfer else getattr(pb, described.input_type.name)
-        handlers[described.name] = calls.stream(method) if described.client_streaming else calls.unary(method, kind)
-    access = engine.repository.access
+def _create_server(settings: Settings, access: Authenticator, trace: Begin | None) -> grpc.aio.Server:
+    """Create the server, without its methods and its address."""
     lifetime_ms, idle_ms = 1000 * settings.stream_max_lifetime_seconds, 1000 * settings.stream_idle_timeout_seconds
-    server = grpc.aio.server(
+    return grpc.aio.server(
         interceptors=[CallInterceptor(access, trace)] if access.needs_key or trace is not None else [],
         options=[
             ("grpc.max_receive_message_length", min(settings.max_body_bytes, MAX_OPTION)),
@@ -113,6 +97,25 @@ async def running(
             ("grpc.max_connection_age_grace_ms", min(lifetime_ms + idle_ms, MAX_OPTION)),
         ],
     )
+
+
+@asynccontextmanager
+async def running(
+    engine: Engine,
+    streams: StreamRegistry,
+    sequences: Sequences,
+    version: str,
+    settings: Settings,
+    trace: Begin | None,
+) -> AsyncIterator[None]:
+    """Serve gRPC while the block runs. At its end, streams get a close message, and requests in flight finish."""
+    service, calls = InferenceService(engine, sequences, version), CallHandlers(engine, streams)
+    handlers = {}
+    for described in pb.DESCRIPTOR.services_by_name[SERVICE.rpartition(".")[2]].methods:
+        method = getattr(service, described.name)
+        kind = None if method == service.ModelInfer else getattr(pb, described.input_type.name)
+        handlers[described.name] = calls.stream(method) if described.client_streaming else calls.unary(method, kind)
+    server = _create_server(settings, engine.repository.access, trace)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, MESSAGE_EXPANSION, Receive, Send
-from preblock.service.api.grpc.request_cache import MESSAGE_COPIES, CallTemplates
-from preblock.service.api.request_cache import TemplateCache
+from preblock.service.api.grpc.prepared import MESSAGE_COPIES, PreparedCalls
 from preblock.service.api.shared_outputs import write_shared
 from preblock.service.api.shared_regions import list_extensions, register_device, register_file
 from preblock.service.api.streams import StreamEnd, StreamLifetime
+from preblock.service.codecs.chunks import body_chunks
 from preblock.service.codecs.v2 import metadata, protobuf
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.infer import InferMessage
@@ -36,16 +36,15 @@ class InferenceService:
     Args:
         engine: answers the requests.
         sequences: running offsets of the clients' sequences.
-        templates: request templates of all protocols.
         version: of the service.
 
     """
 
-    def __init__(self, engine: Engine, sequences: Sequences, templates: TemplateCache, version: str) -> None:
+    def __init__(self, engine: Engine, sequences: Sequences, version: str) -> None:
         self._engine = engine
         self._sequences = sequences
         self._version = version
-        self._templates = CallTemplates(engine, templates)
+        self._prepared = PreparedCalls(engine)
 
     async def ServerLive(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         """Return that the process is alive."""
@@ -150,7 +149,7 @@ class InferenceService:
 
     async def ModelInfer(self, message: bytes) -> bytes:
         """Return the requested outputs, by default all outputs of tokens."""
-        if (answer := await self._templates.answer(GRPC, message)) is not None:
+        if (answer := await self._prepared.answer(GRPC, message)) is not None:
             return answer
         request = await self._read(GRPC, message)
         return await self._infer(GRPC, message, request, self._sequences.shared_store, protobuf.write_infer)
@@ -178,7 +177,7 @@ class InferenceService:
         id_ = ""
         try:
             async with self._engine.limits.bodies.hold(MESSAGE_EXPANSION * len(message)):
-                if (answer := await self._templates.answer(GRPC_STREAM, message)) is not None:
+                if (answer := await self._prepared.answer(GRPC_STREAM, message)) is not None:
                     return answer
                 request = await self._read(GRPC_STREAM, message)
                 id_ = request.fields.id
@@ -230,12 +229,12 @@ class InferenceService:
                 if answer.arrays:
                     response = await schedule(answer.size, lambda: protobuf.join_message(parts))
                 else:
-                    response = await protobuf.compute_message(parts)
-        # A template reads every input from the message.
+                    response = await protobuf.compute_message(sum(map(len, parts)), body_chunks(parts))
+        # A prepared request reads every input from the message.
         plain = not options.row_outputs and not options.regions
         plain = plain and len(parsed.raw_contents) == len(fields.inputs)
         if plain and isinstance(request, TokenRequest) and isinstance(model, TokenModel):
-            self._templates.keep(protocol, message, parsed, request, model, response)
+            self._prepared.keep(protocol, message, parsed, request, model, parts)
         return response
 
 

@@ -18,9 +18,9 @@ from preblock.service.api.http import errors
 from preblock.service.api.http.methods import answer_head
 from preblock.service.api.http.origins import AllowedHosts, check_origin
 from preblock.service.api.http.request import Handler, RawRequest, Route
-from preblock.service.api.http.response import Headers
+from preblock.service.api.http.response import Headers, KnownHttpRequest
 from preblock.service.api.http.tracing import set_route, set_status, trace_request
-from preblock.service.api.request_cache import TemplateCache
+from preblock.service.api.prepared import PreparedRequests
 from preblock.service.api.streams import StreamRegistry
 from preblock.service.core.auth import EVERYBODY, Authenticator
 from preblock.service.core.body_memory import ResponseMemory
@@ -90,7 +90,7 @@ class Dispatcher:
             the model name stands between them.
         access: authenticates callers; default: everybody is allowed.
         services: for the server; default: none, and no CORS.
-        templates: cache of request templates; default: no cache.
+        prepared: cache of prepared requests; default: no cache.
         count_bytes: counts bytes and seconds; default: no counting.
         trace: starts the span of a request; default: no tracing.
         hosts: hosts that requests may address; default: any.
@@ -103,7 +103,7 @@ class Dispatcher:
         handlers: Mapping[tuple[str, str], Handler],
         access: Authenticator = EVERYBODY,
         services: Services | None = None,
-        templates: TemplateCache | None = None,
+        prepared: PreparedRequests[KnownHttpRequest] | None = None,
         count_bytes: CountBytes = lambda *_: None,
         trace: Begin | None = None,
         hosts: AllowedHosts | None = None,
@@ -114,7 +114,7 @@ class Dispatcher:
         self.hosts = hosts or AllowedHosts()
         self._access = access
         self._expects_lifespan = True
-        self.templates = templates
+        self.prepared = prepared
         self.services = services
         self._allow_origins(None)
         self._handlers = {end: (begin, handler) for (begin, end), handler in handlers.items()}

@@ -3,19 +3,23 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from preblock.service.api.prepared import Content, KnownRequest, Prepared
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, Part, body_chunks, body_size
 from preblock.service.core.write_turns import WriteTurns
-
-if TYPE_CHECKING:
-    from preblock.service.api.request_cache import Template
+from preblock.service.engine.fast_path import FastRun
+from preblock.service.observability.context import RequestContext
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Headers of an ASGI message: names in lower case, and values."""
+
+
+LENGTH = b"content-length"
 
 
 def lines_of(values: Headers) -> bytes:
@@ -32,7 +36,7 @@ class ChunkedResponse(Response):
         further: further headers.
 
     Attributes:
-        template: builds the request template from this response; None if later requests cannot use one.
+        prepare: prepares later requests from this response; None if it cannot.
         sending: context manager for the time of sending a large response.
         turns: turns of a large response with others.
         size: size of the content in bytes; None if it is unknown until the end.
@@ -41,14 +45,14 @@ class ChunkedResponse(Response):
 
     def __init__(self, parts: Sequence[Part], media: str, further: Headers = ()) -> None:
         # The constructor of the parent needs the complete content, and would double the time of a small response.
-        self.template: Callable[[ChunkedResponse], Template | None] | None = None
+        self.prepare: Callable[[ChunkedResponse], KnownHttpRequest | None] | None = None
         self.sending: Callable[[], AbstractContextManager[None]] = nullcontext
         self.turns: WriteTurns | None = None
         self.status_code = 200
         self.background = None
         self.parts = parts
         self.size = body_size(parts)
-        length = [] if self.size is None else [(b"content-length", b"%d" % self.size)]
+        length = [] if self.size is None else [(LENGTH, b"%d" % self.size)]
         self.raw_headers = [(b"content-type", media.encode()), *length, *further]
         self._compressor: Any = None  # the type of `zlib.compressobj()` has no public name
 
@@ -59,14 +63,14 @@ class ChunkedResponse(Response):
 
     def compress(self, encoding: str, compressor: Any) -> None:
         """Compress the content while it is sent. `compressor` is a `zlib.compressobj` of this content encoding."""
-        self.template, self.size, self._compressor = None, None, compressor
-        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self.prepare, self.size, self._compressor = None, None, compressor
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != LENGTH]
         self.raw_headers += [(b"content-encoding", encoding.encode("ascii")), (b"vary", b"Accept-Encoding")]
 
     def set_content(self, content: bytes) -> None:
         """Set the content, already compressed where needed, and its length."""
         self.parts, self.size, self._compressor = [content], len(content), None
-        self.raw_headers.append((b"content-length", b"%d" % len(content)))
+        self.raw_headers.append((LENGTH, b"%d" % len(content)))
 
     def content(self) -> Iterator[Buffer]:
         """Yield the content without compression."""
@@ -110,3 +114,42 @@ class ChunkedResponse(Response):
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+@dataclass(eq=False, slots=True)
+class KnownHttpRequest(KnownRequest):
+    """A prepared request over HTTP.
+
+    Args:
+        headers: response headers, except those of the connection.
+        size: of the last response, in bytes.
+        lines: headers of the last response, as HTTP/1.1 lines.
+
+    """
+
+    headers: Headers
+    size: int | None
+    lines: bytes
+
+    @classmethod
+    def of(
+        cls, prepared: Prepared | None, address: tuple[str, str | None], response: ChunkedResponse
+    ) -> "KnownHttpRequest | None":
+        """Return a prepared request, with the address of its model and its first response; None without one."""
+        if prepared is None:
+            return None
+        return cls(prepared, *address, response.raw_headers, response.size, lines_of(response.raw_headers))
+
+    def start(self, body: bytes, context: RequestContext) -> FastRun | None:
+        """Start the request with this body; None if it has another layout, or the general path must answer it."""
+        call = self.prepared.bind(body)
+        return None if call is None else self.prepared.path.start(call, context, context.began + context.read)
+
+    def compute(self, run: FastRun) -> tuple[bytes, Content]:
+        """Compute the header lines and the content of a response."""
+        content = self.prepared.respond(run)
+        size, _ = content
+        if size != self.size:
+            self.size, length = size, b"%d" % size
+            self.lines = lines_of([(name, length if name == LENGTH else value) for name, value in self.headers])
+        return self.lines, content

@@ -9,7 +9,7 @@ import orjson
 from google.protobuf import descriptor_pb2, descriptor_pool, text_format
 from google.protobuf.json_format import ParseDict
 
-from preblock.service.codecs.chunks import as_bytes, raw_bytes
+from preblock.service.codecs.chunks import Buffer, as_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
 from preblock.service.codecs.v2.infer import InferMessage, to_request
 from preblock.service.codecs.v2.infer_response import IGNORED, list_outputs
@@ -165,19 +165,14 @@ def join_message(parts: Parts) -> bytes:
     return b"".join(cast("list[bytes | memoryview]", parts))
 
 
-async def compute_message(parts: Parts) -> bytes:
-    """Return the message of parts; other requests run between the computed chunks."""
-    size = sum(map(len, parts))
+async def compute_message(size: int, buffers: Iterable[Buffer]) -> bytes:
+    """Return the message of buffers with `size` bytes; other requests run between them, since they are computed."""
     # gRPC takes only `bytes`. BytesIO writes into the bytes of its argument and returns them, without a copy.
     message = BytesIO(bytes(size))
-    for part in parts:
-        if isinstance(part, ChunkedTensor):
-            for chunk in part:
-                message.write(raw_bytes(chunk))
-                del chunk  # the next chunk may reuse the buffer
-                await asyncio.sleep(0)
-        else:
-            message.write(part)
+    for buffer in buffers:
+        message.write(buffer)
+        del buffer  # lets the next one reuse the memory
+        await asyncio.sleep(0)
     if message.tell() != size:
         raise RuntimeError(f"{message.tell()} of {size} bytes of a message")
     return message.getvalue()

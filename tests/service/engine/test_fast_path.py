@@ -45,13 +45,13 @@ def engine(tiny_repository: Path) -> Iterator[Engine]:
 def failing(engine: Engine, tiny_repository: Path) -> FastPath:
     model = engine.repository.get("gpt")
     sessions = model.sessions | {"model.onnx": Failing(tiny_repository / "gpt/1")}
-    found = fast_path_of(engine, dataclasses.replace(model, sessions=sessions), ("embeddings",), "float32")
+    found = fast_path_of(engine, dataclasses.replace(model, sessions=sessions), ("embeddings",), "float32", "native")
     assert found is not None
     return found
 
 
 def begin(failing: FastPath, token: int) -> FastRun:
-    run = failing.start("native", Call(np.array([[token]]), 1, 1), None, perf_counter())
+    run = failing.start(Call(np.array([[token]]), 1, 1), None, perf_counter())
     assert run is not None
     return run
 
@@ -68,11 +68,11 @@ def test_failed_batch_is_answered_and_counted_one_by_one(
     for run, token in zip(runs, (1, 3, 2), strict=True):
         if token == 3:
             with pytest.raises(MemoryError) as caught:
-                run.finish()
+                run.result()
             run.end(caught.value)
             continue
         expected = tiny_tables["tokens"][token] + tiny_tables["positions"][0]
-        assert [values.tobytes() for values in run.finish()] == [expected.tobytes()]
+        assert [values.tobytes() for values in run.result()] == [expected.tobytes()]
         run.end()
     assert outcomes(engine) == {"success": 2, "fail": 1}
     told = engine.metrics.expose()[0].decode()
@@ -83,30 +83,32 @@ def test_failed_batch_is_answered_and_counted_one_by_one(
 def test_failed_single_run_is_counted(engine: Engine, failing: FastPath) -> None:
     run = begin(failing, 3)
     with pytest.raises(MemoryError) as caught:
-        run.finish()
+        run.result()
     run.end(caught.value)
     assert outcomes(engine) == {"fail": 1}
 
 
-def test_run_holds_memory_of_all_its_copies(engine: Engine, failing: FastPath) -> None:
+def test_run_holds_memory_of_all_its_copies(engine: Engine) -> None:
     """A run that cannot start holds none."""
     copies, context, call = 2**16, RequestContext(), Call(np.array([[1]]), 1, 1)
-    run = failing.start("grpc", call, context, perf_counter(), copies=copies)
+    path = fast_path_of(engine, engine.repository.get("gpt"), ("embeddings",), "float32", "grpc", copies=copies)
+    assert path is not None
+    run = path.start(call, context, perf_counter())
     assert run is not None
     run.end()
-    assert context.held == 4 * failing.width * copies
+    assert context.held == 4 * path.width * copies
     context.release()
-    failing.scheduler = BrokenScheduler(1, engine.settings)
+    engine.scheduler.close()
+    engine.scheduler = BrokenScheduler(1, engine.settings)
     with pytest.raises(MemoryError):
-        failing.start("grpc", call, context, perf_counter(), copies=copies)
+        path.start(call, context, perf_counter())
     assert context.held == 0
-    failing.scheduler.close()
 
 
 @pytest.mark.parametrize("limit", ["max_request_tokens", "max_request_rows"])
 def test_call_over_a_limit_is_not_started(tiny_repository: Path, limit: str) -> None:
     options: dict[str, Any] = {limit: 1}
     with open_engine(tiny_repository, **options) as engine:
-        path = fast_path_of(engine, engine.repository.get("gpt"), ("embeddings",), "float32", of_stream=True)
+        path = fast_path_of(engine, engine.repository.get("gpt"), ("embeddings",), "float32", "decode", of_stream=True)
         assert path is not None
-        assert path.start("decode", Call(np.ones((2, 1), np.int64), 2, 1), None, perf_counter()) is None
+        assert path.start(Call(np.ones((2, 1), np.int64), 2, 1), None, perf_counter()) is None

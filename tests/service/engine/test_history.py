@@ -166,9 +166,9 @@ def test_other_outputs_need_no_context(engine: Engine) -> None:
     result = embed(engine, TokenRequest(input_ids=rows_of([5, 6]), offset=np.array([9])))
     assert result.next_context is None
     model = engine.repository.get("ngrams")
-    assert fast_path_of(engine, model, ("embeddings",), "float32") is not None
-    assert fast_path_of(engine, model, OUTPUT, "float32") is None
-    assert fast_path_of(engine, model, OUTPUT, "float32", of_stream=True) is not None
+    assert fast_path_of(engine, model, ("embeddings",), "float32", "native") is not None
+    assert fast_path_of(engine, model, OUTPUT, "float32", "native") is None
+    assert fast_path_of(engine, model, OUTPUT, "float32", "native", of_stream=True) is not None
 
 
 ONE, TWO = {"input_ids": rows_of([5, 6])}, {"input_ids": rows_of([5], [6]), "outputs": OUTPUT}

@@ -17,8 +17,8 @@ from preblock.service.core.settings import Settings
 from preblock.service.observability.context import RequestContext
 from preblock.service.server.run import configure
 from tests.support.connections import dial
+from tests.support.prepared import CountedRequests
 from tests.support.servers import live_server
-from tests.support.templates import CountedTemplates
 
 BYTES = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 MADE = re.compile(r"[0-9a-f]{16}-[0-9a-f]+")
@@ -68,7 +68,7 @@ def test_problem_names_its_request_id(tiny_http: httpx.Client, body: bytes) -> N
 def test_tracing_headers_do_not_prevent_template_reuse(tiny_repository: Path) -> None:
     engine = create_engine(Settings(repository=tiny_repository))
     app = create_app(Settings(), engine)
-    templates = CountedTemplates(engine, app)
+    templates = CountedRequests(engine, app)
     body = np.array([[1, 2]]).tobytes()
     with (
         live_server(configure(Settings(), app)) as port,

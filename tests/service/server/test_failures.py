@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator, Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.api.request_cache import RequestTemplate, Template, TemplateCache
+from preblock.service.api.http.response import KnownHttpRequest
+from preblock.service.api.prepared import Content, PreparedRequests
 from preblock.service.app import create_app
 from preblock.service.codecs.chunks import Buffer
 from preblock.service.core.errors import Unavailable
@@ -48,8 +49,8 @@ class BrokenScheduler(Scheduler):
         return super().batch(key, size, run)
 
 
-class Broken(TemplateCache):
-    """A cache whose templates fail at a stage.
+class Broken(PreparedRequests[KnownHttpRequest]):
+    """A cache whose requests fail at a stage.
 
     Attributes:
         stage: of a request; empty for no failure.
@@ -58,13 +59,12 @@ class Broken(TemplateCache):
 
     stage = ""
 
-    def find(self, key: Hashable) -> Template | None:
-        template = super().find(key)
+    def find(self, key: Hashable) -> KnownHttpRequest | None:
+        known = super().find(key)
         self.fail_at("find")
-        if not isinstance(template, RequestTemplate):
-            return template
-        fields = {field.name: getattr(template, field.name) for field in dataclasses.fields(template)}
-        broken = BrokenTemplate(**fields)
+        if known is None:
+            return None
+        broken = BrokenRequest(**{field.name: getattr(known, field.name) for field in dataclasses.fields(known)})
         broken.cache = self
         return broken
 
@@ -73,24 +73,25 @@ class Broken(TemplateCache):
             raise RuntimeError(stage)
 
 
-class BrokenTemplate(RequestTemplate):
+class BrokenRequest(KnownHttpRequest):
     cache: Broken
 
     def start(self, body: bytes, context: RequestContext) -> FastRun | None:
         self.cache.fail_at("start")
         return super().start(body, context)
 
-    def write(self, run: FastRun) -> tuple[bytes, list[Buffer]]:
-        self.cache.fail_at("write")
+    def compute(self, run: FastRun) -> tuple[bytes, Content]:
+        self.cache.fail_at("compute")
         if self.cache.stage == "refusal":
             raise Unavailable("model", "a lost version", "a served one")
-        return super().write(run)
+        lines, (size, buffers) = super().compute(run)
+        return lines, (size, self.read(buffers) if run.streamed else buffers)
 
-    async def packets(self, run: FastRun) -> AsyncGenerator[Buffer, None]:
+    def read(self, buffers: Iterable[Buffer]) -> Iterator[Buffer]:
         self.cache.fail_at("first chunk")
-        async for packet in super().packets(run):
-            yield packet
-            if len(packet) > 2**17:
+        for buffer in buffers:
+            yield buffer
+            if len(buffer) > 2**17:
                 self.cache.fail_at("later chunk")
 
 
@@ -111,7 +112,7 @@ def failing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]
     live, scheduler = LiveSettings(settings), BrokenScheduler(1, LiveSettings(settings))
     engine = Engine(Repository(root, CPU, 1), scheduler, Metrics(), live)
     app = create_app(settings, engine)
-    app.templates = cache = Broken(engine)
+    app.prepared = cache = Broken(engine.repository)
     with live_server(configure(settings, app)) as port, logged_errors() as lines:
         yield Served(f"http://127.0.0.1:{port}", scheduler, cache, lines)
 
@@ -134,7 +135,7 @@ def other(failing_server: Served) -> Iterator[RawConnection]:
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["parsed", "known"])
-@pytest.mark.parametrize("stage", ["find", "start", "batch", "write", "first chunk"])
+@pytest.mark.parametrize("stage", ["find", "start", "batch", "compute", "first chunk"])
 def test_failed_request_gets_500_with_its_id(
     failing_server: Served, other: RawConnection, stage: str, known: bool
 ) -> None:

@@ -1,6 +1,5 @@
 """The native API: `POST /models/{name}/embed`."""
 
-import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -14,10 +13,10 @@ from preblock.service.api.http.answer import TYPES, respond, writable_types
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, NPY, SAFETENSORS, answer_type, body_type
 from preblock.service.api.http.request import Handler, RawRequest, merge_fields, single_values
-from preblock.service.api.http.response import ChunkedResponse
+from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import native_api as schemas
-from preblock.service.api.request_cache import RequestTemplate, template_of
+from preblock.service.api.prepared import Layout, find_json_ids, prepare_ids
 from preblock.service.codecs import native_json
 from preblock.service.codecs.arrays import read_npy, read_raw
 from preblock.service.codecs.native_json_response import check_finite
@@ -25,20 +24,13 @@ from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS, check_prompt_em
 from preblock.service.codecs.safetensors import read_safetensors
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import Invalid
-from preblock.service.core.types import TokenRequest
+from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import TokenModel
 
 ARRAYS = (NPY, BYTES)
 FILE_COST = 2**12
 """Cost of writing a `prompt_embeds` file, in values: each row has a file of its own."""
-
-IDS = re.compile(rb'"input_ids"\s*:(\s*\[[][0-9,\s-]*\]\s*)')
-"""The ids in the JSON body of a valid request.
-
-The pattern cannot match inside a string, because quotes are escaped there. Only `parts` and `placeholder` hold objects,
-and a template is made of a `TokenRequest` alone, never of a `PartsRequest`.
-"""
 
 
 def handler(engine: Engine, max_body_bytes: int) -> Handler:
@@ -70,7 +62,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             known_body = kind in ARRAYS or (kind == JSON and engine.scheduler.is_inline(len(body), text=True))
             only_vectors = media in ARRAYS or (media == JSON and encoding == "base64")
             if known_body and only_vectors and isinstance(inputs, TokenRequest):
-                response.template = partial(_template, engine, model, inputs, body, kind)
+                response.prepare = partial(_prepare, engine, model, inputs, body, kind, (name, version))
             return await write_body(response, request, engine, text)
 
     return embed
@@ -83,22 +75,29 @@ def router(embed: Handler) -> APIRouter:
     return routes
 
 
-def _template(
-    engine: Engine, model: TokenModel, request: TokenRequest, body: bytes, kind: str, response: ChunkedResponse
-) -> RequestTemplate | None:
-    """Return the template of an answered request; None if none is possible."""
-    ids, tail = request.input_ids.values, None
-    if kind == JSON:
-        found = IDS.search(body)
-        if found is None:  # the JSON escapes the field name
-            return None
-        start, tail = found.start(1), body[found.end(1) :]
-    else:
-        start = len(body) - ids.nbytes
-        # The ids must be a view of the last bytes, so that the same dtype and byte order apply.
-        if ids.ctypes.data != np.frombuffer(body, np.uint8).ctypes.data + start:
-            return None
-    return template_of(engine, model, "native", request, response, body[:start], start, tail=tail)
+def _prepare(
+    engine: Engine,
+    model: TokenModel,
+    request: TokenRequest,
+    body: bytes,
+    kind: str,
+    address: tuple[str, str | None],
+    response: ChunkedResponse,
+) -> KnownHttpRequest | None:
+    """Prepare requests like this one; None if the fast path cannot run them."""
+    layout = find_json_ids(body) if kind == JSON else _find_array(body, request.input_ids.values)
+    if layout is None:
+        return None
+    prepared = prepare_ids(engine, model, "native", request, layout, response.parts)
+    return KnownHttpRequest.of(prepared, address, response)
+
+
+def _find_array(body: bytes, ids: Int64) -> Layout | None:
+    """Return the layout of a body of an array; None if it has another dtype or byte order than the ids."""
+    start = len(body) - ids.nbytes
+    # With the same dtype and byte order, the ids are a view of the last bytes.
+    is_view = ids.ctypes.data == np.frombuffer(body, np.uint8).ctypes.data + start
+    return Layout(body[:start], start) if is_view else None
 
 
 def _read(body: bytes, kind: str, query: bytes, indices: Collection[str], max_values: int) -> native_json.EmbedMessage:

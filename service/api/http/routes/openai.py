@@ -8,15 +8,14 @@ from fastapi.responses import Response
 from preblock.service.api.http.body import choose_encoding, read_body, write_body
 from preblock.service.api.http.negotiation import JSON, body_type
 from preblock.service.api.http.request import Handler, RawRequest
-from preblock.service.api.http.response import ChunkedResponse
+from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest
 from preblock.service.api.http.schemas import openai as schemas
-from preblock.service.api.text_template import TextTemplate, split_body
+from preblock.service.api.prepared import prepare_texts
 from preblock.service.codecs import openai
 from preblock.service.codecs.native_json import EmbedMessage, read_json
 from preblock.service.core.auth import caller
 from preblock.service.core.types import TextRequest
 from preblock.service.engine.engine import Engine
-from preblock.service.engine.text_path import text_path_of
 from preblock.service.runtime.model import TokenModel
 
 
@@ -46,22 +45,20 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             response, accept = ChunkedResponse(content, JSON), request.list_header(b"accept-encoding")
             inline = engine.scheduler.is_inline(len(body), text=True)
             if inline and isinstance(inputs, TextRequest) and not (accept and choose_encoding(accept, text)):
-                response.template = lambda _: _template(engine, model, inputs, message.encoding, body)
+                response.prepare = partial(_prepare, engine, model, inputs, message.encoding, body)
             return await write_body(response, request, engine, text)
 
     return embeddings
 
 
-def _template(
-    engine: Engine, model: TokenModel, request: TextRequest, encoding: str, body: bytes
-) -> TextTemplate | None:
-    """Return the template of an answered request; None if none is possible."""
-    fast_path, around = text_path_of(engine, model, request, encoding == "float"), split_body(body, "input")
-    if fast_path is None or around is None:
-        return None
-    name, version = openai.read_model(read_json(body))
-    write = partial(openai.write_embeddings, message=EmbedMessage(fast_path.options, encoding))
-    return TextTemplate("openai", fast_path, write, *around, name, version)
+def _prepare(
+    engine: Engine, model: TokenModel, request: TextRequest, encoding: str, body: bytes, response: ChunkedResponse
+) -> KnownHttpRequest | None:
+    """Prepare requests with other texts; None if the fast path cannot run them."""
+
+    write = partial(openai.write_vectors, model.name, model.version, encoding)
+    prepared = prepare_texts(engine, model, request, body, encoding == "float", write)
+    return KnownHttpRequest.of(prepared, openai.read_model(read_json(body)), response)
 
 
 def router(engine: Engine, embed: Handler) -> APIRouter:

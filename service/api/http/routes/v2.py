@@ -11,10 +11,10 @@ from fastapi.responses import Response
 from preblock.service.api.http.body import read_body, write_body
 from preblock.service.api.http.negotiation import BYTES, JSON, body_type
 from preblock.service.api.http.request import Handler, RawRequest
-from preblock.service.api.http.response import ChunkedResponse
+from preblock.service.api.http.response import ChunkedResponse, KnownHttpRequest
 from preblock.service.api.http.routes.model_routes import add_model_routes
 from preblock.service.api.http.schemas import v2 as schemas
-from preblock.service.api.request_cache import RequestTemplate, template_of
+from preblock.service.api.prepared import Layout, prepare_ids
 from preblock.service.api.shared_outputs import write_shared
 from preblock.service.api.shared_regions import list_extensions
 from preblock.service.codecs.fields import drop_nulls, refuse_unknown
@@ -77,21 +77,28 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
                 headers = [] if json_length is None else [(HEADER, b"%d" % json_length)]
                 response = ChunkedResponse(parts, BYTES if headers else JSON, headers)
                 if headers and header_length and not options.row_outputs and isinstance(model, TokenModel):
-                    response.template = partial(_template, engine, model, inputs, body, header_length)
+                    response.prepare = partial(_prepare, engine, model, inputs, body, header_length, (name, version))
                 return await write_body(response, request, engine, as_text)
 
     return infer
 
 
-def _template(
-    engine: Engine, model: TokenModel, request: AnyRequest, body: bytes, header_length: str, response: ChunkedResponse
-) -> RequestTemplate | None:
-    """Return the template of an answered request with binary tensors; None if none is possible."""
+def _prepare(
+    engine: Engine,
+    model: TokenModel,
+    request: AnyRequest,
+    body: bytes,
+    header_length: str,
+    address: tuple[str, str | None],
+    response: ChunkedResponse,
+) -> KnownHttpRequest | None:
+    """Prepare requests with binary tensors like this one; None if the fast path cannot run them."""
     at = find_tensor_offsets(body, header_length, model.manifest)
     if at is None or not at.keys() <= {"input_ids", "offset"} or not isinstance(request, TokenRequest):
         return None
-    head = body[: min(at.values())]
-    return template_of(engine, model, "open-inference", request, response, head, at["input_ids"], at.get("offset"))
+    layout = Layout(body[: min(at.values())], at["input_ids"], at.get("offset"))
+    prepared = prepare_ids(engine, model, "open-inference", request, layout, response.parts)
+    return KnownHttpRequest.of(prepared, address, response)
 
 
 def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) -> APIRouter:

@@ -58,7 +58,7 @@ class DecodeSession:
         options, encoding = decode_json.read_options(fields)
         self.stream = DecodeState(self.engine, model, options)
         self._encoding = encoding
-        self._fast_path = fast_path_of(self.engine, model, options.outputs, options.dtype, of_stream=True)
+        self._fast_path = fast_path_of(self.engine, model, options.outputs, options.dtype, "decode", of_stream=True)
 
     async def answer_text(self, text: bytes) -> bytes:
         """Answer a JSON message. An error leaves the stream unchanged, and is answered with the key `error`.
@@ -133,13 +133,12 @@ class DecodeSession:
             or step is None
             or step.shape.rows != len(stream.offset)
             or (step.offset and step.offset != stream.offset.tobytes())
-            or step.ids.size * fast_path.width > fast_path.max_step_values
             or (step.number and not stream.is_new(step.number))
         ):
             return None
         context = None if stream.histories is None else stream.histories.context
         call = Call(step.ids, step.shape.rows, step.shape.length, stream.offset, context, size=len(frame))
-        run = fast_path.start("decode", call, self.context, began)
+        run = fast_path.start(call, self.context, began)
         if run is not None:
             run.record.operation = StepOp.name
             self._begun = frame, step
@@ -153,7 +152,7 @@ class DecodeSession:
         assert self._fast_path is not None
         stream, fast_path, (frame, step) = self.stream, self._fast_path, self._begun
         try:
-            vectors = run.finish()
+            vectors = run.result()
         except PreblockError as error:
             self._error = error
             return [decode_frames.write_error(errors.problem(error), step.number)]
@@ -161,7 +160,8 @@ class DecodeSession:
         histories = None if stream.histories is None else stream.histories.extended(step.ids)
         stream.advance(after, step.number, decode_json.digest(frame) if step.number else b"", histories)
         self.opened = True
-        return [decode_frames.write_simple_step_header(step, stream.running, fast_path.forms), *map(raw_bytes, vectors)]
+        header = decode_frames.write_simple_step_header(step, stream.running, fast_path.forms)
+        return [header, *map(raw_bytes, vectors)]
 
     def end(self, run: FastRun, size: int, send: float) -> None:
         """Record the started step, with the bytes and seconds of its answer; `size` is 0 if it was not sent."""

@@ -34,7 +34,7 @@ def content_of(tensor: object) -> bytes:
 def test_rotary_family_has_fast_path_only_without_angles(chunk_engine: Engine) -> None:
     llama = chunk_engine.repository.get("llama")
     for outputs in (("embeddings",), ("rotary_cos",), ("embeddings", "rotary_cos")):
-        assert (fast_path_of(chunk_engine, llama, outputs, "float32") is None) == ("rotary_cos" in outputs)
+        assert (fast_path_of(chunk_engine, llama, outputs, "float32", "native") is None) == ("rotary_cos" in outputs)
     request = TokenRequest(input_ids=rows_of([100] * 90), outputs=("embeddings", "rotary_cos"), chunks="sent")
     found = embed(chunk_engine, "llama", request).arrays
     assert found.keys() == {"embeddings", "rotary_cos"}

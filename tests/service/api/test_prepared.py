@@ -11,8 +11,8 @@ from preblock.service.app import create_app, create_engine
 from preblock.service.core.auth import new_key
 from preblock.service.core.settings import Settings
 from preblock.service.server.run import configure
+from tests.support.prepared import CountedRequests
 from tests.support.servers import live_server
-from tests.support.templates import CountedTemplates
 
 BINARY = {"Content-Type": "application/octet-stream", "Accept": "application/octet-stream"}
 BODY = np.array([[1, 2]]).tobytes()
@@ -33,7 +33,7 @@ def test_callers_with_different_keys_share_a_template(tiny_repository: Path, tmp
     settings = Settings(repository=tiny_repository, api_keys_file=tmp_path / "keys.toml")
     engine = create_engine(settings)
     app = create_app(settings, engine)
-    templates = CountedTemplates(engine, app)
+    templates = CountedRequests(engine, app)
     with live_server(configure(settings, app)) as port:
         assert embed(port, allowed[0]) == 200
         assert templates.hits == 0

@@ -24,11 +24,11 @@ from preblock.service.core.settings import Settings
 from preblock.service.engine.engine import Engine
 from preblock.service.server.run import configure
 from tests.support.artifacts import copy_artifact
+from tests.support.prepared import CountedRequests
 from tests.support.references import edit_manifest
 from tests.support.servers import live_server
 from tests.support.shared import Shared
 from tests.support.static_models import WIDTH, make_table
-from tests.support.templates import CountedTemplates
 
 Answer = tuple[int, dict[str, str], Any]
 
@@ -85,7 +85,7 @@ def texts(text_repository: Path) -> Iterator[Texts]:
 def run(settings: Settings, **headers: str) -> Iterator[Texts]:
     engine = create_engine(settings)
     app = create_app(settings, engine)
-    cache = CountedTemplates(engine, app)
+    cache = CountedRequests(engine, app)
     with (
         live_server(configure(settings, app)) as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Accept-Encoding": "", **headers}) as http,
