@@ -26,8 +26,8 @@ from preblock.service.codecs.decode_frames import read_frame
 from preblock.service.codecs.decode_json import read_message
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.safetensors import read_safetensors
-from preblock.service.codecs.v2.infer import read_infer
 from preblock.service.codecs.v2.metadata import Manifests
+from preblock.service.codecs.v2.requests import read_infer
 from preblock.service.core.errors import PreblockError
 from tests.support.manifests import tiny_manifest, tiny_stem
 

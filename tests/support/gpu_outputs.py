@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from preblock.service.api.shared_outputs import write_shared
-from preblock.service.codecs.v2.infer import InferMessage
+from preblock.service.api.shared_memory import write_shared
 from preblock.service.codecs.v2.parameters import read_options
+from preblock.service.codecs.v2.requests import InferMessage
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.results import ChunkedTensor
 from preblock.service.core.shared_region import OpenRange, Region

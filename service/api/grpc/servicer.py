@@ -8,14 +8,13 @@ from typing import Any
 
 from preblock.service.api.grpc.handlers import GRPC, GRPC_STREAM, MESSAGE_EXPANSION, Receive, Send
 from preblock.service.api.grpc.prepared import MESSAGE_COPIES, PreparedCalls
-from preblock.service.api.shared_outputs import write_shared
-from preblock.service.api.shared_regions import list_extensions, register_device, register_file
+from preblock.service.api.shared_memory import list_extensions, register_device, register_file, write_shared
 from preblock.service.api.streams import StreamEnd, StreamLifetime
 from preblock.service.codecs.chunks import body_chunks
 from preblock.service.codecs.v2 import metadata, protobuf
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
-from preblock.service.codecs.v2.infer import InferMessage
 from preblock.service.codecs.v2.request_message import RequestMessage, read_request
+from preblock.service.codecs.v2.requests import InferMessage
 from preblock.service.codecs.v2.shared_memory import REGION, read_cost, region_document
 from preblock.service.core.auth import caller
 from preblock.service.core.errors import INTERNAL_ERROR_MESSAGE, NotFound, PreblockError, Unavailable

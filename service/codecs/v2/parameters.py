@@ -10,13 +10,16 @@ from preblock.service.artifacts.names import STORED
 from preblock.service.codecs.fields import format_value, read_choice, read_flag
 from preblock.service.codecs.token_rows import read_integer
 from preblock.service.codecs.v2.metadata import DATATYPES, Manifests, default_outputs, describe_outputs
-from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS
 from preblock.service.codecs.v2.shared_memory import SHARED_MEMORY, read_range
 from preblock.service.core import types
 from preblock.service.core.errors import Invalid
 from preblock.service.core.shared_region import RegionRange
 from preblock.service.core.types import Int64, SequenceRef
 
+TEXT_OUTPUTS = ("input_ids", "spans")
+"""Outputs of a request with text."""
+ROW_OUTPUTS = ("lengths", "next_offset", "next_context", "position_delta", "truncated", *TEXT_OUTPUTS)
+"""Names as in the native API. They are INT64, and metadata does not list them."""
 HINTS = ("priority", "timeout")
 """Queue parameters of Triton. They are checked and ignored, because requests run in order."""
 FINAL = "triton_enable_empty_final_response"

@@ -11,12 +11,11 @@ from google.protobuf.json_format import ParseDict
 
 from preblock.service.codecs.chunks import Buffer, as_bytes
 from preblock.service.codecs.v2 import open_inference_pb2 as pb
-from preblock.service.codecs.v2.infer import InferMessage, to_request
-from preblock.service.codecs.v2.infer_response import IGNORED, list_outputs
-from preblock.service.codecs.v2.infer_tensors import InputTensor, attach_shared
 from preblock.service.codecs.v2.metadata import Manifests
 from preblock.service.codecs.v2.parameters import INPUT_PARAMETERS, find_ignored, read_options
 from preblock.service.codecs.v2.request_message import RequestMessage
+from preblock.service.codecs.v2.requests import InferMessage, InputTensor, attach_shared, to_request
+from preblock.service.codecs.v2.responses import IGNORED, list_outputs
 from preblock.service.codecs.v2.shared_memory import ReadShared, range_parameters, read_range, refuse_shared
 from preblock.service.core.decode_ops import RunningRows
 from preblock.service.core.errors import Invalid, Malformed, TooLarge

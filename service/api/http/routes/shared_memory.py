@@ -8,7 +8,7 @@ from preblock.service.api.http.body import read_body
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.schemas import shared_memory as schemas
 from preblock.service.api.http.schemas.common import OpenAPI
-from preblock.service.api.shared_regions import register_device, register_file
+from preblock.service.api.shared_memory import register_device, register_file
 from preblock.service.codecs.fields import refuse_unknown
 from preblock.service.codecs.native_json import read_json
 from preblock.service.codecs.token_rows import read_integer

@@ -1,4 +1,4 @@
-"""Outputs in shared memory, written chunk by chunk before the response that names them."""
+"""Shared memory, the same over HTTP and gRPC: its registration, and outputs written to it before the response."""
 
 import asyncio
 import math
@@ -9,14 +9,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import raw_bytes, split_buffer
-from preblock.service.codecs.v2.infer import InferMessage
-from preblock.service.codecs.v2.infer_response import list_outputs
+from preblock.service.codecs.v2.metadata import CUDA_SHARED_MEMORY_EXTENSION, SHARED_MEMORY_EXTENSION
+from preblock.service.codecs.v2.requests import InferMessage
+from preblock.service.codecs.v2.responses import list_outputs
 from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, GpuTarget, Result
-from preblock.service.core.shared_region import FLOAT32_BYTES, OpenRange
-from preblock.service.runtime.cuda_memory import SESSION_GPU, DeviceMemory
+from preblock.service.core.shared_region import FLOAT32_BYTES, OpenRange, open_file
+from preblock.service.engine.engine import Engine
+from preblock.service.runtime.cuda_driver import has_driver
+from preblock.service.runtime.cuda_memory import SESSION_GPU, DeviceMemory, open_memory
 from preblock.service.runtime.fused_embedding import guard_mapped_files
+from preblock.service.runtime.session import INLINE_MAX_VALUES
+
+
+def register_file(engine: Engine, name: str, key: str, offset: int, size: int) -> None:
+    """Register a region of the POSIX shared memory `key`.
+
+    Raises:
+        Forbidden: the settings do not allow shared memory.
+        Invalid: a value is not allowed, or no such shared memory exists.
+        TooLarge: the region is larger than all regions may be.
+        Unavailable: other regions use a limit.
+
+    """
+    engine.shared_memory.register(name, offset, size, partial(open_file, key, offset, size))
+
+
+async def register_device(engine: Engine, name: str, handle: bytes, device_id: int, size: int) -> None:
+    """Register a region in memory of a GPU. The first one makes a context, which may take a second.
+
+    Raises:
+        Forbidden: the settings do not allow shared memory, or the server has no GPU.
+        Invalid: a value is not allowed, or the handle cannot be opened.
+        TooLarge: the region is larger than all regions may be.
+        Unavailable: other regions use a limit, or the driver fails.
+
+    """
+    shared = engine.shared_memory
+    shared.check_new(name, 0, size)
+    memory = await engine.scheduler.run(INLINE_MAX_VALUES + 1, partial(open_memory, handle, device_id, size))
+    shared.register(name, 0, size, lambda: memory)
+
+
+async def list_extensions(engine: Engine) -> tuple[str, ...]:
+    """Return the extensions of shared memory that the server allows."""
+    if not engine.shared_memory.allowed:
+        return ()
+    # The driver starts at the first call.
+    cuda = await asyncio.to_thread(has_driver)
+    return (SHARED_MEMORY_EXTENSION, CUDA_SHARED_MEMORY_EXTENSION) if cuda else (SHARED_MEMORY_EXTENSION,)
 
 
 async def write_shared(answer: Result, infer: InferMessage, ranges: Mapping[str, OpenRange]) -> None:

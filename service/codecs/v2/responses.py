@@ -1,4 +1,7 @@
-"""Responses of the Open Inference Protocol in JSON and binary."""
+"""Responses of the Open Inference Protocol in JSON and binary.
+
+Letters: B batch, L length, T tokens of all rows.
+"""
 
 import math
 from typing import Any
@@ -8,12 +11,13 @@ from numpy.typing import NDArray
 
 from preblock.service.codecs.chunks import Part, as_bytes
 from preblock.service.codecs.native_json_response import write_json, write_json_parts, write_numbers
-from preblock.service.codecs.v2.infer import InferMessage
 from preblock.service.codecs.v2.metadata import DATATYPES
-from preblock.service.codecs.v2.row_outputs import ROW_OUTPUTS, row_output
+from preblock.service.codecs.v2.parameters import ROW_OUTPUTS
+from preblock.service.codecs.v2.requests import InferMessage
 from preblock.service.codecs.v2.shared_memory import range_parameters
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, EmbedResult, Result, Tensor
+from preblock.service.core.types import Int64
 
 IGNORED = "ignored_parameters"
 """Response parameter: the names of the ignored request parameters, separated by commas."""
@@ -61,3 +65,26 @@ def check_finite(output: str, tensor: NDArray[np.generic]) -> None:
     if not np.isfinite(tensor).all():
         message = f"output {output}: JSON cannot hold its infinite values or NaN; request binary_data"
         raise Invalid(f"outputs {output}", "JSON", "binary_data", message=message)
+
+
+def row_output(answer: EmbedResult, name: str) -> Int64:
+    """Return an output of ROW_OUTPUTS.
+
+    `lengths`, `next_offset`, `position_delta` and `truncated` are int64 (B,), `next_context` (B, H). `input_ids` is
+    (B, L) and `spans` (B, L, 2), or (T,) and (T, 2) for rows of different lengths.
+    """
+    if name == "lengths":
+        return answer.lengths
+    if name == "next_offset":
+        return answer.next_offset
+    if name == "next_context":
+        assert answer.next_context is not None
+        return answer.next_context
+    if name in ("position_delta", "truncated"):
+        values: Int64 | None = getattr(answer, name)
+        return np.zeros_like(answer.lengths) if values is None else values
+    assert answer.input_ids is not None
+    assert answer.spans is not None
+    rows = answer.input_ids
+    shape = (len(rows.values),) if rows.length is None else (len(rows.lengths), rows.length)
+    return rows.values.reshape(shape) if name == "input_ids" else answer.spans.reshape(*shape, 2)

@@ -8,9 +8,9 @@ import orjson
 import pytest
 
 from preblock.service.codecs.chunks import body_size, join
-from preblock.service.codecs.v2.infer import InferMessage, find_tensor_offsets, read_infer
-from preblock.service.codecs.v2.infer_response import write_infer
 from preblock.service.codecs.v2.parameters import read_options
+from preblock.service.codecs.v2.requests import InferMessage, find_tensor_offsets, read_infer
+from preblock.service.codecs.v2.responses import write_infer
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import SequenceRef, TokenRequest
