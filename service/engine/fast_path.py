@@ -33,7 +33,7 @@ from preblock.service.engine.planning import (
 )
 from preblock.service.engine.pooling import average_in_place, table_of_means
 from preblock.service.engine.scheduler import MicroBatch
-from preblock.service.observability.context import RequestContext
+from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.lookup_table import LookupTable
@@ -139,19 +139,16 @@ class FastPath:
         self._max_batched_values = max_batched_values(model)
         self.run = partial(run_batch, model, self.names)
 
-    def start(self, call: Call, context: RequestContext | None, started: float) -> "FastRun | None":
+    def start(self, call: Call, started: float) -> "FastRun | None":
         """Start a call, or return None if it is not plain, or has to wait. The caller must call `end` later.
 
-        Args:
-            call: the call.
-            context: context of the request, or of the stream.
-            started: `perf_counter` at the time when the request was complete.
-
+        `started` is `perf_counter` at the time when the request was complete.
         """
         size, admission, limits = call.ids.size * self.width, self.engine.admission, self.engine.limits
         whole = size if self._copies or size <= INLINE_MAX_VALUES else 0
         if size > self._most or not is_plain(call, self._bounds, limits.of_requests, whole):
             return None
+        context = CURRENT_REQUEST.get()
         record = RequestRecord(self.protocol, context, started)
         values = size if call.request is None else call.rows * self.width
         if not admission.take_response(record, self._copies * values or min(values, MAX_SENT_VALUES)):

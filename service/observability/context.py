@@ -40,6 +40,7 @@ os.register_at_fork(after_in_child=_seed_ids)
 Target = tuple[str, str, str]
 """Method, path and client of a request."""
 Headers = Iterable[tuple[bytes, bytes]]
+"""Names and values of headers. Names are in lower case, except in a request before ASGI."""
 Attributes = Mapping[str, str | int | float]
 
 

@@ -14,7 +14,6 @@ from preblock.service.core.errors import Malformed
 from preblock.service.core.types import TokenRequest
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun
-from preblock.service.observability.context import CURRENT_REQUEST
 from preblock.service.runtime.model import TokenModel
 
 MESSAGE_COPIES = 2
@@ -41,7 +40,7 @@ class PreparedCalls:
         call = None if known is None else known.prepared.bind(message)
         if known is None or call is None:
             return None
-        run = known.prepared.path.start(call, CURRENT_REQUEST.get(), began)
+        run = known.prepared.path.start(call, began)
         if run is None:
             return None
         try:

@@ -13,11 +13,8 @@ from preblock.service.api.prepared import Content, KnownRequest, Prepared
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, Part, body_chunks, body_size
 from preblock.service.core.write_turns import WriteTurns
 from preblock.service.engine.fast_path import FastRun
-from preblock.service.observability.context import RequestContext
-
-Headers = Sequence[tuple[bytes, bytes]]
-"""Headers of an ASGI message: names in lower case, and values."""
-
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
+from preblock.service.observability.context import Headers as Headers
 
 LENGTH = b"content-length"
 
@@ -143,7 +140,10 @@ class KnownHttpRequest(KnownRequest):
     def start(self, body: bytes, context: RequestContext) -> FastRun | None:
         """Start the request with this body; None if it has another layout, or the general path must answer it."""
         call = self.prepared.bind(body)
-        return None if call is None else self.prepared.path.start(call, context, context.began + context.read)
+        if call is None:
+            return None
+        CURRENT_REQUEST.set(context)
+        return self.prepared.path.start(call, context.began + context.read)
 
     def compute(self, run: FastRun) -> tuple[bytes, Content]:
         """Compute the header lines and the content of a response."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import copy_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,7 +15,7 @@ from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of
 from preblock.service.engine.plain_calls import Call
 from preblock.service.engine.scheduler import MicroBatch, Scheduler
-from preblock.service.observability.context import RequestContext
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.runtime.session import Session
 from tests.support.engines import open_engine
 
@@ -51,7 +52,7 @@ def failing(engine: Engine, tiny_repository: Path) -> FastPath:
 
 
 def begin(failing: FastPath, token: int) -> FastRun:
-    run = failing.start(Call(np.array([[token]]), 1, 1), None, perf_counter())
+    run = failing.start(Call(np.array([[token]]), 1, 1), perf_counter())
     assert run is not None
     return run
 
@@ -93,7 +94,9 @@ def test_run_holds_memory_of_all_its_copies(engine: Engine) -> None:
     copies, context, call = 2**16, RequestContext(), Call(np.array([[1]]), 1, 1)
     path = fast_path_of(engine, engine.repository.get("gpt"), ("embeddings",), "float32", "grpc", copies=copies)
     assert path is not None
-    run = path.start(call, context, perf_counter())
+    of_request = copy_context()
+    of_request.run(CURRENT_REQUEST.set, context)
+    run = of_request.run(path.start, call, perf_counter())
     assert run is not None
     run.end()
     assert context.held == 4 * path.width * copies
@@ -101,7 +104,7 @@ def test_run_holds_memory_of_all_its_copies(engine: Engine) -> None:
     engine.scheduler.close()
     engine.scheduler = BrokenScheduler(1, engine.settings)
     with pytest.raises(MemoryError):
-        path.start(call, context, perf_counter())
+        of_request.run(path.start, call, perf_counter())
     assert context.held == 0
 
 
@@ -111,4 +114,4 @@ def test_call_over_a_limit_is_not_started(tiny_repository: Path, limit: str) -> 
     with open_engine(tiny_repository, **options) as engine:
         path = fast_path_of(engine, engine.repository.get("gpt"), ("embeddings",), "float32", "decode", of_stream=True)
         assert path is not None
-        assert path.start(Call(np.ones((2, 1), np.int64), 2, 1), None, perf_counter()) is None
+        assert path.start(Call(np.ones((2, 1), np.int64), 2, 1), perf_counter()) is None

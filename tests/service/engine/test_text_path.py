@@ -27,7 +27,7 @@ def start(engine: Engine, text: tuple[str, ...], **options: Any) -> FastRun | No
     path = fast_path_of(engine, model, request.outputs, request.dtype, "openai", pooling=request.pooling)
     call = tokenize_short(engine, model, text, request)
     assert path is not None
-    return None if call is None else path.start(call, None, perf_counter())
+    return None if call is None else path.start(call, perf_counter())
 
 
 @pytest.mark.parametrize("options", [{}, {"pooling": "first"}, {"pooling": "last", "normalize": True}])

@@ -138,7 +138,7 @@ class DecodeSession:
             return None
         context = None if stream.histories is None else stream.histories.context
         call = Call(step.ids, step.shape.rows, step.shape.length, stream.offset, context, size=len(frame))
-        run = fast_path.start(call, self.context, began)
+        run = fast_path.start(call, began)
         if run is not None:
             run.record.operation = StepOp.name
             self._begun = frame, step
