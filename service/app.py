@@ -1,8 +1,8 @@
 """Composition: creates the engine from the settings, and the application from the engine."""
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from operator import attrgetter
@@ -128,20 +128,8 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
     tracing = create_tracing(settings)
     engine = engine or create_engine(settings)
     streams, sequences = StreamRegistry(engine.metrics, engine.settings), Sequences(engine)
-    app: FastAPI = FastAPIOffline(
-        title="Preblock",
-        version=VERSION,
-        summary="Token ids in, the vectors that enter block 0 out.",
-        lifespan=lambda _: _run(settings, engine, streams, sequences, tracing),
-        docs_url=None,  # `pages` serves it with a Content-Security-Policy
-        redoc_url=None,
-        generate_unique_id_function=attrgetter("name"),
-        static_url=STATIC_DOCUMENTS,
-    )
-    # `pages` serves the document from bytes; the route of FastAPI writes it for each request.
-    app.router.routes = [route for route in app.routes if getattr(route, "path", "") != app.openapi_url]
+    app = _create_api(lambda: _run(settings, engine, streams, sequences, tracing))
     describe = partial(document, app.openapi, engine.repository.access.needs_key)
-    errors.install(app)
     limit = settings.max_body_bytes
     embedding = embed.handler(engine, limit)
     inference = v2.handler(engine, sequences.shared_store, limit)
@@ -172,6 +160,24 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
         trace=None if tracing is None else tracing.trace,
         hosts=hosts or AllowedHosts(split_list(settings.allowed_hosts) or None),
     )
+
+
+def _create_api(run: Callable[[], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """Create the application of FastAPI without routes; `run` runs its background work."""
+    app: FastAPI = FastAPIOffline(
+        title="Preblock",
+        version=VERSION,
+        summary="Token ids in, the vectors that enter block 0 out.",
+        lifespan=lambda _: run(),
+        docs_url=None,  # `pages` serves it with a Content-Security-Policy
+        redoc_url=None,
+        generate_unique_id_function=attrgetter("name"),
+        static_url=STATIC_DOCUMENTS,
+    )
+    # `pages` serves the document from bytes; the route of FastAPI writes it for each request.
+    app.router.routes = [route for route in app.routes if getattr(route, "path", "") != app.openapi_url]
+    errors.install(app)
+    return app
 
 
 @asynccontextmanager

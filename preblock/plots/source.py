@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.names import BIAS_GRAPH, GRAPH
 from preblock.service.artifacts.parameters import count_parameters
-from preblock.service.runtime.loader import load_model
+from preblock.service.runtime.loader import ModelLoader
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.table_memory import TableMemory
@@ -65,8 +65,8 @@ def read_artifact(folder: str | Path, reference_roots: Sequence[Path] = ()) -> P
     """
     place = Path(folder).resolve()
     name = place.parent.name
-    choice, memory = choose_provider("cpu"), TableMemory()
-    model = load_model(name, int(place.name), place, Checksums(None), choice, 1, None, memory, reference_roots)
+    loader = ModelLoader(choice=choose_provider("cpu"), memory=TableMemory(), reference_roots=reference_roots)
+    model = loader.load(name, int(place.name), place, Checksums(None))
     parameters = count_parameters(place, model.manifest, model.parity)
     if not isinstance(model, TokenModel):
         return PlotSource(name=name, parameters=parameters)

@@ -97,16 +97,7 @@ def check(request: TokenRequest, manifest: Manifest, limits: RequestLimits) -> N
         check_choice("output", output, manifest.widths)
         if request.pooling != "none" and (output in (NGRAM_ROW_IDS, NGRAM_SCALES) or request.dtype == STORED):
             raise Invalid("pooling", request.pooling, f"none, since {output} holds no vectors to pool")
-    for name, rows in request.indices.items():
-        if name not in manifest.indices:
-            message = f"{name} is not an input: this model has no {_INPUT_TITLES.get(name, name)}"
-            raise Invalid(name, "a value", "nothing", message=message)
-        check_same_lengths(name, rows, ids)
-        _check_range(name, rows, manifest.indices[name])
-    for name in manifest.needed:
-        if name not in request.indices:
-            message = f"{name} is missing: this model needs a value for each token"
-            raise Invalid(name, "nothing", "one value for each token", message=message)
+    _check_indices(request, manifest)
     if request.attention_mask is not None:
         check_same_lengths("attention_mask", request.attention_mask, ids)
         _check_range("attention_mask", request.attention_mask, 2)
@@ -118,6 +109,20 @@ def check(request: TokenRequest, manifest: Manifest, limits: RequestLimits) -> N
         _check_offset(request, manifest, limit)
     _check_positions(request, manifest, limit)
     _check_context(request, manifest)
+
+
+def _check_indices(request: TokenRequest, manifest: Manifest) -> None:
+    """Check the further inputs with an integer for each token."""
+    for name, rows in request.indices.items():
+        if name not in manifest.indices:
+            message = f"{name} is not an input: this model has no {_INPUT_TITLES.get(name, name)}"
+            raise Invalid(name, "a value", "nothing", message=message)
+        check_same_lengths(name, rows, request.input_ids)
+        _check_range(name, rows, manifest.indices[name])
+    for name in manifest.needed:
+        if name not in request.indices:
+            message = f"{name} is missing: this model needs a value for each token"
+            raise Invalid(name, "nothing", "one value for each token", message=message)
 
 
 def _check_positions(request: TokenRequest, manifest: Manifest, limit: int) -> None:

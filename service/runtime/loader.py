@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,72 +57,73 @@ OPEN_TIMEOUT_SECONDS = 60.0
 """The largest published tables open in a few seconds: onnxruntime maps them."""
 
 
-def load_model(
-    name: str,
-    version: int,
-    folder: Path,
-    checksums: Checksums,
-    choice: ProviderChoice,
-    threads: int,
-    gpu_mem_limit_bytes: int | None,
-    memory: TableMemory,
-    reference_roots: Sequence[Path] = (),
-    open_timeout_seconds: float = OPEN_TIMEOUT_SECONDS,
-) -> ServedModel:
-    """Check the artifact in `folder`, open its graphs, and run each once.
+@dataclass(frozen=True, kw_only=True)
+class ModelLoader:
+    """Loads artifacts with the options of a process.
 
     Args:
-        name: of the model.
-        version: of the model.
-        folder: the artifact.
-        checksums: hashes that earlier runs computed.
         choice: the provider, by model.
+        memory: of the n-gram tables of all models.
         threads: of one call.
         gpu_mem_limit_bytes: GPU memory limit of one graph; None: no limit.
-        memory: of the n-gram tables of all models.
         reference_roots: folders of files outside the artifact; default: none allowed.
         open_timeout_seconds: time to open the graphs and to run each once, without the time to hash the files.
 
-    Raises:
-        ArtifactError: the artifact is broken, its files contradict each other, or its graphs do not open in time.
-
     """
-    manifest, identity = read_with_identity(folder)
-    parity = read(ParityReport, folder / PARITY)
-    signatures, references = _check_files(folder, manifest, checksums, reference_roots)
-    provider = choice.for_model(manifest).active
-    work = partial(_open, folder, manifest, provider, threads, gpu_mem_limit_bytes)
-    # Nothing can stop onnxruntime: after the timeout, the thread works on, and its result is dropped.
-    try:
-        sessions, lookups = start_thread(work, f"open {name}/{version}").result(open_timeout_seconds)
-    except TimeoutError:
-        got, allowed = f"more than {open_timeout_seconds:g} s", f"at most {open_timeout_seconds:g} s"
-        raise ArtifactError(
-            "graphs", got, allowed, message=f"the graphs did not open and run within {open_timeout_seconds:g} s"
-        ) from None
-    _check_unchanged(folder, signatures, references)
-    served: dict[str, Any] = {
-        "name": name,
-        "version": version,
-        "identity": identity,
-        "parity": parity,
-        "provider": provider,
-        "sessions": sessions,
-        "created": int((folder / MANIFEST).stat().st_mtime),
-    }
-    if isinstance(manifest, StemManifest):
-        return EncoderStem(manifest=manifest, **served)
-    ngrams = None
-    if manifest.ngram_tables:
-        ids = open_ngram_ids(manifest, sessions[NGRAM_IDS_GRAPH])
-        ngrams = open_ngram_rows(folder, manifest, ids, memory, references)
-        warm_up(f"model {name} version {version}", ngrams, manifest, memory)
-    return TokenModel(
-        manifest=manifest,
-        ngrams=ngrams,
-        **lookups,
-        **served,
-    )
+
+    choice: ProviderChoice
+    memory: TableMemory
+    threads: int = 1
+    gpu_mem_limit_bytes: int | None = None
+    reference_roots: Sequence[Path] = ()
+    open_timeout_seconds: float = OPEN_TIMEOUT_SECONDS
+
+    def load(self, name: str, version: int, folder: Path, checksums: Checksums) -> ServedModel:
+        """Check the artifact of a model in `folder`, open its graphs, and run each once.
+
+        `checksums` are hashes that earlier runs computed.
+
+        Raises:
+            ArtifactError: the artifact is broken, its files contradict each other, or its graphs do not open in time.
+
+        """
+        manifest, identity = read_with_identity(folder)
+        parity = read(ParityReport, folder / PARITY)
+        signatures, references = _check_files(folder, manifest, checksums, self.reference_roots)
+        provider = self.choice.for_model(manifest).active
+        sessions, lookups = self._open_in_time(f"{name}/{version}", folder, manifest, provider)
+        _check_unchanged(folder, signatures, references)
+        served: dict[str, Any] = {
+            "name": name,
+            "version": version,
+            "identity": identity,
+            "parity": parity,
+            "provider": provider,
+            "sessions": sessions,
+            "created": int((folder / MANIFEST).stat().st_mtime),
+        }
+        if isinstance(manifest, StemManifest):
+            return EncoderStem(manifest=manifest, **served)
+        ngrams = None
+        if manifest.ngram_tables:
+            ids = open_ngram_ids(manifest, sessions[NGRAM_IDS_GRAPH])
+            ngrams = open_ngram_rows(folder, manifest, ids, self.memory, references)
+            warm_up(f"model {name} version {version}", ngrams, manifest, self.memory)
+        return TokenModel(manifest=manifest, ngrams=ngrams, **lookups, **served)
+
+    def _open_in_time(
+        self, title: str, folder: Path, manifest: Manifest | StemManifest, provider: str
+    ) -> tuple[dict[str, Session], dict[str, Any]]:
+        """Return the result of `_open`; raise ArtifactError after the timeout."""
+        seconds = self.open_timeout_seconds
+        work = partial(_open, folder, manifest, provider, self.threads, self.gpu_mem_limit_bytes)
+        # Nothing can stop onnxruntime: after the timeout, the thread works on, and its result is dropped.
+        try:
+            return start_thread(work, f"open {title}").result(seconds)
+        except TimeoutError:
+            got, allowed = f"more than {seconds:g} s", f"at most {seconds:g} s"
+            message = f"the graphs did not open and run within {seconds:g} s"
+            raise ArtifactError("graphs", got, allowed, message=message) from None
 
 
 def _open(

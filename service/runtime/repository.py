@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -11,7 +10,7 @@ from preblock.service.artifacts.catalog import VERSION, find_artifacts
 from preblock.service.artifacts.checksums import Checksums
 from preblock.service.core.auth import EVERYBODY, NOBODY, Authenticator, Principal
 from preblock.service.core.errors import Invalid, NotFound, Unavailable
-from preblock.service.runtime.loader import OPEN_TIMEOUT_SECONDS, load_model
+from preblock.service.runtime.loader import OPEN_TIMEOUT_SECONDS, ModelLoader
 from preblock.service.runtime.model import EncoderStem, ServedModel, TokenModel
 from preblock.service.runtime.providers import ProviderChoice
 from preblock.service.runtime.table_memory import TableMemory
@@ -75,8 +74,7 @@ class Repository:
             provider = ProviderChoice(provider, provider, None, None)
         self.choice = provider
         self.access = access
-        self._load = partial(
-            load_model,
+        loader = ModelLoader(
             choice=self.choice,
             threads=threads,
             gpu_mem_limit_bytes=gpu_mem_limit_bytes,
@@ -84,6 +82,7 @@ class Repository:
             reference_roots=reference_roots,
             open_timeout_seconds=open_timeout_seconds,
         )
+        self._load = loader.load
         self._cache, self._aliases = cache, aliases or {}
         # All three are replaced as a whole, never changed: a request keeps the model that it found.
         self._models: dict[str, dict[int, ServedModel]] = {}

@@ -38,6 +38,28 @@ SLOW_ON_CPU = ["SkipLayerNormFusion"]
 CUDA_OPTIONS = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 
 
+def _check_readable(folder: Path, graph: str) -> None:
+    """Raise ArtifactError if onnxruntime cannot read the files of a graph."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:  # onnxruntime takes no other path
+        raise ArtifactError(graph, f"the path {str(folder)!a}", "a path in UTF-8") from error
+    for file in (graph, DATA):
+        if not (folder / file).is_file():
+            raise ArtifactError(file, "no such file", "a file of the artifact", message=f"{file} is missing")
+
+
+def _session_options(threads: int) -> ort.SessionOptions:
+    """Return the options of a session with `threads` in one call."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # A spinning thread keeps a core busy between requests.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
 class Session:
     """One graph in onnxruntime.
 
@@ -64,21 +86,10 @@ class Session:
         gpu_mem_limit_bytes: int | None = None,
         content: bytes | None = None,
     ) -> None:
-        try:
-            str(folder).encode()
-        except UnicodeEncodeError as error:  # onnxruntime takes no other path
-            raise ArtifactError(graph, f"the path {str(folder)!a}", "a path in UTF-8") from error
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # A spinning thread keeps a core busy between requests.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        _check_readable(folder, graph)
+        options = _session_options(threads)
         if content is not None:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-        for file in (graph, DATA):
-            if not (folder / file).is_file():
-                raise ArtifactError(file, "no such file", "a file of the artifact", message=f"{file} is missing")
         providers: list[Any] = [provider]
         if provider != CPU:
             # onnxruntime does not count tables, and ignores a limit below their size.

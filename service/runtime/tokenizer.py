@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -86,18 +86,8 @@ class Tokenizer:
         characters, most = sum(map(len, text)), MAX_CHARACTERS_PER_TOKEN * max_tokens
         if characters > most:
             raise TooLarge("text", f"{characters} characters", f"at most {most} characters in a request")
-        # Both release the interpreter lock, unlike `encode`. The fast one finds no spans.
-        tokenize = self._tokenizer.encode_batch if spans else self._fast.encode
         only_ids = not (spans or special_tokens or segments or marks)
-        try:
-            found = [] if only_ids else tokenize(list(text), add_special_tokens=special_tokens)
-            ids = self._fast.ids(text) if only_ids else [encoding.ids for encoding in found]
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            # An unknown word and no unknown token, for example, or a regular expression that takes too long.
-            message = f"text: the tokenizer of the model fails on this text: {reason_of(error)}"
-            raise Invalid("text", "text that the tokenizer fails on", "other text", message=message) from error
+        found, ids = self._tokenize(text, spans, special_tokens, only_ids)
         counts = list(map(len, ids))
         if sum(counts) > max_tokens:
             raise TooLarge("text", f"{sum(counts)} tokens", f"at most {max_tokens} tokens in a request")
@@ -116,6 +106,29 @@ class Tokenizer:
             special=join("special_tokens_mask").astype(np.bool_) if marks else None,
             spans=np.array([span for encoding in found for span in encoding.offsets], np.int64) if spans else None,
         )
+
+    def _tokenize(
+        self, text: Sequence[str], spans: bool, special_tokens: bool, only_ids: bool
+    ) -> tuple[list[Any], Sequence[Sequence[int]]]:
+        """Return the encodings of texts, and their ids; no encodings if only the ids are needed.
+
+        Raises:
+            Invalid: the tokenizer refuses a text.
+
+        """
+        # Both release the interpreter lock, unlike `encode`. The fast one finds no spans.
+        tokenize = self._tokenizer.encode_batch if spans else self._fast.encode
+        try:
+            if only_ids:
+                return [], self._fast.ids(text)
+            found = tokenize(list(text), add_special_tokens=special_tokens)
+            return found, [encoding.ids for encoding in found]
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            # An unknown word and no unknown token, for example, or a regular expression that takes too long.
+            message = f"text: the tokenizer of the model fails on this text: {reason_of(error)}"
+            raise Invalid("text", "text that the tokenizer fails on", "other text", message=message) from error
 
     def spell(self, ids: Sequence[int]) -> list[str | None]:
         """Return the token of each id as the vocabulary spells it; None for an id outside of it.

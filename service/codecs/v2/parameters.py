@@ -1,8 +1,8 @@
 """Parameters of the Open Inference Protocol, the same over HTTP and gRPC."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -103,7 +103,7 @@ def read_options(
         Invalid: an unknown output, a reserved parameter, or a value that is not allowed.
 
     """
-    unknown = [*find_ignored("parameters", parameters, REQUEST_PARAMETERS), *ignored]
+    unknown = find_ignored("parameters", parameters, REQUEST_PARAMETERS)
     for hint in HINTS:
         value = parameters.get(hint, 0)
         if type(value) is not int or value < 0:
@@ -111,16 +111,52 @@ def read_options(
     read_flag(f"parameters.{FINAL}", parameters.get(FINAL, False))
     default = read_flag("parameters.binary_data_output", parameters.get("binary_data_output", False))
     dtype = DTYPES[read_choice("parameters.dtype", parameters.get("dtype", "FP32"), DTYPES)]
-    known = describe_outputs(manifest)
+    outputs = _read_outputs(requested, default, dtype, describe_outputs(manifest))
+    return InferOptions(
+        binary=outputs.binary or dict.fromkeys(default_outputs(manifest), default),
+        regions=outputs.regions,
+        dtype=outputs.dtype,
+        offset=np.array([read_integer("parameters.offset", parameters["offset"])]) if "offset" in parameters else None,
+        truncate=parameters.get("truncate"),
+        pooling=parameters.get("pooling", "none"),
+        placeholder_id=(
+            read_integer("parameters.placeholder_id", parameters["placeholder_id"])
+            if "placeholder_id" in parameters
+            else None
+        ),
+        sequence=_sequence(parameters),
+        ignored=(*unknown, *ignored, *outputs.ignored),
+    )
+
+
+class _Outputs(NamedTuple):
+    """The requested outputs, as in `InferOptions`, and names of their ignored parameters."""
+
+    binary: dict[str, bool]
+    regions: dict[str, RegionRange]
+    dtype: str
+    ignored: list[str]
+
+
+def _read_outputs(
+    requested: Sequence[tuple[Any, Mapping[str, Any]]], binary_default: bool, dtype: str, known: Collection[str]
+) -> _Outputs:
+    """Read the requested outputs of a model with the outputs `known`; `dtype` is the type of a request without one.
+
+    Raises:
+        Invalid: an unknown output, a reserved parameter, or a value that is not allowed.
+
+    """
     binary: dict[str, bool] = {}
     regions: dict[str, RegionRange] = {}
     dtypes: list[str] = []
+    unknown: list[str] = []
     for index, (name, own) in enumerate(requested):
         where = f"outputs[{index}].parameters"
         if not isinstance(name, str) or name in binary or (name not in known and name not in ROW_OUTPUTS):
             raise Invalid(f"outputs[{index}].name", name, f"{', '.join((*known, *ROW_OUTPUTS))}, each once")
         unknown += find_ignored(where, own, OUTPUT_PARAMETERS)
-        binary[name] = read_flag(f"{where}.binary_data", own.get("binary_data", default))
+        binary[name] = read_flag(f"{where}.binary_data", own.get("binary_data", binary_default))
         if (item := read_range(where, own)) is not None:
             if own.get("binary_data"):
                 raise Invalid(where, "binary_data and shared_memory_region", "one of them")
@@ -133,21 +169,7 @@ def read_options(
             raise Invalid(f"{where}.dtype", last, f"{first}, because all outputs have one type")
     if requested and not dtypes:
         raise Invalid("outputs", ", ".join(binary), f"at least one of {', '.join(known)}")
-    return InferOptions(
-        binary=binary or dict.fromkeys(default_outputs(manifest), default),
-        regions=regions,
-        dtype=dtypes[0] if dtypes else dtype,
-        offset=np.array([read_integer("parameters.offset", parameters["offset"])]) if "offset" in parameters else None,
-        truncate=parameters.get("truncate"),
-        pooling=parameters.get("pooling", "none"),
-        placeholder_id=(
-            read_integer("parameters.placeholder_id", parameters["placeholder_id"])
-            if "placeholder_id" in parameters
-            else None
-        ),
-        sequence=_sequence(parameters),
-        ignored=tuple(unknown),
-    )
+    return _Outputs(binary, regions, dtypes[0] if dtypes else dtype, unknown)
 
 
 def find_ignored(where: str, parameters: Mapping[str, Any], known: tuple[str, ...]) -> list[str]:

@@ -18,50 +18,13 @@ def router(engine: Engine) -> APIRouter:
     """Return the router of model descriptions."""
     routes = APIRouter(tags=["models"])
 
-    def describe(name: str, model: TokenModel | EncoderStem) -> schemas.ModelDescription:
-        choice = engine.repository.choice.for_model(model.manifest)._asdict()
-        tokens = model.manifest if isinstance(model.manifest, Manifest) else None
-        widths, lookup_use = (tokens.widths, tokens.lookup_use) if tokens else ({EMBEDDINGS: model.manifest.width}, "")
-        return schemas.ModelDescription(
-            name=name,
-            version=model.version,
-            identity=model.identity,
-            versions=engine.repository.versions(model.name),
-            random_weights=model.manifest.source.has_random_weights,
-            provider=model.provider,
-            provider_choice=schemas.ProviderDescription(**choice),
-            max_len=tokens and tokens.max_len,
-            max_tokens=engine.max_tokens,
-            first_row=tokens and tokens.first_row,
-            outputs={
-                name: schemas.ModelOutput(width=widths.get(name), use_as=use_of(name, lookup_use), description=text)
-                for name, text in describe_uses(model.manifest).items()
-            },
-            references_checked=describe_check(model.manifest, model.parity),
-            manifest=model.manifest,
-            parity=model.parity,
-        )
-
-    def summarize(name: str, model: TokenModel | EncoderStem) -> schemas.ModelSummary:
-        tokens = model.manifest if isinstance(model.manifest, Manifest) else None
-        return schemas.ModelSummary(
-            name=name,
-            version=model.version,
-            ready=True,
-            family=model.manifest.family,
-            random_weights=model.manifest.source.has_random_weights,
-            max_len=tokens and tokens.max_len,
-            vocab_size=tokens and tokens.vocab_size,
-            max_tokens=engine.max_tokens,
-        )
-
     @routes.get("/models")
     async def list_models() -> list[schemas.ModelSummary]:
         """List the models: name, version, family, limits, and readiness."""
         served = engine.repository.newest(caller())
         highest = {state.name: state.version for state in engine.repository.index(caller())}
         return [
-            summarize(name, served[name])
+            _summarize(engine, name, served[name])
             if name in served
             else schemas.ModelSummary(name=name, version=version, ready=False)
             for name, version in highest.items()
@@ -69,7 +32,48 @@ def router(engine: Engine) -> APIRouter:
 
     async def get_model(_: RawRequest, name: str, version: str | None) -> schemas.ModelDescription:
         """Describe a model: outputs, limits, manifest, parity report, provider."""
-        return describe(name, engine.repository.find(name, version, caller=caller()))
+        return _describe(engine, name, engine.repository.find(name, version, caller=caller()))
 
     add_model_routes(routes, "GET", "", get_model, schemas.ModelDescription, responses=schemas.MODEL_ERRORS)
     return routes
+
+
+def _describe(engine: Engine, name: str, model: TokenModel | EncoderStem) -> schemas.ModelDescription:
+    """Return all about a model."""
+    choice = engine.repository.choice.for_model(model.manifest)._asdict()
+    tokens = model.manifest if isinstance(model.manifest, Manifest) else None
+    widths, lookup_use = (tokens.widths, tokens.lookup_use) if tokens else ({EMBEDDINGS: model.manifest.width}, "")
+    return schemas.ModelDescription(
+        name=name,
+        version=model.version,
+        identity=model.identity,
+        versions=engine.repository.versions(model.name),
+        random_weights=model.manifest.source.has_random_weights,
+        provider=model.provider,
+        provider_choice=schemas.ProviderDescription(**choice),
+        max_len=tokens and tokens.max_len,
+        max_tokens=engine.max_tokens,
+        first_row=tokens and tokens.first_row,
+        outputs={
+            name: schemas.ModelOutput(width=widths.get(name), use_as=use_of(name, lookup_use), description=text)
+            for name, text in describe_uses(model.manifest).items()
+        },
+        references_checked=describe_check(model.manifest, model.parity),
+        manifest=model.manifest,
+        parity=model.parity,
+    )
+
+
+def _summarize(engine: Engine, name: str, model: TokenModel | EncoderStem) -> schemas.ModelSummary:
+    """Return the line of a served model in the list."""
+    tokens = model.manifest if isinstance(model.manifest, Manifest) else None
+    return schemas.ModelSummary(
+        name=name,
+        version=model.version,
+        ready=True,
+        family=model.manifest.family,
+        random_weights=model.manifest.source.has_random_weights,
+        max_len=tokens and tokens.max_len,
+        vocab_size=tokens and tokens.vocab_size,
+        max_tokens=engine.max_tokens,
+    )

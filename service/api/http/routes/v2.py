@@ -104,21 +104,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     """Return the router of this API; `version` is the version of the server."""
     routes = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
-    @routes.get("", response_model=schemas.ServerMetadata)
-    async def metadata_of_server() -> dict[str, Any]:
-        """Return the name, version and extensions of the server."""
-        return metadata.server_metadata(version, await list_extensions(engine))
-
-    @routes.get("/health/live", response_model=schemas.Live)
-    async def server_live() -> dict[str, bool]:
-        """Answer 200 while the process runs."""
-        return {"live": True}
-
-    @routes.get("/health/ready", response_model=schemas.Ready, responses=schemas.open_inference_errors(503))
-    async def server_ready() -> dict[str, bool]:
-        """Answer 200: every model is open; 503 without a model. Before that the server refuses connections."""
-        engine.repository.check_ready()
-        return {"ready": True}
+    _add_server_routes(routes, engine, version)
 
     async def statistics(_: RawRequest, name: str | None, version: str | None) -> dict[str, Any]:
         """Return the statistics of one version of a model, or of all versions, in Triton's format."""
@@ -142,11 +128,6 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
         model = engine.repository.find(name, version, caller=caller())
         return metadata.model_config(name, model.manifest, model.provider)
 
-    @routes.get("/models", response_model=schemas.ModelList, responses=schemas.open_inference_errors(401))
-    async def models() -> dict[str, list[str]]:
-        """Return the name of every model, as KServe does."""
-        return {"models": [*engine.repository.newest(caller())]}
-
     # Before `/models/{name}`, because `stats` would match as a name.
     @routes.get(
         "/models/stats",
@@ -165,6 +146,31 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
     _add_repository_routes(routes, engine, max_body_bytes)
     return routes
+
+
+def _add_server_routes(routes: APIRouter, engine: Engine, version: str) -> None:
+    """Add the routes about the server and its models, and the probes of its health."""
+
+    @routes.get("", response_model=schemas.ServerMetadata)
+    async def metadata_of_server() -> dict[str, Any]:
+        """Return the name, version and extensions of the server."""
+        return metadata.server_metadata(version, await list_extensions(engine))
+
+    @routes.get("/health/live", response_model=schemas.Live)
+    async def server_live() -> dict[str, bool]:
+        """Answer 200 while the process runs."""
+        return {"live": True}
+
+    @routes.get("/health/ready", response_model=schemas.Ready, responses=schemas.open_inference_errors(503))
+    async def server_ready() -> dict[str, bool]:
+        """Answer 200: every model is open; 503 without a model. Before that the server refuses connections."""
+        engine.repository.check_ready()
+        return {"ready": True}
+
+    @routes.get("/models", response_model=schemas.ModelList, responses=schemas.open_inference_errors(401))
+    async def models() -> dict[str, list[str]]:
+        """Return the name of every model, as KServe does."""
+        return {"models": [*engine.repository.newest(caller())]}
 
 
 def _add_repository_routes(routes: APIRouter, engine: Engine, max_body_bytes: int) -> None:
