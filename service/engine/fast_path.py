@@ -135,7 +135,7 @@ class FastPath:
         self.sources, self.names, self.width = resolve_outputs(outputs, manifest, dtype)
         self.forms = tuple((manifest.widths[output], manifest.dtype_of(output, dtype)) for output in outputs)
         self.engine, self.model, self.protocol = engine, model, protocol
-        self._bounds, self._copies, self._most = bounds, copies, most
+        self.bounds, self._copies, self._most = bounds, copies, most
         self._max_batched_values = max_batched_values(model)
         self.run = partial(run_batch, model, self.names)
 
@@ -146,7 +146,7 @@ class FastPath:
         """
         size, admission, limits = call.ids.size * self.width, self.engine.admission, self.engine.limits
         whole = size if self._copies or size <= INLINE_MAX_VALUES else 0
-        if size > self._most or not is_plain(call, self._bounds, limits.of_requests, whole):
+        if size > self._most or not is_plain(call, self.bounds, limits.of_requests, whole):
             return None
         context = CURRENT_REQUEST.get()
         record = RequestRecord(self.protocol, context, started)
@@ -196,7 +196,7 @@ class FastRun:
             self._table = table_of_means(path.model, path.names, call.request)
             if self._table is None:
                 feeds = plan(call.request, path.model.manifest)[0]
-        elif path.model.manifest.indices or call.context is not None:
+        elif path.bounds.indices or call.context is not None:
             feeds |= _further_feeds(path, call)
         self._item = BatchItem(feeds, record, call.request)
         size = call.ids.size * path.width
@@ -243,7 +243,7 @@ class FastRun:
     def end(self, error: BaseException | None = None) -> None:
         """End the request with success, or with `error`."""
         admission = self._path.engine.admission
-        if admission.log.max_token_ids:
+        if admission.log.sample_rate:
             request, ids = self._item.request, self._item.feeds["input_ids"]
             admission.log.note_ids(self.record, TokenRows.of_array(ids) if request is None else request.input_ids)
         admission.end(self.record, error)
@@ -255,5 +255,5 @@ class FastRun:
 
 def _further_feeds(path: FastPath, call: Call) -> dict[str, Int64]:
     """Return the inputs of the model beside ids and offset."""
-    feeds = {name: np.zeros_like(call.ids) for name in path.model.manifest.indices}
+    feeds = {name: np.zeros_like(call.ids) for name in path.bounds.indices}
     return feeds if call.context is None else feeds | {CONTEXT: call.context}
