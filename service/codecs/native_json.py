@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from preblock.service.artifacts.names import EMBEDDINGS, TOKEN_EMBEDDINGS
 from preblock.service.codecs.fields import drop_nulls, format_value, read_choice, refuse_unknown, unique_names
-from preblock.service.codecs.json_size import has_more_values
 from preblock.service.codecs.parts import read_parts, read_placeholder, refuse_beside_parts
 from preblock.service.codecs.prompt_embeds import PROMPT_EMBEDS
 from preblock.service.codecs.token_rows import (
@@ -75,6 +74,39 @@ class EmbedMessage:
         if rows > MAX_HEADER_ROWS and (not isinstance(request, TokenRequest) or request.truncate is not None):
             return f"for text or truncate with more than {MAX_HEADER_ROWS} rows, to state their lengths"
         return ""
+
+
+def has_more_values(text: bytes, most: int, chunk_bytes: int = 2**20) -> bool:
+    """Return whether a JSON text has more than `most` values; an empty list or object counts as one.
+
+    Parsing it would take ten times its memory, and hold the GIL.
+
+    Commas outside of strings separate values. It reads `chunk_bytes` at a time, up to the answer. NumPy releases the
+    GIL, so other requests go on. For invalid JSON, the answer has no meaning.
+    """
+    if len(text) <= most:
+        return False
+    count, inside, rest = 0, False, b""
+    for begin in range(0, len(text), chunk_bytes):
+        chunk = rest + text[begin : begin + chunk_bytes]
+        rest = b""
+        if b"\\" in chunk:  # removes escaped backslashes, then escaped quotes
+            chunk = chunk.replace(rb"\\", b"")
+            if chunk.endswith(b"\\"):
+                chunk, rest = chunk[:-1], b"\\"
+            chunk = chunk.replace(rb"\"", b"")
+        content = np.frombuffer(chunk, np.uint8)
+        commas, quotes = content == ord(","), content == ord('"')
+        if quotes.any():
+            in_string = np.bitwise_xor.accumulate(quotes) ^ inside
+            commas &= ~in_string
+            inside = bool(in_string[-1])
+        elif inside:
+            continue
+        count += int(np.count_nonzero(commas))
+        if count >= most:
+            return True
+    return False
 
 
 def read_json(body: bytes, max_values: int | None = None) -> dict[str, Any]:

@@ -5,10 +5,9 @@ from contextlib import contextmanager
 
 from preblock.service.core.errors import ClientFault
 from preblock.service.core.limits import FLOAT32_BYTES, Limits
-from preblock.service.observability.context import CURRENT_REQUEST
+from preblock.service.observability.context import CURRENT_REQUEST, RequestRecord
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.record import RequestRecord
 
 
 class Admission:

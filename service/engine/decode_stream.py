@@ -19,7 +19,7 @@ from preblock.service.engine.history import RowHistories, check_context
 from preblock.service.engine.plain_calls import check_size
 from preblock.service.engine.positions import count_real, next_positions
 from preblock.service.engine.validation import check_choice, check_same_lengths, to_position_ids
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
 

@@ -45,9 +45,9 @@ from preblock.service.engine.positions import next_positions, pooled_tokens
 from preblock.service.engine.scheduler import TOKEN_COST, TOKENIZER_COST, Scheduler
 from preblock.service.engine.truncation import truncate
 from preblock.service.engine.validation import check, check_bias, check_pooled, check_stem, to_position_ids
+from preblock.service.observability.context import RequestRecord
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.record import RequestRecord
 from preblock.service.runtime.model import EncoderStem, LoadedModel, TokenModel
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.repository import Repository

@@ -33,8 +33,7 @@ from preblock.service.engine.planning import (
 )
 from preblock.service.engine.pooling import average_in_place, table_of_means
 from preblock.service.engine.scheduler import MicroBatch
-from preblock.service.observability.context import CURRENT_REQUEST
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import CURRENT_REQUEST, RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.lookup_table import LookupTable
 from preblock.service.runtime.model import TokenModel

@@ -18,7 +18,7 @@ from preblock.service.core.types import Int64, TokenRequest
 from preblock.service.engine.history import context_of, token_contexts
 from preblock.service.engine.plain_calls import ZERO
 from preblock.service.engine.positions import count_real, graph_counts, next_positions, position_index
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.chunks import CHUNK_VALUES
 from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.runner import Float32

@@ -18,7 +18,7 @@ from preblock.service.core.types import AnyRequest, PartsRequest, TokenRequest, 
 from preblock.service.engine.decode_stream import run_step
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.plain_calls import ZERO
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.model import EncoderStem, TokenModel
 
 NO_ROWS = RunningRows(np.empty(0, np.int64))

@@ -16,7 +16,7 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.results import Result
 from preblock.service.core.types import Int64
 from preblock.service.engine.engine import Engine
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
 MAX_POSITIONS = 4096

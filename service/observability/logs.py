@@ -10,8 +10,7 @@ from urllib.parse import quote
 
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.types import TokenRows
-from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext, RequestRecord
 
 MAX_PATH_CHARS = 256
 """Length of a path in a line; clients could fill a disk with longer ones."""

@@ -19,10 +19,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector
 
 from preblock.service.core.errors import Unavailable
+from preblock.service.observability.context import OK, PROTOCOLS, RequestRecord
 from preblock.service.observability.instruments import LARGER_BATCH, MAX_BATCH_LABEL, Instruments
 from preblock.service.observability.log_writer import DROPPED_LINES
 from preblock.service.observability.metric_files import FOLDER, remove_dead_gauges
-from preblock.service.observability.record import OK, PROTOCOLS, RequestRecord
 from preblock.service.observability.statistics import InferenceStatistics, read_statistics
 from preblock.service.observability.totals import STAGES, RecordTotals
 

@@ -2,8 +2,8 @@
 
 from bisect import bisect_left
 
+from preblock.service.observability.context import OK, RequestRecord
 from preblock.service.observability.instruments import BUCKETS_SECONDS
-from preblock.service.observability.record import OK, RequestRecord
 
 INPUT, QUEUE, INFER, OUTPUT = STAGES = ("compute_input", "queue", "compute_infer", "compute_output")
 """Stages of a model request, named as in Triton's statistics extension."""

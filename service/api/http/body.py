@@ -9,7 +9,7 @@ from preblock.service.api.http.response import ChunkedResponse
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, join
 from preblock.service.core.errors import Malformed, TooLarge, UnsupportedFormat
 from preblock.service.engine.engine import Engine
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import RequestRecord
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """Window bits of zlib for each content encoding."""

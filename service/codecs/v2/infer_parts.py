@@ -9,8 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from preblock.service.codecs.fields import format_value
-from preblock.service.codecs.json_size import has_more_values
-from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.native_json import has_more_values, read_json
 from preblock.service.codecs.parts import check_vectors, read_parts, refuse_beside_parts
 from preblock.service.codecs.v2.metadata import PARTS, VECTORS
 from preblock.service.codecs.v2.parameters import InferOptions

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tests.support.profiles  # noqa: F401
-from preblock.service.codecs.json_size import has_more_values
-from preblock.service.codecs.native_json import read_json
+from preblock.service.codecs.native_json import has_more_values, read_json
 from preblock.service.core.errors import TooLarge
 
 TEXTS = st.text('a,"\\', max_size=8)

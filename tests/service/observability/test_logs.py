@@ -18,9 +18,8 @@ import pytest
 from websockets.sync.client import connect as connect_socket
 
 from preblock.service.core.types import TokenRows
-from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext, RequestRecord
 from preblock.service.observability.logs import AccessLog, JsonFormatter, RequestIdFilter
-from preblock.service.observability.record import RequestRecord
 from tests.support.artifacts import make_repository
 from tests.support.engines import live_settings
 from tests.support.open_inference import NO_LIMIT, OWN_CONNECTION, infer_message, open_stub

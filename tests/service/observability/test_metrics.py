@@ -9,11 +9,10 @@ import pytest
 from preblock.service.core.errors import Invalid, NotFound
 from preblock.service.core.limits import Limits
 from preblock.service.engine.admission import Admission
-from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
+from preblock.service.observability.context import CURRENT_REQUEST, RequestContext, RequestRecord
 from preblock.service.observability.instruments import BUCKETS_SECONDS, MAX_BATCH_LABEL
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics
-from preblock.service.observability.record import RequestRecord
 from tests.support.engines import live_settings
 from tests.support.scrapes import Samples, samples_of
 

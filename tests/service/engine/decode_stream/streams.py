@@ -11,7 +11,7 @@ from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import TokenRows
 from preblock.service.engine.decode_stream import DecodeState
 from preblock.service.engine.engine import Engine
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import RequestRecord
 from tests.support.engines import ask_engine
 
 

@@ -7,7 +7,7 @@ import pytest
 from preblock.service.core.decode_ops import AppendOp, DecodeMessage, PingOp, ReorderOp, RewindOp, StepOp
 from preblock.service.core.errors import Conflict, Invalid, Unavailable
 from preblock.service.engine.engine import Engine
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import RequestRecord
 from tests.service.engine.decode_stream.streams import array, do, feed, row, rows, stream_of
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from preblock.service.core.types import SequenceRef, TokenRequest, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.model import TokenModel
 from tests.support.engines import ask_engine
 

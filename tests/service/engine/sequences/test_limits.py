@@ -8,7 +8,7 @@ from preblock.service.core.errors import Conflict, Invalid, TooLarge, Unavailabl
 from preblock.service.core.types import SequenceRef
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import RequestRecord
 from tests.service.engine.sequences.requests import ask, open_now, request, run, where
 
 

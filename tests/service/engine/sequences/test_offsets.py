@@ -10,7 +10,7 @@ from preblock.service.core.errors import Conflict, Invalid, PreblockError, TooLa
 from preblock.service.core.types import PairwiseBiasRequest, SequenceRef, TokenRows
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.sequences import Sequences, SequenceStore
-from preblock.service.observability.record import RequestRecord
+from preblock.service.observability.context import RequestRecord
 from tests.service.engine.sequences.requests import IDS, ask, open_now, request, run, stateless, where
 
 

@@ -13,7 +13,7 @@ from prometheus_client import parser
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from websockets.sync.client import connect as connect_socket
 
-from preblock.service.observability.record import PROTOCOLS
+from preblock.service.observability.context import PROTOCOLS
 from tests.support.decode_protocols import step_frame
 from tests.support.open_inference import infer_message
 from tests.support.paths import ROOT
