@@ -187,11 +187,11 @@ def _find_non_finite(source: AnyFrontEnd) -> str | None:
     if isinstance(source, FrontEndData):
         weights = source.tensors
     else:
-        weights = {name: weight.detach().numpy() for name, weight in source.named_parameters()}
+        weights = {name: weight.detach().float().cpu().numpy() for name, weight in source.named_parameters()}
     for name, weight in weights.items():
         row = 0
-        for rows in split_rows(weight, CHUNK_VALUES) if weight.ndim > 1 else [weight]:
-            finite = np.isfinite(rows.reshape(len(rows), -1)).all(1)
+        for rows in split_rows(np.atleast_1d(weight), CHUNK_VALUES):
+            finite = np.isfinite(rows).all(axis=tuple(range(1, rows.ndim)))
             if not finite.all():
                 place = "row" if weight.ndim > 1 else "element"
                 return f"{name}: got NaN or infinity in {place} {row + int(finite.argmin())}, expected finite numbers"

@@ -277,6 +277,16 @@ def test_module_without_vector_output_is_rejected(tmp_path: Path) -> None:
         export_module(Wide(), "wide", tmp_path, vocab_size=V, max_len=M)
 
 
+def test_module_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    module = Mine()
+    module.number, module.empty = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.ones(2, 0))
+    module.narrow = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    with torch.no_grad():
+        module.places.weight[4, 1] = float("nan")
+    with pytest.raises(ExportError, match=r"; module\.places\.weight: got NaN or infinity in row 4, expected finite"):
+        export_module(module, "m", tmp_path, vocab_size=V, max_len=M)
+
+
 def test_export_keeps_training_modes_and_prints_folder(tmp_path: Path) -> None:
     module = Mine().train()
     module.places.eval()
