@@ -127,9 +127,8 @@ def export_loaded(
     try:
         with draft(repository, name) as folder:
             loaded = write_soft_prompts(loaded, soft_prompts, folder)
-            prove, storage = _write_graphs(loaded.frontend, folder, report, format_)
-            if format_ and isinstance(loaded.frontend, FrontEndData):  # releases the unrounded tables
-                loaded = replace(loaded, frontend=FrontEndData(loaded.frontend.config, {}))
+            kept, prove, storage = _write_graphs(loaded.frontend, folder, report, format_)
+            loaded = replace(loaded, frontend=kept)  # releases the unrounded tables
             if loaded.tokenizer:
                 shutil.copyfile(loaded.tokenizer, folder / TOKENIZER)
             manifest = describe_artifact(loaded, folder, report)
@@ -151,20 +150,22 @@ def export_loaded(
 
 def _write_graphs(
     source: AnyFrontEnd, folder: Path, report: Report, format_: TableFormat | None
-) -> tuple[Prove, dict[str, StoredTable]]:
-    """Write the graphs of `source`, and return their proof and the errors of tables in `format_`."""
+) -> tuple[AnyFrontEnd, Prove, dict[str, StoredTable]]:
+    """Write the graphs of `source`, and return it without tables in `format_`, the proof, and the errors of these."""
     if isinstance(source, FrontEndData):
         write_bias(source, folder)
         write_graphs(source, folder, report, format_)
         if format_ is None:
-            return partial(prove_artifact, reference_of(source)), {}
+            return source, partial(prove_artifact, reference_of(source)), {}
         storage = compare_tables(source, format_, folder, report)
         stored = read_stored(folder, source.config)
-        kept = {name: values for name, values in source.tensors.items() if name not in stored}
-        return partial(prove_artifact, reference_of(FrontEndData(source.config, kept), stored)), storage
+        kept = FrontEndData(
+            source.config, {name: values for name, values in source.tensors.items() if name not in stored}
+        )
+        return kept, partial(prove_artifact, reference_of(kept, stored)), storage
     proof = _trace(source.eval(), folder, report)
     label_graphs(folder, source.signature)
-    return proof, {}
+    return source, proof, {}
 
 
 def _trace(module: Any, folder: Path, report: Report) -> Prove:

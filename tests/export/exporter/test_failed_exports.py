@@ -29,14 +29,15 @@ def test_invalid_name_is_rejected_before_weights_are_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("weight", "value", "place"),
+    ("weight", "value", "place", "dtype"),
     [
-        ("tokens.weight", float("inf"), "row"),
-        ("positions.weight", float("nan"), "row"),
-        ("norm.bias", float("nan"), "element"),
+        ("tokens.weight", float("inf"), "row", "float32"),
+        ("positions.weight", float("nan"), "row", "float32"),
+        ("norm.bias", float("nan"), "element", "float32"),
+        ("norm.bias", float("nan"), "element", "int8"),
     ],
 )
-def test_weight_that_is_not_finite_is_named(weight: str, value: float, place: str, tmp_path: Path) -> None:
+def test_weight_that_is_not_finite_is_named(weight: str, value: float, place: str, dtype: str, tmp_path: Path) -> None:
     frontend = BertEmbeddings(7, 4, 6)
     with torch.no_grad():
         frontend.get_parameter(weight)[3] = value
@@ -44,7 +45,7 @@ def test_weight_that_is_not_finite_is_named(weight: str, value: float, place: st
     with pytest.raises(
         ExportError, match=rf"differ.*; {weight}: got NaN or infinity in {place} 3, expected finite numbers$"
     ):
-        export(str(tmp_path / "trained"), "m", tmp_path / "models")
+        export(str(tmp_path / "trained"), "m", tmp_path / "models", dtype=dtype)
     assert not (tmp_path / "models" / "m").exists()
 
 
