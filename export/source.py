@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union, Unpack
 
-from preblock.export.arguments import ADAPTER, SourceOptions, detect_format, parse_source, refuse_choices
+from preblock.export.arguments import ADAPTER, Format, SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
 from preblock.export.referenced_tables import ReferencedTables, reference_tables
@@ -29,6 +29,11 @@ from preblock.service.artifacts.parity import OutputParity
 from preblock.service.core.errors import PreblockError
 from preblock.service.runtime.tokenizer import check_tokenizer
 
+NEEDS_TORCH: Mapping[Format, str] = {
+    "stem": "an image or audio stem",
+    "discovery": "the discovery of a front-end",
+}
+"""The formats that need torch, in words."""
 SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER]
 """Files to download first. They name the weight files, except for the tokenizer, to be copied, and an adapter."""
 
@@ -86,7 +91,7 @@ def load_source(
 def _load_folder(
     folder: Path, record: Source, choices: SourceOptions, progress: StepProgress, widen: bool
 ) -> LoadedSource:
-    format_ = detect_format(folder, choices)
+    format_ = _detect(folder, choices)
     discovery: OutputParity | None = None
     tokens_only, tables, beside = choices.get("tokens_only", False), ReferencedTables(), dict[str, str]()
     try:
@@ -97,7 +102,6 @@ def _load_folder(
         if format_ == "description":
             frontend = read_description(folder, progress.add, widen)
         elif format_ == "stem":
-            import_torch("an image or audio stem")
             from preblock.models.checkpoints.stem_reader import read_stem
 
             frontend = read_stem(folder, choices.get("side"))
@@ -110,7 +114,6 @@ def _load_folder(
                 tables = reference_tables(find_ngram_tables(folder, choices.get("side")), frontend)
         else:
             # Imported here, because the export of a known family must not need transformers.
-            import_torch("the discovery of a front-end")
             from preblock.export.discovery.discovery import discover
 
             found = discover(folder, read_config(folder), choices.get("side"), progress.add, widen, tokens_only)
@@ -176,14 +179,13 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
 
 def weight_files(folder: Path, choices: SourceOptions) -> list[str]:
     """Return the names of the weight files that the front-end in `folder` needs; raise CheckpointError if unknown."""
-    format_, side = detect_format(folder, choices), choices.get("side")
+    format_, side = _detect(folder, choices), choices.get("side")
     layout = find_static(folder) if format_ == "static" else None
     if layout:
         return static_files_needed(layout)
     if format_ == "description":
         return files_described(folder)
     if format_ == "stem":
-        import_torch("an image or audio stem")
         from preblock.models.checkpoints.stem_reader import stem_files_needed
 
         return stem_files_needed(folder, side)
@@ -192,3 +194,11 @@ def weight_files(folder: Path, choices: SourceOptions) -> list[str]:
     from preblock.export.discovery.discovery import files_discovered
 
     return files_discovered(folder, read_config(folder), side, choices.get("tokens_only", False))
+
+
+def _detect(folder: Path, choices: SourceOptions) -> Format:
+    """Return the format as `detect_format`; raise ImportError if it needs torch, and torch is not installed."""
+    format_ = detect_format(folder, choices)
+    if format_ in NEEDS_TORCH:
+        import_torch(NEEDS_TORCH[format_])
+    return format_

@@ -56,6 +56,36 @@ def test_every_row_is_read_without_torch(tmp_path: Path) -> None:
         assert all(array.tobytes() in stored for array in found.values()), name
 
 
+REFUSE = """
+import sys
+from pathlib import Path
+class Refuser:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Refuser())
+from preblock.export.errors import ExportError
+from preblock.export.exporter import export
+for folder in sys.argv[1:]:
+    try:
+        export(folder, "m", Path(folder))
+    except ExportError as error:
+        print(error)
+"""
+
+
+def test_formats_that_need_torch_name_its_extra(tmp_path: Path) -> None:
+    folders = {"vit": tmp_path / "stem", "unheard": tmp_path / "discovered"}
+    for model_type, folder in folders.items():
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    done = subprocess.run([sys.executable, "-c", REFUSE, *folders.values()], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"{purpose} needs torch: pip install 'preblock[torch]'"
+        for purpose in ("an image or audio stem", "the discovery of a front-end")
+    ]
+
+
 EXPORT = """
 import json, sys
 from pathlib import Path
