@@ -47,9 +47,10 @@ class SameExport:
 def hash_source(source: str, choices: SourceOptions, report: Report) -> dict[str, str]:
     """Return the SHA-256 of each file that an export of the folder `source` reads or looks for, by its name.
 
-    Empty for another kind of source, and for a folder whose files cannot be read: the export says why.
+    Empty for another kind of source, and for a folder whose files cannot be read: the export says why. Empty also with
+    `reference`: the tables left in place may take 100 GB, and the manifest records their files otherwise.
     """
-    if parse_source(source).kind != "folder":
+    if parse_source(source).kind != "folder" or choices.get("reference"):
         return {}
     from preblock.export.source import weight_files
 

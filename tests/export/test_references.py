@@ -169,6 +169,13 @@ def test_unsupported_tables_are_rejected(
         export(str(folder), "m", tmp_path, reference=True)
 
 
+def test_referenced_files_are_not_hashed(reference_checkpoint: Path, tmp_path: Path) -> None:
+    steps: list[str] = []
+    source = export(str(reference_checkpoint), "m", tmp_path, steps.append, reference=True).manifest.source
+    assert (source.files, source.options) == ({}, {"reference": True})
+    assert not any(str(reference_checkpoint) in step for step in steps if "hashing" in step)
+
+
 def test_other_sources_are_rejected(reference_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="--reference is only for published checkpoints; gpt2-small is none"):
         export("gpt2-small", "m", tmp_path, reference=True)
