@@ -12,12 +12,12 @@ from preblock.export.errors import ExportError
 from preblock.export.publication import check_name
 from preblock.models.checkpoints.family_lookup import family_of, is_stem, known
 from preblock.models.checkpoints.other_names import describe_model_folder, describe_other_weights
-from preblock.models.checkpoints.static_families import CONFIG, find_static
+from preblock.models.checkpoints.static_families import CONFIG, MODULES, SETTINGS, find_static
 from preblock.models.checkpoints.weight_files import CheckpointError, read_json
-from preblock.models.frontend_file import DESCRIPTION
+from preblock.models.frontend_file import DESCRIPTION, INDEX
 from preblock.models.presets import PRESETS
 from preblock.service.artifacts.manifest import Source
-from preblock.service.artifacts.names import MANIFEST
+from preblock.service.artifacts.names import MANIFEST, TOKENIZER
 
 HUB = re.compile(r"hf:(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+(?:@[\w./-]+)?")
@@ -27,6 +27,11 @@ MIN_SIMILARITY = 0.5
 
 ADAPTER = "adapter_config.json"
 """File of an adapter of PEFT."""
+SMALL_FILES = (CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER)
+"""Files that an export looks for beside those of weights. They name these, except for the tokenizer, to be copied, and
+an adapter."""
+DEFAULTS: tuple[object, ...] = (None, False, "float32", "full", [])
+"""Values of the options of an export that nobody gave."""
 
 Format = Literal["description", "static", "stem", "checkpoint", "discovery"]
 
@@ -202,6 +207,6 @@ def _is_artifact(folder: Path) -> bool:
 def refuse_choices(source: str, choices: Mapping[str, Any], allowed: str = "published checkpoints") -> None:
     """Raise ExportError for choices allowed only with `allowed`."""
     for name, value in choices.items():
-        if value not in (None, False, "float32"):
+        if value not in DEFAULTS:
             option = name.replace("_", "-")
             raise ExportError(f"--{option} is only for {allowed}; {source} is none")

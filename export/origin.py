@@ -13,23 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from preblock import __version__
-from preblock.export.arguments import ADAPTER, SourceOptions, parse_source
+from preblock.export.arguments import DEFAULTS, SMALL_FILES, SourceOptions, parse_source
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
 from preblock.export.publication import versions
-from preblock.models.checkpoints.static_families import CONFIG, MODULES, SETTINGS
 from preblock.models.checkpoints.weight_files import CheckpointError, check_file
-from preblock.models.frontend_file import DESCRIPTION, INDEX, WEIGHTS
+from preblock.models.frontend_file import WEIGHTS
 from preblock.service.artifacts.checksums import Checksums
 from preblock.service.artifacts.io import read_manifest
 from preblock.service.artifacts.manifest import Source
-from preblock.service.artifacts.names import TOKENIZER
 from preblock.service.core.errors import ArtifactError
 
-SOUGHT_FILES = (CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER, WEIGHTS)
+SOUGHT_FILES = (*SMALL_FILES, WEIGHTS)
 """Files that an export looks for in a folder. A new one among them may change the artifact."""
-DEFAULTS: tuple[object, ...] = (None, False, "float32", "full", [])
-"""Values of the options of an export that nobody gave."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_TIMEOUT_SECONDS = 10.0
 FIRST_SERVER_ERROR = 500

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union, Unpack
 
-from preblock.export.arguments import ADAPTER, Format, SourceOptions, detect_format, parse_source, refuse_choices
+from preblock.export.arguments import SMALL_FILES, Format, SourceOptions, detect_format, parse_source, refuse_choices
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
 from preblock.export.referenced_tables import ReferencedTables, reference_tables
 from preblock.models.checkpoints.consumers import inputs_beside
 from preblock.models.checkpoints.reader import files_needed, find_ngram_tables, read_frontend
-from preblock.models.checkpoints.static_families import CONFIG, MODULES, SETTINGS, StaticLayout, find_static
+from preblock.models.checkpoints.static_families import CONFIG, StaticLayout, find_static
 from preblock.models.checkpoints.static_reader import read_static, static_files_needed
 from preblock.models.checkpoints.token_table import keep_tokens
 from preblock.models.checkpoints.toml_config import files_described, read_description
 from preblock.models.checkpoints.weight_files import CheckpointError, is_sharded, read_bytes, read_config
 from preblock.models.frontend_data import FrontEndData
-from preblock.models.frontend_file import DESCRIPTION, INDEX, WEIGHTS
+from preblock.models.frontend_file import DESCRIPTION, WEIGHTS
 from preblock.models.presets import preset_data
 from preblock.models.torch_import import import_torch
 from preblock.service.artifacts.io import describe
@@ -34,8 +34,6 @@ NEEDS_TORCH: Mapping[Format, str] = {
     "discovery": "the discovery of a front-end",
 }
 """The formats that need torch, in words."""
-SMALL_FILES = [CONFIG, DESCRIPTION, INDEX, MODULES, SETTINGS, TOKENIZER, ADAPTER]
-"""Files to download first. They name the weight files, except for the tokenizer, to be copied, and an adapter."""
 
 if TYPE_CHECKING:
     from preblock.models.custom_frontend import CustomFrontEnd
@@ -162,7 +160,7 @@ def _download(name: str, revision: str | None, choices: SourceOptions) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=SMALL_FILES))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(SMALL_FILES)))
         needed = weight_files(folder, choices)
         # The hub's cache names the folder of a snapshot by its commit.
         if needed and is_sharded(folder):  # a single file of weights wins over those of the index
