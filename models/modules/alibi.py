@@ -6,12 +6,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from preblock.models.frequencies import SLOPES, alibi_slopes
+from preblock.models.frequencies import alibi_slopes
 from preblock.models.modules.bias import AlibiConfig
 from preblock.models.modules.relative_positions import check_lengths, relative_positions
-
-ANCHORS = ("query", "first", "last")
-ARITHMETICS = ("float32", "bfloat16")
 
 
 class AlibiBias(nn.Module):
@@ -33,7 +30,7 @@ class AlibiBias(nn.Module):
         heads: H; any count.
         anchor: origin of distances: the "query", the "first" key, or the "last" key; default the query, as in the
             paper.
-        recipe: a key of SLOPES; default "exact".
+        recipe: a key of `preblock.models.frequencies.SLOPES`; default "exact".
         arithmetic: "bfloat16" rounds slopes, distances and their product to it; default "float32".
         divisor: divisor of the product; default 1.
 
@@ -53,15 +50,9 @@ class AlibiBias(nn.Module):
         divisor: float = 1.0,
     ) -> None:
         super().__init__()
-        allowed = {"anchor": ANCHORS, "recipe": tuple(SLOPES), "arithmetic": ARITHMETICS}
-        for name, got in {"anchor": anchor, "recipe": recipe, "arithmetic": arithmetic}.items():
-            if got not in allowed[name]:
-                raise ValueError(f"{name}: got {got!r}, expected {', '.join(allowed[name])}")
-        if not divisor > 0:
-            raise ValueError(f"divisor: got {divisor!r}, expected a number above 0")
+        self._config = AlibiConfig(heads=heads, anchor=anchor, recipe=recipe, arithmetic=arithmetic, divisor=divisor)
         self.heads, self.anchor, self.recipe = heads, anchor, recipe
-        self.arithmetic: Literal["float32", "bfloat16"] = arithmetic
-        self.divisor = divisor
+        self.arithmetic, self.divisor = arithmetic, divisor
         self.register_buffer("slopes", self._slopes(), persistent=False)
 
     def forward(self, query_offset: int, query_length: int, key_length: int) -> Tensor:
@@ -93,8 +84,7 @@ class AlibiBias(nn.Module):
         return x if self.arithmetic == "float32" else x.to(torch.bfloat16).to(torch.float32)
 
     def _slopes(self) -> Tensor:
-        config = AlibiConfig(heads=self.heads, recipe=self.recipe, arithmetic=self.arithmetic)
-        return torch.from_numpy(alibi_slopes(config))
+        return torch.from_numpy(alibi_slopes(self._config))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

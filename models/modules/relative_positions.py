@@ -83,15 +83,9 @@ class T5RelativeBias(nn.Module):
         std: float = DEFAULT_STD,
     ) -> None:
         super().__init__()
-        least = 4 if bidirectional else 2
-        if buckets < least or (bidirectional and buckets % 2):
-            kind = "an even number of" if bidirectional else "a number of"
-            raise ValueError(f"buckets: got {buckets}, expected {kind} {least} or more")
-        self.one_way = buckets // 2 if bidirectional else buckets
-        if max_distance <= self.one_way // 2:
-            raise ValueError(f"max_distance: got {max_distance}, expected {self.one_way // 2 + 1} or more")
-        self.max_distance, self.bidirectional = max_distance, bidirectional
         config = T5Config(heads=heads, buckets=buckets, max_distance=max_distance, bidirectional=bidirectional)
+        self.one_way = buckets // 2 if bidirectional else buckets
+        self.max_distance, self.bidirectional = max_distance, bidirectional
         self._borders = t5_borders(config)
         self.weight = nn.Parameter(torch.empty(buckets, heads))
         initialise_(self.weight, init, std)
@@ -115,10 +109,6 @@ class T5RelativeBias(nn.Module):
         if self.bidirectional:
             buckets = buckets + (relative > 0) * self.one_way
         return F.embedding(buckets, self.weight).permute(2, 0, 1).unsqueeze(0)
-
-    def borders(self) -> list[int]:
-        """Return the least distance of each bucket of a direction but the first."""
-        return self._borders
 
     def extra_repr(self) -> str:
         """Return the sizes for `repr`."""
