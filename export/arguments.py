@@ -53,11 +53,11 @@ class SourceOptions(TypedDict, total=False):
 def check_arguments(
     source: str,
     name: str,
-    max_len: int | None,
-    resizing: str | None,
-    dtype: str,
-    scale: str | None,
     choices: SourceOptions,
+    max_len: int | None = None,
+    resizing: str | None = None,
+    dtype: str = "float32",
+    scale: str | None = None,
 ) -> None:
     """Check the arguments of `export`, reading at most `config.json` of a folder.
 

@@ -83,7 +83,7 @@ def export(
         ExportError: the source cannot be read, the graph is not equal to its reference, or a file cannot be written.
 
     """
-    check_arguments(source, name, max_len, resizing, dtype, scale, choices)
+    check_arguments(source, name, choices, max_len, resizing, dtype, scale)
     format_, prompts = find_format(dtype, scale), parse_soft_prompts(soft_prompts)
 
     given: dict[str, Any] = {"max_len": max_len, "resizing": resizing, "dtype": dtype, "scale": scale}

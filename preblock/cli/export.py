@@ -124,7 +124,7 @@ def export(
     require(*EXTRAS["export"])
     settings = read_settings(repository=repository)
     options: dict[str, Any] = {"max_len": max_len, "resizing": resize, "dtype": dtype, "scale": scale}
-    name = check_export(source, name, options, choices)
+    name = check_export(source, name, choices, **options)
     from preblock.export.exporter import export as run
 
     exit_on_sigterm()
@@ -134,15 +134,15 @@ def export(
     _summarize(exported, name, settings)
 
 
-def check_export(source: str, name: str | None, options: dict[str, Any], choices: Any) -> str:
-    """Check the arguments before torch is imported, and return the name of the model; raise UsageError."""
+def check_export(source: str, name: str | None, choices: Any, **options: Any) -> str:
+    """Check the arguments before anything is read, and return the name of the model; raise UsageError."""
     from preblock.export.arguments import check_arguments, default_name
     from preblock.export.errors import ExportError
 
     try:
         if name is None:
             name = default_name(source)
-        check_arguments(source, name, **options, choices=choices)
+        check_arguments(source, name, choices, **options)
     except ExportError as error:
         raise click.UsageError(str(error)) from error
     return name

@@ -24,10 +24,9 @@ def export_missing(sources: Sequence[str], name: str | None, settings: Any) -> N
         ExportError: an export failed, as `exporter.export` says.
 
     """
-    defaults = {"max_len": None, "resizing": None, "dtype": "float32", "scale": None}
     models: dict[str, str] = {}
     for source in sources:
-        model = check_export(source, name, defaults, {})
+        model = check_export(source, name, {})
         if model in models:
             raise click.UsageError(
                 f"SOURCE: got {models[model]} and {source}, both for a model {model!r}, expected different names; "
