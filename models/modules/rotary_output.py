@@ -1,15 +1,13 @@
 """Rotary outputs of a front-end as plain values: the names and the angles of a pair of cosines and sines."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
 from preblock.models.modules.rotary_config import RotaryConfig, attention_factor
-
-T = TypeVar("T")
 
 AXES = 3
 """Axes of three-dimensional positions."""
@@ -79,21 +77,6 @@ class RotaryOutput:
     def columns(self) -> int:
         """Columns of an output."""
         return self.config.dim // 2 if self.form == "half" else self.config.dim
-
-    def arrange(self, cos: T, sin: T, join: Callable[[tuple[T, T], int], T]) -> dict[str, T]:
-        """Return the outputs by name, from cosines and sines (1 or B, L, R) of the full form.
-
-        Args:
-            cos: an array or a tensor.
-            sin: the same.
-            join: `np.concatenate` for arrays, `torch.cat` for tensors: two of them, and the axis.
-
-        """
-        if self.form != "full":
-            cos, sin = ((part[..., : self.config.dim // 2]) for part in (cos, sin))  # type: ignore[index]
-        if self.form == "fused":
-            return {self.names[0]: join((cos, sin), -1)}
-        return dict(zip(self.names, (cos, sin), strict=True))
 
     def to_document(self) -> dict[str, Any]:
         """Return plain values, without numbers at their defaults."""
