@@ -11,7 +11,7 @@ from onnx.helper import make_graph, make_model, make_node, make_tensor_value_inf
 
 from preblock.export.external_data import place_of
 from preblock.service.artifacts.manifest import Kernel, KernelTokens, PositionTable
-from preblock.service.artifacts.names import EMBEDDINGS, EMBEDDINGS_GRAPH, GRAPH
+from preblock.service.artifacts.names import EMBEDDINGS, GRAPH
 from preblock.service.runtime.session import Session
 
 
@@ -21,8 +21,7 @@ def describe_kernel(folder: Path, max_len: int | None) -> Kernel | None:
     Return None unless each vector is a row of one float32 table, optionally scaled, plus a row of another. The rows of
     all positions must be consecutive.
     """
-    plain = folder / EMBEDDINGS_GRAPH if (folder / EMBEDDINGS_GRAPH).is_file() else folder / GRAPH
-    model = onnx.load(plain, load_external_data=False)
+    model = onnx.load(folder / GRAPH, load_external_data=False)
     lookup = _find_position_lookup(model.graph)
     if lookup is None or max_len is None:
         return None
