@@ -3,7 +3,6 @@
 Letters: B batch, L length, V rows and D width of a table.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +20,7 @@ from preblock.models.frontend_data import FrontEndData
 from preblock.models.modules.ngram_config import CONTEXT
 from preblock.models.modules.signature import Signature
 from preblock.models.modules.tokens import TokenEmbedding
+from preblock.models.torch_arrays import tensor_of
 from preblock.service.core.types import Int64
 
 VERSION = f"torch {torch.__version__}"
@@ -72,7 +72,7 @@ class TorchReference:
         shapes: dict[str, tuple[int, ...]] = {name: values.shape for name, values in data.tensors.items()}
         shapes |= {name: table.shape for name, table in stored.items()}
         weights = {
-            name: torch.empty(shape, device="meta") if name in narrow else _tensor(data.tensors[name])
+            name: torch.empty(shape, device="meta") if name in narrow else tensor_of(data.tensors[name])
             for name, shape in shapes.items()
         }
         frontend = FrontEnd.from_tensors(data.config, weights)
@@ -147,10 +147,3 @@ def _arrays(outputs: Mapping[str, Tensor]) -> dict[str, Array]:
 
 def _taker(table: Array) -> Callable[[Int64], Float32]:
     return lambda ids: np.asarray(table[ids], np.float32)
-
-
-def _tensor(values: Array) -> Tensor:
-    """Return float32 `values` as a tensor, without a copy."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a mapped file may be read alone, and nothing writes to it
-        return torch.from_numpy(values)
