@@ -232,7 +232,9 @@ class FrontEnd(nn.Module):
             dtype = getattr(torch, output.dtype) if rounded else torch.float32
             parts = [part if output.form == "full" else part[..., : output.config.dim // 2] for part in (cos, sin)]
             parts = [torch.cat(parts, dim=-1)] if output.form == "fused" else parts
-            outputs |= {name: part.to(dtype) for name, part in zip(output.names, parts, strict=False)}  # "fused" has one
+            outputs |= {
+                name: part.to(dtype) for name, part in zip(output.names, parts, strict=False)
+            }  # "fused" has one
         return outputs
 
     def run(

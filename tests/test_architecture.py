@@ -190,3 +190,28 @@ def test_front_ends_as_data_need_no_torch() -> None:
     script = f"import sys, {imports}; print({{'torch', 'transformers'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+MAX_LINES, MAX_POSITIONAL = 50, 7
+MANY_ARGUMENTS = {
+    "preblock.cli": "options of click",
+    "preblock.models.embeddings": "constructors of modules",
+    "preblock.service.runtime.repository": "a constructor",
+    "preblock.service.api.http.dispatcher": "a constructor",
+    "preblock.export.exporter": "the public function",
+    "preblock.models.checkpoints.reader": "the public function",
+    "preblock.models.checkpoints.step_tensors": "what a checkpoint may hold",
+}
+"""Modules with a function of more positional parameters, and why."""
+
+
+def test_functions_are_short_and_take_few_arguments() -> None:
+    for file in FILES:
+        module = f"preblock.{module_of(file)}"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+                assert (node.end_lineno or 0) - first.lineno < MAX_LINES, (module, node.name)
+                names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+                allowed = MAX_POSITIONAL + (names[:1] in (["self"], ["cls"]))
+                assert len(names) <= allowed or module.startswith(tuple(MANY_ARGUMENTS)), (module, node.name)

@@ -160,18 +160,11 @@ def _read_one(
         numbers |= {"factor": numbers.get("factor", 1.0), "turning_pairs": _turning_pairs(share, dim)}
     if "original_len" in scale.needs:
         original = longest if scaling == "dynamic" else _original_length(row, name, rope, config, longest)
-        numbers["original_len"] = original
-        if scaling in ("yarn", "longrope"):
-            numbers.setdefault("factor", longest / original)
+        _add_scaled(scaling, rope, numbers, longest, original)
     if row.mscales and scaling == "longrope":
         scales = [_number(key, rope.pop(key, None)) for key in ("short_mscale", "long_mscale")]
         numbers["attention_factor"] = scales[length is not None and length > numbers["original_len"]]
         numbers["long_factor"] = numbers["short_factor"]
-    if scaling == "yarn":
-        weights = [_number(key, rope.pop(key, 0)) for key in ("mscale", "mscale_all_dim")]
-        if all(weights):
-            above, below = (yarn_scale(numbers["factor"], weight) for weight in weights)
-            numbers.setdefault("attention_factor", above / below)
     # The library looks for `truncate` in the wrong place, and rounds in either case.
     if rope or (name and not numbers.get("truncate", True)):
         unknown = min(rope, default="truncate")
@@ -183,6 +176,18 @@ def _read_one(
             )
         numbers["length"] = length
     return RotaryConfig(dim=dim, theta=theta, scaling=scaling, angles=row.angles, **numbers)
+
+
+def _add_scaled(scaling: str, rope: dict[str, Any], numbers: dict[str, Any], longest: int, original: int) -> None:
+    """Add the numbers that follow from the length trained before the scaling; take those of yarn out of `rope`."""
+    numbers["original_len"] = original
+    if scaling in ("yarn", "longrope"):
+        numbers.setdefault("factor", longest / original)
+    if scaling == "yarn":
+        weights = [_number(key, rope.pop(key, 0)) for key in ("mscale", "mscale_all_dim")]
+        if all(weights):
+            above, below = (yarn_scale(numbers["factor"], weight) for weight in weights)
+            numbers.setdefault("attention_factor", above / below)
 
 
 def _rope_type(row: RotaryFamily, rope: dict[str, Any]) -> str:
