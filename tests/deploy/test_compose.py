@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,15 @@ def test_smoke_script_without_docker_is_skipped(tmp_path: Path) -> None:
 def test_deploy_script_is_valid_bash(script: Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
     assert os.access(script, os.X_OK) == script.read_text().startswith("#!")
+
+
+def test_derived_image_adds_an_extra_to_the_built_one() -> None:
+    text = (ROOT / "docs/own-checkpoint.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```dockerfile\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    steps = [line.split(maxsplit=1) for line in block.splitlines()]
+    assert [step for step, _ in steps] == ["FROM", "USER", "RUN", "USER"]
+    assert SERVICES["service"]["image"].startswith(f"{steps[0][1]}:")
+    assert f"\nUSER {steps[3][1]}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (extra,) = re.findall(r"'preblock\[(\w+)\]'", steps[2][1])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "preblock[torch]" in project["optional-dependencies"][extra]

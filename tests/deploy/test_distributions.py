@@ -127,7 +127,7 @@ def test_commands_and_modules_need_documented_extras_only(
     needed = documented_extras()
     assert needed == {name: ",".join(extras) for name, extras in EXTRAS.items()}
     assert needed.keys() == COMMANDS.keys()
-    whole = "cpu,export,plot,tracing"
+    whole = "cpu,torch,plot,tracing"
     pythons = {
         extras: install(tmp_path / extras, *extras.split(","), wheel=distributions["wheel of sdist"])
         for extras in {*needed.values(), whole}

@@ -127,7 +127,7 @@ def test_readme_imports_only_installed_packages() -> None:
 
 
 def test_code_blocks_use_only_tested_languages() -> None:
-    assert {language for _, language, _ in BLOCKS} == {"sh", "python", "toml", "yaml"}
+    assert {language for _, language, _ in BLOCKS} == {"sh", "python", "toml", "yaml", "dockerfile"}
     for beginning in ELSEWHERE:
         assert any(code.startswith(beginning) for _, _, code in BLOCKS), beginning
 
