@@ -117,10 +117,8 @@ class PreparedBinary(PreparedIds):
         """Return the call of a body as long as that of the first request; None if it begins otherwise."""
         if not body.startswith(self.head):
             return None
-        batch, length = self.shape
-        ids = integers(body, batch * length, self.ids_at).reshape(self.shape)
-        offset = self.offset if self.offset_at is None else integers(body, len(self.offset), self.offset_at)
-        return Call(ids, batch, length, offset)
+        offset = self.offset if self.offset_at is None else integers(body, self.offset.shape, self.offset_at)
+        return Call(integers(body, self.shape, self.ids_at), *self.shape, offset)
 
 
 @dataclass(eq=False, slots=True)

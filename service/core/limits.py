@@ -4,13 +4,11 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from preblock.service.core.auth import caller
 from preblock.service.core.body_memory import BodyMemory, ResponseMemory
 from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
 from preblock.service.core.incoming_memory import IncomingMemory
-from preblock.service.core.settings import Settings
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.system import return_free_memory
 from preblock.service.core.write_turns import WriteTurns
@@ -25,27 +23,6 @@ COMMON_INPUTS = 5
 """Inputs with a value for each token in every model: ids, positions, mask, segments and offsets."""
 MIN_PARSED_VALUES = 2**18
 """Values that a request may always have: parsing them takes little time."""
-
-
-class RequestLimits(NamedTuple):
-    """The limits of requests, by the current settings.
-
-    Args:
-        tokens: most tokens of all rows.
-        rows: most rows.
-        body_bytes: most bytes of its body or message.
-        buffered_bytes: most bytes of vectors, as float32, in memory at once.
-        concurrent: most requests at a time.
-        rate: most requests of a caller per second; None for any number.
-
-    """
-
-    tokens: int
-    rows: int
-    body_bytes: int
-    buffered_bytes: int
-    concurrent: int = 2**63
-    rate: float | None = None
 
 
 class Limits:
@@ -64,21 +41,13 @@ class Limits:
     """
 
     def __init__(self, settings: LiveSettings, free: Callable[[], None] = return_free_memory) -> None:
-        self._settings, self._read, self._of_requests = settings, settings.current, _read_limits(settings.current)
+        self._settings = settings
         self.bodies, self.responses = BodyMemory(settings), ResponseMemory(settings, free)
         self.incoming, self.turns = IncomingMemory(settings, self.bodies.drop), WriteTurns()
         self._running = 0
         # By caller: the theoretical arrival time of its next request.
         self._arrivals: dict[str, float] = {}
         self._swept = time.monotonic()
-
-    @property
-    def of_requests(self) -> RequestLimits:
-        """The limits of requests."""
-        settings = self._settings.current
-        if settings is not self._read:  # an attribute of settings takes three times as long
-            self._read, self._of_requests = settings, _read_limits(settings)
-        return self._of_requests
 
     @property
     def max_body_bytes(self) -> int:
@@ -98,7 +67,7 @@ class Limits:
             Unavailable: too many requests are in flight.
 
         """
-        limits = self.of_requests
+        limits = self._settings.requests
         most, rate = limits.concurrent, limits.rate
         if self._running >= most:  # checked first: a request rejected here uses no quota of its caller
             message = f"the limit of {most} requests at a time is reached; try again later"
@@ -109,7 +78,7 @@ class Limits:
 
     def admits(self) -> bool:
         """Return whether `enter` would begin a request now; it is not counted."""
-        limits, rate = self.of_requests, self.of_requests.rate
+        limits, rate = self._settings.requests, self._settings.requests.rate
         if self._running >= limits.concurrent:
             return False
         return rate is None or self._wait(caller().name, rate, time.monotonic()) <= MAX_ROUNDING_SECONDS
@@ -164,14 +133,3 @@ class Limits:
     def _wait(self, name: str, rate: float, now: float) -> float:
         """Return the seconds until a caller may send a request; all requests of a second may come at once."""
         return self._arrival(name, rate, now) - now - max(1 - 1 / rate, 0)
-
-
-def _read_limits(settings: Settings) -> RequestLimits:
-    return RequestLimits(
-        settings.max_request_tokens,
-        settings.max_request_rows,
-        settings.max_body_bytes,
-        settings.max_buffered_response_bytes,
-        settings.max_concurrent_requests,
-        settings.rate_limit_per_second,
-    )

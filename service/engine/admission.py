@@ -80,7 +80,8 @@ class Admission:
             size = self.limits.responses.take(FLOAT32_BYTES * record.copies * values)
             if size is None:
                 return False
-            record.context.hold(self.limits.responses, size)
+            if size:
+                record.context.hold(self.limits.responses, size)
         return True
 
     def end(self, record: RequestRecord, error: BaseException | None = None) -> None:

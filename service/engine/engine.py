@@ -176,7 +176,7 @@ class Engine:
     def _prepare(self, sent: TokenRequest, manifest: Manifest) -> tuple[TokenRequest, dict[str, Int64], Int64]:
         """Validate and truncate a request, and return it with its feeds and next offsets."""
         sent = to_position_ids(sent, manifest)
-        check(sent, manifest, self.limits.of_requests)
+        check(sent, manifest, self.settings.requests)
         request = truncate(sent, manifest)
         if request is not sent:
             check_pooled(request, manifest)
@@ -192,7 +192,7 @@ class Engine:
         """
         if isinstance(request, TextRequest):
             return await self._tokenize(model, request)
-        check_size(self.limits.of_requests, 0, len(request.rows), "parts")
+        check_size(self.settings.requests, 0, len(request.rows), "parts")
         texts = [part.text for row in request.rows for part in row if part.text is not None]
         cost = tokenizer_cost(model, texts) + cost_of_parts(request, model)
         return await self.scheduler.run(cost, lambda: assemble(request, model, self.max_tokens))
@@ -202,7 +202,7 @@ class Engine:
         text = request.text
         if model.tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
-        check_size(self.limits.of_requests, 0, len(text), "text")
+        check_size(self.settings.requests, 0, len(text), "text")
         work = partial(tokenize, model, text, request, self.max_tokens)
         return await self.scheduler.run(tokenizer_cost(model, text), work)
 
@@ -235,7 +235,7 @@ class Engine:
         record.select(stem.name, stem.version)
         vectors = check_stem(request, stem.manifest, self.max_tokens)
         self.limits.check_buffered(request.input, vectors * stem.manifest.width)
-        check_size(self.limits.of_requests, 0, len(request.values), request.input)
+        check_size(self.settings.requests, 0, len(request.values), request.input)
         record.rows = record.batch = len(request.values)
         feeds = {request.input: request.values}
         await self.admission.reserve_response(record, vectors * stem.manifest.width)

@@ -24,6 +24,7 @@ from preblock.service.engine.engine import Engine, finish_outputs, tokenize, tok
 from preblock.service.engine.plain_calls import Bounds, Call, bounds_of, is_plain
 from preblock.service.engine.planning import (
     MAX_SENT_VALUES,
+    NO_VECTORS,
     BatchItem,
     Outputs,
     max_batched_values,
@@ -40,6 +41,7 @@ from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.runner import Float32
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 
+LITTLE_ENDIAN = np.dtype("<i8")
 ALIGNED = 8
 """Alignment of integers in bytes; onnxruntime reads wrong values from unaligned memory."""
 
@@ -76,9 +78,9 @@ def fast_path_of(
     return FastPath(engine, model, outputs, dtype, protocol, bounds=bounds, copies=copies, most=most)
 
 
-def integers(content: bytes, count: int, start: int) -> Int64:
-    """Return the int64 values (count,) of little-endian bytes from `start` on."""
-    values: Int64 = np.frombuffer(content, "<i8", count, start)
+def integers(content: bytes, shape: tuple[int, ...], start: int) -> Int64:
+    """Return int64 values of little-endian bytes from `start` on."""
+    values: Int64 = np.ndarray(shape, LITTLE_ENDIAN, content, start)  # half the time of `frombuffer` and `reshape`
     return values if start % ALIGNED == 0 else values.copy()
 
 
@@ -112,9 +114,9 @@ class FastPath:
 
     Attributes:
         width: values of a token in all outputs.
-        forms: width and type of each output.
         names: outputs of the run.
         sources: output of the run for each output.
+        key: of its micro-batches.
 
     """
 
@@ -130,26 +132,25 @@ class FastPath:
         copies: int,
         most: float,
     ) -> None:
-        manifest = model.manifest
-        self.sources, self.names, self.width = resolve_outputs(outputs, manifest, dtype)
-        self.forms = tuple((manifest.widths[output], manifest.dtype_of(output, dtype)) for output in outputs)
+        self.sources, self.names, self.width = resolve_outputs(outputs, model.manifest, dtype)
         self.engine, self.model, self.protocol = engine, model, protocol
         self.bounds, self._copies, self._most = bounds, copies, most
         self._max_batched_values = max_batched_values(model)
-        self.run = partial(run_batch, model, self.names)
+        self.run, self.key = partial(run_batch, model, self.names), (id(model), self.names)
 
     def start(self, call: Call, started: float) -> "FastRun | None":
         """Start a call, or return None if it is not plain, or has to wait. The caller must call `end` later.
 
         `started` is `perf_counter` at the time when the request was complete.
         """
-        size, admission, limits = call.ids.size * self.width, self.engine.admission, self.engine.limits
+        size, engine = call.ids.size * self.width, self.engine
         whole = size if self._copies or size <= INLINE_MAX_VALUES else 0
-        if size > self._most or not is_plain(call, self.bounds, limits.of_requests, whole):
+        if size > self._most or not is_plain(call, self.bounds, engine.settings.requests, whole):
             return None
         context = CURRENT_REQUEST.get()
         record = RequestRecord(self.protocol, context, started)
         values = size if call.request is None else call.rows * self.width
+        admission = engine.admission
         if not admission.take_response(record, self._copies * values or min(values, MAX_SENT_VALUES)):
             return None  # the general path waits for memory
         try:
@@ -197,13 +198,12 @@ class FastRun:
                 feeds = plan(call.request, path.model.manifest)[0]
         elif path.bounds.indices or call.context is not None:
             feeds |= _further_feeds(path, call)
-        self._item = BatchItem(feeds, record, call.request)
+        self._item = BatchItem(feeds, record, call.request, NO_VECTORS)
         size = call.ids.size * path.width
         self.batched, self.streamed = size <= max_batched_values, size > INLINE_MAX_VALUES
         record.checked = perf_counter()
         if self.batched:
-            key = (id(path.model), path.names)
-            self._batch: MicroBatch[BatchItem, Outputs] = path.engine.scheduler.batch(key, size, path.run)
+            self._batch: MicroBatch[BatchItem, Outputs] = path.engine.scheduler.batch(path.key, size, path.run)
             self._number = self._batch.join(size, self._item)
 
     def leave(self) -> None:
@@ -231,7 +231,7 @@ class FastRun:
     def chunks(self) -> ChunkedTensor:
         """Return the values of the only output, (B * L * width,), computed while they are read."""
         path = self._path
-        return ChunkedTensor((self.record.tokens * path.width,), path.forms[0][1], self._chunks())
+        return ChunkedTensor((self.record.tokens * path.width,), "float32", self._chunks())
 
     def _chunks(self) -> Iterator[Float32]:
         path, record = self._path, self.record

@@ -17,7 +17,8 @@ import numpy as np
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import NGRAM_ROW_IDS, NGRAM_SCALES, STORED
 from preblock.service.core.errors import TooLarge
-from preblock.service.core.limits import FLOAT32_BYTES, RequestLimits
+from preblock.service.core.limits import FLOAT32_BYTES
+from preblock.service.core.settings_reload import RequestLimits
 from preblock.service.core.types import Int64, TokenRequest, TokenRows
 from preblock.service.engine.casting import has_dtype
 from preblock.service.engine.pooling import POOLINGS
@@ -131,11 +132,10 @@ def is_plain(call: Call, bounds: Bounds, limits: RequestLimits, values: int = 0)
 
     """
     ids, rows, longest, offset, context, indices, pooled, size, _ = call
-    vocab_size, limit, known, needed, history, needs_context = bounds
-    room = limit - longest
+    vocab_size, room = bounds.vocab_size, bounds.limit - longest
     if (
         room < 0
-        or (context is None and needs_context)
+        or (context is None and bounds.needs_context)
         or (len(offset) != 1 and len(offset) != rows)
         or find_excess(limits, ids.size, rows) is not None
         or size > limits.body_bytes
@@ -144,11 +144,13 @@ def is_plain(call: Call, bounds: Bounds, limits: RequestLimits, values: int = 0)
         or not (0 <= offset.item() <= room if len(offset) == 1 else _is_below(offset, room + 1))
     ):
         return False
-    if context is not None and not (context.shape == (rows, history) and history and _is_below(context, vocab_size)):
+    if context is not None and not (
+        bounds.history and context.shape == (rows, bounds.history) and _is_below(context, vocab_size)
+    ):
         return False
-    if (indices or needed) and not (
-        indices.keys() >= set(needed)
-        and all(name in known and _is_below(index.values, known[name]) for name, index in indices.items())
+    if (indices or bounds.needed) and not (
+        indices.keys() >= set(bounds.needed)
+        and all(name in bounds.indices and _is_below(i.values, bounds.indices[name]) for name, i in indices.items())
     ):
         return False
     return pooled is None or _has_token_in_each_row(call)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from time import perf_counter
+from types import MappingProxyType
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -29,6 +30,8 @@ MAX_BATCHED_VALUES = 2**14
 MAX_SENT_VALUES = 2 * CHUNK_VALUES
 """Most values in memory of a response that is computed while it is sent: a chunk as vectors, and as text."""
 
+NO_VECTORS: Mapping[str, Float32] = MappingProxyType({})
+"""No given vectors of an item."""
 Outputs = dict[str, Float32]
 """Vectors by the name of their output."""
 
@@ -49,7 +52,7 @@ class BatchItem:
     feeds: dict[str, Int64]
     record: RequestRecord
     request: TokenRequest | None = None
-    given: Mapping[str, Float32] = field(default_factory=dict)
+    given: Mapping[str, Float32] = field(default_factory=lambda: NO_VECTORS)
 
 
 def max_batched_values(model: TokenModel) -> int:

@@ -76,13 +76,15 @@ class Metrics:
 
     def start(self, record: RequestRecord) -> None:
         """Count a request as running until `record` is called."""
-        self._flush_soon()
+        if self._shared:
+            self._flush_soon()
         record.running = True
         self._running[record.protocol] += 1
 
     def record(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
-        self._flush_soon()
+        if self._shared:
+            self._flush_soon()
         if record.running:
             record.running = False
             self._running[record.protocol] -= 1
@@ -99,7 +101,8 @@ class Metrics:
 
     def count_bytes(self, protocol: str, received: int, sent: int, read: float = 0, send: float = 0) -> None:
         """Count the bytes received and sent by a protocol, and the seconds spent reading and writing them."""
-        self._flush_soon()
+        if self._shared:
+            self._flush_soon()
         sums = self._bytes[protocol]
         sums[0] += received
         sums[1] += sent
@@ -119,8 +122,8 @@ class Metrics:
         self._instruments.sequences.inc(change)
 
     def _flush_soon(self) -> None:
-        """With several workers, flush soon: a scrape reads the files of every worker."""
-        if self._shared and not self._flushing:
+        """Flush soon, since a scrape reads the files of every worker."""
+        if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_later(FLUSH_INTERVAL_SECONDS, self.flush)
 
@@ -131,7 +134,7 @@ class Metrics:
         self._flush_totals()
         self._flush_bytes()
         self._set_gauges()
-        if self.requests_running:  # the queue changes while no request begins or ends
+        if self._shared and self.requests_running:  # the queue changes while no request begins or ends
             self._flush_soon()
 
     def _flush_totals(self) -> None:

@@ -259,10 +259,11 @@ class Repository:
             Unavailable: a file that the version refers to has changed.
 
         """
-        self.access.check_model(self.resolve(name), caller, name)
-        versions = self._models.get(self.resolve(name))
+        own = self.resolve(name)
+        self.access.check_model(own, caller, name)
+        versions = self._models.get(own)
         if self._lost:
-            self._check_lost(self.resolve(name), version)
+            self._check_lost(own, version)
         if versions is None:
             expected = ", ".join(self.newest(caller)) or "nothing, since no model is loaded"
             raise NotFound("model", name, expected, hint=self.loading_hint)

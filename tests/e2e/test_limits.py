@@ -207,7 +207,7 @@ def test_raised_rate_limit_shortens_wait() -> None:
     limits.enter()
     with pytest.raises(RateLimited):
         limits.enter()
-    settings.current = live_settings(rate_limit_per_second=1000).current
+    settings.use(live_settings(rate_limit_per_second=1000).current)
     with pytest.raises(RateLimited) as refused:
         limits.enter()
     assert refused.value.retry_after == 1

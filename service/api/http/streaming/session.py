@@ -58,6 +58,8 @@ class DecodeSession:
         options, encoding = decode_json.read_options(fields)
         self.stream = DecodeState(self.engine, model, options)
         self._encoding = encoding
+        manifest = model.manifest
+        self._forms = tuple((manifest.widths[name], manifest.dtype_of(name, options.dtype)) for name in options.outputs)
         self._fast_path = fast_path_of(self.engine, model, options.outputs, options.dtype, "decode", of_stream=True)
 
     async def answer_text(self, text: bytes) -> bytes:
@@ -149,8 +151,7 @@ class DecodeSession:
 
         An error leaves the stream unchanged, and is answered with an error frame.
         """
-        assert self._fast_path is not None
-        stream, fast_path, (frame, step) = self.stream, self._fast_path, self._begun
+        stream, (frame, step) = self.stream, self._begun
         try:
             vectors = run.result()
         except PreblockError as error:
@@ -160,7 +161,7 @@ class DecodeSession:
         histories = None if stream.histories is None else stream.histories.extended(step.ids)
         stream.advance(after, step.number, decode_json.digest(frame) if step.number else b"", histories)
         self.opened = True
-        header = decode_frames.write_simple_step_header(step, stream.running, fast_path.forms)
+        header = decode_frames.write_simple_step_header(step, stream.running, self._forms)
         return [header, *map(raw_bytes, vectors)]
 
     def end(self, run: FastRun, size: int, send: float) -> None:

@@ -70,7 +70,7 @@ class WaitedTimeLoop(asyncio.SelectorEventLoop):
 def run(engine: Engine, test: Callable[[Sequences, SequenceStore], Awaitable[None]], **changes: Any) -> None:
     """Run a test with the sequence store of a stream and other settings; at its end the store is empty."""
     limits = {"max_sequence_rows": 8, "max_stream_sequence_rows": 4} | changes
-    engine.settings.current = engine.settings.current.model_copy(update=limits)
+    engine.settings.use(engine.settings.current.model_copy(update=limits))
 
     async def main() -> None:
         sequences = Sequences(engine)
