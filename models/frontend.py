@@ -231,10 +231,8 @@ class FrontEnd(nn.Module):
             cos, sin = self.get_submodule(output.named("rotary"))(input_ids, offset=offset)
             dtype = getattr(torch, output.dtype) if rounded else torch.float32
             parts = [part if output.form == "full" else part[..., : output.config.dim // 2] for part in (cos, sin)]
-            parts = [torch.cat(parts, dim=-1)] if output.form == "fused" else parts
-            outputs |= {
-                name: part.to(dtype) for name, part in zip(output.names, parts, strict=False)
-            }  # "fused" has one
+            parts = [torch.cat(parts, dim=-1)] if output.form == "fused" else parts  # one part for the first name
+            outputs |= {name: part.to(dtype) for name, part in zip(output.names, parts, strict=False)}
         return outputs
 
     def run(
