@@ -6,6 +6,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -78,6 +79,7 @@ class WeightFile:
         self._file = file
         try:
             with file.open("rb") as stream:
+                self._state = _state_of(stream)
                 self._tensors = read_header(str(file), stream).tensors
         except ArtifactError as error:
             raise CheckpointError(one_line(error)) from error
@@ -92,7 +94,8 @@ class WeightFile:
         """Return a tensor in its stored type, or some consecutive rows of it. Writing does not change the file.
 
         Raises:
-            CheckpointError: there is no such tensor, its type is none of `types`, or its bytes do not fit its shape.
+            CheckpointError: there is no such tensor, its type is none of `types`, its bytes do not fit its shape, or the file
+                changed since its header was read.
 
         """
         if key not in self._tensors:
@@ -109,19 +112,32 @@ class WeightFile:
             row_bytes = math.prod(shape[1:]) * dtype.itemsize
             begin, end, shape = begin + first * row_bytes, begin + last * row_bytes, (last - first, *shape[1:])
         try:
-            tensor = _map(self._file, begin, end - begin).view(dtype).reshape(shape)
+            tensor = _map(self._file, self._state, begin, end - begin).view(dtype).reshape(shape)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self._file}: tensor {key}: {one_line(error)}") from error
         return tensor if tensor.flags.aligned else tensor.copy()
 
 
-def _map(file: Path, begin: int, count: int) -> NDArray[np.uint8]:
-    """Return `count` bytes of `file` from byte `begin`; a page that is written becomes a copy of this process."""
+def _state_of(stream: BufferedReader) -> tuple[int, ...]:
+    """Return numbers that change with the content of an open file, and with another file in its place."""
+    status = os.fstat(stream.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _map(file: Path, state: tuple[int, ...], begin: int, count: int) -> NDArray[np.uint8]:
+    """Return `count` bytes of `file` from byte `begin`; a page that is written becomes a copy of this process.
+
+    Raises:
+        ValueError: the file has another state than `state`.
+
+    """
     if not count:
         return np.empty(0, np.uint8)
     start = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     length, access = begin - start + count, mmap.PROT_READ | mmap.PROT_WRITE
     with file.open("rb") as stream:
+        if _state_of(stream) != state:
+            raise ValueError("the file changed while it was read")
         mapping = mmap.mmap(stream.fileno(), length, flags=PRIVATE, prot=access, offset=start)
     return np.frombuffer(mapping, np.uint8, count, begin - start)
 

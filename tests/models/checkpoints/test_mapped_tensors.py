@@ -56,6 +56,15 @@ def test_tensor_at_odd_byte_is_read(tmp_path: Path) -> None:
         assert np.array_equal(found, content.reshape(2, 3))
 
 
+def test_file_replaced_after_its_header_is_rejected(tmp_path: Path) -> None:
+    weights = write(tmp_path / "f", {"a": entry("F32", [2], 0, 8)}, b"\0" * 8)
+    mapped = weights.get("a")
+    write(tmp_path / "new", {"b": entry("F32", [2], 0, 8)}, b"\1" * 8)
+    (tmp_path / "new").replace(tmp_path / "f")
+    assert rejection(CheckpointError, weights.get, "a") == f"{tmp_path}/f: tensor a: the file changed while it was read"
+    assert not mapped.any()
+
+
 def test_tensor_larger_than_memory_is_mapped(tmp_path: Path) -> None:
     size = 2**40
     header = json.dumps({"a": entry("F32", [size // 4096, 1024], 0, size)}).encode()
