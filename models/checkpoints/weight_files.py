@@ -94,8 +94,8 @@ class WeightFile:
         """Return a tensor in its stored type, or some consecutive rows of it. Writing does not change the file.
 
         Raises:
-            CheckpointError: there is no such tensor, its type is none of `types`, its bytes do not fit its shape, or the file
-                changed since its header was read.
+            CheckpointError: there is no such tensor, its type is none of `types`, its bytes do not fit its shape, or
+                the file changed since its header was read.
 
         """
         if key not in self._tensors:
