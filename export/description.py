@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +12,7 @@ import onnx
 from preblock import __version__
 from preblock.export.graph_builder import GRAPHS, label
 from preblock.export.progress import Report, StepProgress
+from preblock.export.source import LoadedSource
 from preblock.export.table_formats import find_stored
 from preblock.export.table_places import find_kernel, find_ngram_tables, read_initializers
 from preblock.models.checkpoints.consumers import consumers_of, inputs_beside
@@ -39,11 +40,8 @@ from preblock.service.artifacts.names import (
     UNSCALED,
 )
 
-if TYPE_CHECKING:
-    from preblock.export.source import LoadedSource
 
-
-def describe_artifact(loaded: "LoadedSource", folder: Path, report: Report) -> Manifest | StemManifest:
+def describe_artifact(loaded: LoadedSource, folder: Path, report: Report) -> Manifest | StemManifest:
     """Return the manifest of the graphs and files in `folder`, hashes included."""
     signature, config = loaded.frontend.signature, getattr(loaded.frontend, "config", None)
     graphs = [name for name in GRAPHS if (folder / name).is_file()]
@@ -86,7 +84,7 @@ def describe_artifact(loaded: "LoadedSource", folder: Path, report: Report) -> M
     )
 
 
-def _describe_stem(loaded: "LoadedSource", signature: StemSignature, common: dict[str, Any]) -> StemManifest:
+def _describe_stem(loaded: LoadedSource, signature: StemSignature, common: dict[str, Any]) -> StemManifest:
     from preblock.models.modules import stems
 
     config: Any = loaded.frontend.config
@@ -129,7 +127,7 @@ def _describe_history(signature: Signature) -> History | None:
     return None if signature.reset_id is None else History(tokens=signature.history, reset_id=signature.reset_id)
 
 
-def _describe_steps(loaded: "LoadedSource", config: FrontEndConfig) -> dict[str, Any]:
+def _describe_steps(loaded: LoadedSource, config: FrontEndConfig) -> dict[str, Any]:
     """Return the fields of the manifest known only of a front-end built from steps."""
     signature = config.signature
     outputs = {
