@@ -15,9 +15,9 @@ from pydantic import JsonValue
 from preblock.export.errors import ParityError
 from preblock.export.parity_cases import BIAS_GRID, UNLIMITED_LENGTH, arguments_of, feeds_of, grid
 from preblock.export.reference import Described, Reference
-from preblock.models.frequencies import attention_factor
 from preblock.models.modules.bias import RelativeSinusoidConfig
 from preblock.models.modules.ngram_config import CONTEXT
+from preblock.models.modules.rotary_config import attention_factor
 from preblock.models.steps import Project
 from preblock.service.artifacts.names import EMBEDDINGS, NGRAM_ROW_IDS, PER_LAYER_TOKENS, TOKEN_EMBEDDINGS
 from preblock.service.artifacts.parity import OutputParity, ParityCase

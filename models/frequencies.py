@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from preblock.models.float32_powers import Floats, powers
 from preblock.models.modules.bias import AlibiConfig, T5Config
-from preblock.models.modules.rotary_config import RotaryConfig, attention_factor
+from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.torch_import import import_torch
-
-__all__ = ["SLOPES", "alibi_slopes", "attention_factor", "relative_frequencies", "rotary_frequencies", "t5_borders"]
 
 Frequencies = NDArray[Any]
 

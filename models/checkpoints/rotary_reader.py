@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from preblock.models.checkpoints.family import Config
 from preblock.models.checkpoints.layer_kinds import FULL, SLIDING
 from preblock.models.checkpoints.rotary_families import RotaryFamily
-from preblock.models.frequencies import attention_factor, rotary_frequencies
-from preblock.models.modules.rotary_config import MAX_WIDTH, SCALINGS, RotaryConfig, yarn_scale
+from preblock.models.frequencies import rotary_frequencies
+from preblock.models.modules.rotary_config import MAX_WIDTH, SCALINGS, RotaryConfig, attention_factor, yarn_scale
 from preblock.models.modules.rotary_output import RotaryOutput
 
 OWN_NUMBERS = {"original_len", "length", "turning_pairs", "frequencies"}

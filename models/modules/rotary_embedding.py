@@ -9,9 +9,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from preblock.models.frequencies import attention_factor, rotary_frequencies
+from preblock.models.frequencies import rotary_frequencies
 from preblock.models.modules.positions import check_position_ids, positions_of
-from preblock.models.modules.rotary_config import RotaryConfig
+from preblock.models.modules.rotary_config import RotaryConfig, attention_factor
 
 
 class RotaryEmbedding(nn.Module):
