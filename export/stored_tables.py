@@ -25,8 +25,8 @@ Float32 = NDArray[np.float32]
 T = TypeVar("T")
 
 
-class StoredTable:
-    """A table in a stored type; rows are widened at lookup.
+class NarrowTable:
+    """A table in a narrower type than float32; rows are widened at lookup.
 
     Args:
         format_: stored type.
@@ -55,7 +55,7 @@ class StoredTable:
         return len(self), self.take(np.zeros(1, np.int64)).shape[1]
 
 
-def read_data(folder: Path, config: FrontEndConfig) -> tuple[FrontEndData, dict[str, StoredTable]]:
+def read_data(folder: Path, config: FrontEndConfig) -> tuple[FrontEndData, dict[str, NarrowTable]]:
     """Return the front-end of the artifact in `folder`, and its tables in stored types by name.
 
     All weights are mapped from the data file. Derived tables and constants are left out.
@@ -81,14 +81,14 @@ def read_data(folder: Path, config: FrontEndConfig) -> tuple[FrontEndData, dict[
     return FrontEndData(config, tensors), stored
 
 
-def read_stored(folder: Path, config: FrontEndConfig) -> dict[str, StoredTable]:
+def read_stored(folder: Path, config: FrontEndConfig) -> dict[str, NarrowTable]:
     """Return the tables of the artifact in `folder` in stored types by name; none for float32."""
     format_ = find_stored(read_initializers(folder))
     if format_ is None:
         return {}
     mapped = _map(folder)
     parts = {name: parts_of(name, mapped) for name in table_names(config)}
-    return {name: StoredTable(format_, found) for name, found in parts.items() if found}
+    return {name: NarrowTable(format_, found) for name, found in parts.items() if found}
 
 
 def parts_of(table: str, tensors: Mapping[str, T]) -> dict[str, T]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from preblock.export.reference import Array, Float32
-from preblock.export.stored_tables import StoredTable
+from preblock.export.stored_tables import NarrowTable
 from preblock.models.config import FrontEndConfig
 from preblock.models.custom_frontend import CustomFrontEnd
 from preblock.models.frontend import FrontEnd
@@ -57,7 +57,7 @@ class TorchReference:
         self.frontend = frontend.eval()
 
     @staticmethod
-    def of(data: FrontEndData, stored: Mapping[str, StoredTable] = MappingProxyType({})) -> "TorchReference":
+    def of(data: FrontEndData, stored: Mapping[str, NarrowTable] = MappingProxyType({})) -> "TorchReference":
         """Return the reference of a front-end as data; arguments as in `NumpyReference`.
 
         Tables of tokens, indices and n-grams in another type than float32 stay in it. Those of positions are short, and

@@ -19,7 +19,7 @@ from preblock.export.reference import NumpyReference, Reference
 from preblock.export.referenced_tables import ReferencedTables
 from preblock.export.shape_probe import ShapeProbe
 from preblock.export.source import LoadedSource
-from preblock.export.stored_tables import StoredTable, read_data
+from preblock.export.stored_tables import NarrowTable, read_data
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.torch_import import import_torch
@@ -80,9 +80,9 @@ def verify(
     """Check the hashes of the artifact in `folder`, and prove its graphs equal to a reference again.
 
     The reference is built from the manifest and the stored weights: a PyTorch module if PyTorch is installed, else an
-    evaluation with NumPy. All other fields of the manifest must follow from
-    it. The result on `provider`, by default on every usable one, replaces its section of the parity report. Files
-    outside the artifact must lie in `reference_roots`; the report receives their hashes.
+    evaluation with NumPy. All other fields of the manifest must follow from them. The result on `provider`, by default
+    on every usable one, replaces its section of the parity report. Files outside the artifact must lie in
+    `reference_roots`; the report receives their hashes.
 
     Raises:
         ExportError: a file differs from its hash, or a graph from the reference; a file is outside `reference_roots`;
@@ -133,7 +133,7 @@ def find_providers(provider: Literal["cpu", "cuda"] | None = None) -> list[str]:
     return [runtime_providers.CUDA] if provider == "cuda" else [CPU] if reason else [CPU, runtime_providers.CUDA]
 
 
-def reference_of(data: FrontEndData, stored: Mapping[str, StoredTable] = MappingProxyType({})) -> Reference:
+def reference_of(data: FrontEndData, stored: Mapping[str, NarrowTable] = MappingProxyType({})) -> Reference:
     """Return the reference of a front-end: its PyTorch module if PyTorch is installed, else the NumPy evaluation.
 
     `stored` are tables in stored types; they replace those of `data`.
