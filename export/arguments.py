@@ -1,4 +1,4 @@
-"""The arguments of an export, checked before torch is imported: name, source, and options that exclude each other."""
+"""The arguments of an export, checked before weights are read: name, source, and options that exclude each other."""
 
 import os
 import re

@@ -1,7 +1,4 @@
-"""The origin of an artifact: what the manifest records of the source and the options, and whether a source is the same.
-
-This module imports no torch to compare a source.
-"""
+"""The origin of an artifact: the record of its source and options in the manifest, and the comparison of a source."""
 
 import os
 import re

@@ -191,9 +191,8 @@ def verify(
     """Check the hashes of a model, and prove it again.
 
     The artifact is compared with its PyTorch module, or, without PyTorch, with an evaluation of the same steps by
-    NumPy. The results replace those in the parity report. Without a
-    version, the highest is verified. The artifact of a custom module does not hold the module, so only its hashes are
-    checked: the exit code is then 3, or 0 with --all.
+    NumPy. The results replace those in the parity report. Without a version, the highest is verified. The artifact of
+    a custom module does not hold the module, so only its hashes are checked: the exit code is then 3, or 0 with --all.
 
     \b
     Examples:
