@@ -81,6 +81,6 @@ def _read(repository: Path | None, model: str, reference_roots: str | None) -> "
     except (ArtifactError, NotFound):
         if model not in PRESETS:
             raise
-        require("export")
+        require("torch")
         return read_preset(model)
     return read_artifact(artifact.folder, read_settings(reference_roots=reference_roots).reference_folders)

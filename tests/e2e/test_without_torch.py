@@ -94,6 +94,13 @@ def test_command_without_extra_names_missing_one(
     assert done.stderr == f"preblock: this command needs {module}: pip install 'preblock[{extra}]'\n"
 
 
+def test_plot_of_preset_without_torch_names_its_extra(tmp_path: Path) -> None:
+    preblock = install(tmp_path, "cpu", "plot").with_name("preblock")
+    arguments = [preblock, "plot", "gpt2-small", "parameters", "-o", "x.svg"]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT)
+    assert done.stderr == "preblock: this command needs torch: pip install 'preblock[torch]'\n"
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_tracing_without_opentelemetry_names_missing_package(
     python: Path, model_repository: Path, workers: str
