@@ -30,8 +30,8 @@ try:
     from preblock.service.core.errors import Invalid
 except ModuleNotFoundError as missing:
     raise SystemExit(
-        f"This example needs {missing.name}. After `make serve`: .venv/bin/python -m pip install matplotlib, "
-        "and run it with .venv/bin/python; elsewhere: pip install 'preblock[cpu,export,plot]'"
+        f"This example needs {missing.name}. After `make serve`: .venv/bin/python -m pip install matplotlib torch, "
+        "and run it with .venv/bin/python; elsewhere: pip install 'preblock[cpu,torch,plot]'"
     ) from None
 
 WIDTH, HEADS, VOCABULARY = 32, 4, 24

@@ -19,8 +19,8 @@ try:
     from preblock.service.core.errors import PreblockError
 except ModuleNotFoundError as missing:
     raise SystemExit(
-        f"This example needs {missing.name}. After `make serve`: .venv/bin/python -m pip install matplotlib, "
-        "and run it with .venv/bin/python; elsewhere: pip install 'preblock[cpu,export,plot]'"
+        f"This example needs {missing.name}. After `make serve`: .venv/bin/python -m pip install matplotlib torch, "
+        "and run it with .venv/bin/python; elsewhere: pip install 'preblock[cpu,torch,plot]'"
     ) from None
 
 COUNT = 128

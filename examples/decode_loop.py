@@ -19,8 +19,8 @@ try:
     from preblock.client.errors import ClientError
 except ModuleNotFoundError as missing:
     raise SystemExit(
-        f"This example needs {missing.name}. After `make serve`, run it with .venv/bin/python; "
-        "elsewhere: pip install preblock torch"
+        f"This example needs {missing.name}. After `make serve`: .venv/bin/python -m pip install torch, "
+        "and run it with .venv/bin/python; elsewhere: pip install preblock torch"
     ) from None
 
 LAYERS, HEAD_WIDTH = 2, 64

@@ -17,8 +17,8 @@ try:
     from preblock.export import export_module
 except ModuleNotFoundError as missing:
     raise SystemExit(
-        f"This example needs {missing.name}. After `make serve`, run it with .venv/bin/python; "
-        "elsewhere: pip install 'preblock[cpu,torch]'"
+        f"This example needs {missing.name}. After `make serve`: .venv/bin/python -m pip install -e '.[torch]', "
+        "and run it with .venv/bin/python; elsewhere: pip install 'preblock[cpu,torch]'"
     ) from None
 
 VOCABULARY, WIDTH, MAX_LEN = 1000, 64, 128

@@ -11,10 +11,10 @@ def import_torch(purpose: str) -> Any:
         purpose: what needs it, for the message.
 
     Raises:
-        ImportError: torch is not installed.
+        ModuleNotFoundError: torch is not installed.
 
     """
     try:
         return import_module("torch")
     except ModuleNotFoundError as error:
-        raise ImportError(f"{purpose} needs torch: pip install 'preblock[torch]'", name="torch") from error
+        raise ModuleNotFoundError(f"{purpose} needs torch: pip install 'preblock[torch]'", name="torch") from error
