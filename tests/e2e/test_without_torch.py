@@ -96,7 +96,7 @@ def test_command_without_extra_names_missing_one(
 
 def test_plot_of_preset_without_torch_names_its_extra(tmp_path: Path) -> None:
     preblock = install(tmp_path, "cpu", "plot").with_name("preblock")
-    arguments = [preblock, "plot", "gpt2-small", "parameters", "-o", "x.svg"]
+    arguments: list[str | Path] = [preblock, "plot", "gpt2-small", "parameters", "-o", "x.svg"]
     done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT)
     assert done.stderr == "preblock: this command needs torch: pip install 'preblock[torch]'\n"
 
