@@ -72,7 +72,10 @@ class TorchReference:
         shapes: dict[str, tuple[int, ...]] = {name: values.shape for name, values in data.tensors.items()}
         shapes |= {name: table.shape for name, table in stored.items()}
         weights = {
-            name: torch.empty(shape, device="meta") if name in narrow else tensor_of(data.tensors[name])
+            name: torch.empty(shape, device="meta")
+            if name in narrow
+            # The matrix of a projection is stored transposed, and torch sums in another order there.
+            else tensor_of(np.ascontiguousarray(data.tensors[name]))
             for name, shape in shapes.items()
         }
         frontend = FrontEnd.from_tensors(data.config, weights)
