@@ -62,7 +62,7 @@ def as_json(client: Any, method: str, *arguments: str) -> Any:
 
 def test_triton_client_with_alias_receives_model_vectors(triton: Any) -> None:
     expected = infer(triton, "gpt").tobytes()
-    # The second request follows the template of the first one.
+    # The first request prepares the second one.
     assert [infer(triton, "embeddings").tobytes() for _ in range(2)] == [expected] * 2
     assert is_ready(triton, "embeddings")
     assert not is_ready(triton, "nope")

@@ -69,7 +69,7 @@ def test_written_setting_takes_effect_and_reverts(reloading: Served, names: tupl
 
 
 def test_lowered_token_limit_rejects_fast_path_request(reloading: Served) -> None:
-    """Requests with a template follow new limits. No connection is dropped."""
+    """Prepared requests follow new limits. No connection is dropped."""
 
     def ask() -> int:
         connection.request("POST", "/models/gpt/embed?shape=1,3", np.array([1, 2, 3]).tobytes(), BYTES)

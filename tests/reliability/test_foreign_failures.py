@@ -42,7 +42,7 @@ def test_tokenizer_panic_is_an_error_on_every_api(tmp_path: Path) -> None:
         ids = client.post("/models/bert/embed", json={"input_ids": [[1]]})
         before = open_files(server)
         for path, body in calls:
-            for _ in range(3):  # the second one finds a template, if the first left one
+            for _ in range(3):  # the second one is prepared, if the first allows it
                 answer = client.post(path, json=body)
                 assert answer.status_code in (400, 422), path
                 assert "the tokenizer of the model fails on this" in answer.text

@@ -1,4 +1,4 @@
-"""Memory after long headers and half handshakes: of templates, of idle connections, and of closed ones."""
+"""Memory after long headers and half handshakes: of prepared requests, of idle connections, and of closed ones."""
 
 import socket
 import struct
@@ -35,7 +35,7 @@ def warm(server: Server) -> int:
     return memory(server.pid)
 
 
-def test_templates_of_long_heads_use_bounded_memory(tiny_repository: Path) -> None:
+def test_prepared_requests_of_long_heads_use_bounded_memory(tiny_repository: Path) -> None:
     with serve(tiny_repository) as server:
         before = warm(server)
         with RawConnection(server.address) as client:

@@ -1,4 +1,4 @@
-"""The cache of request templates, behind a real server."""
+"""The cache of prepared requests, behind a real server."""
 
 import gc
 import weakref
@@ -25,23 +25,23 @@ def embed(port: int, key: str | None = None) -> int:
     return httpx.post(address, content=BODY, headers=headers).status_code
 
 
-def test_callers_with_different_keys_share_a_template(tiny_repository: Path, tmp_path: Path) -> None:
-    """The key of a template holds no credential, and each caller is authorized anew."""
+def test_callers_with_different_keys_share_a_prepared_one(tiny_repository: Path, tmp_path: Path) -> None:
+    """The key of a prepared request holds no credential, and each caller is authorized anew."""
     allowed, other = (new_key(name, ("gpt",), admin=False) for name in ("a", "b"))
     narrow = new_key("c", ("bert",), admin=False)
     (tmp_path / "keys.toml").write_text(allowed[1] + other[1] + narrow[1])
     settings = Settings(repository=tiny_repository, api_keys_file=tmp_path / "keys.toml")
     engine = create_engine(settings)
     app = create_app(settings, engine)
-    templates = CountedRequests(engine, app)
+    prepared = CountedRequests(engine, app)
     with live_server(configure(settings, app)) as port:
         assert embed(port, allowed[0]) == 200
-        assert templates.hits == 0
+        assert prepared.hits == 0
         assert embed(port, other[0]) == 200
-        assert templates.hits == 1
+        assert prepared.hits == 1
         assert embed(port, "wrong") == 401
         assert embed(port, narrow[0]) == 403
-        assert templates.hits == 1
+        assert prepared.hits == 1
 
 
 def test_unloaded_model_is_freed(tiny_repository: Path) -> None:

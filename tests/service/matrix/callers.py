@@ -125,7 +125,7 @@ class HttpCaller(Caller):
         write: makes path, headers and body of a request.
         read: returns the vectors of an answer.
         chunked: whether bodies come in chunks of unknown number, so that they take the ASGI path.
-        first: whether each request has a new header, so that no template fits.
+        first: whether each request has a new header, so that none is prepared.
 
     """
 
@@ -171,7 +171,7 @@ def by_http(write: Write, read: Read, **options: bool) -> Connect:
 
 @dataclass(frozen=True)
 class GrpcCaller(Caller):
-    """Calls `ModelInfer` or `ModelStreamInfer`; `first` requests have an id, so that no template fits."""
+    """Calls `ModelInfer` or `ModelStreamInfer`; `first` requests have an id, so that none is prepared."""
 
     stub: Any
     headers: Headers = field(default_factory=dict)

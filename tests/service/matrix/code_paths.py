@@ -31,7 +31,7 @@ class CodePath:
         protocol: label of its metrics.
         connect: opens a caller with headers for all of its requests.
         repeat: copies of its rows in a request; many make the answer large.
-        known: whether an earlier request on the connection has left a template.
+        known: whether an earlier request on the connection has prepared it.
         offsets: whether a request can state an offset.
         encoded: whether a request can have a Content-Encoding.
         server: PREBLOCK or UVICORN.
@@ -54,7 +54,7 @@ class CodePath:
             yield Repeating(caller, self.repeat) if self.repeat > 1 else caller
 
     def prepare(self, caller: Caller, ids: Ids, **options: Any) -> None:
-        """Send two good requests of the same form, if the row is about requests with a template."""
+        """Send two good requests of the same form, if the row is about prepared requests."""
         for _ in range(2 if self.known else 0):
             caller.ask(np.ones_like(ids), **options)
 

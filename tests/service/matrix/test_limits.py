@@ -133,7 +133,7 @@ def test_too_large_body_is_rejected(path: CodePath, narrow_servers: Servers) -> 
     accepted: list[int] = []
     with path.open(narrow_servers) as caller:
         for shape in ((1, 2), (21, 1), (1, 600)):  # a frame with the second one is a simple step over the limit
-            for _ in range(3):  # the third request meets a template
+            for _ in range(3):  # the third request is prepared
                 answer = caller.ask(np.ones(shape, np.int64))
                 assert answer.status in (200, 413, 429), answer
                 accepted += [answer.sizes[0]] if answer.status == 200 else []

@@ -66,7 +66,7 @@ def test_queue_depth_is_reported_in_metrics_and_readiness(busy: tuple[Server, st
 
 
 def test_large_request_is_rejected_by_full_queue(rows: Rows, busy: tuple[Server, str]) -> None:
-    """A large request is read without a template, so rows without one stand for all."""
+    """A large request is not prepared, so rows of such requests stand for all."""
     server, message = busy
     for path in rows:
         if path.server == PREBLOCK and path.repeat == 1 and not path.known:

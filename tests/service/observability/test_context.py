@@ -33,7 +33,7 @@ def embed(http: httpx.Client, **headers: str) -> httpx.Response:
 
 @pytest.fixture
 def alike(tiny_http: httpx.Client) -> httpx.Client:
-    """A client with a known template for `embed`."""
+    """A client whose next request to `embed` is prepared."""
     assert embed(tiny_http).status_code == embed(tiny_http).status_code == 200
     return tiny_http
 
@@ -65,10 +65,10 @@ def test_problem_names_its_request_id(tiny_http: httpx.Client, body: bytes) -> N
     assert nowhere.json()["request_id"] == nowhere.headers["X-Request-Id"]
 
 
-def test_tracing_headers_do_not_prevent_template_reuse(tiny_repository: Path) -> None:
+def test_tracing_headers_do_not_prevent_prepared_requests(tiny_repository: Path) -> None:
     engine = create_engine(Settings(repository=tiny_repository))
     app = create_app(Settings(), engine)
-    templates = CountedRequests(engine, app)
+    prepared = CountedRequests(engine, app)
     body = np.array([[1, 2]]).tobytes()
     with (
         live_server(configure(Settings(), app)) as port,
@@ -85,7 +85,7 @@ def test_tracing_headers_do_not_prevent_template_reuse(tiny_repository: Path) ->
             answer = connection.getresponse()
             assert answer.headers["X-Request-Id"] == f"r{number}"
             assert len(answer.read()) == 32
-    assert templates.hits == 19  # one template for all of them
+    assert prepared.hits == 19  # one prepared request for all of them
 
 
 def test_pipelined_requests_keep_their_ids(alike: httpx.Client) -> None:

@@ -158,7 +158,7 @@ def test_paused_bodies_leave_slots_to_others(hasty: Server) -> None:
         wait_until(lambda: httpx.post(hasty.address + EMBED, content=BODY).status_code == 200)
 
 
-@pytest.mark.parametrize("headers", [{}, EVENTS | CHUNKED], ids=["template", "events"])
+@pytest.mark.parametrize("headers", [{}, EVENTS | CHUNKED], ids=["prepared", "events"])
 def test_unloaded_model_answers_no_late_body(tiny_repository: Path, headers: dict[str, str]) -> None:
     path = "/models/gpt/decode" if headers.keys() & EVENTS.keys() else EMBED
     body = b"12\r\n%b\r\n0\r\n\r\n" % BODY if headers else BODY
@@ -168,7 +168,7 @@ def test_unloaded_model_answers_no_late_body(tiny_repository: Path, headers: dic
     with live_server(configure(settings, create_app(settings, engine))) as port:
         address = f"http://127.0.0.1:{port}"
         with RawConnection(address) as known:
-            assert known.ask(WHOLE)[0] == 200  # now it has a template
+            assert known.ask(WHOLE)[0] == 200  # now it is prepared
         with dial(address) as stream:
             stream.sendall(sent[:-8])
             time.sleep(0.2)

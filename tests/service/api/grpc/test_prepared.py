@@ -1,4 +1,4 @@
-"""Calls by the template of an earlier call. Oracle: the bytes of HTTP."""
+"""Calls prepared by an earlier call. Oracle: the bytes of HTTP."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""JSON requests with the template of an earlier request.
+"""JSON requests prepared by an earlier request.
 
 Oracle: the answers to the same bodies with a new header.
 """
@@ -45,7 +45,7 @@ def ask(
 
 
 def alone(connection: HTTPConnection, body: bytes, accept: str = "application/json") -> tuple[int, Any, bytes]:
-    """Return the answer to a request without a template."""
+    """Return the answer to a request that is not prepared."""
     return ask(connection, body, accept, **{"X-Number": str(next(NUMBERS))})
 
 
@@ -98,7 +98,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("accept", ["application/json", BYTES])
 @pytest.mark.parametrize("text", OTHERS)
-def test_other_ids_get_same_response_with_template(connection: HTTPConnection, text: str, accept: str) -> None:
+def test_other_ids_get_same_response_if_prepared(connection: HTTPConnection, text: str, accept: str) -> None:
     known, body = document([[5, 6]], 90, dtype="float32"), document(text, 90, dtype="float32")
     for _ in range(2):
         assert ask(connection, known, accept)[0] == 200
@@ -130,7 +130,7 @@ def test_body_in_any_layout_gets_same_response(connection: HTTPConnection, body:
 
 @hypothesis.settings(deadline=None, max_examples=300)
 @hypothesis.given(text=st.text(st.sampled_from('[[]]0123456789,, -+.eE"tru{}:\\ \n'), max_size=24))
-def test_random_text_gets_same_response_with_template(tiny_server: Server, text: str) -> None:
+def test_random_text_gets_same_response_if_prepared(tiny_server: Server, text: str) -> None:
     with closing(open_connection(tiny_server)) as connection:
         ask(connection, document([[5, 6]], 60))
         body = document(text, 60)

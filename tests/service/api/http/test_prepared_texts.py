@@ -1,4 +1,4 @@
-"""Requests with short texts and the template of an earlier request.
+"""Requests with short texts, prepared by an earlier request.
 
 Oracle: the answers of the general path. It serves all requests of web pages.
 """
@@ -57,7 +57,7 @@ def make_infinite(folder: Path) -> None:
 
 
 class Texts:
-    """A server, and the hits of its cache of templates."""
+    """A server, and the hits of its cache of prepared requests."""
 
     def __init__(self, http: httpx.Client, engine: Engine, hits: Callable[[], int]) -> None:
         self.http, self.engine, self.hits = http, engine, hits
@@ -119,7 +119,7 @@ def test_text_gets_response_of_general_path(texts: Texts, options: dict[str, Any
         assert texts.hits() == before + number
 
 
-def test_template_response_matches_model2vec(texts: Texts, static_sources: Path) -> None:
+def test_prepared_response_matches_model2vec(texts: Texts, static_sources: Path) -> None:
     sentences = ["hello world", "abc ? jih", "hello hello !! b"]
     before = texts.hits()
     found = [texts.ask({"model": "mapped", "input": text, "dimensions": 8})[2] for text in sentences]
@@ -146,7 +146,7 @@ def test_other_input_gets_response_of_general_path(texts: Texts, text: str) -> N
     assert texts.ask(body(text)) == texts.alone(body(text))
 
 
-def test_infinite_value_is_rejected_with_template(texts: Texts) -> None:
+def test_infinite_value_is_rejected_if_prepared(texts: Texts) -> None:
     assert texts.ask({"model": "infinite", "input": "b"})[0] == 200
     before = texts.hits()
     found = texts.ask({"model": "infinite", "input": "a"})
@@ -154,7 +154,7 @@ def test_infinite_value_is_rejected_with_template(texts: Texts) -> None:
     assert texts.ask({"model": "infinite", "input": "c"})[0] == 200
 
 
-def test_compressed_response_has_no_template(texts: Texts) -> None:
+def test_compressed_response_is_not_prepared(texts: Texts) -> None:
     before = texts.hits()
     for text in ("a", "b"):
         assert texts.ask({"model": "bag", "input": text}, **{"Accept-Encoding": "gzip"})[0] == 200
@@ -162,7 +162,7 @@ def test_compressed_response_has_no_template(texts: Texts) -> None:
 
 
 @pytest.mark.parametrize("body", [{"pooling": "none"}, {"truncate": "left"}])
-def test_request_without_fast_path_has_no_template(texts: Texts, body: dict[str, Any]) -> None:
+def test_request_without_fast_path_is_not_prepared(texts: Texts, body: dict[str, Any]) -> None:
     before = texts.hits()
     for text in ("a", "b"):
         assert texts.ask({"model": "bag", "input": text, **body}, **{"X-Number": str(body)})[0] == 200
@@ -176,8 +176,8 @@ def test_texts_over_limit_of_event_loop_take_general_path(texts: Texts) -> None:
         assert texts.ask({"model": "bag", "input": value}) == texts.alone({"model": "bag", "input": value})
 
 
-def test_limits_are_checked_with_template(text_repository: Path) -> None:
-    """The template of a shorter body also fits a longer one."""
+def test_limits_are_checked_if_prepared(text_repository: Path) -> None:
+    """A request prepared from a shorter body also fits a longer one."""
     room = len('{"model": "bag", "input": ["a", "b", "c"]}')
     with run(
         Settings(repository=text_repository, max_request_rows=2, max_request_tokens=3, max_body_bytes=room)
@@ -187,7 +187,7 @@ def test_limits_are_checked_with_template(text_repository: Path) -> None:
             assert (found, found[0]) == (texts.alone({"model": "bag", "input": value}), status)
 
 
-def test_word_without_token_is_rejected_with_template(tmp_path: Path) -> None:
+def test_word_without_token_is_rejected_if_prepared(tmp_path: Path) -> None:
     folder = copy_artifact("bert", tmp_path / "repository")
     file = folder / TOKENIZER
     file.write_text(file.read_text().replace('"unk_token": "[UNK]"', '"unk_token": "none"'))
@@ -198,13 +198,13 @@ def test_word_without_token_is_rejected_with_template(tmp_path: Path) -> None:
         assert texts.hits() == 2
 
 
-def test_rate_of_requests_is_limited_with_template(text_repository: Path) -> None:
+def test_rate_of_requests_is_limited_if_prepared(text_repository: Path) -> None:
     with run(Settings(repository=text_repository, rate_limit_per_second=2)) as texts:
         statuses = [texts.ask({"model": "bag", "input": "a"})[0] for _ in range(4)]
         assert (statuses[:2], statuses[-1]) == ([200, 200], 429)
 
 
-def test_callers_are_authorized_with_template(text_repository: Path, tmp_path: Path) -> None:
+def test_callers_are_authorized_if_prepared(text_repository: Path, tmp_path: Path) -> None:
     allowed, other = (new_key(name, (model,), admin=False) for name, model in (("a", "bag"), ("b", "bert")))
     (tmp_path / "keys.toml").write_text(allowed[1] + other[1])
     with run(Settings(repository=text_repository, api_keys_file=tmp_path / "keys.toml")) as texts:
@@ -213,7 +213,7 @@ def test_callers_are_authorized_with_template(text_repository: Path, tmp_path: P
         assert (asked, texts.hits()) == ([200, 200, 403, 401], 1)
 
 
-def test_metrics_and_log_have_requests_with_template(text_repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_metrics_and_log_have_prepared_requests(text_repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with run(Settings(repository=text_repository, access_log_sample_rate=1, access_log_max_token_ids=8)) as texts:
         for _ in range(3):
             assert texts.ask({"model": "bag", "input": ["a b", "c"]})[0] == 200

@@ -222,7 +222,7 @@ def test_small_requests_of_many_connections_share_runs(long_server: Server, long
     pytest.fail("each request had a run of its own")
 
 
-def test_other_method_uses_no_template(long_client: httpx.Client) -> None:
+def test_other_method_is_not_prepared(long_client: httpx.Client) -> None:
     path, body, headers = raw(np.array([[1, 2]]), 0)
     for _ in range(2):
         assert long_client.post(path, content=body, headers=headers).status_code == 200

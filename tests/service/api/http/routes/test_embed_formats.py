@@ -128,7 +128,7 @@ def test_pooling_ignores_padding(tiny_http: httpx.Client) -> None:
 
 
 def test_next_offset_header_continues_repeated_requests(tiny_http: httpx.Client) -> None:
-    """The answers after the first come from its template."""
+    """The requests after the first are prepared."""
     for ids in ([[1, 2], [3, 4]], [[5, 6], [0, 1]], [[2, 2], [3, 3]]):
         response = tiny_http.post(
             "/models/gpt/embed?offset=[1,3]&shape=2,2",
