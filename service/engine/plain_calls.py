@@ -103,12 +103,15 @@ class Bounds(NamedTuple):
     needs_context: bool
 
 
-@lru_cache
 def bounds_of(manifest: Manifest, outputs: tuple[str, ...], dtype: str, pooling: str = "none") -> Bounds | None:
     """Return the bounds for these outputs and options; None if the options are not legal, or need further checks."""
-    vectors = pooling in POOLINGS and manifest.widths.keys() >= set(outputs) and has_dtype(dtype, outputs, manifest)
-    if pooling != "none" and (dtype == STORED or not {NGRAM_ROW_IDS, NGRAM_SCALES}.isdisjoint(outputs)):
-        vectors = False
+    legal = pooling in POOLINGS and manifest.widths.keys() >= set(outputs) and has_dtype(dtype, outputs, manifest)
+    return _bounds_of(manifest, outputs, dtype, pooling) if legal else None  # other names may take megabytes
+
+
+@lru_cache
+def _bounds_of(manifest: Manifest, outputs: tuple[str, ...], dtype: str, pooling: str) -> Bounds | None:
+    vectors = pooling == "none" or (dtype != STORED and {NGRAM_ROW_IDS, NGRAM_SCALES}.isdisjoint(outputs))
     if not vectors or manifest.counts == "ids" or manifest.refused_ids or manifest.rotary_of(outputs):
         return None
     return Bounds(

@@ -1,5 +1,6 @@
 """Requests at the limits of a model: V 11, M 8, S 2."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -129,3 +130,16 @@ def test_check_does_not_change_the_request() -> None:
     ids.setflags(write=False)
     check(TokenRequest(input_ids=TokenRows.of_array(ids), offset=np.array([6, 0])), tiny_manifest(), LIMITS)
     assert ids.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("field", ["output", "dtype", "pooling"])
+def test_unknown_name_is_kept_in_no_cache(field: str) -> None:
+    manifest, size = tiny_manifest(), 2**20
+    tracemalloc.start()
+    try:
+        for number in range(8):
+            with pytest.raises(Invalid):
+                check(request(input_ids=[0], **{field: f"{number}" * size}), manifest, LIMITS)
+        assert tracemalloc.get_traced_memory()[0] < 2 * size
+    finally:
+        tracemalloc.stop()
