@@ -275,7 +275,7 @@ class Exchange(RequestResponseCycle):
 
 
 class ExchangeWithoutChunks(Exchange):
-    """The exchange of a client of HTTP/1.0: the close ends a response of unknown length.
+    """The exchange of a client before HTTP/1.1: the close ends a response of unknown length.
 
     uvicorn writes chunks to every client; RFC 9112, section 6.1, forbids them in a response to HTTP/1.0.
     """
@@ -345,7 +345,7 @@ class UvicornBridge:
             default_headers=shared.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=incoming.expects_continue and knows_chunks,
-            keep_alive=incoming.keep_alive and incoming.version != "1.0",
+            keep_alive=incoming.keep_alive and knows_chunks,
             on_response=self._finish,
         )
         self._incoming = incoming

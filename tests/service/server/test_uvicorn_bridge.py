@@ -103,3 +103,11 @@ def test_error_after_response_does_not_end_the_next(addresses: list[str]) -> Non
     with RawConnection(addresses[0]) as stream:
         for kind in (b"late", b"slow"):
             assert stream.ask(b"GET /" + kind + HEAD + b"\r\n")[0] == 200
+
+
+@pytest.mark.parametrize("version", ["0.9", "1.0"])
+def test_response_without_length_ends_by_close(addresses: list[str], version: str) -> None:
+    received = answers(addresses[0], f"GET /unknown HTTP/{version}\r\nConnection: keep-alive\r\n\r\n".encode())
+    head, _, content = received.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    assert json.loads(content)["http_version"] == version
