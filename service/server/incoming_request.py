@@ -57,7 +57,7 @@ class TensorCall(NamedTuple):
         route: of the request.
         target: for the context of the request.
         caller: context variables with the authenticated caller; None if its check failed.
-        key: of its template in the cache.
+        key: of its prepared request in the cache.
         key_changes: version of the API keys, from `Dispatcher.changes`.
         request_id: from the headers, if the client sent one.
         client: address and port of the client, as reported by a trusted proxy.

@@ -36,7 +36,7 @@ APPLICATION_HEADERS = {
 }
 """The application answers requests with these headers."""
 CREDENTIAL, LENGTH = b"authorization", b"content-length"
-"""Template keys leave out the credential, because the cache outlives the connection."""
+"""Keys of prepared requests leave out the credential, because the cache outlives the connection."""
 BEGIN = b"POST "
 HEAD_END = b"\r\n\r\n"
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
@@ -66,7 +66,7 @@ class Connection(Protocol):
 
 
 class KnownHead(NamedTuple):
-    """Head of the last request with a template; the next request may begin with the same bytes.
+    """Head of the last prepared request; the next request may begin with the same bytes.
 
     Args:
         data: bytes of the head.
@@ -140,14 +140,14 @@ class TensorRequests:
         return False
 
     def _begin_known(self, call: TensorCall, body: bytes, began: float) -> bool:
-        """Answer a request with the known head from its template; return False if a check fails."""
-        template, caller = self._find(call), call.caller
-        if template is None or caller is None:
+        """Answer a prepared request with the known head; return False if a check fails."""
+        known, caller = self._find(call), call.caller
+        if known is None or caller is None:
             return False
         context = RequestContext(call.request_id, began)
         context.received, context.read = len(body), perf_counter() - began
         context.target = call.target
-        return caller.run(self._responder.answer_by_template, template, call, body, context)
+        return caller.run(self._responder.answer_known, known, call, body, context)
 
     def prepare(self, request: IncomingRequest) -> TensorCall | None:
         """Return the call of a tensor request that the connection answers itself; None for any other request."""
@@ -174,7 +174,7 @@ class TensorRequests:
     def _may_answer(self, request: IncomingRequest) -> bool:
         """Return whether the body is short, the host allowed, and no header belongs to the application.
 
-        The key of a template holds the host, so a request with a template needs no check.
+        The key of a prepared request holds the host, so such a request needs no check.
         """
         headers = dict(request.headers)
         length = headers.get(b"content-length", b"")
@@ -196,8 +196,8 @@ class TensorRequests:
         context = RequestContext(call.request_id, request.began)
         context.received, context.read = len(body), perf_counter() - request.began
         context.target = call.target
-        template, caller, respond = self._find(call), call.caller, self._responder.answer_by_template
-        if template is not None and caller is not None and caller.run(respond, template, call, body, context):
+        known, caller, respond = self._find(call), call.caller, self._responder.answer_known
+        if known is not None and caller is not None and caller.run(respond, known, call, body, context):
             self._remember(request, call, first_input, len(body))
             return
         scope = {
@@ -218,9 +218,9 @@ class TensorRequests:
         self._responder.send_internal_error(path, context)
 
     def _find(self, call: TensorCall) -> KnownHttpRequest | None:
-        """Return the template of a complete request; None without one, or if its caller needs a new check.
+        """Return the prepared request of a call; None without one, or if its caller needs a new check.
 
-        Before the body, a template would keep a replaced model open.
+        Before the body is complete, it would keep a replaced model open.
         """
         dispatcher = self._shared.dispatcher
         prepared = dispatcher.prepared
@@ -265,23 +265,21 @@ class TensorResponder:
         """Bytes of memory that the response to the last request holds."""
         return 0 if self._context is None else self._context.held
 
-    def answer_by_template(
-        self, template: KnownHttpRequest, call: TensorCall, body: bytes, context: RequestContext
-    ) -> bool:
-        """Answer a request from its template. Return False if a check fails; `answer` then produces the error."""
-        run = template.start(body, context)
+    def answer_known(self, known: KnownHttpRequest, call: TensorCall, body: bytes, context: RequestContext) -> bool:
+        """Answer a prepared request. Return False if a check fails; `answer` then produces the error."""
+        run = known.start(body, context)
         if run is None:
             return False
         connection, self._context = self._connection, context
         try:
             self._begin_trace(call, context)
             if run.batched:
-                self._shared.loop.call_soon(connection.guard, self._finish, template, run, context)
+                self._shared.loop.call_soon(connection.guard, self._finish, known, run, context)
             elif run.streamed:
-                work = self._answer_in_chunks(template, run, context)
+                work = self._answer_in_chunks(known, run, context)
                 run_eagerly(work, copy_context(), self._shared.tasks, connection.fail)
             else:
-                self._finish(template, run, context)
+                self._finish(known, run, context)
         except BaseException as error:
             run.end(error)
             self._release(context)
@@ -299,10 +297,10 @@ class TensorResponder:
             trace = start_span(begin, context, "POST", call.route.path, call.scheme, call.identifying)
             set_route(trace, call.route.pattern)
 
-    def _finish(self, template: KnownHttpRequest, run: FastRun, context: RequestContext) -> None:
+    def _finish(self, known: KnownHttpRequest, run: FastRun, context: RequestContext) -> None:
         transport, began, size = self._client.transport, 0.0, 0
         try:
-            lines, (length, content) = template.compute(run)
+            lines, (length, content) = known.compute(run)
             began = perf_counter()
             if not transport.is_closing():
                 size = length
@@ -336,13 +334,13 @@ class TensorResponder:
             self._release(context)
         self._connection.finish()
 
-    async def _answer_in_chunks(self, template: KnownHttpRequest, run: FastRun, context: RequestContext) -> None:
+    async def _answer_in_chunks(self, known: KnownHttpRequest, run: FastRun, context: RequestContext) -> None:
         """Compute and write a large response chunk by chunk, at the pace of the client."""
         began = perf_counter()
         try:
-            lines, (length, content) = template.compute(run)
+            lines, (length, content) = known.compute(run)
             async with aclosing(_packets(content)) as chunks:
-                head, turns = self._head(200, lines, context), template.prepared.path.engine.limits.turns
+                head, turns = self._head(200, lines, context), known.prepared.path.engine.limits.turns
                 size = await self._write_chunks(head, chunks, length, turns)
         except Exception as error:
             self._fail(run, context, error)
@@ -407,9 +405,9 @@ class TensorResponder:
         if context.protocol:
             dispatcher.count_bytes(context.protocol, context.received, size, context.read, perf_counter() - began)
         if dispatcher.prepared is not None and isinstance(response, ChunkedResponse) and response.prepare is not None:
-            template = response.prepare(response)
-            if template is not None:
-                dispatcher.prepared.keep(call.key, template)
+            known = response.prepare(response)
+            if known is not None:
+                dispatcher.prepared.keep(call.key, known)
         await self._finish_when_read(context)
 
     async def _send(self, response: Response, context: RequestContext) -> int:
