@@ -142,8 +142,11 @@ class KnownHttpRequest(KnownRequest):
         call = self.prepared.bind(body)
         if call is None:
             return None
-        CURRENT_REQUEST.set(context)
-        return self.prepared.path.start(call, context.began + context.read)
+        token = CURRENT_REQUEST.set(context)
+        try:
+            return self.prepared.path.start(call, context.began + context.read)
+        finally:
+            CURRENT_REQUEST.reset(token)  # an idle connection keeps the variables of its caller
 
     def compute(self, run: FastRun) -> tuple[bytes, Content]:
         """Compute the header lines and the content of a response."""
