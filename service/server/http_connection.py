@@ -377,7 +377,7 @@ class HttpConnection(WaitingConnection):
         """End the streams, and close the connection. A request with a complete head is still answered."""
         self._scheduler.feed(self._tensors.take_held_head())
         self._scheduler.read_chunk()  # a head may wait for its turn
-        if self.active is None:
+        if self.active is None and not self._queue:
             self.client.transport.close()
         else:
             self.keep_alive = False
