@@ -242,7 +242,7 @@ class FastRun:
     def end(self, error: BaseException | None = None) -> None:
         """End the request with success, or with `error`."""
         admission = self._path.engine.admission
-        if admission.log.sample_rate:
+        if admission.log.sample_rate and admission.log.max_token_ids:
             request, ids = self._item.request, self._item.feeds["input_ids"]
             admission.log.note_ids(self.record, TokenRows.of_array(ids) if request is None else request.input_ids)
         admission.end(self.record, error)
