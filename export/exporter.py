@@ -10,13 +10,13 @@ from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from preblock.export.arguments import SourceOptions, check_arguments
+from preblock.export.arguments import DEFAULTS, SourceOptions, check_arguments
 from preblock.export.bias_graph import write_bias
 from preblock.export.description import describe_artifact, label_graphs
 from preblock.export.errors import ExportError, ParityError
 from preblock.export.external_data import CHUNK_VALUES, split_rows
 from preblock.export.graph import write_graphs
-from preblock.export.origin import hash_source, with_origin
+from preblock.export.origin import hash_source
 from preblock.export.progress import Report
 from preblock.export.publication import draft, publish
 from preblock.export.quantization import compare_tables
@@ -86,11 +86,14 @@ def export(
     check_arguments(source, name, choices, max_len, resizing, dtype, scale)
     format_, prompts = find_format(dtype, scale), parse_soft_prompts(soft_prompts)
 
-    given: dict[str, Any] = {"max_len": max_len, "resizing": resizing, "dtype": dtype, "scale": scale}
-    given |= {"rotary_layout": rotary_layout, "rotary_dtype": rotary_dtype, "soft_prompts": list(prompts), **choices}
+    options: dict[str, Any] = {"max_len": max_len, "resizing": resizing, "dtype": dtype, "scale": scale}
+    options |= {"rotary_layout": rotary_layout, "rotary_dtype": rotary_dtype, "soft_prompts": list(prompts), **choices}
+    given = {name: value for name, value in options.items() if value not in DEFAULTS}
 
     def load() -> LoadedSource:
-        files = hash_source(source, choices, report)  # first, so that a file that changes meanwhile counts as changed
+        # Before the source is loaded, so that a file that changes meanwhile counts as changed. An export with options
+        # is never the same, and needs no hashes.
+        files = {} if given else hash_source(source, report)
         loaded = load_source(source, report, widen=format_ is None, **choices)
         if isinstance(loaded.frontend, FrontEndData) and loaded.frontend.config.no_rotary:
             report(f"leaving rotary outputs out: {loaded.frontend.config.no_rotary}")
@@ -98,7 +101,7 @@ def export(
             loaded = _change_rotary(loaded, "--rotary-layout", form=rotary_layout)
         if rotary_dtype != "float32":
             loaded = _change_rotary(loaded, "--rotary-dtype", dtype=rotary_dtype)
-        loaded = replace(loaded, record=with_origin(loaded.record, files, given))
+        loaded = replace(loaded, record=loaded.record.model_copy(update={"files": files, "options": given}))
         return loaded if max_len is None else _resize(loaded, max_len, resizing)
 
     try:

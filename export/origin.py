@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from preblock import __version__
-from preblock.export.arguments import DEFAULTS, SMALL_FILES, SourceOptions, parse_source
+from preblock.export.arguments import SMALL_FILES, parse_source
 from preblock.export.errors import ExportError
 from preblock.export.progress import Report, StepProgress
 from preblock.export.publication import versions
@@ -37,29 +37,22 @@ class SameExport:
     warning: str = ""
 
 
-def hash_source(source: str, choices: SourceOptions, report: Report) -> dict[str, str]:
+def hash_source(source: str, report: Report) -> dict[str, str]:
     """Return the SHA-256 of each file that an export of the folder `source` reads or looks for, by its name.
 
-    Empty for another kind of source, and for a folder whose files cannot be read: the export says why. Empty also with
-    `reference`: the tables left in place may take 100 GB, and the manifest records their files otherwise.
+    Empty for another kind of source, and for a folder whose files cannot be read: the export says why.
     """
-    if parse_source(source).kind != "folder" or choices.get("reference"):
+    if parse_source(source).kind != "folder":
         return {}
     from preblock.export.source import weight_files
 
     folder = Path(source)
     with suppress(ExportError, CheckpointError, OSError):
         names = [name for name in SOUGHT_FILES if os.path.lexists(folder / name)]
-        names = sorted({*names, *weight_files(folder, choices)})
+        names = sorted({*names, *weight_files(folder, {})})
         progress = _progress(folder, names, report)
         return {name: _hash(folder / name, progress.sha256) for name in names}
     return {}
-
-
-def with_origin(record: Source, files: Mapping[str, str], options: Mapping[str, Any]) -> Source:
-    """Return `record` with the hashes of `files`, and with those of `options` that have another value than default."""
-    given = {name: value for name, value in options.items() if value not in DEFAULTS}
-    return record.model_copy(update={"files": dict(files), "options": given})
 
 
 def find_same(source: str, name: str, repository: Path, report: Report, cache: Path | None) -> SameExport | None:

@@ -68,9 +68,9 @@ class Source(Schema):
 
     `name` is the preset's or the repository's; `revision` the repository's commit; `config_sha256` identifies
     `config.json` or `frontend.toml` of a checkpoint. `discovered_with` names the library, with its version, in whose
-    model class the front-end was discovered; None for a row of the family table. `files` holds the SHA-256 of each file
-    of a folder that the export read, by its name there. `options` are the arguments of the export other than the
-    defaults. Paths of the exporting machine are not recorded.
+    model class the front-end was discovered; None for a row of the family table. `options` are the
+    arguments of the export other than the defaults. Without any, `files` holds the SHA-256 of each file of a folder
+    that the export read, by its name there. Paths of the exporting machine are not recorded.
     """
 
     kind: Literal["preset", "folder", "hub", "module"]

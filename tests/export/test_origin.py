@@ -81,6 +81,7 @@ def test_only_newest_export_of_this_release_is_the_same(source: Path, exported: 
     for version, options in ((3, {"arithmetic": "source"}), (4, {"max_len": 9, "resizing": "truncate"})):
         made = export(str(source), "m", tmp_path / "r", **options)
         assert (made.folder.name, made.manifest.source.options) == (str(version), options)
+        assert made.manifest.source.files == {}
         assert same(source, tmp_path / "r") is None
     (first.with_name("4") / MANIFEST).write_text("{")
     with pytest.raises(ExportError, match=r"m/4: manifest\.json is no JSON file: "):
