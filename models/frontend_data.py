@@ -11,7 +11,7 @@ from preblock.models.frequencies import rotary_frequencies
 from preblock.models.modules.bias import T5Config
 from preblock.models.modules.rotary_config import RotaryConfig
 from preblock.models.modules.signature import Signature
-from preblock.models.sinusoid_tables import RECIPES
+from preblock.models.sinusoid_tables import RECIPES, check_recipe
 from preblock.models.steps import Levels, Positions, Project, Segments, Step, Tokens, Weights, names_of, parameters
 
 Array = NDArray[Any]
@@ -115,12 +115,7 @@ def _check_derived(step: Positions, width: int) -> None:
         if width % 2:
             raise ValueError(f"d_model: got {width}, expected an even width, since sines and cosines come in pairs")
     elif step.table in RECIPES:
-        if step.rows < 1:
-            raise ValueError(f"rows: got {step.rows}, expected 1 or more for a table {step.table!r}")
-        if step.zero_row is not None and not 0 <= step.zero_row < step.rows:
-            raise ValueError(f"zero_row: got {step.zero_row}, expected 0 to {step.rows - 1}")
-        if step.table == "tensor2tensor" and width < 4:
-            raise ValueError(f"d_model: got {width}, expected 4 or more")
+        check_recipe(step.table, step.rows, width, step.zero_row)
 
 
 def _check_rotary(config: RotaryConfig) -> None:

@@ -120,15 +120,24 @@ def library_table(recipe: str, rows: int, width: int, zero_row: int | None = Non
 
     Raises:
         ImportError: the recipe needs torch, and it is not installed.
-        ValueError: `zero_row` is outside 0 to rows - 1, or the recipe divides by zero at that width.
+        ValueError: as `check_recipe`.
 
     """
+    check_recipe(recipe, rows, width, zero_row)
     table = RECIPES[recipe](rows, width)
     if zero_row is not None:
-        if not 0 <= zero_row < rows:
-            raise ValueError(f"zero_row: got {zero_row}, expected 0 to {rows - 1}")
         table[zero_row] = 0
     return table
+
+
+def check_recipe(recipe: str, rows: int, width: int, zero_row: int | None = None) -> None:
+    """Raise ValueError unless `library_table` has a table for these arguments."""
+    if rows < 1:
+        raise ValueError(f"rows: got {rows}, expected 1 or more for a table {recipe!r}")
+    if zero_row is not None and not 0 <= zero_row < rows:
+        raise ValueError(f"zero_row: got {zero_row}, expected 0 to {rows - 1}")
+    if recipe == "tensor2tensor" and width < 4:  # it would divide by zero
+        raise ValueError(f"d_model: got {width}, expected 4 or more")
 
 
 def _pair_half(rows: int, width: int) -> NDArray[np.float32]:
@@ -160,8 +169,6 @@ def _pair_half_float32(rows: int, width: int) -> NDArray[np.float32]:
 
 
 def _tensor2tensor(rows: int, width: int) -> NDArray[np.float32]:
-    if width < 4:
-        raise ValueError(f"d_model: got {width}, expected 4 or more")
     torch = import_torch("table: the sinusoid recipe 'tensor2tensor'")
     half = width // 2
     step = math.log(10000) / (half - 1)

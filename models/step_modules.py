@@ -58,8 +58,6 @@ def build_module(
             return LearnedPositionalEncoding(width, step.rows, dropout=0.0, init=init, std=std)
         case Positions(table="exact"):
             return SinusoidalPositionalEncoding(width, step.rows, dropout=0.0)
-        case Positions(rows=0):
-            raise ValueError(f"rows: got 0, expected 1 or more for a table {step.table!r}")
         case Positions():
             # Needed also without storage for the parameters: this tensor is derived, and never loaded.
             table = torch.from_numpy(library_table(step.table, step.rows, width, step.zero_row))

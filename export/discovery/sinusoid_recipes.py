@@ -18,6 +18,6 @@ def find_recipe(table: Tensor) -> dict[str, Any]:
             try:
                 if torch.equal(torch.from_numpy(library_table(name, rows, width, zero)), table):
                     return {"table": name, "zero_row": zero}
-            except (ValueError, ZeroDivisionError, IndexError):
+            except ValueError:
                 continue
     return {}
