@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from preblock.models.config import FrontEndConfig
-from preblock.models.frontend_data import FrontEndData
+from preblock.models.frontend_data import FrontEndData, shapes_of
 from preblock.models.seeded_tables import fill_seeded
 from preblock.models.steps import Positions, Scale, Tokens
 
@@ -50,9 +50,6 @@ def preset_data(name: str) -> FrontEndData:
 
     """
     config = PRESETS[name].config
-    width = config.tokens.width
-    tables = {"tokens.weight": np.empty((config.tokens.rows, width), np.float32)}
-    if config.positions and config.positions.table == "learned":
-        tables["positions.weight"] = np.empty((config.positions.rows, width), np.float32)
+    tables = {weight: np.empty(shape, np.float32) for weight, shape in shapes_of(config).items()}
     fill_seeded(tables.values(), PRESETS[name].seed)
     return FrontEndData(config, tables)
