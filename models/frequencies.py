@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -116,10 +117,7 @@ _SCALED: dict[str, Callable[[RotaryConfig], Frequencies]] = {
 def alibi_slopes(config: AlibiConfig) -> Floats:
     """Return the slopes of all heads, float32 (H,), rounded to the arithmetic of the bias."""
     slopes = SLOPES[config.recipe](config.heads)
-    if config.arithmetic == "float32":
-        return slopes
-    bits = slopes.view(np.uint32)  # to bfloat16, the upper half: to nearest, ties to even
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return slopes if config.arithmetic == "float32" else slopes.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
 def _exact_slopes(heads: int) -> Floats:
