@@ -3,6 +3,7 @@
 Letters: V rows and D width of a table, n any number of rows.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,10 +16,14 @@ from numpy.typing import DTypeLike, NDArray
 from preblock.export.arguments import check_scale
 from preblock.export.errors import ExportError
 from preblock.models.config import FrontEndConfig
-from preblock.models.steps import Levels, Positions, Segments, Tokens, names_of
+from preblock.models.frontend_data import shapes_of
 
 Array = NDArray[Any]
 
+MATRIX = re.compile(r"(per_layer\.)?project\d*\.weight")
+"""Names of the matrices of projections."""
+FLOAT32 = re.compile(r"(weights|bias)\d*\.")
+"""Names of the tables that stay in float32: weights of tokens, and the attention bias."""
 BLOCK = 32
 """Columns of a row that share a scale, in int4."""
 
@@ -87,23 +92,10 @@ def find_stored(tensors: Mapping[str, onnx.TensorProto]) -> TableFormat | None:
 def table_names(config: FrontEndConfig) -> list[str]:
     """Return the names of the trained tables, stored in the chosen type, in their order in `state_dict()`.
 
-    Norms, projections, weights of tokens and sinusoids stay in float32.
+    Norms, projections, weights of tokens, biases and sinusoids stay in float32.
     """
-    names: list[str] = []
-    for name, step in zip(names_of(config.steps), config.steps, strict=True):
-        match step:
-            case Tokens() | Segments(table="own") | Positions(table="learned" | "hybrid"):
-                names.append(f"{name}.weight")
-            case Levels():
-                own = [place for place, level in enumerate(step.levels) if level.table == "own"]
-                names += [f"{name}.{place}.weight" for place in own]
-            case Positions(table="factorised"):
-                names += [f"{name}.rows.weight", f"{name}.columns.weight"]
-    if config.per_layer is not None:
-        names.append("per_layer.tokens.weight")
-    if config.ngrams is not None and not config.ngrams.referenced:
-        names += [f"ngrams.tables.{number}.weight" for number in range(len(config.ngrams.layers))]
-    return names
+    shapes = shapes_of(config)
+    return [name for name in shapes if len(shapes[name]) == 2 and not (MATRIX.match(name) or FLOAT32.match(name))]
 
 
 def transposed_names(config: FrontEndConfig) -> list[str]:
@@ -111,10 +103,7 @@ def transposed_names(config: FrontEndConfig) -> list[str]:
 
     A product with a matrix transposed in the graph would keep a second copy of it in memory.
     """
-    names = [
-        f"{n}.weight" for n, step in zip(names_of(config.steps), config.steps, strict=True) if step.kind == "project"
-    ]
-    return [*names, "per_layer.project.weight"] if config.per_layer else names
+    return [name for name in shapes_of(config) if MATRIX.match(name)]
 
 
 _QUIETLY = np.errstate(over="ignore", invalid="ignore")
