@@ -10,11 +10,12 @@ import numpy as np
 import onnx
 
 from preblock import __version__
+from preblock.export.external_data import read_initializers
 from preblock.export.graph_builder import GRAPHS, label
 from preblock.export.progress import Report, StepProgress
 from preblock.export.source import LoadedSource
 from preblock.export.table_formats import find_stored
-from preblock.export.table_places import find_kernel, find_ngram_tables, read_initializers
+from preblock.export.table_places import find_kernel, find_ngram_tables
 from preblock.models.checkpoints.consumers import consumers_of, inputs_beside
 from preblock.models.config import FrontEndConfig
 from preblock.models.modules.ngram_config import NgramConfig

@@ -106,19 +106,25 @@ def split_rows(table: Array, values: int) -> Iterator[Array]:
         yield table[begin : begin + rows]
 
 
+def read_initializers(folder: Path) -> dict[str, onnx.TensorProto]:
+    """Return the initializers of `model.onnx` in `folder` by name, without the data file."""
+    graph = onnx.load(folder / GRAPH, load_external_data=False).graph
+    return {tensor.name: tensor for tensor in graph.initializer}
+
+
 def map_weights(folder: Path) -> dict[str, NDArray[Any]]:
     """Return every initializer of the main graph in `folder` by name.
 
     Tensors in the data file are mapped, not read. Writes to them do not change the file.
     """
     weights: dict[str, NDArray[Any]] = {}
-    for tensor in onnx.load(folder / GRAPH, load_external_data=False).graph.initializer:
+    for name, tensor in read_initializers(folder).items():
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             offset, _ = place_of(tensor)
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            weights[tensor.name] = np.memmap(folder / DATA, dtype, mode="c", offset=offset, shape=tuple(tensor.dims))
+            weights[name] = np.memmap(folder / DATA, dtype, mode="c", offset=offset, shape=tuple(tensor.dims))
         else:
-            weights[tensor.name] = onnx.numpy_helper.to_array(tensor).copy()
+            weights[name] = onnx.numpy_helper.to_array(tensor).copy()
     return weights
 
 

@@ -14,11 +14,12 @@ import onnx
 from numpy.typing import NDArray
 
 from preblock.export.errors import ExportError
-from preblock.export.external_data import CHUNK_VALUES, place_of, split_rows
+from preblock.export.external_data import CHUNK_VALUES, place_of, read_initializers, split_rows
 from preblock.export.progress import Report, StepProgress
-from preblock.export.table_formats import ENDINGS, Parts, TableFormat, table_names
+from preblock.export.stored_tables import parts_of
+from preblock.export.table_formats import Parts, TableFormat, table_names
 from preblock.models.frontend_data import FrontEndData
-from preblock.service.artifacts.names import DATA, GRAPH
+from preblock.service.artifacts.names import DATA
 from preblock.service.artifacts.parity import StoredTable
 
 Array = NDArray[Any]
@@ -38,14 +39,12 @@ def compare_tables(
 
     """
     report("comparing the tables")
-    graph = onnx.load(folder / GRAPH, load_external_data=False).graph
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    tensors = read_initializers(folder)
     tables = {name: data.tensors[name] for name in table_names(data.config)}
     progress = StepProgress(report, "comparing the tables", sum(4 * table.size for table in tables.values()))
     found = {}
     for name, table in tables.items():
-        parts = {ending: tensors[name + ending] for ending in ENDINGS if name + ending in tensors}
-        found[name] = compare_table(name, table, parts, format_, folder, progress)
+        found[name] = compare_table(name, table, parts_of(name, tensors), format_, folder, progress)
     return found
 
 

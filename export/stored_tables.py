@@ -11,10 +11,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from preblock.export.bias_graph import WEIGHT
-from preblock.export.external_data import map_weights
+from preblock.export.external_data import map_weights, read_initializers
 from preblock.export.table_formats import CODES, ENDINGS, TableFormat, find_stored, table_names, transposed_names
-from preblock.export.table_places import read_initializers
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData, shapes_of
 from preblock.service.artifacts.names import BIAS_GRAPH
@@ -64,10 +62,13 @@ def read_data(folder: Path, config: FrontEndConfig) -> tuple[FrontEndData, dict[
         ValueError: a weight of `config` is missing or of another shape, or is stored but not of `config`.
 
     """
-    mapped, expected, stored = _map(folder), shapes_of(config), read_stored(folder, config)
+    mapped, expected, stored = map_weights(folder), shapes_of(config), read_stored(folder, config)
+    if (folder / BIAS_GRAPH).is_file():
+        tensors = onnx.load(folder / BIAS_GRAPH).graph.initializer
+        mapped |= {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in tensors}
     mapped |= {name: mapped[name].T for name in transposed_names(config) if name in mapped}
-    tensors = {name: mapped[name] for name in expected if name in mapped and name not in stored}
-    found: dict[str, tuple[int, ...]] = {name: values.shape for name, values in tensors.items()}
+    own = {name: mapped[name] for name in expected if name in mapped and name not in stored}
+    found: dict[str, tuple[int, ...]] = {name: values.shape for name, values in own.items()}
     found |= {name: table.shape for name, table in stored.items()}
     for name, shape in expected.items():
         if found.get(name) != shape:
@@ -75,10 +76,10 @@ def read_data(folder: Path, config: FrontEndConfig) -> tuple[FrontEndData, dict[
     trained = {name for name in mapped if name.endswith((".weight", ".bias"))}
     if further := sorted(trained - set(expected)):
         raise ValueError(f"{further[0]}: got {mapped[further[0]].shape}, expected no such weight")
-    for name, values in tensors.items():
+    for name, values in own.items():
         if values.dtype != np.float32:
             raise ValueError(f"{name}: got {values.dtype}, expected float32")
-    return FrontEndData(config, tensors), stored
+    return FrontEndData(config, own), stored
 
 
 def read_stored(folder: Path, config: FrontEndConfig) -> dict[str, NarrowTable]:
@@ -86,7 +87,7 @@ def read_stored(folder: Path, config: FrontEndConfig) -> dict[str, NarrowTable]:
     format_ = find_stored(read_initializers(folder))
     if format_ is None:
         return {}
-    mapped = _map(folder)
+    mapped = map_weights(folder)
     parts = {name: parts_of(name, mapped) for name in table_names(config)}
     return {name: NarrowTable(format_, found) for name, found in parts.items() if found}
 
@@ -94,13 +95,3 @@ def read_stored(folder: Path, config: FrontEndConfig) -> dict[str, NarrowTable]:
 def parts_of(table: str, tensors: Mapping[str, T]) -> dict[str, T]:
     """Return the parts of the table named `table` among `tensors`, by the suffixes of their names."""
     return {ending: tensors[table + ending] for ending in ENDINGS if table + ending in tensors}
-
-
-def _map(folder: Path) -> dict[str, Array]:
-    """Return every initializer of the main graph in `folder`, and the table of its bias, by name."""
-    mapped = map_weights(folder)
-    if (folder / BIAS_GRAPH).is_file():
-        for tensor in onnx.load(folder / BIAS_GRAPH).graph.initializer:
-            if tensor.name == WEIGHT:
-                mapped[WEIGHT] = onnx.numpy_helper.to_array(tensor)
-    return mapped

@@ -1,7 +1,6 @@
 """The places of tables in the data file of a written artifact, for the manifest: from the config and `model.onnx`."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import onnx
 from onnx import TensorProto
@@ -9,23 +8,12 @@ from onnx import TensorProto
 from preblock.export.external_data import place_of
 from preblock.export.graph_builder import rounded_number
 from preblock.models.config import FrontEndConfig
+from preblock.models.frontend_file import STORED_TYPES
 from preblock.models.steps import Positions, Scale, Tokens
 from preblock.service.artifacts.manifest import Kernel, KernelTokens, NgramTable, PositionTable, TablePart
-from preblock.service.artifacts.names import DATA, GRAPH
+from preblock.service.artifacts.names import DATA
 
 TOKENS = "tokens.weight"
-DTYPES: dict[int, str] = {
-    TensorProto.FLOAT: "float32",
-    TensorProto.FLOAT16: "float16",
-    TensorProto.BFLOAT16: "bfloat16",
-}
-"""Types of n-gram tables without scales."""
-
-
-def read_initializers(folder: Path) -> dict[str, TensorProto]:
-    """Return the initializers of `model.onnx` in `folder` by name, without the data file."""
-    graph = onnx.load(folder / GRAPH, load_external_data=False).graph
-    return {tensor.name: tensor for tensor in graph.initializer}
 
 
 def find_kernel(config: FrontEndConfig, tensors: Mapping[str, TensorProto]) -> Kernel | None:
@@ -67,12 +55,13 @@ def find_ngram_tables(config: FrontEndConfig, tensors: Mapping[str, TensorProto]
     if ngrams is None or ngrams.referenced:
         return ()
     tables = [tensors[f"ngrams.tables.{number}.weight"] for number in range(len(ngrams.layers))]
-    if any(table.data_type not in DTYPES or not table.external_data for table in tables):
+    dtypes = [onnx.helper.tensor_dtype_to_np_dtype(table.data_type).name for table in tables]
+    if not {*dtypes} <= {*STORED_TYPES} or not all(table.external_data for table in tables):
         return ()
     found = []
-    for table in tables:
+    for table, dtype in zip(tables, dtypes, strict=True):
         rows, width = table.dims
         part = TablePart(file=DATA, begin=place_of(table)[0], rows=rows)
-        values = {"rows": rows, "width": width, "dtype": DTYPES[table.data_type], "parts": (part,)}
+        values = {"rows": rows, "width": width, "dtype": dtype, "parts": (part,)}
         found.append(NgramTable.model_validate(values))
     return tuple(found)
