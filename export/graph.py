@@ -326,7 +326,7 @@ def _position_table(config: FrontEndConfig, step: Positions, width: int) -> Arra
     if step.table == "exact":
         return _exact_table(step.rows, width)
     table = library_table(step.table, step.rows, width, step.zero_row)
-    return table if config.arithmetic == "float32" else table.astype(config.arithmetic).astype(np.float32)
+    return table.astype(config.arithmetic).astype(np.float32)
 
 
 def _exact_table(rows: int, width: int) -> Array:

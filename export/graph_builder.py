@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -211,7 +210,7 @@ class GraphBuilder:
 
 def rounded_number(value: float, dtype: str) -> float:
     """Return `value` rounded to float32, then to `dtype`, as torch rounds a number to it."""
-    return float(np.float32(value).astype(getattr(ml_dtypes, dtype, dtype)))
+    return float(np.float32(value).astype(dtype))
 
 
 def label(model: onnx.ModelProto, file: str, signature: Signature | StemSignature) -> None:

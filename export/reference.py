@@ -13,7 +13,6 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -252,13 +251,7 @@ class NumpyReference:
 
     def _rounded(self, x: Any) -> Any:
         """Return `x` rounded to the arithmetic of the config, in float32."""
-        match self._config.arithmetic:
-            case "float32":
-                return x
-            case "float16":
-                return x.astype(np.float16).astype(np.float32)
-            case "bfloat16":
-                return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+        return _round(x, self._config.arithmetic)
 
     def _index_rows(self, part: Segments, name: str, ids: Int64, indices: Mapping[str, Int64]) -> Float32:
         """Return the rows of a further index; an omitted one is 0."""
@@ -365,16 +358,17 @@ def _by_rows(x: Float32, width: int, compute: Callable[[Float64], Float64]) -> F
     return found.reshape(*x.shape[:-1], width)
 
 
+def _round(x: Any, dtype: str) -> Any:
+    """Return float32 `x` rounded to `dtype`, in float32."""
+    return x.astype(dtype, copy=False).astype(np.float32, copy=False)
+
+
 def _alibi(config: AlibiConfig, query_offset: int, query_length: int, key_length: int) -> Float32:
     origin: Int64 = np.arange(query_length).reshape(-1, 1) + query_offset
     if config.anchor != "query":
         origin = np.full((query_length, 1), key_length - 1 if config.anchor == "last" else 0)
-    bias = (np.arange(key_length) - origin).astype(np.float32)
-    if config.arithmetic == "bfloat16":
-        bias = bias.astype(ml_dtypes.bfloat16).astype(np.float32)
-    bias = bias * alibi_slopes(config).reshape(1, -1, 1, 1)
-    if config.arithmetic == "bfloat16":
-        bias = bias.astype(ml_dtypes.bfloat16).astype(np.float32)
+    distance = _round((np.arange(key_length) - origin).astype(np.float32), config.arithmetic)
+    bias: Float32 = _round(distance * alibi_slopes(config).reshape(1, -1, 1, 1), config.arithmetic)
     return bias / np.float32(config.divisor)
 
 
