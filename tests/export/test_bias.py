@@ -41,7 +41,7 @@ LONG = 5000
 MODULES: dict[str, Callable[[], Bias]] = {
     "alibi query": partial(AlibiBias, 12),
     "alibi first": partial(AlibiBias, 12, "first"),
-    "alibi last": partial(AlibiBias, 12, "last"),
+    "alibi last": partial(AlibiBias, 12, "last", "float32_reciprocals"),
     "alibi bfloat16": partial(AlibiBias, 71, "first", "float32_powers", "bfloat16", 8**0.5),
     **{
         f"t5 {buckets} {longest} {both}": partial(T5RelativeBias, HEADS, buckets, longest, both)

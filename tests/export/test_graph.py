@@ -8,9 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from preblock.export.bias_graph import write_bias
 from preblock.export.description import describe_artifact
 from preblock.export.external_data import map_weights
 from preblock.export.graph import write_graphs
@@ -22,7 +20,6 @@ from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import prove_artifact
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.bias import AlibiConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
@@ -109,7 +106,6 @@ def put(frontend: FrontEnd, folder: Path, format_: TableFormat | None = None) ->
     folder.mkdir(exist_ok=True)
     data = frontend.data()
     write_graphs(data, folder, format_=format_)
-    write_bias(data, folder)
     manifest = describe_artifact(LoadedSource(data, Source(kind="module")), folder, lambda _: None)
     assert isinstance(manifest, Manifest)
     write(manifest, folder / MANIFEST)
@@ -202,48 +198,9 @@ def test_kernel_of_manifest_has_places_and_rows_of_tables(kind: str, tmp_path: P
     assert np.array_equal(found, expected)
 
 
-def test_ngram_tables_of_manifest_have_rows_of_module(tmp_path: Path) -> None:
-    frontend = build("ngrams")
-    for number, table in enumerate(put(frontend, tmp_path).ngram_tables):
-        (part,) = table.parts
-        found = np.memmap(tmp_path / DATA, np.float32, "r", offset=part.begin, shape=(table.rows, table.width))
-        assert np.array_equal(found, frontend.get_parameter(f"ngrams.tables.{number}.weight").detach().numpy())
-
-
 def test_ngram_rows_graph_takes_empty_batches_and_rows(tmp_path: Path) -> None:
     put(build("ngrams"), tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / NGRAM_ROWS_GRAPH, providers=["CPUExecutionProvider"])
     for shape in ((0, 3), (2, 0)):
         (found,) = session.run(None, {"ngram_row_ids": np.zeros((*shape, 2, 4), np.int64)})
         assert found.shape == (*shape, 2, 128)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        AlibiConfig(heads=6),
-        AlibiConfig(heads=6, anchor="first", recipe="float32_powers", arithmetic="bfloat16", divisor=8.0),
-        AlibiConfig(heads=6, anchor="last", recipe="float32_reciprocals"),
-        T5Config(heads=3, buckets=8, max_distance=20, bidirectional=True),
-        T5Config(heads=3, buckets=8, max_distance=20, bidirectional=False),
-        RelativeSinusoidConfig(width=8, clamp_len=3, bidirectional=False),
-        RelativeSinusoidConfig(width=8, clamp_len=None, bidirectional=True),
-    ],
-    ids=str,
-)
-def test_written_bias_equals_module(config: Any, tmp_path: Path) -> None:
-    frontend = FrontEnd(FrontEndConfig(family="custom", steps=(TOKENS,), max_len=None, bias=config)).eval()
-    seeded_(frontend, 1)
-    put(frontend, tmp_path)
-    check_standard(tmp_path)
-    session = onnxruntime.InferenceSession(tmp_path / "bias.onnx", providers=["CPUExecutionProvider"])
-    module: Any = frontend.get_submodule("bias")
-    names = [value.name for value in session.get_inputs()]
-    for lengths in ({"query_length": 3, "key_length": 40, "query_offset": 37}, dict.fromkeys(names, 0)):
-        given = {name: lengths[name] for name in names}
-        (found,) = session.run(None, {name: np.array([length]) for name, length in given.items()})
-        expected: NDArray[Any] = module(**given).detach().numpy()
-        if isinstance(config, RelativeSinusoidConfig):
-            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-7)
-        else:
-            assert np.array_equal(found, expected)

@@ -14,7 +14,6 @@ from preblock.export.torch_reference import TorchReference
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import shapes_of
-from preblock.models.modules.bias import AlibiConfig, BiasConfig, RelativeSinusoidConfig, T5Config
 from preblock.models.modules.initialisers import seeded_
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
@@ -86,13 +85,6 @@ NGRAMS = NgramConfig(
     layers=(1, 4), size=4, heads=2, width=24, base=50, multiple=8, seed=7, reset_id=2, weights=((), ())
 )
 PER_LAYER = PerLayerConfig(layers=3, width=4, rows=V - 5, eps=1e-6)
-BIASES: tuple[BiasConfig, ...] = (
-    AlibiConfig(heads=3),
-    AlibiConfig(heads=5, anchor="first", recipe="float32_powers", arithmetic="bfloat16", divisor=8**0.5),
-    AlibiConfig(heads=6, anchor="last", recipe="float32_reciprocals"),
-    *(T5Config(heads=2, buckets=8, max_distance=16, bidirectional=both) for both in (True, False)),
-    *(RelativeSinusoidConfig(width=8, clamp_len=limit, bidirectional=limit is None) for limit in (None, 5)),
-)
 
 
 def references_of(config: FrontEndConfig) -> tuple[NumpyReference, TorchReference]:
@@ -166,30 +158,6 @@ def test_references_give_same_further_outputs() -> None:
                 assert not found.size or difference(found, expected)[1] <= per_layer_ulp(ours, name)
             else:
                 assert np.array_equal(found, expected), name
-
-
-@pytest.mark.parametrize("bias", BIASES, ids=str)
-def test_references_give_same_bias(bias: BiasConfig) -> None:
-    ours, module = references_of(config_of(bias=bias))
-    for query_offset, query_length, key_length in ((0, 0, 0), (0, 17, 17), (130, 1, 131), (5, 3, 40), (4, 2, 0)):
-        lengths = {"query_length": query_length, "key_length": key_length}
-        if not isinstance(bias, RelativeSinusoidConfig):
-            lengths = {"query_offset": query_offset, **lengths}
-        found, expected = ours.bias(lengths), module.bias(lengths)
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-        allowed = 2.0**-23 if isinstance(bias, RelativeSinusoidConfig) else 0
-        assert np.abs(found - expected).max(initial=0) <= allowed
-
-
-def test_row_ids_of_one_call_match_those_of_a_stream() -> None:
-    reference, _ = references_of(config_of(ngrams=NGRAMS))
-    tokens = np.random.default_rng(3).integers(0, 5, (2, 50))
-    begin = np.full((2, NGRAMS.history), NGRAMS.reset_id)
-    whole, fed = reference.ngram_outputs(tokens, begin)["ngram_row_ids"], np.concatenate((begin, tokens), axis=1)
-    for place in range(tokens.shape[1]):
-        context = fed[:, place : place + NGRAMS.history]
-        step = reference.ngram_outputs(tokens[:, place : place + 1], context)["ngram_row_ids"]
-        assert np.array_equal(step[:, 0], whole[:, place])
 
 
 def test_narrow_weights_are_widened_at_lookup() -> None:

@@ -29,7 +29,6 @@ from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
 from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.runtime.providers import CPU
-from tests.clients.client_matrix import check_standard
 from tests.support.shared import Shared
 
 V, D, M, H, W = 23, 8, 4, 3, 5
@@ -95,11 +94,6 @@ def test_verify_of_every_composition_is_bit_exact(kind: str, exported: dict[str,
     assert {case.arguments["segments"] for case in parity.cases} == (
         {False, True} if FRONTENDS[kind].config.indices else {False}
     )
-
-
-@EVERY
-def test_composed_graph_follows_onnx_standard(kind: str, exported: dict[str, ExportResult]) -> None:
-    check_standard(exported[kind].folder)
 
 
 def test_levels_are_summed_in_order_then_added_to_tokens(exported: dict[str, ExportResult]) -> None:
