@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from torch.backends.cpu import get_cpu_capability
 
 from preblock.service.artifacts.io import read_with_identity
 from preblock.service.artifacts.names import GRAPH, MANIFEST, PARITY
@@ -57,6 +58,16 @@ for name in reversed(names) if sys.argv[3] == "reversed" else names:
         export(str(sources / name), name, repository)
 """
 NAMES = ["bert", "ctrl", "own", "resized"]
+BLOCKS_OF_AVX2 = """
+import numpy as np
+import torch
+from preblock.models.float32_powers import vector_powers
+torch.set_num_threads(1)  # each thread would end with numbers outside of blocks
+draw = np.random.default_rng(2)
+bases, exponents = np.exp(draw.uniform(0, 25, 2**20)).astype(np.float32), draw.uniform(0, 1, 2**20).astype(np.float32)
+expected = torch.pow(torch.from_numpy(bases), torch.from_numpy(exponents)).numpy()
+print(torch.backends.cpu.get_cpu_capability(), np.array_equal(vector_powers(bases, exponents), expected))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +156,10 @@ def test_identity_ignores_whitespace_and_key_order(repositories: tuple[Path, Pat
     assert read_with_identity(tmp_path)[1] == read_with_identity(folder)[1]
     (tmp_path / MANIFEST).write_text(json.dumps(record | {"max_len": 1}))
     assert read_with_identity(tmp_path)[1] != read_with_identity(folder)[1]
+
+
+@pytest.mark.skipif(get_cpu_capability() not in ("AVX512", "AVX2"), reason="the processor has no AVX2")
+def test_powers_of_torch_have_same_bits_with_avx2() -> None:
+    command, environment = [sys.executable, "-c", BLOCKS_OF_AVX2], {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "AVX2 True\n"
