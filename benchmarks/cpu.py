@@ -27,7 +27,6 @@ from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.initialisers import seeded_
 from preblock.service.artifacts.manifest import Source
 from preblock.service.artifacts.names import EMBEDDINGS, GRAPH
 from preblock.service.runtime.chunks import CHUNK_VALUES
@@ -35,6 +34,7 @@ from preblock.service.runtime.model import TokenModel
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.session import SLOW_ON_CPU
+from tests.support.weights import seeded_
 
 WIDTH, POSITIONS = 768, 8192
 FRONT_ENDS: dict[str, Callable[[], FrontEnd]] = {

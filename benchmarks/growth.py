@@ -27,8 +27,8 @@ from preblock.client import connect
 from preblock.export.exporter import export_loaded
 from preblock.export.source import LoadedSource
 from preblock.models.embeddings import GPT2Embeddings
-from preblock.models.modules.initialisers import seeded_
 from preblock.service.artifacts.manifest import Source
+from tests.support.weights import seeded_
 
 WIDTH, POSITIONS, VOCABULARY = 768, 8192, 50257
 ROWS = [(rows, 128) for rows in (1, 2, 4, 8, 16, 32, 64, 128)]

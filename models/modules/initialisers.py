@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from preblock.models.modules.sinusoids import sinusoid
-from preblock.models.seeded_tables import DEFAULT_STD as DEFAULT_STD
-from preblock.models.seeded_tables import fill_seeded
 
+DEFAULT_STD = 0.02
+"""Standard deviation of the tables of BERT and GPT-2 (Devlin et al. 2018, Radford et al. 2019)."""
 Initialiser = Literal["normal", "xavier_uniform", "zeros", "sinusoidal"]
 """Names of the `INITIALISERS` without values."""
 
@@ -49,14 +49,6 @@ def initialise_(table: Tensor, init: Initialiser | Tensor = "normal", std: float
 def normal_(table: Tensor, std: float = DEFAULT_STD) -> None:
     """Fill `table` from normal(0, std) with torch's own generator."""
     nn.init.normal_(table, std=std)
-
-
-def seeded_(module: nn.Module, seed: int) -> None:
-    """Fill the tables of `module` from normal(0, 0.02) with PCG64(seed): the same weights on every processor.
-
-    Tables are the parameters of two dimensions, float32, filled in order of definition; others keep their values.
-    """
-    fill_seeded((parameter.detach().numpy() for parameter in module.parameters() if parameter.ndim == 2), seed)
 
 
 def sinusoidal_(table: Tensor, base: float = 10000.0) -> None:

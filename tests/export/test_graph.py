@@ -20,7 +20,6 @@ from preblock.export.torch_reference import TorchReference
 from preblock.export.verification import prove_artifact
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.initialisers import seeded_
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.modules.rotary_config import RotaryConfig
@@ -47,6 +46,7 @@ from preblock.service.artifacts.parameters import count_parameters
 from preblock.service.artifacts.parity import ParityReport
 from preblock.service.runtime.providers import CPU
 from tests.clients.client_matrix import check_standard
+from tests.support.weights import seeded_
 
 V, D, ROWS = 90, 40, 60
 TOKENS = Tokens(rows=V, width=D)

@@ -21,7 +21,6 @@ from preblock.export.verification import verify
 from preblock.models.config import FrontEndConfig
 from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
 from preblock.models.frontend import FrontEnd
-from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Norm, Project, Tokens
 from preblock.service.artifacts.io import describe, read, write
 from preblock.service.artifacts.manifest import Manifest, Source
@@ -30,6 +29,7 @@ from preblock.service.core.types import Int64
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.session import Session
 from tests.support.shared import Shared
+from tests.support.weights import seeded_
 
 M = 20
 BERT, GPT2, TRANSFORMER = BertEmbeddings(30, 8, M), GPT2Embeddings(30, 8, M), TransformerEmbedding(30, 8, M)

@@ -14,7 +14,6 @@ from preblock.export.torch_reference import TorchReference
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import shapes_of
-from preblock.models.modules.initialisers import seeded_
 from preblock.models.modules.ngram_config import NgramConfig
 from preblock.models.modules.per_layer_config import PerLayerConfig
 from preblock.models.modules.rotary_config import RotaryConfig
@@ -34,6 +33,7 @@ from preblock.models.steps import (
 )
 from preblock.service.core.types import Int64
 from tests.support.artifacts import STORED
+from tests.support.weights import seeded_
 
 V, D, M, PADDING = 40, 8, 12, 3
 TOKENS = Tokens(rows=V, width=D)

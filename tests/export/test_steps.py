@@ -25,11 +25,11 @@ from preblock.models.modules.grid import (
 )
 from preblock.models.modules.hierarchical_positions import HierarchicalPositionalEncoding
 from preblock.models.modules.hybrid_positions import HybridPositionalEncoding
-from preblock.models.modules.initialisers import seeded_
 from preblock.models.steps import Positions, Scale, Segments, Step, Tokens
 from preblock.service.artifacts.manifest import Manifest, Source
 from preblock.service.runtime.providers import CPU
 from tests.support.shared import Shared
+from tests.support.weights import seeded_
 
 V, D, M, H, W = 23, 8, 4, 3, 5
 # Not in alphabetical order, and named like nodes of a graph: neither may change an input.

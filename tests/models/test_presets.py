@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from preblock.models.embeddings import BertEmbeddings, GPT2Embeddings, TransformerEmbedding
-from preblock.models.modules.initialisers import seeded_
+from preblock.models.embeddings import GPT2Embeddings, TransformerEmbedding
 from preblock.models.presets import PRESETS, preset_data
 
 SIZES = {
@@ -32,15 +31,3 @@ def test_presets_are_those_of_their_classes() -> None:
             "transformer-base": TransformerEmbedding(32000, 512, 4096),
         }
         assert {name: preset.config for name, preset in PRESETS.items()} == {n: f.config for n, f in built.items()}
-
-
-def test_seeding_fills_tables_and_keeps_norm() -> None:
-    generator = np.random.Generator(np.random.PCG64(5))
-    for _ in range(2):
-        frontend = BertEmbeddings(11, 4, 8)
-        seeded_(frontend, 5)
-        assert frontend.norm.weight.tolist() == [1.0] * 4
-        assert frontend.norm.bias.tolist() == [0.0] * 4
-    for name, rows in (("tokens", 11), ("segments", 2), ("positions", 8)):
-        expected = generator.standard_normal((rows, 4), np.float32) * np.float32(0.02)
-        assert torch.equal(frontend.get_parameter(f"{name}.weight"), torch.from_numpy(expected)), name
