@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from preblock.models.frontend_data import FrontEndData
-from preblock.models.steps import Scale, Tokens, names_of
+from preblock.models.frontend_data import FrontEndData, shapes_of
+from preblock.models.steps import Scale
 
 
 def keep_tokens(frontend: FrontEndData) -> FrontEndData:
@@ -30,6 +30,4 @@ def keep_tokens(frontend: FrontEndData) -> FrontEndData:
         streams=1,
         copies=1,
     )
-    names = [name for name, step in zip(names_of(config.steps), config.steps, strict=True) if isinstance(step, Tokens)]
-    tensors = {name: value for name, value in frontend.tensors.items() if name.partition(".")[0] in names}
-    return FrontEndData(alone, tensors)
+    return FrontEndData(alone, {name: frontend.tensors[name] for name in shapes_of(alone)})
