@@ -12,8 +12,9 @@ from safetensors import safe_open
 from preblock.export.errors import ExportError
 from preblock.models.checkpoints.ngram_tensors import TableTensor
 from preblock.models.frontend_data import FrontEndData
+from preblock.models.frontend_file import STORED_TYPES
 from preblock.service.artifacts.manifest import NgramTable, Reference, TablePart, TableScales
-from preblock.service.artifacts.safetensors_header import DTYPES, Header, StoredTensor, read_header
+from preblock.service.artifacts.safetensors_header import TYPES, Header, StoredTensor, read_header
 from preblock.service.core.errors import ArtifactError
 
 FLOAT8 = "float8_e4m3fn"
@@ -81,7 +82,7 @@ def reference_tables(tables: Sequence[Sequence[TableTensor]], frontend: FrontEnd
         )
         for tensor, part in zip(parts, table.parts, strict=True):
             if dtype != FLOAT8:
-                _compare_rows(tensor, part, width * DTYPES[_find(files, tensor.file, tensor.key).dtype][1])
+                _compare_rows(tensor, part, width * TYPES[_find(files, tensor.file, tensor.key).dtype].itemsize)
         found.append(table)
     return ReferencedTables(tuple(found), {file.path: file.record for file in files.values()})
 
@@ -92,13 +93,16 @@ def _find(files: Mapping[Path, _File], file: Path, key: str) -> StoredTensor:
     return files[file].tensors[key]
 
 
+def _name_type(tensor: StoredTensor) -> str:
+    return TYPES[tensor.dtype].name if tensor.dtype in TYPES else tensor.dtype
+
+
 def _locate(part: TableTensor, width: int, files: Mapping[Path, _File]) -> tuple[str, TablePart]:
     """Return the type and the place of a part of a table with rows of `width` numbers."""
     tensor = _find(files, part.file, part.key)
-    dtype = DTYPES[tensor.dtype][0] if tensor.dtype in DTYPES else tensor.dtype
-    if tensor.dtype not in DTYPES:
-        allowed = ", ".join(name for name, _ in DTYPES.values())
-        raise ExportError(f"{part.file}: tensor {part.key} is {dtype}, expected {allowed}")
+    dtype = _name_type(tensor)
+    if dtype not in (*STORED_TYPES, FLOAT8):
+        raise ExportError(f"{part.file}: tensor {part.key} is {dtype}, expected {', '.join((*STORED_TYPES, FLOAT8))}")
     if len(tensor.shape) != 2 or tensor.shape[1] != width:
         raise ExportError(f"{part.file}: tensor {part.key} has shape {list(tensor.shape)}, expected rows of {width}")
     rows = tensor.shape[0]
@@ -117,8 +121,8 @@ def _locate_scales(file: Path, key: str, rows: int, width: int, files: Mapping[P
     blocks = (-(-rows // BLOCK), -(-width // BLOCK))
     units = {(): (rows, width), (1,): (rows, width), (1, 1): (rows, width)}
     units |= {blocks: (BLOCK, BLOCK), (rows,): (1, width), (rows, 1): (1, width)}
-    dtype = DTYPES.get(tensor.dtype, (tensor.dtype,))[0]
-    if tensor.shape not in units or dtype not in ("float32", "float16", "bfloat16"):
+    dtype = _name_type(tensor)
+    if tensor.shape not in units or dtype not in STORED_TYPES:
         raise ExportError(
             f"{file}: tensor {key} is {dtype} {list(tensor.shape)}, expected float32, float16 or bfloat16 with a scale "
             f"for the tensor, for each of {rows} rows, or for each block of {BLOCK} x {BLOCK}, {list(blocks)}"

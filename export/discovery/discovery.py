@@ -22,13 +22,14 @@ from preblock.models.checkpoints.weight_files import WeightFile, files_of_keys, 
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend import FrontEnd
 from preblock.models.frontend_data import FrontEndData
-from preblock.models.frontend_file import STORED_TYPES, WEIGHTS
+from preblock.models.frontend_file import WEIGHTS
 from preblock.models.steps import Positions, names_of, parameters
 from preblock.models.torch_arrays import tensor_of
 from preblock.service.artifacts.parity import OutputParity
+from preblock.service.artifacts.safetensors_header import TYPES
 
 NO_ROTARY = "discovery finds the vectors that enter block 0, not the cosines and sines of attention"
-READ_TYPES = (*STORED_TYPES, "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+READ_TYPES = tuple(dtype.name for name, dtype in TYPES.items() if not name.startswith("F8"))
 """Allowed types of tensors that the model needs beside the front-end."""
 
 

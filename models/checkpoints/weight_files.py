@@ -10,32 +10,16 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from preblock.models.checkpoints.other_names import describe_other_weights
 from preblock.models.frontend_file import INDEX, STORED_TYPES, WEIGHTS
-from preblock.service.artifacts.safetensors_header import read_header
+from preblock.service.artifacts.safetensors_header import TYPES, read_header
 from preblock.service.core.errors import ArtifactError
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """First bytes of the file that a clone holds in place of a large one, until `git lfs pull`."""
-TYPES: Mapping[str, np.dtype[Any]] = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
-"""Types of tensors, by their names in a safetensors file."""
 PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Flags of a mapping. Without the second, Linux refuses to map a file larger than the memory, to be written privately.
 Python names it from 3.13 on."""

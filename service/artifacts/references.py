@@ -11,7 +11,7 @@ from typing import Literal
 from preblock.service.artifacts.manifest import Artifact, Manifest, NgramTable, TablePart
 from preblock.service.artifacts.names import MANIFEST
 from preblock.service.artifacts.parity import ParityReport
-from preblock.service.artifacts.safetensors_header import DTYPES, Header, read_header
+from preblock.service.artifacts.safetensors_header import TYPES, Header, read_header
 from preblock.service.core.errors import ArtifactError
 from preblock.service.core.files import FileSignature, open_file, signature_of
 
@@ -132,10 +132,10 @@ def _check_place(
     if file not in headers:
         raise ArtifactError(f"{field}.file", file, "a file of references")
     for tensor in headers[file].tensors.values():
-        name, size = DTYPES.get(tensor.dtype, ("", 0))
-        if (tensor.begin, tensor.end, name) != (begin, begin + math.prod(tensor.shape) * size, dtype):
+        stored = TYPES.get(tensor.dtype)
+        if stored is None or stored.name != dtype or tensor.shape not in shapes:
             continue
-        if tensor.shape in shapes:
+        if (tensor.begin, tensor.end) == (begin, begin + math.prod(tensor.shape) * stored.itemsize):
             return
     shape = " or ".join(str(list(shape)) for shape in sorted(shapes))
     raise ArtifactError(field, f"{dtype} {shape} from byte {begin}", f"a tensor of {file}")

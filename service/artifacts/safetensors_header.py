@@ -7,12 +7,23 @@ from io import BufferedReader
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import ml_dtypes
+import numpy as np
+
 from preblock.service.core.errors import ArtifactError
 
 MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors library."""
-DTYPES = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2), "F8_E4M3": ("float8_e4m3fn", 1)}
-"""Supported types: name and bytes of a number, by their names in a header."""
+TYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"I{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+"""Types of tensors, by their names in a header."""
 
 
 class StoredTensor(NamedTuple):

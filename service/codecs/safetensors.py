@@ -13,21 +13,13 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from preblock.service.artifacts.safetensors_header import TYPES
 from preblock.service.codecs.chunks import Part, as_bytes
 from preblock.service.codecs.fields import unique_names
 from preblock.service.codecs.output_uses import use_of
 from preblock.service.core.errors import Malformed
 from preblock.service.core.results import EmbedResult, Result, Tensor
-from preblock.service.core.types import TENSOR_DTYPES
 
-TYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"I{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"F{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
-    "BF16": TENSOR_DTYPES["bfloat16"],
-    "F8_E4M3": TENSOR_DTYPES["float8_e4m3fn"],
-}
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 METADATA = "__metadata__"
 ENTRY_FIELDS = {"dtype", "shape", "data_offsets"}

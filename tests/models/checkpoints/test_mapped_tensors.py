@@ -11,7 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from preblock.models.checkpoints.weight_files import TYPES, CheckpointError, WeightFile
+from preblock.models.checkpoints.weight_files import CheckpointError, WeightFile
+from preblock.service.artifacts.safetensors_header import TYPES
 from tests.models.rejections import rejection
 
 ALL = [dtype.name for dtype in TYPES.values()]
