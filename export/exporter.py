@@ -28,6 +28,7 @@ from preblock.export.verification import Prove, find_providers, prove_artifact, 
 from preblock.models.checkpoints.position_resize import resize_positions
 from preblock.models.frontend_data import FrontEndData
 from preblock.models.modules.signature import StemSignature
+from preblock.models.torch_import import MissingTorchError
 from preblock.service.artifacts.io import write
 from preblock.service.artifacts.manifest import Manifest, Resized, StemManifest
 from preblock.service.artifacts.names import MANIFEST, PARITY, TOKENIZER
@@ -107,9 +108,7 @@ def export(
     try:
         # No reference to the loaded source stays here: the proof needs the memory of its unrounded tables.
         return export_loaded(load(), name, repository, report, format_, prompts)
-    except ImportError as error:
-        if error.name != "torch":
-            raise
+    except MissingTorchError as error:
         raise ExportError(str(error)) from error
 
 

@@ -195,7 +195,7 @@ def weight_files(folder: Path, choices: SourceOptions) -> list[str]:
 
 
 def _detect(folder: Path, choices: SourceOptions) -> Format:
-    """Return the format as `detect_format`; raise ImportError if it needs torch, and torch is not installed."""
+    """Return the format as `detect_format`; raise MissingTorchError as `import_torch` does."""
     format_ = detect_format(folder, choices)
     if format_ in NEEDS_TORCH:
         import_torch(NEEDS_TORCH[format_])

@@ -22,7 +22,7 @@ from preblock.export.source import LoadedSource
 from preblock.export.stored_tables import NarrowTable, read_data
 from preblock.models.config import FrontEndConfig
 from preblock.models.frontend_data import FrontEndData
-from preblock.models.torch_import import import_torch
+from preblock.models.torch_import import MissingTorchError, import_torch
 from preblock.service.artifacts.io import check_files, read, read_manifest, write
 from preblock.service.artifacts.manifest import Artifact, Manifest, StemManifest, TokenEmbeddings
 from preblock.service.artifacts.names import (
@@ -115,11 +115,7 @@ def verify(
         _check_manifest(manifest, describe_artifact(loaded, folder, report), folder)
         found = {name: prove_again(folder, name, report) for name in providers}
         return _record(folder, found, hashes).model_copy(update={"providers": found})
-    except PreblockError as error:
-        raise ExportError(str(error)) from error
-    except ImportError as error:
-        if error.name != "torch":
-            raise
+    except (PreblockError, MissingTorchError) as error:
         raise ExportError(str(error)) from error
 
 

@@ -168,7 +168,7 @@ def t5_borders(config: T5Config) -> list[int]:
     of them do not exceed it (Raffel et al. 2019, section 2.1).
 
     Raises:
-        ImportError: a border depends on the last bit of a logarithm, and torch is not installed.
+        MissingTorchError: a border depends on the last bit of a logarithm, and torch is not installed.
 
     """
     one_way = config.buckets // 2 if config.bidirectional else config.buckets

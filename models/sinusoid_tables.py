@@ -119,7 +119,7 @@ def library_table(recipe: str, rows: int, width: int, zero_row: int | None = Non
         float32 (rows, D).
 
     Raises:
-        ImportError: the recipe needs torch, and it is not installed.
+        MissingTorchError: the recipe needs torch, and it is not installed.
         ValueError: as `check_recipe`.
 
     """

@@ -4,6 +4,10 @@ from importlib import import_module
 from typing import Any
 
 
+class MissingTorchError(ModuleNotFoundError):
+    """torch is not installed; the message names the extra to install."""
+
+
 def import_torch(purpose: str) -> Any:
     """Return the module torch.
 
@@ -11,10 +15,10 @@ def import_torch(purpose: str) -> Any:
         purpose: what needs it, for the message.
 
     Raises:
-        ModuleNotFoundError: torch is not installed.
+        MissingTorchError: torch is not installed.
 
     """
     try:
         return import_module("torch")
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{purpose} needs torch: pip install 'preblock[torch]'", name="torch") from error
+        raise MissingTorchError(f"{purpose} needs torch: pip install 'preblock[torch]'", name="torch") from error
