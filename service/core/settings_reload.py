@@ -1,7 +1,7 @@
 """The live settings of a serving process, reloaded when their file changes."""
 
 import logging
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.file_watch import FileWatcher, check_regular, poll
@@ -10,7 +10,8 @@ from preblock.service.core.settings import RELOADABLE, Settings
 LOG = logging.getLogger(__name__)
 
 
-class RequestLimits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
     """The limits of requests, by the current settings.
 
     Args:

@@ -8,9 +8,8 @@ Letters: B batch, L length, T tokens of all rows, H ids of a history.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,10 +26,10 @@ from preblock.service.engine.positions import pooled_tokens
 ZERO = np.zeros(1, np.int64)
 ZERO.flags.writeable = False
 """Offset of a request without one. It cannot be written, because all of them share it."""
-NO_INDICES: Mapping[str, TokenRows] = MappingProxyType({})
 
 
-class Call(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Call:
     """A request of token ids, each real, and of offsets, from any protocol.
 
     Args:
@@ -39,7 +38,7 @@ class Call(NamedTuple):
         longest: most tokens of a row.
         offset: int64 (1,) or (B,).
         context: int64 (B, H), the ids before each row; None without one.
-        indices: further integers, with the lengths of the ids.
+        indices: further integers, with the lengths of the ids; None or empty without them.
         pooled: int64 (T,), as from `pooled_tokens`; None if all tokens have a part in a vector, or without pooling.
         size: bytes of the message; 0 if its transport has checked it.
         request: the request; None if it has no options beside those of its fast path.
@@ -49,9 +48,9 @@ class Call(NamedTuple):
     ids: Int64
     rows: int
     longest: int
-    offset: Int64 = ZERO
+    offset: Int64
     context: Int64 | None = None
-    indices: Mapping[str, TokenRows] = NO_INDICES
+    indices: Mapping[str, TokenRows] | None = None
     pooled: Int64 | None = None
     size: int = 0
     request: TokenRequest | None = None
@@ -82,7 +81,8 @@ class Call(NamedTuple):
         )
 
 
-class Bounds(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Bounds:
     """The legal values of plain calls to a model.
 
     Args:
@@ -134,14 +134,14 @@ def is_plain(call: Call, bounds: Bounds, limits: RequestLimits, values: int = 0)
         values: values of its response that are in memory at once; 0 if the caller checks them.
 
     """
-    ids, rows, longest, offset, context, indices, pooled, size, _ = call
-    vocab_size, room = bounds.vocab_size, bounds.limit - longest
+    ids, rows, offset, context = call.ids, call.rows, call.offset, call.context
+    vocab_size, room = bounds.vocab_size, bounds.limit - call.longest
     if (
         room < 0
         or (context is None and bounds.needs_context)
         or (len(offset) != 1 and len(offset) != rows)
         or find_excess(limits, ids.size, rows) is not None
-        or size > limits.body_bytes
+        or call.size > limits.body_bytes
         or FLOAT32_BYTES * values > limits.buffered_bytes
         or not (0 <= ids.item() < vocab_size if ids.size == 1 else _is_below(ids, vocab_size))
         or not (0 <= offset.item() <= room if len(offset) == 1 else _is_below(offset, room + 1))
@@ -151,12 +151,9 @@ def is_plain(call: Call, bounds: Bounds, limits: RequestLimits, values: int = 0)
         bounds.history and context.shape == (rows, bounds.history) and _is_below(context, vocab_size)
     ):
         return False
-    if (indices or bounds.needed) and not (
-        indices.keys() >= set(bounds.needed)
-        and all(name in bounds.indices and _is_below(i.values, bounds.indices[name]) for name, i in indices.items())
-    ):
+    if (call.indices or bounds.needed) and not _has_legal_indices(call.indices or {}, bounds):
         return False
-    return pooled is None or _has_token_in_each_row(call)
+    return call.pooled is None or _has_token_in_each_row(call)
 
 
 def find_excess(limits: RequestLimits, tokens: int, rows: int, field: str = "input_ids") -> TooLarge | None:
@@ -180,6 +177,13 @@ def _is_below(values: Int64, limit: int) -> bool:
     As unsigned numbers, negative values are larger than any limit, so that one pass checks both ends.
     """
     return bool(np.maximum.reduce(values.view(np.uint64), axis=None, initial=0) < limit)
+
+
+def _has_legal_indices(indices: Mapping[str, TokenRows], bounds: Bounds) -> bool:
+    legal = bounds.indices
+    return indices.keys() >= set(bounds.needed) and all(
+        name in legal and _is_below(rows.values, legal[name]) for name, rows in indices.items()
+    )
 
 
 def _has_token_in_each_row(call: Call) -> bool:

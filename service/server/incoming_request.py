@@ -50,7 +50,8 @@ class Refusal(NamedTuple):
         return b"".join((STATUS_LINES[self.status], lines_of(fields), b"\r\n", content))
 
 
-class TensorCall(NamedTuple):
+@dataclass(eq=False, slots=True)
+class TensorCall:
     """What the head of a tensor request says, for each body after it.
 
     Args:

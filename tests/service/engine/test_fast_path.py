@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastPath, FastRun, fast_path_of
-from preblock.service.engine.plain_calls import Call
+from preblock.service.engine.plain_calls import ZERO, Call
 from preblock.service.engine.scheduler import MicroBatch, Scheduler
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.runtime.session import Session
@@ -52,7 +52,7 @@ def failing(engine: Engine, tiny_repository: Path) -> FastPath:
 
 
 def begin(failing: FastPath, token: int) -> FastRun:
-    run = failing.start(Call(np.array([[token]]), 1, 1), perf_counter())
+    run = failing.start(Call(np.array([[token]]), 1, 1, ZERO), perf_counter())
     assert run is not None
     return run
 
@@ -91,7 +91,7 @@ def test_failed_single_run_is_counted(engine: Engine, failing: FastPath) -> None
 
 def test_run_holds_memory_of_all_its_copies(engine: Engine) -> None:
     """A run that cannot start holds none."""
-    copies, context, call = 2**16, RequestContext(), Call(np.array([[1]]), 1, 1)
+    copies, context, call = 2**16, RequestContext(), Call(np.array([[1]]), 1, 1, ZERO)
     path = fast_path_of(engine, engine.repository.get("gpt"), ("embeddings",), "float32", "grpc", copies=copies)
     assert path is not None
     of_request = copy_context()
@@ -114,4 +114,4 @@ def test_call_over_a_limit_is_not_started(tiny_repository: Path, limit: str) -> 
     with open_engine(tiny_repository, **options) as engine:
         path = fast_path_of(engine, engine.repository.get("gpt"), ("embeddings",), "float32", "decode", of_stream=True)
         assert path is not None
-        assert path.start(Call(np.ones((2, 1), np.int64), 2, 1), perf_counter()) is None
+        assert path.start(Call(np.ones((2, 1), np.int64), 2, 1, ZERO), perf_counter()) is None

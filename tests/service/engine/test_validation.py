@@ -1,6 +1,7 @@
 """Requests at the limits of a model: V 11, M 8, S 2."""
 
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,9 +121,9 @@ def test_empty_rows_are_rejected(lengths: list[int], message: str) -> None:
 
 
 def test_max_tokens_counts_tokens_of_all_rows() -> None:
-    check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), LIMITS._replace(tokens=16))
+    check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), replace(LIMITS, tokens=16))
     with pytest.raises(TooLarge, match="input_ids: got 16 tokens, expected at most 15 tokens in a request"):
-        check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), LIMITS._replace(tokens=15))
+        check(request(input_ids=[[0] * 8] * 2), tiny_manifest(), replace(LIMITS, tokens=15))
 
 
 def test_check_does_not_change_the_request() -> None:
