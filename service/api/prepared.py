@@ -293,6 +293,11 @@ class KnownRequest:
     name: str
     version: str | None
 
+    def start(self, body: bytes, began: float) -> FastRun | None:
+        """Start a request that was complete at `began`; None for another layout, or if the general path must answer."""
+        call = self.prepared.bind(body)
+        return None if call is None else self.prepared.path.start(call, began)
+
 
 KnownT = TypeVar("KnownT", bound=KnownRequest)
 

@@ -9,8 +9,9 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from contextvars import copy_context
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from fastapi.responses import Response
 
@@ -18,6 +19,7 @@ from preblock.service.api.http import errors
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.response import ChunkedResponse, Headers, KnownHttpRequest, lines_of
 from preblock.service.api.http.tracing import end_span, set_route, set_status, start_span
+from preblock.service.api.prepared import PreparedRequests
 from preblock.service.codecs.chunks import MIN_WRITE_BYTES, Buffer
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.write_turns import WriteTurns
@@ -65,7 +67,8 @@ class Connection(Protocol):
         """Handle the current exception."""
 
 
-class KnownHead(NamedTuple):
+@dataclass(eq=False, slots=True)
+class KnownHead:
     """Head of the last prepared request; the next request may begin with the same bytes.
 
     Args:
@@ -133,21 +136,12 @@ class TensorRequests:
             return True
         if not connection.begin_repeated(known.request):
             return False
-        if self._begin_known(known.call, data[len(known.data) :], began):
+        body = data[len(known.data) :]
+        if self._answer_prepared(known.call, body, _context_of(known.call, body, began)):
             self._held_since = 0.0
             return True
         connection.active = None
         return False
-
-    def _begin_known(self, call: TensorCall, body: bytes, began: float) -> bool:
-        """Answer a prepared request with the known head; return False if a check fails."""
-        known, caller = self._find(call), call.caller
-        if known is None or caller is None:
-            return False
-        context = RequestContext(call.request_id, began)
-        context.received, context.read = len(body), perf_counter() - began
-        context.target = call.target
-        return caller.run(self._responder.answer_known, known, call, body, context)
 
     def prepare(self, request: IncomingRequest) -> TensorCall | None:
         """Return the call of a tensor request that the connection answers itself; None for any other request."""
@@ -193,11 +187,8 @@ class TensorRequests:
         """
         body = b"".join(request.chunks)
         request.chunks = []
-        context = RequestContext(call.request_id, request.began)
-        context.received, context.read = len(body), perf_counter() - request.began
-        context.target = call.target
-        known, caller, respond = self._find(call), call.caller, self._responder.answer_known
-        if known is not None and caller is not None and caller.run(respond, known, call, body, context):
+        context = _context_of(call, body, request.began)
+        if self._answer_prepared(call, body, context):
             self._remember(request, call, first_input, len(body))
             return
         scope = {
@@ -217,16 +208,17 @@ class TensorRequests:
         path = request.url.partition(b"?")[0].decode("latin-1")
         self._responder.send_internal_error(path, context)
 
-    def _find(self, call: TensorCall) -> KnownHttpRequest | None:
-        """Return the prepared request of a call; None without one, or if its caller needs a new check.
+    def _answer_prepared(self, call: TensorCall, body: bytes, context: RequestContext) -> bool:
+        """Answer a request that was prepared; return False without one, or if its caller needs a new check.
 
-        Before the body is complete, it would keep a replaced model open.
+        It is found only now, because it would keep a replaced model open while the body arrives.
         """
         dispatcher = self._shared.dispatcher
         prepared = dispatcher.prepared
         if prepared is None or call.caller is None or dispatcher.changes() != call.key_changes:
-            return None
-        return call.caller.run(prepared.find, call.key)
+            return False
+        # The copy keeps the request out of the variables of an idle connection.
+        return call.caller.copy().run(self._responder.answer_prepared, prepared, call, body, context)
 
     def _remember(self, request: IncomingRequest, call: TensorCall, first_input: bytes, body_size: int) -> None:
         """Remember the head of a request that arrived alone, with its whole body or before it."""
@@ -237,6 +229,13 @@ class TensorRequests:
             if len(head) > MAX_IDLE_HEAD_BYTES:
                 return
             self._known = KnownHead(head, len(head) + body_size, request, call)
+
+
+def _context_of(call: TensorCall, body: bytes, began: float) -> RequestContext:
+    """Return the context of a request with a complete body."""
+    context = RequestContext(call.request_id, began)
+    context.received, context.read, context.target = len(body), perf_counter() - began, call.target
+    return context
 
 
 async def refuse_receive() -> Any:
@@ -265,9 +264,19 @@ class TensorResponder:
         """Bytes of memory that the response to the last request holds."""
         return 0 if self._context is None else self._context.held
 
-    def answer_known(self, known: KnownHttpRequest, call: TensorCall, body: bytes, context: RequestContext) -> bool:
-        """Answer a prepared request. Return False if a check fails; `answer` then produces the error."""
-        run = known.start(body, context)
+    def answer_prepared(
+        self,
+        prepared: PreparedRequests[KnownHttpRequest],
+        call: TensorCall,
+        body: bytes,
+        context: RequestContext,
+    ) -> bool:
+        """Answer a prepared request. Return False without one, or after a failed check, which `answer` then reports."""
+        known = prepared.find(call.key)
+        if known is None:
+            return False
+        CURRENT_REQUEST.set(context)
+        run = known.start(body, context.began + context.read)
         if run is None:
             return False
         connection, self._context = self._connection, context

@@ -37,11 +37,8 @@ class PreparedCalls:
     async def answer(self, protocol: str, message: bytes) -> bytes | None:
         """Answer a message like an earlier one; None for another message, or if the general path must answer it."""
         began, known = perf_counter(), self._known.find((protocol, len(message)))
-        call = None if known is None else known.prepared.bind(message)
-        if known is None or call is None:
-            return None
-        run = known.prepared.path.start(call, began)
-        if run is None:
+        run = None if known is None else known.start(message, began)
+        if known is None or run is None:
             return None
         try:
             if run.batched:

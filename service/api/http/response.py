@@ -13,7 +13,6 @@ from preblock.service.api.prepared import Content, KnownRequest, Prepared
 from preblock.service.codecs.chunks import MAX_CHUNK_BYTES, MAX_JOINED, Buffer, Part, body_chunks, body_size
 from preblock.service.core.write_turns import WriteTurns
 from preblock.service.engine.fast_path import FastRun
-from preblock.service.observability.context import CURRENT_REQUEST, RequestContext
 from preblock.service.observability.context import Headers as Headers
 
 LENGTH = b"content-length"
@@ -136,17 +135,6 @@ class KnownHttpRequest(KnownRequest):
         if prepared is None:
             return None
         return cls(prepared, *address, response.raw_headers, response.size, lines_of(response.raw_headers))
-
-    def start(self, body: bytes, context: RequestContext) -> FastRun | None:
-        """Start the request with this body; None if it has another layout, or the general path must answer it."""
-        call = self.prepared.bind(body)
-        if call is None:
-            return None
-        token = CURRENT_REQUEST.set(context)
-        try:
-            return self.prepared.path.start(call, context.began + context.read)
-        finally:
-            CURRENT_REQUEST.reset(token)  # an idle connection keeps the variables of its caller
 
     def compute(self, run: FastRun) -> tuple[bytes, Content]:
         """Compute the header lines and the content of a response."""

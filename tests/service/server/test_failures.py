@@ -22,7 +22,6 @@ from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.engine.engine import Engine
 from preblock.service.engine.fast_path import FastRun
 from preblock.service.engine.scheduler import BatchFunction, MicroBatch, Scheduler
-from preblock.service.observability.context import RequestContext
 from preblock.service.observability.metrics import Metrics
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
@@ -76,9 +75,9 @@ class Broken(PreparedRequests[KnownHttpRequest]):
 class BrokenRequest(KnownHttpRequest):
     cache: Broken
 
-    def start(self, body: bytes, context: RequestContext) -> FastRun | None:
+    def start(self, body: bytes, began: float) -> FastRun | None:
         self.cache.fail_at("start")
-        return super().start(body, context)
+        return super().start(body, began)
 
     def compute(self, run: FastRun) -> tuple[bytes, Content]:
         self.cache.fail_at("compute")
