@@ -15,7 +15,8 @@ from preblock.service.codecs.v2.responses import list_outputs
 from preblock.service.codecs.v2.shared_memory import SIZE
 from preblock.service.core.errors import Invalid
 from preblock.service.core.results import ChunkedTensor, GpuTarget, Result
-from preblock.service.core.shared_region import FLOAT32_BYTES, OpenRange, open_file
+from preblock.service.core.shared_region import OpenRange, open_file
+from preblock.service.core.types import FLOAT32_BYTES
 from preblock.service.engine.engine import Engine
 from preblock.service.runtime.cuda_driver import has_driver
 from preblock.service.runtime.cuda_memory import SESSION_GPU, DeviceMemory, open_memory

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from preblock.service.core.auth import caller
 from preblock.service.core.body_memory import BodyMemory, ResponseMemory
-from preblock.service.core.errors import RateLimited, TooLarge, Unavailable
+from preblock.service.core.errors import RateLimited, Unavailable
 from preblock.service.core.incoming_memory import IncomingMemory
 from preblock.service.core.settings_reload import LiveSettings
 from preblock.service.core.system import return_free_memory
@@ -17,8 +17,6 @@ MAX_ROUNDING_SECONDS = 1e-6
 """Error of sums of fractions of a second."""
 SWEEP_INTERVAL_SECONDS = 10.0
 """Interval at which callers with unused quota are forgotten."""
-FLOAT32_BYTES = 4
-"""Size of a computed value, whatever the dtype of the response."""
 COMMON_INPUTS = 5
 """Inputs with a value for each token in every model: ids, positions, mask, segments and offsets."""
 MIN_PARSED_VALUES = 2**18
@@ -53,11 +51,6 @@ class Limits:
     def max_body_bytes(self) -> int:
         """Maximum size of a request body."""
         return self._settings.current.max_body_bytes
-
-    @property
-    def max_buffered_bytes(self) -> int:
-        """Maximum bytes of vectors, as float32, in a buffered response."""
-        return self._settings.current.max_buffered_response_bytes
 
     def enter(self) -> None:
         """Begin a request; `leave` must follow.
@@ -99,16 +92,6 @@ class Limits:
     def max_parsed_values(self, indices: int = 0) -> int:
         """Return the maximum values in JSON or Protocol Buffers, for a model with `indices` further inputs."""
         return max(MIN_PARSED_VALUES, (COMMON_INPUTS + indices) * self._settings.current.max_request_tokens)
-
-    def allows_buffering(self, values: int) -> bool:
-        """Return whether a response of this number of values may be buffered."""
-        return FLOAT32_BYTES * values <= self.max_buffered_bytes
-
-    def check_buffered(self, field: str, values: int) -> None:
-        """Raise TooLarge if a response of this number of values may not be buffered."""
-        if not self.allows_buffering(values):
-            allowed = f"at most {self.max_buffered_bytes} in a buffered response"
-            raise TooLarge(field, f"{FLOAT32_BYTES * values} bytes of vectors", allowed)
 
     def _count(self, name: str, rate: float, now: float) -> None:
         """Count a request of a caller, by the generic cell rate algorithm (ITU-T I.371)."""

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from preblock.service.core.errors import Invalid, PreblockError, Unavailable
+from preblock.service.core.types import FLOAT32_BYTES
 
 FOLDER = Path("/dev/shm")
-FLOAT32_BYTES = 4
 MAX_KEY_BYTES = 255
 SEMAPHORE_PREFIX = "sem."
 """Start of the names of POSIX semaphores, which lie in the same folder."""

@@ -17,6 +17,8 @@ from preblock.service.core.row_parts import GivenVectors, RowPart, VectorPlaceho
 Chunks = Literal["none", "buffered", "sent"]
 Int64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+FLOAT32_BYTES = 4
+"""Size of a computed value, whatever the dtype of the response."""
 
 DTYPES: dict[str, np.dtype[np.generic]] = {
     "float32": np.dtype(np.float32),

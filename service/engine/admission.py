@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from preblock.service.core.errors import ClientFault
-from preblock.service.core.limits import FLOAT32_BYTES, Limits
+from preblock.service.core.limits import Limits
+from preblock.service.core.types import FLOAT32_BYTES
 from preblock.service.observability.context import CURRENT_REQUEST, RequestRecord
 from preblock.service.observability.logs import AccessLog
 from preblock.service.observability.metrics import Metrics

@@ -53,7 +53,7 @@ class DecodeState:
 
     def __init__(self, engine: Engine, model: TokenModel, options: decode_ops.DecodeOptions) -> None:
         decode_ops.check_count("rows", options.rows, engine.max_tokens)
-        check_size(engine.settings.requests, 0, options.rows, "rows")
+        check_size(engine.settings.requests, "rows", rows=options.rows)
         self.offset = decode_ops.per_row("offset", options.offset, options.rows)
         decode_ops.check_each("offset", self.offset, np.full(options.rows, model.manifest.limit))
         for output in options.outputs:
@@ -126,7 +126,7 @@ class DecodeState:
             after = before
         else:
             after = decode_ops.offsets_after(operation, before, self.model.manifest.limit, self._engine.max_tokens)
-            check_size(self._engine.settings.requests, 0, len(after), "rows")
+            check_size(self._engine.settings.requests, "rows", rows=len(after))
             if isinstance(operation, decode_ops.AppendOp):
                 manifest, needed = self.model.manifest, histories is not None
                 check_context(operation.context, operation.values, manifest, needed)

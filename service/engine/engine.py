@@ -144,7 +144,7 @@ class Engine:
         pooled = table is not None or (streamed and request.pooling != "none")
         values = (record.rows if pooled else record.tokens) * width
         if request.chunks == "buffered" or pooled or not streamed:
-            self.limits.check_buffered("input_ids", values)
+            check_size(self.settings.requests, "input_ids", values=values)
         else:
             values = min(values, planning.MAX_SENT_VALUES)
         record.checked = perf_counter()
@@ -192,7 +192,7 @@ class Engine:
         """
         if isinstance(request, TextRequest):
             return await self._tokenize(model, request)
-        check_size(self.settings.requests, 0, len(request.rows), "parts")
+        check_size(self.settings.requests, "parts", rows=len(request.rows))
         texts = [part.text for row in request.rows for part in row if part.text is not None]
         cost = tokenizer_cost(model, texts) + cost_of_parts(request, model)
         return await self.scheduler.run(cost, lambda: assemble(request, model, self.max_tokens))
@@ -202,7 +202,7 @@ class Engine:
         text = request.text
         if model.tokenizer is None:
             raise Invalid("text", repr(text[0]), "token ids, since this model has no tokenizer")
-        check_size(self.settings.requests, 0, len(text), "text")
+        check_size(self.settings.requests, "text", rows=len(text))
         work = partial(tokenize, model, text, request, self.max_tokens)
         return await self.scheduler.run(tokenizer_cost(model, text), work)
 
@@ -216,7 +216,7 @@ class Engine:
         """
         record.select(model.name, model.version)
         shape = check_bias(request, model.manifest, self.max_tokens)
-        self.limits.check_buffered("query_length and key_length", math.prod(shape))
+        check_size(self.settings.requests, "query_length and key_length", values=math.prod(shape))
         offset = request.query_offset or 0
         lengths = {"query_offset": offset, "query_length": request.query_length, "key_length": request.key_length}
         feeds = {name: np.array([length], np.int64) for name, length in lengths.items()}
@@ -234,11 +234,11 @@ class Engine:
         """
         record.select(stem.name, stem.version)
         vectors = check_stem(request, stem.manifest, self.max_tokens)
-        self.limits.check_buffered(request.input, vectors * stem.manifest.width)
-        check_size(self.settings.requests, 0, len(request.values), request.input)
+        values = vectors * stem.manifest.width
+        check_size(self.settings.requests, request.input, rows=len(request.values), values=values)
         record.rows = record.batch = len(request.values)
         feeds = {request.input: request.values}
-        await self.admission.reserve_response(record, vectors * stem.manifest.width)
+        await self.admission.reserve_response(record, values)
         # Always in a thread, because a convolution is slow at any size.
         result = await self._run_graph(stem, GRAPH, feeds, request.dtype, record, INLINE_MAX_VALUES + 1)
         record.tokens = vectors

@@ -16,9 +16,8 @@ import numpy as np
 from preblock.service.artifacts.manifest import Manifest
 from preblock.service.artifacts.names import NGRAM_ROW_IDS, NGRAM_SCALES, STORED
 from preblock.service.core.errors import TooLarge
-from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings_reload import RequestLimits
-from preblock.service.core.types import Int64, TokenRequest, TokenRows
+from preblock.service.core.types import FLOAT32_BYTES, Int64, TokenRequest, TokenRows
 from preblock.service.engine.casting import has_dtype
 from preblock.service.engine.pooling import POOLINGS
 from preblock.service.engine.positions import pooled_tokens
@@ -140,9 +139,8 @@ def is_plain(call: Call, bounds: Bounds, limits: RequestLimits, values: int = 0)
         room < 0
         or (context is None and bounds.needs_context)
         or (len(offset) != 1 and len(offset) != rows)
-        or find_excess(limits, ids.size, rows) is not None
+        or find_excess(limits, ids.size, rows, values) is not None
         or call.size > limits.body_bytes
-        or FLOAT32_BYTES * values > limits.buffered_bytes
         or not (0 <= ids.item() < vocab_size if ids.size == 1 else _is_below(ids, vocab_size))
         or not (0 <= offset.item() <= room if len(offset) == 1 else _is_below(offset, room + 1))
     ):
@@ -156,18 +154,26 @@ def is_plain(call: Call, bounds: Bounds, limits: RequestLimits, values: int = 0)
     return call.pooled is None or _has_token_in_each_row(call)
 
 
-def find_excess(limits: RequestLimits, tokens: int, rows: int, field: str = "input_ids") -> TooLarge | None:
-    """Return the error of a request with too many tokens or rows, named `field`; None within every limit."""
+def find_excess(
+    limits: RequestLimits, tokens: int, rows: int, values: int, field: str = "input_ids"
+) -> TooLarge | None:
+    """Return the error of a request with too many tokens, rows or buffered values; None within every limit.
+
+    `field` is its name for the client.
+    """
     if tokens > limits.tokens:
         return TooLarge(field, f"{tokens} tokens", f"at most {limits.tokens} tokens in a request")
     if rows > limits.rows:
         return TooLarge(field, f"{rows} rows", f"at most {limits.rows} rows in a request")
+    if FLOAT32_BYTES * values > limits.buffered_bytes:
+        allowed = f"at most {limits.buffered_bytes} in a buffered response"
+        return TooLarge(field, f"{FLOAT32_BYTES * values} bytes of vectors", allowed)
     return None
 
 
-def check_size(limits: RequestLimits, tokens: int, rows: int, field: str = "input_ids") -> None:
-    """Raise TooLarge if a request has too many tokens or rows."""
-    if (error := find_excess(limits, tokens, rows, field)) is not None:
+def check_size(limits: RequestLimits, field: str, *, tokens: int = 0, rows: int = 0, values: int = 0) -> None:
+    """Raise TooLarge if a request has too many tokens, rows or buffered values."""
+    if (error := find_excess(limits, tokens, rows, values, field)) is not None:
         raise error
 
 

@@ -16,6 +16,7 @@ from preblock.service.core.errors import Invalid
 from preblock.service.core.results import Result
 from preblock.service.core.types import Int64
 from preblock.service.engine.engine import Engine
+from preblock.service.engine.plain_calls import check_size
 from preblock.service.observability.context import RequestRecord
 from preblock.service.runtime.model import TokenModel
 
@@ -71,7 +72,7 @@ class TableReader:
         most = min(MAX_POSITIONS, limit - first)
         number = _check_count(count, most, min(DEFAULT_POSITIONS, most))
         size = number * rows.width
-        self._engine.limits.check_buffered("count", size)
+        check_size(self._engine.settings.requests, "count", values=size)
         await self._engine.admission.reserve_response(record, size)
         found = await self._run(size, lambda: rows.compute(first, number), record)
         tensors = {POSITION_EMBEDDINGS: found}

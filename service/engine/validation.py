@@ -87,7 +87,7 @@ def check(request: TokenRequest, manifest: Manifest, limits: RequestLimits) -> N
         raise Invalid("input_ids", "an empty batch", "at least one row")
     if not ids.lengths.all():
         raise Invalid(f"input_ids[{int(np.argmin(ids.lengths))}]", "an empty row", "at least one id")
-    check_size(limits, len(ids.values), len(ids.lengths))
+    check_size(limits, "input_ids", tokens=len(ids.values), rows=len(ids.lengths))
     _check_range("input_ids", ids, manifest.vocab_size)
     for refused in manifest.refused_ids:
         if len(index := np.flatnonzero(ids.values == refused)):

@@ -13,8 +13,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from preblock.client.errors import RequestError
-from preblock.service.core.limits import FLOAT32_BYTES
 from preblock.service.core.settings import Settings
+from preblock.service.core.types import FLOAT32_BYTES
 from preblock.service.runtime.session import INLINE_MAX_VALUES
 from tests.support.artifacts import draw_tables, make_repository
 from tests.support.decode_protocols import decode_frame, decode_json
