@@ -107,11 +107,8 @@ class ReadScheduler:
             self.rest = memoryview(bytes(self.rest) + data)
             self._update()
             self._turns.read()
-        elif self._read is not None:
-            try:  # as `_forward`, without its frame
-                self._read(data)
-            except Exception:
-                self._fail()
+        else:
+            self._forward(data)
 
     def read_chunk(self) -> bool:
         """Forward one chunk of the waiting input, and return whether another one may follow."""
