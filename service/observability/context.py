@@ -231,10 +231,9 @@ class RequestContext:
         self.held = 0
 
     def hold(self, memory: BodyMemory, size: int) -> None:
-        """Keep `size` bytes reserved in `memory` until `release`, if there are any."""
-        if size:
-            self._memory = memory
-            self.held += size
+        """Keep `size` bytes reserved in `memory` until `release`."""
+        self._memory = memory
+        self.held += size
 
     def keep(self, size: int) -> None:
         """Release all but `size` bytes of the memory of the response: those that its client has still to read."""

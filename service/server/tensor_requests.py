@@ -112,7 +112,8 @@ class TensorRequests:
         known = self._known
         if known is None:
             return data
-        data = self.take_held_head() + data
+        if self._held_head:
+            data = self.take_held_head() + data
         if data.startswith(known.data) and self._answer_known(known, data):
             return b""
         return data
