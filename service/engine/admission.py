@@ -97,7 +97,7 @@ class Admission:
             context.trace.add(record, isinstance(error, Exception) and not isinstance(error, ClientFault))
         if self.log.sample_rate:
             self.log.write(record)
-        record.context = None  # breaks the reference cycle, so that both are freed at once
+        record.context = record.ids = None  # breaks the reference cycle, so that both are freed at once
 
     def _leave(self, record: RequestRecord) -> None:
         if record.admitted:

@@ -114,7 +114,7 @@ class Engine:
         """
         record.select(model.name, model.version)
         sent = wanted if isinstance(wanted, TokenRequest) else await self.to_tokens(model, wanted)
-        self.admission.log.note_ids(record, sent.input_ids)
+        record.ids = sent.input_ids
         cost = TOKEN_COST * len(sent.input_ids.values)
         request, feeds, next_offset = await self.scheduler.run(cost, lambda: self._prepare(sent, model.manifest))
         record.rows, record.tokens = len(request.input_ids.lengths), len(request.input_ids.values)

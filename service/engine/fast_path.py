@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from preblock.service.artifacts.names import CONTEXT, STORED
 from preblock.service.core.errors import PreblockError
 from preblock.service.core.results import ChunkedTensor
-from preblock.service.core.types import Int64, TextRequest, TokenRequest, TokenRows
+from preblock.service.core.types import Int64, TextRequest, TokenRequest
 from preblock.service.engine.engine import Engine, finish_outputs, tokenize, tokenizer_cost
 from preblock.service.engine.plain_calls import Bounds, Call, bounds_of, is_plain
 from preblock.service.engine.planning import (
@@ -189,6 +189,7 @@ class FastRun:
         self._path, self.record = path, record
         record.model, record.version, record.selected = path.model.name, path.model.version, record.started
         record.rows, record.tokens = call.rows, call.ids.size
+        record.ids = call.ids if call.request is None else call.request.input_ids
         feeds = {"input_ids": call.ids, "offset": call.offset}
         self._table: LookupTable | None = None
         self._pooled = call.pooled
@@ -241,11 +242,7 @@ class FastRun:
 
     def end(self, error: BaseException | None = None) -> None:
         """End the request with success, or with `error`."""
-        admission = self._path.engine.admission
-        if admission.log.sample_rate and admission.log.max_token_ids:
-            request, ids = self._item.request, self._item.feeds["input_ids"]
-            admission.log.note_ids(self.record, TokenRows.of_array(ids) if request is None else request.input_ids)
-        admission.end(self.record, error)
+        self._path.engine.admission.end(self.record, error)
 
     def count_bytes(self, received: int, sent: int, read: float, send: float = 0.0) -> None:
         """Count the bytes of the request and of its response, and the seconds of reading and sending them."""

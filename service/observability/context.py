@@ -15,6 +15,7 @@ from time import perf_counter
 
 from preblock.service.core.body_memory import BodyMemory
 from preblock.service.core.errors import PreblockError
+from preblock.service.core.types import Int64, TokenRows
 
 ID, TIMING = b"x-request-id", b"server-timing"
 PER_REQUEST_HEADERS = frozenset(
@@ -75,7 +76,7 @@ class RequestRecord:
         rows: of the request.
         tokens: embedded for the request.
         batch: rows of the model run, other requests included; 0 if another request of the batch counts them.
-        ids: token ids for the access log, by row; None if the log has none.
+        ids: of the request, for the access log; None before they are known, and after the end.
         started: the reading of the request begins.
         selected: the model is found.
         checked: the request is validated.
@@ -110,7 +111,7 @@ class RequestRecord:
         self.model = self.operation = self.outcome = ""
         self.body_bytes = self.version = self.rows = self.tokens = self.batch = 0
         self.copies = 1
-        self.ids: list[list[int]] | None = None
+        self.ids: TokenRows | Int64 | None = None
         self.started = perf_counter() if started is None else started
         self.selected = self.checked = self.dequeued = self.ran = self.ended = 0.0
         if context is not None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from preblock.service.core.settings_reload import LiveSettings
-from preblock.service.core.types import TokenRows
+from preblock.service.core.types import Int64, TokenRows
 from preblock.service.observability.context import CURRENT_REQUEST, RequestContext, RequestRecord
 
 MAX_PATH_CHARS = 256
@@ -33,31 +33,22 @@ class AccessLog:
         """Share of requests with a line: 0 for none, 1 for all."""
         return self._settings.current.access_log_sample_rate
 
-    @property
-    def max_token_ids(self) -> int:
-        """Maximum token ids in a line; 0 if no request has a line."""
-        return self._settings.current.access_log_max_token_ids if self.sample_rate else 0
-
-    def note_ids(self, record: RequestRecord, rows: TokenRows) -> None:
-        """Keep the first token ids of a request for its line, if lines hold ids."""
-        if most := self.max_token_ids:
-            record.ids, begin = [], 0
-            for length in rows.lengths[:most].tolist():
-                if begin < most:
-                    record.ids.append(rows.values[begin : min(begin + length, most)].tolist())
-                    begin += length
-
     def write(self, record: RequestRecord) -> None:
         """Write the line of an ended request, if it is sampled, as soon as its status is known."""
         if random.random() >= self.sample_rate:
             return
-        context = record.context
+        context, ids = record.context, _first_ids(record.ids, self._max_token_ids)
         if context is None or context.target is None or context.status is not None:
-            self._write(record, context)
+            self._write(record, context, ids)
         else:
-            context.on_status += (partial(self._write, record, context),)
+            context.on_status += (partial(self._write, record, context, ids),)
 
-    def _write(self, record: RequestRecord, context: RequestContext | None) -> None:
+    @property
+    def _max_token_ids(self) -> int:
+        """Maximum token ids in a line; 0 for none."""
+        return self._settings.current.access_log_max_token_ids
+
+    def _write(self, record: RequestRecord, context: RequestContext | None, ids: list[list[int]] | None) -> None:
         method, path, client = ("", "", "") if context is None or context.target is None else context.target
         path = quote(path)[:MAX_PATH_CHARS]  # a decoded path may hold a line break
         fields: dict[str, Any] = {
@@ -74,10 +65,22 @@ class AccessLog:
         names = "protocol", "model", "outcome", "method", "path", "status"
         text = " ".join(str(fields[name] or "-") for name in names)
         text += f" {record.tokens} tokens {client or '-'} {1000 * record.seconds:.3f} ms"
-        ids = ""
-        if record.ids is not None and self.max_token_ids:
-            fields["input_ids"], ids = record.ids, f" {json.dumps(record.ids)}"
-        REQUESTS.info("%s", text, extra={"fields": fields, "ids": ids, **_ids_of(context)})
+        suffix = ""
+        if ids is not None and self._max_token_ids:
+            fields["input_ids"], suffix = ids, f" {json.dumps(ids)}"
+        REQUESTS.info("%s", text, extra={"fields": fields, "ids": suffix, **_ids_of(context)})
+
+
+def _first_ids(ids: TokenRows | Int64 | None, most: int) -> list[list[int]] | None:
+    """Return the first token ids of a request by row, at most so many; None without ids."""
+    if ids is None or not most:
+        return None
+    rows, begin, found = ids if isinstance(ids, TokenRows) else TokenRows.of_array(ids), 0, []
+    for length in rows.lengths[:most].tolist():
+        if begin < most:
+            found.append(rows.values[begin : min(begin + length, most)].tolist())
+            begin += length
+    return found
 
 
 def _ids_of(context: RequestContext | None) -> dict[str, str]:

@@ -125,7 +125,7 @@ def test_logged_ids_are_grouped_by_rows_and_logged_once(caplog: pytest.LogCaptur
     context = RequestContext(b"mine")
     for lengths in ([2, 0, 3, 1], [5], [1], []):
         record = RequestRecord("decode", context)
-        log.note_ids(record, TokenRows(np.arange(sum(lengths)), np.array(lengths, np.int64)))
+        record.ids = TokenRows(np.arange(sum(lengths)), np.array(lengths, np.int64))
         log.write(record)
         log.write(RequestRecord("decode", context))  # another step, without its ids
     told = [getattr(line, "fields", {}).get("input_ids") for line in caplog.records]
