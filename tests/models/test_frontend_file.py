@@ -73,11 +73,7 @@ FRONT_ENDS = {
     "hierarchical": HierarchicalEmbedding(V, D, {"sentence": 3, "word": 5}),
     "every field": FrontEnd(EVERY_FIELD),
     "tokens alone": FrontEnd(FrontEndConfig(family="t", steps=(TOKENS,), max_len=None)),
-    "library sinusoids": FrontEnd(
-        FrontEndConfig(
-            family="m", steps=(TOKENS, Positions(rows=M, table="tensor2tensor", first=1, zero_row=0)), max_len=5
-        )
-    ),
+    "library sinusoids": FrontEnd(FrontEndConfig(family="m", steps=(TOKENS, SINUSOIDS), max_len=5)),
     "rotary": FrontEnd(FrontEndConfig(family="r", steps=(TOKENS,), max_len=M, rotary=ROTARY)),
 }
 

@@ -15,8 +15,6 @@ from tests.support.protocols import Clients, native_bytes
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
-CURL = {"Content-Type": "application/x-www-form-urlencoded"}
-"""The content type of `curl -d`."""
 EVENTS = {"Accept": "text/event-stream"}
 
 
