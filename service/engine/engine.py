@@ -88,7 +88,7 @@ class Engine:
     @property
     def max_tokens(self) -> int:
         """Most tokens of a request."""
-        return self.settings.current.max_request_tokens
+        return self.settings.requests.tokens
 
     async def answer(self, model: TokenModel | EncoderStem, request: AnyRequest, record: RequestRecord) -> Result:
         """Return the result of `embed`, `bias` or `stem`, by the kind of request."""

@@ -15,7 +15,7 @@ from contextvars import Context
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
@@ -43,7 +43,8 @@ from preblock.service.server.tls_handshake import TlsHandshake
 ERROR_LOG, ACCESS_LOG = logging.getLogger("uvicorn.error"), logging.getLogger("uvicorn.access")
 
 
-class Client(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Client:
     """The client of a connection.
 
     Args:
