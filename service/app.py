@@ -130,20 +130,19 @@ def create_app(settings: Settings, engine: Engine | None = None, hosts: AllowedH
     streams, sequences = StreamRegistry(engine.metrics, engine.settings), Sequences(engine)
     app = _create_api(lambda: _run(settings, engine, streams, sequences, tracing))
     describe = partial(document, app.openapi, engine.repository.access.needs_key)
-    limit = settings.max_body_bytes
-    embedding = embed.handler(engine, limit)
-    inference = v2.handler(engine, sequences.shared_store, limit)
-    embeddings = openai.handler(engine, limit)
+    embedding = embed.handler(engine)
+    inference = v2.handler(engine, sequences.shared_store)
+    embeddings = openai.handler(engine)
     for router in (
         embed.router(embedding),
-        bias.router(engine, limit),
+        bias.router(engine),
         models.router(engine),
         tables.router(engine),
-        decode.router(engine, streams, limit),
-        v2.router(engine, inference, VERSION, limit),
+        decode.router(engine, streams),
+        v2.router(engine, inference, VERSION),
         shared_memory.router(engine),
         openai.router(engine, embeddings),
-        tei.router(engine, limit),
+        tei.router(engine),
         health.router(engine),
         index.router(VERSION, settings, engine.repository.access),
         pages.router("Preblock API", describe, STATIC_DOCUMENTS, settings.has_inspector),

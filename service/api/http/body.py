@@ -76,14 +76,16 @@ def choose_encoding(accept: str, text: bool) -> str | None:
     return best if best in WINDOW_BITS and qualities.get(best, 0.0) > 0 else None
 
 
-async def read_body(request: RawRequest, engine: Engine, limit: int, record: RequestRecord | None) -> bytes:
+async def read_body(
+    request: RawRequest, engine: Engine, record: RequestRecord | None, most: int | None = None
+) -> bytes:
     """Return the complete, decompressed body, and reserve memory for it until the handler of the request returns.
 
     Args:
         request: with the body.
         engine: runs the decompression.
-        limit: maximum bytes, before and after decompression.
-        record: of the request; None if `limit` is too low for a large body.
+        record: of the request; None if `most` is too low for a large body.
+        most: maximum bytes, before and after decompression, within the limit of all bodies; default: that limit.
 
     Raises:
         TooLarge: the body is larger; a larger declared length is rejected before the body is read.
@@ -92,6 +94,7 @@ async def read_body(request: RawRequest, engine: Engine, limit: int, record: Req
         Unavailable: too many large bodies wait for memory, or this one takes too long to arrive, or waits too long.
 
     """
+    limit = engine.limits.max_body_bytes if most is None else min(most, engine.limits.max_body_bytes)
     encoding = request.list_header(b"content-encoding").lower() or "identity"
     encoding = "gzip" if encoding == "x-gzip" else encoding  # RFC 9110, section 8.4.1.3
     if encoding != "identity" and encoding not in WINDOW_BITS:

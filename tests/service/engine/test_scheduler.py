@@ -210,7 +210,7 @@ def test_busy_server_rejects_large_and_serves_small_requests(tiny_repository: Pa
     with open_engine(tiny_repository, scheduler) as engine:
         app = FastAPI()
         errors.install(app)
-        app.include_router(embed.router(embed.handler(engine, 2**24)))
+        app.include_router(embed.router(embed.handler(engine)))
         asyncio.run(scenario(app))
 
 

@@ -16,7 +16,7 @@ from preblock.service.core.auth import caller
 from preblock.service.engine.engine import Engine
 
 
-def router(engine: Engine, max_body_bytes: int) -> APIRouter:
+def router(engine: Engine) -> APIRouter:
     """Return the router of this API."""
     routes = APIRouter(tags=["bias"])
 
@@ -27,7 +27,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             accept = request.list_header(b"accept")
             answer_type(accept, TYPES)  # fail before the body is read
             body_type(request.header(b"content-type"), (JSON,))
-            body = await read_body(request, engine, max_body_bytes, record)
+            body = await read_body(request, engine, record)
             model = engine.repository.get(name, version, caller=caller())  # perhaps another one than before the body
             read = partial(read_json, body, engine.limits.max_parsed_values())
             fields = await engine.scheduler.run(len(body), read, text=True)

@@ -31,7 +31,7 @@ MAX_CLOSE_REASON_BYTES = 123
 """Maximum size of the reason in a close frame (RFC 6455, section 5.5)."""
 
 
-def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIRouter:
+def router(engine: Engine, streams: StreamRegistry) -> APIRouter:
     """Return the router of decode streams."""
     routes = APIRouter(tags=["decode"])
 
@@ -62,12 +62,12 @@ def router(engine: Engine, streams: StreamRegistry, max_body_bytes: int) -> APIR
                 expected = f"{EVENTS} for a JSON body; a body of lines needs Content-Type: {NDJSON}"
                 raise NotAcceptable("Accept", accept or "no header", expected)
             if answer_type(accept, (EVENTS if kind == JSON else NDJSON,)) == EVENTS:
-                body = await read_body(request, engine, max_body_bytes, record)
+                body = await read_body(request, engine, record)
                 return await answer_events(streams, engine, find(), body, fields)
             encoding = request.list_header(b"content-encoding")
             if encoding and encoding.lower() != "identity":
                 raise UnsupportedFormat("Content-Encoding", encoding, "identity, because lines are read as they arrive")
-            return answer_lines(streams, DecodeSession(engine, find(), fields), max_body_bytes)
+            return answer_lines(streams, DecodeSession(engine, find(), fields))
 
     add_model_routes(routes, "POST", "/decode", decode, **schemas.DECODE)
     return routes

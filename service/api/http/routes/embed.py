@@ -33,7 +33,7 @@ FILE_COST = 2**12
 """Cost of writing a `prompt_embeds` file, in values: each row has a file of its own."""
 
 
-def handler(engine: Engine, max_body_bytes: int) -> Handler:
+def handler(engine: Engine) -> Handler:
     """Return the handler of this API."""
 
     async def embed(request: RawRequest, name: str, version: str | None) -> Response:
@@ -43,7 +43,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
             accept = request.list_header(b"accept")
             answer_type(accept, TYPES)  # fail before the body is read
             kind = body_type(request.header(b"content-type"), TYPES)
-            body = await read_body(request, engine, max_body_bytes, record)
+            body = await read_body(request, engine, record)
             model = engine.repository.get(name, version, caller=caller())  # perhaps another one than before the body
             indices = model.manifest.indices
             read = partial(_read, body, kind, request.query, indices, engine.limits.max_parsed_values(len(indices)))

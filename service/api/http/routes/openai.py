@@ -19,7 +19,7 @@ from preblock.service.engine.engine import Engine
 from preblock.service.runtime.model import TokenModel
 
 
-def handler(engine: Engine, max_body_bytes: int) -> Handler:
+def handler(engine: Engine) -> Handler:
     """Return the handler of `/v1/embeddings`. The body names the model, so it ignores the one of the path."""
 
     async def embeddings(request: RawRequest, _name: str, _version: str | None) -> Response:
@@ -29,7 +29,7 @@ def handler(engine: Engine, max_body_bytes: int) -> Handler:
         """
         with engine.admission.request("openai") as record:
             body_type(request.header(b"content-type"), (JSON,))
-            body = await read_body(request, engine, max_body_bytes, record)
+            body = await read_body(request, engine, record)
 
             def read() -> tuple[TokenModel, EmbedMessage]:
                 document = read_json(body, engine.limits.max_parsed_values())

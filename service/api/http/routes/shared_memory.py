@@ -29,8 +29,7 @@ def router(engine: Engine) -> APIRouter:
     routes = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
     async def read_fields(request: Request, fields: tuple[str, ...]) -> dict[str, Any]:
-        limit = min(engine.limits.max_body_bytes, MAX_BODY_BYTES)
-        document = read_json(await read_body(RawRequest.of(request), engine, limit, None))
+        document = read_json(await read_body(RawRequest.of(request), engine, None, MAX_BODY_BYTES))
         refuse_unknown(document, fields)
         return document
 

@@ -19,7 +19,7 @@ from preblock.service.core.types import TextRequest, TokenRequest
 from preblock.service.engine.engine import Engine
 
 
-def router(engine: Engine, max_body_bytes: int) -> APIRouter:
+def router(engine: Engine) -> APIRouter:
     """Return the router of this API."""
     routes = APIRouter(prefix="/tei", tags=["text-embeddings-inference"])
 
@@ -32,7 +32,7 @@ def router(engine: Engine, max_body_bytes: int) -> APIRouter:
             identifier = split_identifier(static_model)
             record.model = engine.repository.get(*identifier, caller=caller()).name
             body_type(raw.header(b"content-type"), (JSON,))
-            body = await read_body(raw, engine, max_body_bytes, record)
+            body = await read_body(raw, engine, record)
             found = engine.repository.get(*identifier, caller=caller())  # perhaps another one than before the body
 
             def read() -> TextRequest | TokenRequest:

@@ -37,7 +37,7 @@ MAX_OPTIONS_BYTES = 2**16
 """Maximum size of a body with options; it is parsed in the event loop."""
 
 
-def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Handler:
+def handler(engine: Engine, sequences: SequenceStore) -> Handler:
     """Return the handler of inference requests; `sequences` stores their sequences."""
 
     async def infer(request: RawRequest, name: str, version: str | None) -> Response:
@@ -45,7 +45,7 @@ def handler(engine: Engine, sequences: SequenceStore, max_body_bytes: int) -> Ha
         with engine.admission.request("open-inference") as record:
             record.model = engine.repository.find(name, version, caller=caller()).name
             body_type(request.header(b"content-type"), (JSON, BYTES))
-            body = await read_body(request, engine, max_body_bytes, record)
+            body = await read_body(request, engine, record)
             model = engine.repository.find(name, version, caller=caller())  # perhaps another one than before the body
             header_length = request.header(HEADER)
             most = None  # an image or a spectrogram has more values than tokens
@@ -100,7 +100,7 @@ def _prepare(
     return KnownHttpRequest.of(prepared, address, response)
 
 
-def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) -> APIRouter:
+def router(engine: Engine, infer: Handler, version: str) -> APIRouter:
     """Return the router of this API; `version` is the version of the server."""
     routes = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
@@ -144,7 +144,7 @@ def router(engine: Engine, infer: Handler, version: str, max_body_bytes: int) ->
     add_model_routes(routes, "GET", "/config", config, dict[str, Any], responses=refusals)
     add_model_routes(routes, "GET", "/stats", statistics, schemas.ModelStatisticsList, responses=refusals)
     add_model_routes(routes, "POST", "/infer", infer, **schemas.INFER)
-    _add_repository_routes(routes, engine, max_body_bytes)
+    _add_repository_routes(routes, engine)
     return routes
 
 
@@ -173,12 +173,12 @@ def _add_server_routes(routes: APIRouter, engine: Engine, version: str) -> None:
         return {"models": [*engine.repository.newest(caller())]}
 
 
-def _add_repository_routes(routes: APIRouter, engine: Engine, max_body_bytes: int) -> None:
+def _add_repository_routes(routes: APIRouter, engine: Engine) -> None:
     """Add the extension to list, load and unload the models of the repository."""
 
     async def read_option(request: fastapi.Request, name: str, default: Any, allowed: str) -> Any:
         """Return the only allowed field of the JSON body; its type must match the default."""
-        body = await read_body(RawRequest.of(request), engine, min(max_body_bytes, MAX_OPTIONS_BYTES), None)
+        body = await read_body(RawRequest.of(request), engine, None, MAX_OPTIONS_BYTES)
         options = read_json(body) if body else {}
         refuse_unknown(options, (name,))
         value = options.get(name, default)

@@ -98,15 +98,16 @@ def _body(content: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": content, "more_body": more}
 
 
-def answer_lines(streams: StreamRegistry, session: DecodeSession, max_line_bytes: int) -> StreamResponse:
-    """Return the response with an answer for each line of the request body, at most `max_line_bytes` long."""
+def answer_lines(streams: StreamRegistry, session: DecodeSession) -> StreamResponse:
+    """Return the response with an answer for each line of the request body."""
 
     async def answers(lifetime: StreamLifetime, receive: Receive) -> Answers:
-        reader, incoming = LineReader(receive, max_line_bytes), session.engine.limits.incoming
+        limits = session.engine.limits
+        reader = LineReader(receive, limits.max_body_bytes)
         # An empty chunk tells the client that it may write.
         yield b"", session.stream.running
         while True:
-            async with incoming.arrive() as body:
+            async with limits.incoming.arrive() as body:
                 line = await lifetime.wait(partial(reader.line, body))
                 if line is None:
                     return
