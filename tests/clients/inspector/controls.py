@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 from tests.support.servers import Server
 
 AXE = ROOT / "tests/clients/accessibility/node_modules/axe-core/axe.min.js"
-PANELS = ("identity", "embed", "positions", "decode", "neighbours")
+PANELS = ("overview", "identity", "embed", "neighbours", "positions", "decode")
 
 
 def text(page: Page, name: str) -> str:
@@ -69,6 +69,12 @@ def check_accessibility(page: Page) -> None:
 
 def pixels(page: Page, name: str) -> str:
     return str(page.evaluate(f"document.getElementById('{name}').toDataURL()"))
+
+
+def ticks(page: Page, picture: str, axis: str) -> Any:
+    """Return the words beside a picture: the name of the axis `down` or `across`, and its numbers."""
+    words = f"document.getElementById('{picture}').parentElement.querySelectorAll('.{axis} :is(.name, .tick)')"
+    return page.evaluate(f"Array.from({words}, (word) => word.innerText)")
 
 
 def messages(page: Page) -> Any:

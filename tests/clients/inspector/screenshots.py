@@ -1,4 +1,4 @@
-"""The structure of a screenshot: the rectangles of its panels, found in the pixels alone."""
+"""Screenshots, and where the page has its elements."""
 
 import base64
 from io import BytesIO
@@ -20,20 +20,6 @@ def take_screenshot(page: Page) -> Pixels:
     values = imread(BytesIO(base64.b64decode(taken["data"])), format="png")  # from 0 to 1
     pixels: Pixels = np.rint(values[:, :, :3] * 255).astype(np.uint8)
     return pixels
-
-
-def find_panels(pixels: Pixels, colour: tuple[int, int, int]) -> list[Rectangle]:
-    """Return the areas whose padding has this background colour, from top to bottom.
-
-    A panel's padding is a column of one colour from its upper to its lower border; its content never touches it.
-    """
-    painted = (pixels == np.array(colour, np.uint8)).all(axis=2)
-    columns = np.flatnonzero(painted.any(axis=0))
-    left, right = int(columns[0]), int(columns[-1]) + 1
-    padding = painted[:, left + 4].astype(np.int8)
-    steps = np.diff(padding, prepend=0, append=0)
-    tops, bottoms = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
-    return [(left, int(top), right, int(bottom)) for top, bottom in zip(tops, bottoms, strict=True)]
 
 
 def rectangles(page: Page, selector: str) -> list[Rectangle]:

@@ -19,6 +19,7 @@ from tests.clients.inspector.controls import (
     pixels,
     submit,
     text,
+    ticks,
     use_stream,
 )
 from tests.support.artifacts import copy_artifact, read_tables
@@ -44,9 +45,10 @@ def test_first_view_stays_small_and_same_origin(page: Page, inspected: Server) -
 
 
 def test_page_has_every_panel_with_heading(page: Page) -> None:
-    found = page.evaluate("""Array.from(document.querySelectorAll("main > section"), (section) =>
+    choose(page, "gpt")
+    found = page.evaluate("""Array.from(document.querySelectorAll("main section"), (section) =>
         [section.id, document.getElementById(section.getAttribute("aria-labelledby")).innerText, section.hidden])""")
-    titles = ("Model", "Embed", "Positions", "Decode", "Nearest tokens")
+    titles = ("Models", "Model", "Embed", "Nearest tokens", "Positions", "Decode")
     assert found == [[name, title, False] for name, title in zip(PANELS, titles, strict=True)]
 
 
@@ -57,6 +59,7 @@ def test_model_panel_matches_api_description(page: Page, inspected: Server) -> N
     for expected in (described["identity"], "bert, version 2", "0 to 10", "float32", "token_type_ids 0 to 1"):
         assert expected in facts
     assert f"running {described['provider']}" in facts
+    assert page.evaluate("document.querySelector('.identity').clientWidth") < 150
     parity = described["parity"]["providers"]["CPUExecutionProvider"]["outputs"]["embeddings"]
     assert str(len(parity["cases"])) in text(page, "parity")
     fill(page, version="1")
@@ -66,17 +69,34 @@ def test_model_panel_matches_api_description(page: Page, inspected: Server) -> N
     assert other != described["identity"]
 
 
-def test_random_weights_of_preset_are_shown(page: Page) -> None:
+def test_random_weights_of_preset_are_shown(page: Page, inspected: Server) -> None:
     choose(page, "t5")
     assert "preset, tiny, random weights" in text(page, "facts")
     shown = page.evaluate("[...document.querySelectorAll('option')].map((option) => option.innerText)")
-    assert [line for line in shown if "random weights" in line] == ["t5 (t5, random weights)"]
+    assert [line for line in shown if "random weights" in line] == ["t5 (random weights)"]
+    assert page.evaluate("[...document.querySelectorAll('#served tr')].map((row) => row.cells[1].innerText)") == [
+        "random weights" if model["random_weights"] else "checkpoint"
+        for model in httpx.get(f"{inspected.address}/models").json()
+    ]
 
 
-def test_stem_model_shows_only_model_panel(page: Page, inspected: Server) -> None:
-    choose(page, "vit")
-    shown = page.evaluate(f"{list(PANELS)}.filter((name) => !document.getElementById(name).hidden)")
-    assert shown == ["identity"]
+@pytest.mark.parametrize(
+    ("model", "missing"),
+    [
+        ("vit", {"embed", "neighbours", "positions", "decode"}),
+        ("wordllama", {"positions", "decode"}),
+        ("ngrams", {"positions"}),
+        ("rotary", set()),
+    ],
+)
+def test_panels_without_content_are_hidden(model: str, missing: set[str], page: Page, inspected: Server) -> None:
+    page.evaluate(f"document.querySelector('#served [value={model}]').click()")
+    page.wait_for(f"document.getElementById('status').innerText.startsWith('{model}')")
+    shown = page.evaluate(f"{list(PANELS)}.filter((name) => document.getElementById(name).checkVisibility())")
+    assert shown == [name for name in PANELS if name not in missing]
+    links = page.evaluate("[...document.querySelectorAll('nav a:not([hidden])')].map((link) => link.hash)")
+    assert links == [*(f"#{name}" for name in shown), ""]
+    assert page.evaluate("document.getElementById('model').value") == model
     check_events(page, inspected)
 
 
@@ -90,16 +110,21 @@ def test_embed_panel_shows_ids_positions_norms_and_values(page: Page, inspected:
     ).json()
     rows = page.evaluate("""Array.from(document.querySelectorAll("#vectors tr"), (row) =>
         Array.from(row.cells, (cell) => cell.innerText))""")
-    assert [row[1:4] for row in rows] == [["5", "2", "none"], ["6", "3", "none"], ["1", "4", "none"]]
+    assert [row[1:3] for row in rows] == [["5", "2"], ["6", "3"], ["1", "4"]]
     vectors = np.array(answer["embeddings"][0])
-    norms = [float(row[4]) for row in rows]
+    norms = [float(row[3]) for row in rows]
     assert np.allclose(norms, np.linalg.norm(vectors, axis=1), rtol=1e-3)
-    first = [[float(value) for value in row[5].split(", ")[:-1]] for row in rows]
-    assert np.allclose(first, vectors[:, :6], rtol=1e-3)
+    first = [[float(value) for value in row[4].split(", ")[:-1]] for row in rows]
+    assert np.allclose(first, vectors[:, :4], rtol=1e-3)
     colours = page.evaluate("""Array.from(document.querySelectorAll("#spans .token"), (token) =>
         getComputedStyle(token).backgroundColor)""")
     assert len(set(colours)) == 3
-    assert "model" in text(page, "timings")
+    times = page.evaluate("""Array.from(document.querySelectorAll("#timings tr"), (row) => [
+        row.cells[0].innerText, row.cells[1].innerText, row.querySelector(".bar > *").offsetWidth])""")
+    assert [name for name, _, _ in times] == ["parse and check", "queue", "model", "network and page", "total"]
+    milliseconds = [float(time.removesuffix(" ms")) for _, time, _ in times]
+    widths = [width for _, _, width in times]
+    assert np.allclose(np.array(widths) / widths[-1], np.array(milliseconds) / milliseconds[-1], atol=0.02)
     check_events(page, inspected)
 
 
@@ -111,11 +136,11 @@ def test_embed_panel_shows_outputs_of_several_layers(output: str, page: Page, in
     page.wait_for("!document.getElementById('embed-result').hidden")
     body = {"input_ids": [5, 6, 1], "output": output, "encoding": "float"}
     answer = httpx.post(f"{inspected.address}/models/ngrams/embed", json=body).json()
-    rows = page.evaluate("""Array.from(document.querySelectorAll("#vectors tr"), (row) => row.cells[5].innerText)""")
+    rows = page.evaluate("""Array.from(document.querySelectorAll("#vectors tr"), (row) => row.cells[4].innerText)""")
     found = [[float(value) for value in row.split(", ")[:-1]] for row in rows]
-    expected = np.array(answer[output][0]).reshape(3, -1)[:, :6]
+    expected = np.array(answer[output][0]).reshape(3, -1)[:, :4]
     assert np.allclose(found, expected, rtol=0 if output == "ngram_row_ids" else 1e-3)
-    check_events(page, inspected, (422,))  # the model has no positions
+    check_events(page, inspected)
 
 
 def test_embed_panel_shows_code_for_text(page: Page, inspected: Server) -> None:
@@ -126,6 +151,8 @@ def test_embed_panel_shows_code_for_text(page: Page, inspected: Server) -> None:
     page.wait_for("!document.getElementById('embed-result').hidden || document.getElementById('embed-error').innerText")
     assert text(page, "embed-error") == ""
     assert "next offset" in text(page, "embed-words")
+    page.wait_for("document.getElementById('spans').innerText.startsWith('[CLS]')")
+    assert text(page, "vectors").splitlines()[-1].startswith("[SEP]")
     for language, expected in (("curl", "curl '"), ("python", "preblock.connect("), ("javascript", "await fetch(")):
         page.evaluate(f"document.querySelector('[data-language={language}]').click()")
         assert expected in text(page, "snippet")
@@ -141,7 +168,8 @@ def test_embed_panel_sends_token_types(page: Page) -> None:
     page.evaluate("document.querySelector('#indices input').value = '0, 1'")
     submit(page, "embed")
     page.wait_for("!document.getElementById('embed-result').hidden")
-    assert "token_type_ids 1" in text(page, "vectors")
+    rows = "[...document.querySelectorAll('#vectors tr')].map((row) => row.cells[3].innerText)"
+    assert (text(page, "columns").split()[3], page.evaluate(rows)) == ("token_type_ids", ["0", "1"])
     page.evaluate("document.querySelector('#indices input').value = '0, 2'")
     submit(page, "embed")
     page.wait_for("document.getElementById('embed-error').innerText")
@@ -167,6 +195,9 @@ def test_embed_panel_shows_api_error_message(
     page.wait_for("document.getElementById('embed-error').innerText")
     assert text(page, "embed-error").startswith(message)
     assert page.evaluate("document.getElementById('embed-result').hidden")
+    fill(page, offset="")  # the browser itself refuses it, with words of its own
+    submit(page, "embed")
+    assert text(page, "embed-error") == ""
     check_events(page, inspected, (422,))
 
 
@@ -184,11 +215,24 @@ def test_position_slider_shows_window_and_limit(page: Page, inspected: Server, t
     assert f"has cosine {float(f'{cosine:.4g}'):g} with the next" in text(page, "similarity-words")
     size = page.evaluate("[document.getElementById('heatmap').width, document.getElementById('heatmap').height]")
     assert size == [4, 6]
+    assert [ticks(page, "heatmap", axis) for axis in ("down", "across")] == [
+        ["position", *"012345"],
+        ["dimension", *"0123"],
+    ]
+    assert [ticks(page, "similarity", axis) for axis in ("down", "across")] == [
+        ["position", *"012345"],
+        ["position", *"024"],
+    ]
     before = pixels(page, "ruler")
     fill(page, slider="5")
     page.wait_for("document.getElementById('ruler-words').innerText.includes('at offset 5 ')")
     assert "It is refused: 1 are beyond max_len 6." in text(page, "ruler-words")
     assert pixels(page, "ruler") != before
+    fill(page, window="65")
+    page.wait_for("document.getElementById('positions-error').innerText")
+    assert text(page, "positions-error") == "tokens: got 65, expected 1 to 64"
+    fill(page, window="1")
+    page.wait_for("!document.getElementById('positions-error').innerText")
     check_events(page, inspected)
 
 
@@ -232,13 +276,21 @@ def test_nearest_tokens_match_api(page: Page, inspected: Server) -> None:
     submit(page, "neighbours")
     page.wait_for("document.getElementById('nearest').children.length")
     body = httpx.get(f"{inspected.address}/models/gpt/neighbours?id=3&count=4").json()
-    lines = text(page, "nearest").splitlines()
-    assert [line.split(":")[0] for line in lines] == [str(entry["id"]) for entry in body["neighbours"]]
+    rows = page.evaluate("""Array.from(document.querySelectorAll("#nearest tr"), (row) => [
+        Number(row.cells[0].innerText), Number(row.cells[1].innerText), row.querySelector(".bar > *").offsetWidth
+        / row.querySelector(".bar").offsetWidth])""")
+    assert [row[0] for row in rows] == [entry["id"] for entry in body["neighbours"]]
+    cosines = [entry["cosine"] for entry in body["neighbours"]]
+    assert np.allclose([row[1] for row in rows], cosines, rtol=1e-3)
+    assert np.allclose([row[2] for row in rows], np.maximum(cosines, 0), atol=0.01)
     fill(page, token="99")
     submit(page, "neighbours")
     page.wait_for("document.getElementById('neighbours-error').innerText")
     assert "id: got 99, expected 0 to 6" in text(page, "neighbours-error")
     assert text(page, "nearest") == ""
+    fill(page, count="101")  # the browser itself refuses it
+    submit(page, "neighbours")
+    assert text(page, "neighbours-error") == ""
 
 
 def test_key_stays_in_memory_and_streams_use_requests(browser: Page, tiny_repository: Path, tmp_path: Path) -> None:

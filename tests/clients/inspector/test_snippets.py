@@ -16,19 +16,20 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get i
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "service.test"])
-def test_copy_button_copies_snippet_at_any_address(host: str, browser: Page, inspected: Server) -> None:
+def test_copy_buttons_copy_at_any_address(host: str, browser: Page, inspected: Server) -> None:
     load(browser, replace(inspected, address=inspected.address.replace("127.0.0.1", host)))
     browser.wait_for("document.getElementById('version').value")
     assert browser.evaluate("isSecureContext") == (host == "127.0.0.1")
     submit(browser, "embed")
     browser.wait_for("!document.getElementById('embed-result').hidden")
-    click = "document.getElementById('copy').click()"
-    browser.call("Runtime.evaluate", expression=click, userGesture=True)
-    browser.wait_for("document.getElementById('status').innerText === 'The request was copied.'")
-    code = browser.evaluate("document.getElementById('snippet').textContent")
-    browser.evaluate("document.getElementById('content').select() ?? document.getElementById('content').focus()")
-    browser.call("Input.dispatchKeyEvent", type="keyDown", commands=["paste"])
-    browser.wait_for(f"document.getElementById('content').value === {json.dumps(code)}")
+    for button, source in (("#copy", "#snippet"), ("#facts button", ".identity")):
+        click = f"document.querySelector('{button}').click()"
+        browser.call("Runtime.evaluate", expression=click, userGesture=True)
+        browser.wait_for(f"document.querySelector('{button}').innerText === 'Copied'")
+        copied = browser.evaluate(f"document.querySelector('{source}').textContent")
+        browser.evaluate("document.getElementById('content').select() ?? document.getElementById('content').focus()")
+        browser.call("Input.dispatchKeyEvent", type="keyDown", commands=["paste"])
+        browser.wait_for(f"document.getElementById('content').value === {json.dumps(copied)}")
 
 
 @pytest.mark.parametrize("language", ["curl", "python"])

@@ -1,13 +1,12 @@
 """The look of the inspector: its width, colours, accessibility and use by keyboard, and what a screenshot shows."""
 
-from itertools import pairwise
+from itertools import combinations
 
-import numpy as np
 import pytest
 
 from tests.clients.browser import CHROMIUM, Page
 from tests.clients.inspector.controls import PANELS, check_accessibility, choose, press, submit
-from tests.clients.inspector.screenshots import count_colours, find_panels, rectangles, take_screenshot
+from tests.clients.inspector.screenshots import count_colours, rectangles, take_screenshot
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
@@ -45,14 +44,14 @@ def test_screenshots_show_every_panel_in_both_color_schemes(width: int, page: Pa
         page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         pixels = take_screenshot(page)
         assert pixels.shape[1] == width
-        panels = find_panels(pixels, colour)
+        panels = rectangles(page, "main section")
         assert len(panels) == len(PANELS)
-        for above, below in pairwise(panels):  # panels do not overlap: only the page and borders lie between
-            between = (above[0] + 8, above[3] + 3, above[2] - 8, below[1] - 3)
-            assert count_colours(pixels, between) == 1
-            assert tuple(pixels[between[1], between[0]]) == page_colour
-        expected = rectangles(page, "main > section")
-        assert np.abs(np.array(panels) - np.array(expected)).max() <= 2, (panels, expected)
+        for left, top, right, bottom in panels:  # the padding is the panel's, and beyond the border lies the page
+            assert count_colours(pixels, (left + 4, top + 4, left + 6, bottom - 4)) == 1
+            assert tuple(pixels[top + 4, left + 4]) == colour
+            assert tuple(pixels[bottom + 4, (left + right) // 2]) == page_colour
+        for one, other in combinations(panels, 2):
+            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
         pictures = rectangles(page, "canvas")
         counts = [count_colours(pixels, picture) for picture in pictures]
         assert len(counts) == 3
@@ -61,6 +60,37 @@ def test_screenshots_show_every_panel_in_both_color_schemes(width: int, page: Pa
         assert all(count_colours(pixels, panel) > 3 for panel in panels)
         structures.append(panels)
     assert structures[0] == structures[1]
+    page.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_wide_page_has_two_columns_and_navigation_stays(page: Page) -> None:
+    page.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+    for model, panels in (("gpt", "#embed, #positions"), ("wordllama", "#embed, #neighbours")):
+        choose(page, model)
+        left, right = rectangles(page, panels)
+        assert (left[1], left[2] < right[0]) == (right[1], True)
+        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        assert page.evaluate("scrollY > 0 && document.querySelector('.top').getBoundingClientRect().top === 0")
+        page.evaluate("document.querySelector('nav a').click()")
+        header, overview = rectangles(page, ".top, #overview")
+        assert header[3] <= overview[1]
+    page.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_narrow_table_has_shade_until_its_end(page: Page) -> None:
+    page.call("Emulation.setDeviceMetricsOverride", width=320, height=800, deviceScaleFactor=1, mobile=False)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    page.call("Emulation.setScrollbarsHidden", hidden=True)
+    place = "document.querySelector('#overview .scroll')"
+    assert page.evaluate(f"{place}.scrollWidth > {place}.clientWidth")
+    shades = []
+    for scroll in ("0", "1e6"):
+        page.evaluate(f"{place}.scrollLeft = {scroll}")
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        pixels = take_screenshot(page)
+        ((left, top, right, _),) = rectangles(page, "#overview .scroll")
+        shades.append([int(pixels[top + 2, column].max()) < 240 for column in (left + 2, right - 3)])
+    assert shades == [[False, True], [True, False]]
     page.call("Emulation.clearDeviceMetricsOverride")
 
 

@@ -1,10 +1,11 @@
 // The panel of a decode stream: step, rewind and reorder rows.
 import { hasKey } from "./api.js";
-import { attempt, element, find, norm, onSubmit, readIntegers, short } from "./dom.js";
-import { tokenSpan } from "./embed.js";
+import { attempt, element, find, norm, onSubmit, readIntegers, restart, short } from "./dom.js";
+import { isStatic, tokenSpan } from "./embed.js";
 import { openStream } from "./streams.js";
 
 const MAX_MESSAGES = 50;
+const place = find("decode-error");
 let model = null;
 let stream = null;
 let rows = []; // for each row: its first offset, and the ids fed so far
@@ -32,25 +33,29 @@ function close() {
   find("stream").hidden = true;
 }
 
-// Prepare the panel for a model of tokens.
+// Prepare the panel for a model of tokens. Return whether the model has positions to step along.
 export function openDecode(description) {
   close();
   model = description;
   find("messages").replaceChildren();
-  find("decode-error").replaceChildren();
+  restart(place);
   find("transport").textContent = hasKey()
     ? "A browser cannot send a key with a WebSocket, so each step is a POST …/embed with its offset."
     : "The stream is a WebSocket; the service keeps the offset of each row.";
   const { vocab_size: count } = model.manifest;
   find("step-ids").value = `${Math.min(1, count - 1)}, ${Math.min(2, count - 1)}; ${Math.min(3, count - 1)}`;
+  return !isStatic(model);
 }
 
-const place = find("decode-error");
-onSubmit(find("open-form"), place, async () => {
+onSubmit(find("open-form"), place, async (isOld) => {
   close();
-  const count = Math.max(1, Math.min(8, Number(find("rows").value) || 1));
-  const begin = readIntegers(find("open-offset").value, "offset")[0] ?? 0;
-  stream = await openStream(model, Array(count).fill(begin));
+  const [count, begin] = ["rows", "open-offset"].map((name) => find(name).valueAsNumber);
+  const opened = await openStream(model, Array(count).fill(begin));
+  if (isOld()) {
+    opened.close();
+    return;
+  }
+  stream = opened;
   rows = Array.from({ length: count }, () => ({ begin, ids: [] }));
   find("messages").replaceChildren();
   find("stream").hidden = false;

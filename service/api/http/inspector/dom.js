@@ -15,8 +15,21 @@ export function element(tag, attributes = {}, ...children) {
 
 // Fill a <dl> with pairs of a term and a description; pairs without a description are left out.
 export function describe(list, pairs) {
-  const kept = pairs.filter(([, text]) => text !== null && text !== undefined && text !== "");
-  list.replaceChildren(...kept.flatMap(([term, text]) => [element("dt", {}, term), element("dd", {}, text)]));
+  const kept = pairs.filter(([, content]) => content !== null && content !== undefined && content !== "");
+  list.replaceChildren(...kept.flatMap(([term, content]) => [element("dt", {}, term), element("dd", {}, content)]));
+}
+
+// Return a row of a table: its head, and its other cells.
+export function tableRow(head, ...cells) {
+  const others = cells.map((content) => element("td", {}, content));
+  return element("tr", {}, element("th", { scope: "row" }, head), ...others);
+}
+
+// Return a bar from 0 to `share` of its width. Screen readers get the number beside it.
+export function bar(share) {
+  const filled = element("span");
+  filled.style.inlineSize = `${100 * Math.max(0, Math.min(1, share))}%`;
+  return element("span", { className: "bar", "aria-hidden": "true" }, filled);
 }
 
 export const number = (value) => value.toLocaleString("en");
@@ -33,19 +46,46 @@ export function readIntegers(text, field) {
   return words.map(Number);
 }
 
-// Run `work` when `form` is submitted, and write its error into `place`.
+const turns = new WeakMap(); // the last attempt of each place for errors
+
+// Forget the error in `place`, and the attempts that still run. Return whether a later call has done the same.
+export function restart(place) {
+  const turn = {};
+  turns.set(place, turn);
+  place.replaceChildren();
+  return () => turns.get(place) !== turn;
+}
+
+// Run `work`, and write its error into `place`; `isOld` of its argument says whether a later attempt has begun.
+export async function attempt(place, work) {
+  const isOld = restart(place);
+  try {
+    await work(isOld);
+  } catch (error) {
+    if (!isOld()) place.replaceChildren(error.message);
+  }
+}
+
+// Run `work` when `form` is submitted. The browser itself refuses some values; an older error would then be wrong.
 export function onSubmit(form, place, work) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     attempt(place, work);
   });
+  form.addEventListener("invalid", () => restart(place), true);
 }
 
-export async function attempt(place, work) {
-  place.replaceChildren();
-  try {
-    await work();
-  } catch (error) {
-    place.replaceChildren(error.message);
-  }
+// Let a button copy the text of an element. Without TLS, browsers have a clipboard on localhost alone; elsewhere they
+// copy a selection.
+export function onCopy(button, source, place) {
+  const words = button.textContent;
+  button.addEventListener("click", () => attempt(place, async () => {
+    if (navigator.clipboard) await navigator.clipboard.writeText(source.textContent);
+    else {
+      getSelection().selectAllChildren(source);
+      if (!document.execCommand("copy")) throw new Error("The browser refused to copy. The text is selected: copy it.");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => button.replaceChildren(words), 2000);
+  }));
 }

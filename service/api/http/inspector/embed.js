@@ -1,18 +1,21 @@
 // The panel of a request: ids or text in, and each token with its position, inputs, norm and first numbers.
-import { embed, hasKey, modelPath } from "./api.js";
-import { attempt, describe, element, find, norm, onSubmit, readIntegers, short } from "./dom.js";
+import { embed, getJson, hasKey, modelPath } from "./api.js";
+import { bar, element, find, norm, onCopy, onSubmit, readIntegers, restart, short, tableRow } from "./dom.js";
 import { writeSnippet } from "./snippets.js";
 
 const COLOURS = 6;
-const FIRST = 6;
+const FIRST = 4;
 const MAX_SHOWN = 512;
-const STAGES = { parse: "parse and check", queue: "queue", run: "model" };
+const STAGES = { parse: "parse and check", run: "model" };
 const form = find("embed-form");
 let model = null;
 let sent = null; // the fields of the last request, and the type of its answer
 let language = "curl";
 
-export const chosenInput = () => form.elements.input.value;
+const chosenInput = () => form.elements.input.value;
+
+// Whether a model has vectors for sentences, and no positions at all.
+export const isStatic = ({ manifest }) => Boolean(manifest.sentence);
 
 // Return the span of a token, in the colour of its place.
 export function tokenSpan(text, place, title) {
@@ -23,49 +26,73 @@ function readFields() {
   const content = find("content").value;
   const hasText = chosenInput() === "text";
   const fields = hasText ? { text: content, return_tokens: true } : { input_ids: readIntegers(content, "input_ids") };
-  fields.offset = readIntegers(find("offset").value, "offset")[0] ?? 0;
+  fields.offset = find("offset").valueAsNumber;
   for (const input of find("indices").querySelectorAll("input")) {
     if (input.value.trim() && fields.input_ids) fields[input.name] = readIntegers(input.value, input.name);
   }
   return { ...fields, output: find("output").value, encoding: "base64" };
 }
 
-// Return id and text of each token; the text is null where the request had ids alone.
+// Return id and text of each token; the text is null where the request had ids alone, and for special tokens.
 function readTokens(fields, answer) {
   if (fields.input_ids) return fields.input_ids.map((id) => ({ id, text: null }));
   const characters = [...fields.text]; // spans count Unicode code points
   return answer.input_ids[0].map((id, place) => {
     const [begin, end] = answer.spans[0][place];
-    return { id, text: begin === end ? "special" : characters.slice(begin, end).join("") };
+    return { id, text: begin === end ? null : characters.slice(begin, end).join("") };
   });
 }
 
-function describeInputs(fields, place) {
-  const names = Object.keys(model.manifest.indices);
-  return names.map((name) => `${name} ${fields[name]?.[place] ?? 0}`).join(", ") || "none";
+// Write the text of special tokens, which is in no span of the input, over their ids in the page.
+function spellSpecials(specials) {
+  for (const [id, places] of specials) {
+    getJson(`${modelPath(model)}/neighbours?id=${id}&count=1`).then(({ token }) => {
+      for (const place of places) place.textContent = token ?? id;
+    }, () => {}); // the id stays
+  }
+}
+
+function showTokens(fields, tokens, vectors, norms) {
+  const indices = Object.keys(model.manifest.indices);
+  const columns = ["token", "id", !isStatic(model) && "position", ...indices, "norm", "first numbers"].filter(Boolean);
+  find("columns").replaceChildren(...columns.map((name) => element("th", { scope: "col" }, name)));
+  const specials = new Map();
+  const [spans, rows] = [[], []];
+  for (const [place, { id, text }] of tokens.slice(0, MAX_SHOWN).entries()) {
+    const position = fields.offset + place;
+    const span = tokenSpan(text ?? String(id), place, isStatic(model) ? `id ${id}` : `id ${id}, position ${position}`);
+    const values = `${[...vectors[place].slice(0, FIRST)].map(short).join(", ")}, …`;
+    const row = tableRow(text ?? `token ${place + 1}`, String(id), ...(isStatic(model) ? [] : [String(position)]),
+      ...indices.map((name) => String(fields[name]?.[place] ?? 0)), short(norms[place]), values);
+    if (fields.text && text === null) specials.set(id, [...(specials.get(id) ?? []), span, row.firstChild]);
+    spans.push(span);
+    rows.push(row);
+  }
+  find("spans").replaceChildren(...spans);
+  find("vectors").replaceChildren(...rows);
+  if (model.manifest.token_embeddings) spellSpecials(specials);
+}
+
+function showTimes(timing, total) {
+  const found = [...timing.matchAll(/(\w+);dur=([\d.]+)/g)];
+  const stages = found.map(([, name, time]) => [STAGES[name] ?? name, Number(time)]);
+  const known = stages.reduce((sum, [, time]) => sum + time, 0);
+  const times = [...stages, ["network and page", Math.max(0, total - known)], ["total", total]];
+  find("timings").replaceChildren(...times.map(([name, time]) =>
+    tableRow(name, `${time.toFixed(time < 1 ? 3 : 1)} ms`, bar(time / total))));
 }
 
 function show(fields, { answer, vectors, milliseconds, timing }) {
   const tokens = readTokens(fields, answer);
-  const shown = tokens.slice(0, MAX_SHOWN);
   const norms = vectors.map(norm);
-  find("spans").replaceChildren(...shown.map(({ id, text }, place) =>
-    tokenSpan(text ?? String(id), place, `id ${id}, position ${fields.offset + place}`)));
-  find("vectors").replaceChildren(...shown.map(({ id, text }, place) => element("tr", {},
-    element("th", { scope: "row" }, text ?? `token ${place + 1}`), element("td", {}, String(id)),
-    element("td", {}, String(fields.offset + place)), element("td", {}, describeInputs(fields, place)),
-    element("td", {}, short(norms[place])),
-    element("td", {}, [...vectors[place].slice(0, FIRST)].map(short).join(", ") + ", …"))));
-  const left = tokens.length - shown.length;
-  find("embed-words").replaceChildren(
-    `${tokens.length} tokens at positions ${fields.offset} to ${fields.offset + tokens.length - 1}, shape ` +
-    `[${answer.shape.join(", ")}], norms ${short(Math.min(...norms))} to ${short(Math.max(...norms))}, ` +
-    `next offset ${answer.next_offset.join(", ")}. Use: ${answer.use_as}.` + (left ? ` ${left} are not shown.` : ""));
-  const stages = [...timing.matchAll(/(\w+);dur=([\d.]+)/g)];
-  describe(find("timings"), [
-    ...stages.map(([, stage, time]) => [STAGES[stage] ?? stage, `${time} ms`]),
-    ["until the page had it", `${milliseconds.toFixed(1)} ms`],
-  ]);
+  showTokens(fields, tokens, vectors, norms);
+  const last = fields.offset + tokens.length - 1;
+  const left = tokens.length - MAX_SHOWN;
+  find("embed-words").textContent = `${tokens.length} tokens, shape [${answer.shape.join(", ")}], norms ` +
+    `${short(Math.min(...norms))} to ${short(Math.max(...norms))}. ` +
+    (isStatic(model) ? "" : `Positions ${fields.offset} to ${last}, next offset ${answer.next_offset.join(", ")}. `) +
+    `Use: ${answer.use_as}.` + (left > 0 ? ` ${left} are not shown.` : "");
+  showTimes(timing, milliseconds);
   find("embed-result").hidden = false;
 }
 
@@ -82,37 +109,30 @@ function showChoice() {
   find("indices").hidden = chosenInput() === "text";
 }
 
-// Copy the text of an element. Without TLS, browsers have a clipboard on localhost alone; elsewhere they copy a selection.
-async function copyText(place) {
-  if (navigator.clipboard) {
-    await navigator.clipboard.writeText(place.textContent);
-    return;
-  }
-  getSelection().selectAllChildren(place);
-  if (!document.execCommand("copy")) throw new Error("The browser refused to copy. The request is selected: copy it.");
-}
-
 // Prepare the panel for a model of tokens.
 export function openEmbed(description) {
   model = description;
   const hasText = "tokenizer.json" in model.manifest.files;
-  find("text-choice").hidden = !hasText;
+  find("choice").hidden = !hasText;
   form.elements.input.value = hasText ? "text" : "input_ids";
   const most = model.manifest.vocab_size - 1;
   find("content").value = hasText ? "Hello, world!" : [0, 1, 2, 3].map((id) => Math.min(id + 1, most)).join(", ");
   find("offset").value = 0;
+  find("offset-label").hidden = isStatic(model);
   find("output").replaceChildren(...Object.keys(model.outputs).map((name) => element("option", {}, name)));
   find("indices").replaceChildren(...Object.entries(model.manifest.indices).map(([name, count]) =>
     element("label", {}, `${name}, 0 to ${count - 1} `, element("input", { name, autocomplete: "off" }))));
   find("embed-result").hidden = true;
-  find("embed-error").replaceChildren();
+  restart(find("embed-error"));
   showChoice();
+  return true;
 }
 
-onSubmit(form, find("embed-error"), async () => {
+onSubmit(form, find("embed-error"), async (isOld) => {
   find("embed-result").hidden = true;
   const fields = readFields();
   const found = await embed(model, fields);
+  if (isOld()) return;
   sent = { fields, dtype: found.answer.dtype };
   show(fields, found);
   showSnippet();
@@ -124,7 +144,4 @@ for (const button of document.querySelectorAll("[data-language]")) {
     showSnippet();
   });
 }
-find("copy").addEventListener("click", () => attempt(find("embed-error"), async () => {
-  await copyText(find("snippet"));
-  find("status").textContent = "The request was copied.";
-}));
+onCopy(find("copy"), find("snippet"), find("embed-error"));

@@ -1,8 +1,9 @@
 // The panel of a model: its identity, source, limits, provider and parity.
-import { describe, element, find, number, short } from "./dom.js";
+import { describe, element, find, number, onCopy, short, tableRow } from "./dom.js";
 
 function describeSource({ kind, name, revision, config_sha256: hash }, random) {
-  const named = [kind, name, random && "random weights", revision && `revision ${revision}`].filter(Boolean).join(", ");
+  const weights = random && "random weights from a seed, not trained ones";
+  const named = [kind, name, weights, revision && `revision ${revision}`].filter(Boolean).join(", ");
   return hash ? `${named}; config sha256 ${hash.slice(0, 12)}…` : named;
 }
 
@@ -24,12 +25,8 @@ function describeGrid(cases) {
 
 function parityTable(provider, report) {
   const rows = Object.entries(report.outputs).map(([name, output]) =>
-    element("tr", {},
-      element("td", {}, name),
-      element("td", {}, output.max_abs === 0 ? "equal, bit for bit" : "within tolerance"),
-      element("td", {}, short(output.max_abs)),
-      element("td", {}, `${short(output.max_ulp)} of ${short(output.allowed_ulp)}`),
-      element("td", {}, String(output.cases.length))));
+    tableRow(name, output.max_abs === 0 ? "equal, bit for bit" : "within tolerance", short(output.max_abs),
+      `${short(output.max_ulp)} of ${short(output.allowed_ulp)}`, String(output.cases.length)));
   const heads = ["output", "verdict", "largest difference", "ULP of allowed", "cases"];
   const head = element("tr", {}, ...heads.map((text) => element("th", { scope: "col" }, text)));
   const table = element("table", {}, element("caption", {}, provider), element("thead", {}, head),
@@ -43,6 +40,14 @@ function parityTable(provider, report) {
     element("details", {}, element("summary", {}, "Grid of the cases"), element("ul", {}, ...grids))];
 }
 
+// Return an identity, of which the page shows the first part, and a button that copies the whole.
+function showIdentity(identity) {
+  const [whole, button] = [element("code", { className: "identity", title: identity }, identity),
+    element("button", { type: "button", className: "small", "aria-label": "Copy identity" }, "Copy")];
+  onCopy(button, whole, find("identity-error"));
+  return element("span", { className: "fields" }, whole, button);
+}
+
 export function showModel(description) {
   const { manifest, parity } = description;
   const tokens = manifest.kind === "tokens";
@@ -51,12 +56,12 @@ export function showModel(description) {
   const indices = Object.entries(manifest.indices ?? {}).map(([name, count]) => `${name} 0 to ${count - 1}`);
   describe(find("facts"), [
     ["name", `${description.name}, version ${description.version}`],
-    ["identity", description.identity],
+    ["identity", showIdentity(description.identity)],
     ["family", manifest.family],
     ["source", describeSource(manifest.source, description.random_weights)],
     ["token ids", tokens ? `0 to ${number(manifest.vocab_size - 1)}` : null],
     ["max_len", tokens ? (description.max_len === null ? "no limit" : number(description.max_len)) : null],
-    ["tokens of a request", number(description.max_tokens)],
+    ["max_tokens", number(description.max_tokens)],
     ["width", number(manifest.width)],
     ["further inputs", indices.join(", ")],
     ["outputs", outputs.join("; ")],
@@ -65,5 +70,6 @@ export function showModel(description) {
     ["exported with", Object.entries(manifest.versions).map((pair) => pair.join(" ")).join(", ")],
   ]);
   const providers = Object.entries(parity.providers ?? {});
+  find("proof").hidden = !providers.length;
   find("parity").replaceChildren(...providers.flatMap(([name, report]) => parityTable(name, report)));
 }

@@ -1,18 +1,27 @@
-// The page: chooses a model, asks for a key where one is needed, and fills the panels.
+// The page: lists the models, asks for a key where one is needed, and fills the panels of one model.
 import { ApiError, getJson, hasKey, modelPath, setKey } from "./api.js";
 import { openDecode } from "./decode.js";
-import { element, find, number } from "./dom.js";
+import { element, find, number, tableRow } from "./dom.js";
 import { openEmbed } from "./embed.js";
 import { showModel } from "./model.js";
 import { openNeighbours } from "./neighbours.js";
 import { openPositions } from "./positions.js";
 
-const PANELS = ["embed", "positions", "decode", "neighbours"];
-const ALL = ["identity", ...PANELS];
+const PANELS = { embed: openEmbed, neighbours: openNeighbours, positions: openPositions, decode: openDecode };
 const [models, versions, status, keyForm] = ["model", "version", "status", "key-form"].map(find);
 
-function hidePanels(names) {
-  for (const name of ALL) find(name).hidden = names.includes(name);
+// Show the panels with these names, and the links to them.
+function showPanels(names) {
+  for (const section of document.querySelectorAll("main section")) {
+    section.hidden = !names.includes(section.id);
+    document.querySelector(`nav [href="#${section.id}"]`).hidden = section.hidden;
+  }
+}
+
+// Say how the page is. Words that its controls show as well are for screen readers alone.
+function say(words, shown = true) {
+  status.textContent = words;
+  status.className = shown ? "" : "unseen";
 }
 
 let requested = 0;
@@ -25,34 +34,49 @@ async function openModel(name, version) {
   const numbers = description.versions.toSorted((one, other) => other - one);
   versions.replaceChildren(...numbers.map((value) => element("option", {}, String(value))));
   versions.value = description.version;
+  versions.parentElement.hidden = numbers.length < 2;
+  models.value = name;
+  for (const button of find("served").querySelectorAll("button")) {
+    button.setAttribute("aria-pressed", String(button.value === name));
+  }
   const tokens = description.manifest.kind === "tokens";
-  hidePanels(tokens ? [] : PANELS);
+  const shown = tokens ? Object.keys(PANELS).filter((panel) => PANELS[panel](description)) : [];
+  showPanels(["overview", "identity", ...shown]);
   showModel(description);
-  status.textContent = tokens ? `${name}, version ${description.version}` : `${name} takes images or spectrograms.`;
-  if (!tokens) return;
-  for (const open of [openEmbed, openDecode, openNeighbours, openPositions]) open(description);
+  say(tokens ? `${name}, version ${description.version}` : `${name} takes images or spectrograms.`, !tokens);
+}
+
+function showModels(found) {
+  models.replaceChildren(...found.map(({ name, random_weights: random }) =>
+    element("option", { value: name }, random ? `${name} (random weights)` : name)));
+  find("served").replaceChildren(...found.map((model) => {
+    const open = element("button", { type: "button", className: "small", value: model.name }, model.name);
+    open.addEventListener("click", () => attemptOpening(() => openModel(model.name)));
+    const { vocab_size: ids, max_len: limit, random_weights: random } = model;
+    return tableRow(open, random ? "random weights" : "checkpoint", model.family,
+      ids === null ? "none" : `0 to ${number(ids - 1)}`, limit === null ? "none" : number(limit));
+  }));
 }
 
 async function openService() {
-  hidePanels(ALL);
-  status.textContent = "Loading the models.";
+  showPanels([]);
+  say("Loading the models.");
   const found = (await getJson("/models")).filter(({ ready }) => ready);
   keyForm.hidden = true;
-  models.replaceChildren(...found.map(({ name, family, max_len: limit, random_weights: random }) =>
-    element("option", { value: name },
-      `${name} (${family}${limit ? `, ${number(limit)} positions` : ""}${random ? ", random weights" : ""})`)));
-  if (found.length) await openModel(found[0].name);
-  else status.textContent = "No model is ready.";
+  showModels(found);
+  const first = found.find(({ random_weights: random }) => !random) ?? found[0];
+  if (first) await openModel(first.name);
+  else say("No model is ready.");
 }
 
 async function attemptOpening(open) {
   try {
     await open();
   } catch (error) {
-    hidePanels(ALL);
-    status.textContent = error.message;
+    showPanels(find("served").hasChildNodes() ? ["overview"] : []);
+    say(error.message);
     if (error instanceof ApiError && error.status === 401) {
-      status.textContent = hasKey() ? error.message : "This service needs an API key.";
+      say(hasKey() ? error.message : "This service needs an API key.");
       keyForm.hidden = false;
       find("key").focus();
     }

@@ -1,4 +1,5 @@
-// Drawings on a canvas: a heat map of rows, and a ruler of positions.
+// Drawings: a heat map of rows with its axes, and a ruler of positions.
+import { element, short } from "./dom.js";
 
 const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 
@@ -6,18 +7,9 @@ const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 const LIGHT = [[255, 255, 255], [5, 80, 160], [165, 15, 20]];
 const DARK = [[20, 24, 27], [110, 180, 255], [255, 130, 110]];
 
-// Draw rows of equal width, one pixel for each value, and mark the rows `begin` to `end`. Return the value of the
-// strongest colour: a few outliers would leave the rest without colour.
-export function drawHeatmap(canvas, rows, begin, end) {
+// Draw rows of equal width, one pixel for each value. `most` is the value of the strongest colour.
+function drawHeatmap(canvas, rows, most) {
   const [height, width] = [rows.length, rows[0].length];
-  let [largest, squares] = [0, 0];
-  for (const row of rows) {
-    for (const value of row) {
-      largest = Math.max(largest, Math.abs(value));
-      squares += value * value;
-    }
-  }
-  const most = Math.min(largest, 3 * Math.sqrt(squares / (height * width)));
   canvas.width = width;
   canvas.height = height;
   const context = canvas.getContext("2d");
@@ -33,12 +25,56 @@ export function drawHeatmap(canvas, rows, begin, end) {
     }
   }
   context.putImageData(image, 0, 0);
-  if (end > begin) {
-    context.fillStyle = isDark() ? "#ffe08a" : "#000";
-    context.fillRect(0, begin, Math.max(2, width / 100), end - begin);
-    context.fillRect(width - Math.max(2, width / 100), begin, width, end - begin);
+}
+
+// Write a few numbers, and the name of an axis, beside the cells of a heat map: `count` cells from `first` on.
+function showAxis(axis, side, { name, first, count }, most) {
+  const rough = count / most;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = Math.max(1, [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough));
+  axis.replaceChildren(element("span", { className: "name" }, name));
+  for (let value = Math.ceil(first / step) * step; value < first + count; value += step) {
+    const tick = element("span", { className: "tick" }, String(value));
+    tick.style[side] = `${((value - first + 0.5) / count) * 100}%`;
+    axis.append(tick);
   }
-  return most;
+}
+
+function showLegend(legend, most) {
+  const [ground, low, high] = isDark() ? DARK : LIGHT;
+  const scale = element("span", { className: "scale" });
+  scale.style.background = `linear-gradient(to right, rgb(${low}), rgb(${ground}), rgb(${high}))`;
+  legend.replaceChildren(short(-most), scale, short(most));
+}
+
+// Draw a heat map with the axes `down` and `across`, each with a name and its first number, and the scale
+// of the colours. `most` is the value of the strongest colour. Mark the rows `begin` to `end`.
+export function drawPlot(canvas, rows, down, across, most, begin = 0, end = 0) {
+  drawHeatmap(canvas, rows, most);
+  const plot = canvas.parentElement;
+  const [left, below, legend] = [".down", ".across", ".legend"].map((name) => plot.querySelector(name));
+  showAxis(left, "insetBlockStart", { ...down, count: rows.length }, 8);
+  showAxis(below, "insetInlineStart", { ...across, count: rows[0].length }, 5);
+  showLegend(legend, most);
+  if (end <= begin) return;
+  const window = element("span", { className: "window" });
+  window.style.insetBlockStart = `${(begin / rows.length) * 100}%`;
+  window.style.blockSize = `${((end - begin) / rows.length) * 100}%`;
+  left.append(window);
+}
+
+// Return the lowest and the highest value of rows, and a value for the strongest colour: a few outliers would leave the
+// rest without colour.
+export function measure(rows) {
+  let [least, most, squares] = [Infinity, -Infinity, 0];
+  for (const row of rows) {
+    for (const value of row) {
+      [least, most] = [Math.min(least, value), Math.max(most, value)];
+      squares += value * value;
+    }
+  }
+  const spread = 3 * Math.sqrt(squares / (rows.length * rows[0].length));
+  return { least, most, strongest: Math.min(Math.max(-least, most), spread) };
 }
 
 // Draw the positions 0 to `length`, the window `begin` to `end`, and the end of the model at `limit`.
