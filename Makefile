@@ -30,7 +30,7 @@ CHECKPOINTS := $(VENV)/checkpoints
 ANY_WHEEL := --only-binary=:all: --platform manylinux2014_x86_64 --python-version 3.11 --implementation cp --abi cp311
 
 .DEFAULT_GOAL := help
-.PHONY: help serve models test test-long test-all coverage mutants clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto ptx docs dist sbom smoke clean
+.PHONY: help serve models test test-long test-all coverage mutants clients test-ray fuzz reliability check format bench bench-peers huge families discover discover-fuzz proto ptx pictures docs dist sbom smoke clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -125,6 +125,9 @@ proto: $(VENV)/dev ## Generate the protocol buffer modules again.
 ptx: $(VENV)/dev ## Compile the kernel for NVIDIA GPUs again; needs no GPU.
 	$(PIP) -q --no-deps --upgrade --target $(VENV)/nvrtc $(NVRTC)
 	$(BIN)/python -m tests.support.nvrtc $(VENV)/nvrtc
+
+pictures: $(VENV)/dev $(MODELS) ## Make the pictures of the documents again; needs Chromium (ARGS=inspector for one).
+	$(BIN)/python -m tools.pictures $(ARGS)
 
 docs: $(VENV)/dev ## Build the documentation site into build/site; a broken link is an error.
 	$(BIN)/sphinx-build -q -E -W --keep-going -b html docs build/site

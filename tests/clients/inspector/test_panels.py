@@ -75,7 +75,7 @@ def test_random_weights_of_preset_are_shown(page: Page, inspected: Server) -> No
     shown = page.evaluate("[...document.querySelectorAll('option')].map((option) => option.innerText)")
     assert [line for line in shown if "random weights" in line] == ["t5 (random weights)"]
     assert page.evaluate("[...document.querySelectorAll('#served tr')].map((row) => row.cells[1].innerText)") == [
-        "random weights" if model["random_weights"] else "checkpoint"
+        "random weights" if model["random_weights"] else "checkpoint or module"
         for model in httpx.get(f"{inspected.address}/models").json()
     ]
 
@@ -115,7 +115,7 @@ def test_embed_panel_shows_ids_positions_norms_and_values(page: Page, inspected:
     norms = [float(row[3]) for row in rows]
     assert np.allclose(norms, np.linalg.norm(vectors, axis=1), rtol=1e-3)
     first = [[float(value) for value in row[4].split(", ")[:-1]] for row in rows]
-    assert np.allclose(first, vectors[:, :4], rtol=1e-3)
+    assert np.allclose(first, vectors[:, :3], rtol=1e-3)
     colours = page.evaluate("""Array.from(document.querySelectorAll("#spans .token"), (token) =>
         getComputedStyle(token).backgroundColor)""")
     assert len(set(colours)) == 3
@@ -138,7 +138,7 @@ def test_embed_panel_shows_outputs_of_several_layers(output: str, page: Page, in
     answer = httpx.post(f"{inspected.address}/models/ngrams/embed", json=body).json()
     rows = page.evaluate("""Array.from(document.querySelectorAll("#vectors tr"), (row) => row.cells[4].innerText)""")
     found = [[float(value) for value in row.split(", ")[:-1]] for row in rows]
-    expected = np.array(answer[output][0]).reshape(3, -1)[:, :4]
+    expected = np.array(answer[output][0]).reshape(3, -1)[:, :3]
     assert np.allclose(found, expected, rtol=0 if output == "ngram_row_ids" else 1e-3)
     check_events(page, inspected)
 

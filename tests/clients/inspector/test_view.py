@@ -7,6 +7,8 @@ import pytest
 from tests.clients.browser import CHROMIUM, Page
 from tests.clients.inspector.controls import PANELS, check_accessibility, choose, press, submit
 from tests.clients.inspector.screenshots import count_colours, rectangles, take_screenshot
+from tests.support.paths import ROOT
+from tools.pictures import MAX_BYTES, draw_inspector
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 
@@ -114,3 +116,9 @@ def test_tab_key_reaches_every_control(page: Page) -> None:
             visible = "document.activeElement.matches(':focus-visible')"
             assert page.evaluate(visible)
     assert reached == controls
+
+
+def test_picture_of_documents_stays_small() -> None:
+    file, picture = draw_inspector()
+    assert (picture[8:12], len(picture) <= MAX_BYTES) == (b"WEBP", True)
+    assert f"(images/{file})" in (ROOT / "docs/inspector.md").read_text()

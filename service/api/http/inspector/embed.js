@@ -4,7 +4,7 @@ import { bar, element, find, norm, onCopy, onSubmit, readIntegers, restart, shor
 import { writeSnippet } from "./snippets.js";
 
 const COLOURS = 6;
-const FIRST = 4;
+const FIRST = 3;
 const MAX_SHOWN = 512;
 const STAGES = { parse: "parse and check", run: "model" };
 const form = find("embed-form");

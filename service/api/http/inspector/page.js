@@ -47,14 +47,16 @@ async function openModel(name, version) {
 }
 
 function showModels(found) {
+  find("choices").hidden = !found.length;
   models.replaceChildren(...found.map(({ name, random_weights: random }) =>
     element("option", { value: name }, random ? `${name} (random weights)` : name)));
   find("served").replaceChildren(...found.map((model) => {
     const open = element("button", { type: "button", className: "small", value: model.name }, model.name);
     open.addEventListener("click", () => attemptOpening(() => openModel(model.name)));
     const { vocab_size: ids, max_len: limit, random_weights: random } = model;
-    return tableRow(open, random ? "random weights" : "checkpoint", model.family,
-      ids === null ? "none" : `0 to ${number(ids - 1)}`, limit === null ? "none" : number(limit));
+    const limits = ids === null ? ["–", "–"]
+      : [`0 to ${number(ids - 1)}`, limit === null ? "no limit" : number(limit)];
+    return tableRow(open, random ? "random weights" : "checkpoint or module", model.family, ...limits);
   }));
 }
 
