@@ -75,7 +75,7 @@ def test_random_weights_of_preset_are_shown(page: Page, inspected: Server) -> No
     shown = page.evaluate("[...document.querySelectorAll('option')].map((option) => option.innerText)")
     assert [line for line in shown if "random weights" in line] == ["t5 (random weights)"]
     assert page.evaluate("[...document.querySelectorAll('#served tr')].map((row) => row.cells[1].innerText)") == [
-        "random weights" if model["random_weights"] else "checkpoint or module"
+        "random weights" if model["random_weights"] else "loaded"
         for model in httpx.get(f"{inspected.address}/models").json()
     ]
 
@@ -121,7 +121,7 @@ def test_embed_panel_shows_ids_positions_norms_and_values(page: Page, inspected:
     assert len(set(colours)) == 3
     times = page.evaluate("""Array.from(document.querySelectorAll("#timings tr"), (row) => [
         row.cells[0].innerText, row.cells[1].innerText, row.querySelector(".bar > *").offsetWidth])""")
-    assert [name for name, _, _ in times] == ["parse and check", "queue", "model", "network and page", "total"]
+    assert [name for name, _, _ in times] == ["parse and check", "queue", "model", "network, page", "total"]
     milliseconds = [float(time.removesuffix(" ms")) for _, time, _ in times]
     widths = [width for _, _, width in times]
     assert np.allclose(np.array(widths) / widths[-1], np.array(milliseconds) / milliseconds[-1], atol=0.02)

@@ -77,7 +77,7 @@ function showTimes(timing, total) {
   const found = [...timing.matchAll(/(\w+);dur=([\d.]+)/g)];
   const stages = found.map(([, name, time]) => [STAGES[name] ?? name, Number(time)]);
   const known = stages.reduce((sum, [, time]) => sum + time, 0);
-  const times = [...stages, ["network and page", Math.max(0, total - known)], ["total", total]];
+  const times = [...stages, ["network, page", Math.max(0, total - known)], ["total", total]];
   find("timings").replaceChildren(...times.map(([name, time]) =>
     tableRow(name, `${time.toFixed(time < 1 ? 3 : 1)} ms`, bar(time / total))));
 }

@@ -56,7 +56,7 @@ function showModels(found) {
     const { vocab_size: ids, max_len: limit, random_weights: random } = model;
     const limits = ids === null ? ["–", "–"]
       : [`0 to ${number(ids - 1)}`, limit === null ? "no limit" : number(limit)];
-    return tableRow(open, random ? "random weights" : "checkpoint or module", model.family, ...limits);
+    return tableRow(open, random ? "random weights" : "loaded", model.family, ...limits);
   }));
 }
 
