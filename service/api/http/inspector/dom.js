@@ -48,7 +48,7 @@ export function readIntegers(text, field) {
 
 const turns = new WeakMap(); // the last attempt of each place for errors
 
-// Forget the error in `place`, and the attempts that still run. Return whether a later call has done the same.
+// Remove the error in `place`. Return a function that says whether this was done again, by a later attempt.
 export function restart(place) {
   const turn = {};
   turns.set(place, turn);
@@ -56,7 +56,7 @@ export function restart(place) {
   return () => turns.get(place) !== turn;
 }
 
-// Run `work`, and write its error into `place`; `isOld` of its argument says whether a later attempt has begun.
+// Run `work`, and write its error into `place`. The argument of `work` returns whether a later attempt has begun.
 export async function attempt(place, work) {
   const isOld = restart(place);
   try {

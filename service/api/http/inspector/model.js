@@ -43,7 +43,7 @@ function parityTable(provider, report) {
 // Return an identity, of which the page shows the first part, and a button that copies the whole.
 function showIdentity(identity) {
   const [whole, button] = [element("code", { className: "identity", title: identity }, identity),
-    element("button", { type: "button", className: "small", "aria-label": "Copy identity" }, "Copy")];
+    element("button", { type: "button", className: "small", title: "Copy the identity" }, "Copy")];
   onCopy(button, whole, find("identity-error"));
   return element("span", { className: "fields" }, whole, button);
 }
