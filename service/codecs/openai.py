@@ -27,11 +27,18 @@ from preblock.service.core.results import EmbedResult
 from preblock.service.core.types import DTYPES, Int64, TextRequest, TokenRequest
 
 FIELDS = (
-    *("model", "input", "encoding_format", "dimensions", "user"),
-    *("pooling", "truncate", "truncate_prompt_tokens", "add_special_tokens", "embed_dtype"),
+    *("model", "input", "encoding_format", "dimensions", "pooling", "truncate", "truncate_prompt_tokens"),
+    *("truncation_side", "add_special_tokens", "use_activation", "embed_dtype", "endianness"),
 )
 """Fields of OpenAI, then those of vLLM and of Preblock."""
+IGNORED = ("user", "input_type", "metadata", "priority", "request_id", "cache_salt", "mm_processor_kwargs")
+"""Fields that OpenAI, vLLM and LiteLLM document, and that cannot change a vector here.
+
+Every other name is an error: a misspelled or foreign option, such as `output_dimension`, would give other vectors.
+"""
 ENCODINGS = ("float", "base64")
+ENDIANNESS = ("native", "little")
+"""Byte orders of base64: vectors are little-endian, as those of every machine that runs the service."""
 INPUT_FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
 FIELD_NAMES = (
     (r"^(input_ids|text)\b", "input"),
@@ -50,7 +57,7 @@ def read_model(document: Mapping[str, Any]) -> tuple[str, str | None]:
         Invalid: an unknown field, or no model.
 
     """
-    refuse_unknown(document, FIELDS)
+    refuse_unknown(document, (*FIELDS, *IGNORED))
     identifier = document.get("model")
     if identifier is None:
         raise Invalid("model", "nothing", "the name of a model", message="model is required: the name of a model")
@@ -65,24 +72,33 @@ def split_identifier(identifier: str) -> tuple[str, str | None]:
     return name, (version or identifier) if colon else None
 
 
+def list_ignored(document: Mapping[str, Any]) -> list[str]:
+    """Return the fields without effect; in vLLM too, `truncation_side` has one only with `truncate_prompt_tokens`."""
+    names = IGNORED if "truncate_prompt_tokens" in document else (*IGNORED, "truncation_side")
+    return [name for name in document if name in names]
+
+
 def read_embeddings(document: Mapping[str, Any], model: str, manifest: Manifest) -> EmbedMessage:
     """Read a request for vectors of a model. Only a sentence embedding has a default of `pooling`: the mean.
 
-    Source of `truncate_prompt_tokens`, `add_special_tokens` and `embed_dtype`: vLLM, "OpenAI-Compatible Server".
+    Source of the fields from `truncate_prompt_tokens` on: vLLM, `entrypoints/pooling/base/protocol.py`.
 
     Raises:
         Invalid: a field is missing, or its value is not allowed.
 
     """
-    pooling, user = document.get("pooling"), document.get("user")
+    pooling, activation = document.get("pooling"), document.get("use_activation")
     if pooling is None:
         if manifest.sentence is None:
             message = f'{lacks_sentences(model)}; or set pooling to "mean", "first", "last" or "none" for these vectors'
             raise Invalid("pooling", "nothing", "mean, first, last or none", message=message)
         pooling = "mean"
     encoding = read_choice("encoding_format", document.get("encoding_format", "float"), ENCODINGS)
-    if not isinstance(user, str | None):
-        raise Invalid("user", user, "a string")
+    read_choice("endianness", document.get("endianness", "native"), ENDIANNESS)
+    if activation is not None and read_flag("use_activation", activation) and pooling == "none":
+        raise Invalid(
+            "use_activation", activation, "false, or another pooling, since only pooled vectors are normalized"
+        )
     embed_dtype = read_choice("embed_dtype", document.get("embed_dtype", "float32"), DTYPES)
     special_tokens = document.get("add_special_tokens")
     if special_tokens is not None:
@@ -90,6 +106,7 @@ def read_embeddings(document: Mapping[str, Any], model: str, manifest: Manifest)
     wanted: dict[str, Any] = {
         "pooling": pooling,
         "dimensions": read_dimensions(document.get("dimensions"), pooling, manifest),
+        "normalize": activation,
         "dtype": embed_dtype if encoding == "base64" else "float32",
         **_read_truncation(document, manifest.limit),
     }
@@ -132,12 +149,16 @@ def read_dimensions(dimensions: Any, pooling: Any, manifest: Manifest) -> int | 
 def _read_truncation(document: Mapping[str, Any], limit: int) -> dict[str, Any]:
     """Return the arguments of `EmbedOptions`; `truncate_prompt_tokens` alone cuts on the right, as vLLM does."""
     field = "truncate_prompt_tokens"
-    most, side = document.get(field), document.get("truncate")
+    most, side, vllm_side = (document.get(name) for name in (field, "truncate", "truncation_side"))
+    if vllm_side is not None:
+        read_choice("truncation_side", vllm_side, ("left", "right"))
+        if side is not None:
+            raise Invalid("truncation_side", "truncate and truncation_side", "one of them")
     if most is None:
         return {"truncate": side}
     if type(most) is not int or not (most == -1 or 1 <= most <= limit):
         raise Invalid(field, format_value(most), f"1 to {limit}, or -1 for the maximum context length of this model")
-    return {"truncate": "right" if side is None else side, "max_length": None if most == -1 else most}
+    return {"truncate": side or vllm_side or "right", "max_length": None if most == -1 else most}
 
 
 def write_embeddings(answer: EmbedResult, message: EmbedMessage) -> list[Part]:

@@ -162,13 +162,14 @@ def test_truncation_is_reported(openai_client: openai.OpenAI, minilm_tokenizer: 
     assert response.usage.prompt_tokens == sum(map(len, rows))
 
 
+@pytest.mark.parametrize("field", ["truncate", "truncation_side"])
 @pytest.mark.parametrize(("side", "most"), [("right", 5), ("left", 5), (None, 5), (None, -1), ("left", -1)])
 def test_truncate_prompt_tokens_matches_vllm(
-    openai_client: openai.OpenAI, minilm_tokenizer: Any, side: str | None, most: int
+    openai_client: openai.OpenAI, minilm_tokenizer: Any, side: str | None, most: int, field: str
 ) -> None:
     """vLLM passes the field to the tokenizer of transformers as `max_length`; embeddings are cut on the right."""
     texts = ["one two three " * 200, "short"]
-    extra = MEAN | {"truncate_prompt_tokens": most} | ({"truncate": side} if side else {})
+    extra = MEAN | {"truncate_prompt_tokens": most} | ({field: side} if side else {})
     response = openai_client.embeddings.create(model="minilm", input=texts, extra_body=extra)
     minilm_tokenizer.truncation_side = side or "right"
     rows = minilm_tokenizer(texts, truncation=True, max_length=512 if most == -1 else most)["input_ids"]
@@ -177,6 +178,37 @@ def test_truncate_prompt_tokens_matches_vllm(
         == vectors_of(openai_client.embeddings.create(model="minilm", input=rows, extra_body=MEAN)).tobytes()
     )
     assert response.usage.prompt_tokens == sum(map(len, rows))
+
+
+def test_fields_of_peers_are_ignored_and_listed(openai_client: openai.OpenAI) -> None:
+    create, raw = openai_client.embeddings.create, openai_client.embeddings.with_raw_response.create
+    plain = create(model="minilm", input=TEXTS, extra_body=MEAN)
+    ignored: dict[str, Any] = {
+        "input_type": "query",
+        "priority": 1,
+        "metadata": {"input": "another text"},
+        "request_id": "mine",
+        "cache_salt": "salt",
+        "mm_processor_kwargs": {},
+        "truncation_side": "left",
+    }
+    for _ in range(2):  # the first request could prepare the second
+        found = raw(model="minilm", input=TEXTS, user="me", extra_body=MEAN | ignored | {"endianness": "little"})
+        assert sorted(found.headers["preblock-ignored"].split(", ")) == sorted([*ignored, "user"])
+        assert found.parse().data == plain.data
+    assert "preblock-ignored" not in raw(model="minilm", input=TEXTS, extra_body=MEAN).headers
+
+
+def test_use_activation_normalizes_as_in_vllm(openai_client: openai.OpenAI) -> None:
+    found = {
+        value: vectors_of(
+            openai_client.embeddings.create(model="minilm", input=TEXTS, extra_body=MEAN | {"use_activation": value})
+        )
+        for value in (None, False, True)
+    }
+    assert found[None].tobytes() == found[False].tobytes()
+    expected = found[None] / np.linalg.norm(found[None], axis=-1, keepdims=True)
+    np.testing.assert_allclose(found[True], expected, rtol=1e-6)
 
 
 def test_truncate_prompt_tokens_truncates_ids(openai_client: openai.OpenAI) -> None:

@@ -14,8 +14,9 @@ from tests.support.servers import LOADING_HINT, serve
 
 FORMS = "a string, a list of strings, a list of token ids, or a list of such lists"
 UNKNOWN = (
-    "unknown field input_ids; expected model, input, encoding_format, dimensions, user, "
-    "pooling, truncate, truncate_prompt_tokens, add_special_tokens, embed_dtype"
+    "unknown field {}; expected model, input, encoding_format, dimensions, pooling, truncate, truncate_prompt_tokens, "
+    "truncation_side, add_special_tokens, use_activation, embed_dtype, endianness, user, input_type, metadata, "
+    "priority, request_id, cache_salt, mm_processor_kwargs"
 )
 TOO_LONG = (
     "This model's maximum context length is 8 tokens, but input[0] has 9 tokens. "
@@ -49,7 +50,6 @@ TOO_LONG = (
         ({"dimensions": True}, "dimensions", "dimensions: got True, expected 4, the width of this model, or nothing"),
         ({"encoding_format": "hex"}, "encoding_format", "encoding_format: got hex, expected float, base64"),
         ({"encoding_format": [1]}, "encoding_format", "encoding_format: got [1], expected float, base64"),
-        ({"user": 3}, "user", "user: got 3, expected a string"),
         ({"pooling": "max"}, "pooling", "pooling: got max, expected none, mean, first, last"),
         ({"pooling": 1}, "pooling", "pooling: got 1, expected none, mean, first, last"),
         ({"truncate": "end"}, "truncate", "truncate: got end, expected left, right"),
@@ -66,6 +66,19 @@ TOO_LONG = (
             {"truncate_prompt_tokens": 2},
             "truncate_prompt_tokens",
             "truncate_prompt_tokens: got 2, expected 3 or more, to keep the special tokens and one other",
+        ),
+        ({"truncation_side": "end"}, "truncation_side", "truncation_side: got end, expected left, right"),
+        (
+            {"truncation_side": "left", "truncate": "left"},
+            "truncation_side",
+            "truncation_side: got truncate and truncation_side, expected one of them",
+        ),
+        ({"endianness": "big"}, "endianness", "endianness: got big, expected native, little"),
+        ({"use_activation": 1}, "use_activation", "use_activation: got 1, expected true or false"),
+        (
+            {"use_activation": True, "pooling": "none"},
+            "use_activation",
+            "use_activation: got True, expected false, or another pooling, since only pooled vectors are normalized",
         ),
         ({"add_special_tokens": 1}, "add_special_tokens", "add_special_tokens: got 1, expected true or false"),
         *(
@@ -106,7 +119,17 @@ def test_invalid_request_reports_field_and_value(
         ),
         (openai.BadRequestError, {"input": [1] * 9}, "input[0]", "context_length_exceeded", TOO_LONG),
         (openai.BadRequestError, {"input": "a b c d e f g"}, "input[0]", "context_length_exceeded", TOO_LONG),
-        (openai.BadRequestError, {"input_ids": [1]}, "input_ids", "unknown_parameter", UNKNOWN),
+        *(
+            (openai.BadRequestError, {name: 1}, name, "unknown_parameter", UNKNOWN.format(name))
+            for name in ("input_ids", "truncate_prompt_token", "output_dimension", "normalize")
+        ),
+        (
+            openai.BadRequestError,
+            {"input": [1] * 9, "truncation_side": "left"},
+            "input[0]",
+            "context_length_exceeded",
+            TOO_LONG,
+        ),
         (
             openai.BadRequestError,
             {"input": [[1]] * 65537},

@@ -31,18 +31,20 @@ def handler(engine: Engine) -> Handler:
             body_type(request.header(b"content-type"), (JSON,))
             body = await read_body(request, engine, record)
 
-            def read() -> tuple[TokenModel, EmbedMessage]:
+            def read() -> tuple[TokenModel, EmbedMessage, list[str]]:
                 document = read_json(body, engine.limits.max_parsed_values())
                 model = engine.repository.get(*openai.read_model(document), caller=caller())
                 record.model = model.name
-                return model, openai.read_embeddings(document, model.name, model.manifest)
+                message = openai.read_embeddings(document, model.name, model.manifest)
+                return model, message, openai.list_ignored(document)
 
-            model, message = await engine.scheduler.run(len(body), read, text=True)
+            model, message, ignored = await engine.scheduler.run(len(body), read, text=True)
             inputs = message.request
             answer = await engine.embed(model, inputs, record)
             text = message.encoding == "float"
             content = await engine.scheduler.run(answer.size, lambda: openai.write_embeddings(answer, message), text)
-            response, accept = ChunkedResponse(content, JSON), request.list_header(b"accept-encoding")
+            headers = [(b"preblock-ignored", ", ".join(ignored).encode())] if ignored else []
+            response, accept = ChunkedResponse(content, JSON, headers), request.list_header(b"accept-encoding")
             inline = engine.scheduler.is_inline(len(body), text=True)
             if inline and isinstance(inputs, TextRequest) and not (accept and choose_encoding(accept, text)):
                 response.prepare = partial(_prepare, engine, model, inputs, message.encoding, body)
@@ -54,11 +56,13 @@ def handler(engine: Engine) -> Handler:
 def _prepare(
     engine: Engine, model: TokenModel, request: TextRequest, encoding: str, body: bytes, response: ChunkedResponse
 ) -> KnownHttpRequest | None:
-    """Prepare requests with other texts; None if the fast path cannot run them."""
-
+    """Prepare requests with other texts; None if the fast path cannot run them, or another field may hold `input`."""
+    document = read_json(body)
+    if any(isinstance(value, dict | list) for name, value in document.items() if name != "input"):
+        return None
     write = partial(openai.write_vectors, model.name, model.version, encoding)
     prepared = prepare_texts(engine, model, request, body, encoding == "float", write)
-    return KnownHttpRequest.of(prepared, openai.read_model(read_json(body)), response)
+    return KnownHttpRequest.of(prepared, openai.read_model(document), response)
 
 
 def router(engine: Engine, embed: Handler) -> APIRouter:
@@ -80,7 +84,7 @@ def router(engine: Engine, embed: Handler) -> APIRouter:
         ]
         return schemas.OpenAIModels(data=data)
 
-    @routes.get("/models/{model}", name="get_openai_model", responses=schemas.MODEL_ERRORS)
+    @routes.get("/models/{model:path}", name="get_openai_model", responses=schemas.MODEL_ERRORS)
     async def get_model(model: str) -> schemas.OpenAIModel:
         """Return a model, by `name` or `name:version`."""
         created = engine.repository.get(*openai.split_identifier(model), caller=caller()).created

@@ -18,9 +18,11 @@ from preblock.service.api.http.schemas.common import (
     describe_operation,
 )
 
+IGNORED = Field(None, description="Ignored, and listed in the response header Preblock-Ignored.")
+
 
 class EmbeddingsRequest(RequestBody):
-    """Fields of the OpenAI API; those after `user` are additions of vLLM and of Preblock."""
+    """Fields of the OpenAI API, additions of vLLM and of Preblock, and from `user` on the ignored fields."""
 
     model: str = Field(min_length=1, description="`name`, or `name:version`.")
     input: Texts | Rows
@@ -28,7 +30,6 @@ class EmbeddingsRequest(RequestBody):
     dimensions: int | None = Field(
         None, ge=1, description="Columns of a sentence embedding to keep; other models accept their width only."
     )
-    user: str | None = Field(None, description="Not used.")
     pooling: Pooling | None = Field(
         None,
         description="Reduction of the token vectors to one vector; none returns a vector for each token. Default mean "
@@ -38,11 +39,23 @@ class EmbeddingsRequest(RequestBody):
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Most tokens of an input; -1 for the limit of the model. Cuts on the right by default."
     )
+    truncation_side: Truncate | None = Field(None, description="Side of `truncate_prompt_tokens`, which it needs.")
     add_special_tokens: bool | None = Field(
         None,
         description="Whether the tokenizer adds its special tokens to a text; default true, false for a static model.",
     )
+    use_activation: bool | None = Field(
+        None, description="Whether each pooled vector is divided by its Euclidean norm; default as the model states it."
+    )
     embed_dtype: Dtype | None = Field("float32", description="Type of the values in base64.")
+    endianness: Literal["native", "little"] | None = Field("native", description="Always little-endian.")
+    user: Any = IGNORED
+    input_type: Any = IGNORED
+    metadata: Any = IGNORED
+    priority: Any = IGNORED
+    request_id: Any = IGNORED
+    cache_salt: Any = IGNORED
+    mm_processor_kwargs: Any = IGNORED
 
 
 class Embedding(Documented):

@@ -101,7 +101,7 @@ def run(settings: Settings, **headers: str) -> Iterator[Texts]:
         {"model": "mapped", "encoding_format": "base64"},
         {"model": "mapped", "pooling": "first"},
         {"model": "bag", "pooling": "last", "user": 'a "input": "b" \\'},
-        {"model": "bag", "add_special_tokens": True},
+        {"model": "bag", "add_special_tokens": True, "user": "me", "use_activation": True},
         {"model": "bert", "pooling": "mean"},
         {"model": "bert", "pooling": "mean", "add_special_tokens": False, "encoding_format": "base64"},
     ],
@@ -144,6 +144,13 @@ def test_other_input_gets_response_of_general_path(texts: Texts, text: str) -> N
 
     assert texts.ask(body('"a b"'))[0] == 200
     assert texts.ask(body(text)) == texts.alone(body(text))
+
+
+def test_input_in_ignored_field_is_no_text(texts: Texts) -> None:
+    for inner in ("hello", "hello", "c"):
+        body = {"model": "mapped", "metadata": {"input": inner}, "input": "a b"}
+        assert texts.ask(body) == texts.alone(body)
+        assert texts.ask(body)[2] == texts.ask({"model": "mapped", "input": "a b"})[2]
 
 
 def test_infinite_value_is_rejected_if_prepared(texts: Texts) -> None:
