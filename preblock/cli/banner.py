@@ -28,14 +28,15 @@ def write_banner(settings: Any, address: str, models: Mapping[str, Any]) -> str:
 
 def _commands(settings: Any, address: str, models: Mapping[str, Any]) -> Iterator[str]:
     """Yield a command for the vectors of a model, of text if possible, and one for a sentence embedding."""
-    manifests = {name: model.manifest for name, model in models.items()}
+    # A URL cannot hold an alias with a slash.
+    manifests = {name: model.manifest for name, model in models.items() if "/" not in name}
     tokens = [name for name, manifest in manifests.items() if manifest.kind == "tokens"]
     texts = [name for name in tokens if TOKENIZER in manifests[name].files]
     sentences = [name for name in texts if manifests[name].sentence is not None]
     if not models:
         yield _curl(settings, address, "/models")
     elif not tokens:
-        yield _curl(settings, address, f"/v2/models/{next(iter(models))}")
+        yield _curl(settings, address, f"/v2/models/{next(iter(manifests))}")
     else:
         name = min(texts or tokens, key=lambda name: name in sentences)
         yield _curl(settings, address, f"/models/{name}/embed", TEXT if texts else IDS)

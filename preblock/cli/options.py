@@ -3,7 +3,7 @@
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,8 +14,16 @@ import click
 from preblock.extras import find_missing, write_hint
 from preblock.service.core.errors import NotFound, PreblockError
 
+SPELLINGS: Mapping[str, str] = {
+    "repository": "--model-repository",
+    "model_control": "--model-control-mode",
+    "aliases": "--served-model-name",
+}
+"""Options of Triton, the last one of vLLM, as second spellings, by setting."""
 REPOSITORY = click.option(
     "--repository",
+    SPELLINGS["repository"],
+    "repository",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the models; default PREBLOCK_REPOSITORY, or model_repository.",
 )

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 
 from preblock.cli.export import complete_source
-from preblock.cli.options import read_settings, require, table
+from preblock.cli.options import SPELLINGS, read_settings, require, table
 from preblock.extras import EXTRAS
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -59,7 +59,7 @@ class SettingsCommand(click.Command):
             suffix = "" if default is None else f" [default: {default}]"
             options.append(
                 click.Option(
-                    [option(name), name],
+                    [option(name), *([SPELLINGS[name]] if name in SPELLINGS else []), name],
                     multiple=repeated,
                     callback=_join_items if repeated else None,
                     type=click.Choice(choices) if choices else str,

@@ -197,8 +197,9 @@ class Settings(BaseModel):
     @classmethod
     def _check_aliases(cls, text: str | None) -> str | None:
         name = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-        if not all(re.fullmatch(f"{name}={name}", item) for item in split_list(text)):
-            raise ValueError("NAME=MODEL, such as embeddings=gpt2-small; names of letters, digits, '.', '_' and '-'")
+        if not all(re.fullmatch(f"{name}(/{name})*={name}", item) for item in split_list(text)):
+            names = "names of letters, digits, '.', '_' and '-', NAME also with '/'"
+            raise ValueError(f"NAME=MODEL, such as embeddings=gpt2-small; {names}")
         if len(read_aliases(text)) < len(split_list(text)):
             raise ValueError("each NAME once")
         return text

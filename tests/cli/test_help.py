@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from preblock.cli import app
+from preblock.cli.options import SPELLINGS
 from preblock.cli.serve import GROUPS
 from preblock.service.core.settings import Settings, option
 from tests.support.paths import PREBLOCK
@@ -69,6 +70,15 @@ def test_option_groups_hold_every_setting_once() -> None:
     assert sorted(grouped) == sorted(Settings.model_fields)
 
 
+def test_spellings_of_other_servers_set_settings() -> None:
+    values = {"repository": "/srv/models", "model_control": "poll", "aliases": "a/b=gpt"}
+    assert values.keys() == SPELLINGS.keys()
+    arguments = [part for name, value in values.items() for part in (SPELLINGS[name], value)]
+    lines = [line.split() for line in CliRunner().invoke(app, ["settings", *arguments]).output.splitlines()]
+    assert {name: value for name, value, origin in lines if origin == option(name)} == values
+    assert CliRunner().invoke(app, ["list", "--model-repository", "/nope"]).exit_code == 1
+
+
 def test_serve_help_has_groups_types_and_defaults() -> None:
     output = CliRunner().invoke(app, ["serve", "--help"], terminal_width=120).output
     parts = [part for part in output.split("\n\n") if re.match(r"\w.*:\n", part)]
@@ -76,10 +86,10 @@ def test_serve_help_has_groups_types_and_defaults() -> None:
     assert list(sections) == [*GROUPS, "Options"]
     for title, names in GROUPS.items():
         for name in names:
-            assert f"{option(name)} " in sections[title]
+            assert re.search(rf"^  {option(name)}[ ,]", sections[title], re.MULTILINE)
     assert re.search(r"--port INTEGER +Port of HTTP and WebSocket; 0 picks a free port. \[default: 8000\]", output)
     assert "--rate-limit-per-second NUMBER" in output
-    assert "--repository PATH" in output
+    assert "--repository, --model-repository PATH" in output
     assert "--host TEXT" in output
     assert "--log-format [text|json]" in output
 

@@ -18,12 +18,13 @@ from tests.support import commands
 from tests.support.servers import Server, serve
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
-ALIASES = ("--alias", "embeddings=gpt", "--alias", "sentences=bert")
+HUB_ID = "a-team/BERT-base"
+ALIASES = ("--alias", "embeddings=gpt", "--alias", "sentences=bert", "--served-model-name", f"{HUB_ID}=bert")
 
 
 @pytest.fixture(scope="module")
 def aliased(tiny_repository: Path) -> Iterator[Server]:
-    with serve(tiny_repository, *ALIASES, "--model-control", "explicit") as server:
+    with serve(tiny_repository, *ALIASES, "--model-control-mode", "explicit") as server:
         yield server
 
 
@@ -77,7 +78,7 @@ def test_repository_index_and_statistics_accept_alias(triton: Any) -> None:
     index = as_json(triton, "get_model_repository_index")
     rows = index if isinstance(index, list) else index["models"]
     assert sorted((row["name"], row["version"]) for row in rows) == [
-        *(("bert", "1"), ("bert", "2"), ("embeddings", "1")),
+        *((HUB_ID, "1"), (HUB_ID, "2"), ("bert", "1"), ("bert", "2"), ("embeddings", "1")),
         *(("gpt", "1"), ("sentences", "1"), ("sentences", "2")),
     ]
     (by_alias,), (by_name,) = (
@@ -99,7 +100,7 @@ def test_native_and_openai_apis_accept_alias(aliased: Server) -> None:
         assert vectors[0]["model"] == "gpt"
         assert http.get("/models/sentences/versions/1").json()["name"] == "sentences"
         names = [model["name"] for model in http.get("/models").json()]
-        assert names == ["bert", "embeddings", "gpt", "sentences"]
+        assert names == [HUB_ID, "bert", "embeddings", "gpt", "sentences"]
         metrics = http.get("/metrics").text
     assert 'preblock_models{state="ready"} 3.0' in metrics
     assert 'model="embeddings"' not in metrics
@@ -109,8 +110,19 @@ def test_native_and_openai_apis_accept_alias(aliased: Server) -> None:
         answers = [
             client.embeddings.create(model=name, input=[[1, 2]], extra_body=mean) for name in ("gpt", "embeddings")
         ]
-    assert answers[0].data == answers[1].data
-    assert answers[1].model == "gpt"
+        assert answers[0].data == answers[1].data
+        assert answers[1].model == "gpt"
+        assert client.models.retrieve(f"{HUB_ID}:1").id == f"{HUB_ID}:1"
+        by_id, by_name = (
+            client.embeddings.create(model=f"{name}:1", input="a", extra_body=mean) for name in (HUB_ID, "bert")
+        )
+        assert by_id.data == by_name.data
+
+
+def test_hub_id_names_model_in_grpc(aliased: Server) -> None:
+    with closing(tritonclient.grpc.InferenceServerClient(aliased.grpc)) as client:
+        assert infer(client, HUB_ID).tobytes() == infer(client, "bert").tobytes()
+        assert is_ready(client, HUB_ID)
 
 
 def test_decode_stream_of_alias_matches_model_bit_for_bit(aliased: Server) -> None:
@@ -134,6 +146,8 @@ def test_alias_loads_and_unloads_its_model(triton: Any) -> None:
 
 def test_banner_lists_aliases(aliased: Server) -> None:
     assert "\n  embeddings: gpt2, " in aliased.banner
+    assert f"\n  {HUB_ID}: bert, " in aliased.banner
+    assert f"/models/{HUB_ID}" not in aliased.banner
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,8 @@ function showModels(found) {
 async function openService() {
   showPanels([]);
   say("Loading the models.");
-  const found = (await getJson("/models")).filter(({ ready }) => ready);
+  // The path of a model cannot hold a slash; such an alias is a further name of a model in the list.
+  const found = (await getJson("/models")).filter(({ name, ready }) => ready && !name.includes("/"));
   keyForm.hidden = true;
   showModels(found);
   const first = found.find(({ random_weights: random }) => !random) ?? found[0];
