@@ -15,11 +15,8 @@ def write_banner(settings: Any, address: str, models: Mapping[str, Any]) -> str:
     """Return the lines for a server that serves `models` on `address`."""
     lines = [f"Preblock serves on {address} (documentation: {address}/docs)"]
     lines += [f"  {name}: {describe_limits(model.manifest)}, {model.provider}" for name, model in models.items()]
-    if settings.grpc_uds is not None:
-        lines.append(f"gRPC on unix:{settings.grpc_uds.absolute()}")
-    elif settings.grpc_port is not None:
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        lines.append(f"gRPC on {host}:{settings.grpc_port}")
+    if settings.has_grpc:
+        lines.append(f"gRPC on {settings.grpc_address}")
     if not models:
         lines.append(f"No model yet: the repository {settings.repository} is empty")
     lines += ["Try:", *(f"  {command}" for command in _commands(settings, address, models))]

@@ -140,7 +140,7 @@ def serve(sources: tuple[str, ...], name: str | None, **options: Any) -> None:
     from preblock.cli.banner import write_banner
     from preblock.service.server.run import serve as run
 
-    run(settings, lambda address, models: _print_banner(write_banner(settings, address, models)))
+    run(settings, lambda *served: _print_banner(write_banner(*served)))
 
 
 def _print_banner(text: str) -> None:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
@@ -70,7 +71,9 @@ class Settings(BaseModel):
     cache_dir: Path = Field(default_factory=_default_cache_dir, description="Folder of the cache of file hashes.")
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port of HTTP and WebSocket; 0 picks a free port.")
-    grpc_port: int | None = Field(None, ge=1, le=65535, description="Port of gRPC; unset: no gRPC.")
+    grpc_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of gRPC; 0 picks a free port; unset: no gRPC."
+    )
     uds: Path | None = Field(None, description="Unix socket of HTTP and WebSocket, in place of host and port.")
     grpc_uds: Path | None = Field(None, description="Unix socket of gRPC, in place of its port; for one worker.")
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA for matrix products.")
@@ -164,6 +167,14 @@ class Settings(BaseModel):
         return self.grpc_port is not None or self.grpc_uds is not None
 
     @property
+    def grpc_address(self) -> str | None:
+        """The address of gRPC in the syntax of its clients; None without gRPC."""
+        if self.grpc_uds is not None:
+            return f"unix:{quote(str(self.grpc_uds.absolute()))}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return None if self.grpc_port is None else f"{host}:{self.grpc_port}"
+
+    @property
     def origins(self) -> dict[str, str]:
         """Origin of each value."""
         return dict.fromkeys(Settings.model_fields, "default") | self._origins
@@ -176,6 +187,12 @@ class Settings(BaseModel):
 
         """
         return Settings(**self._options)
+
+    def with_grpc_port(self, port: int) -> "Settings":
+        """Return the settings with this port of gRPC, which `reload` keeps."""
+        settings = self.model_copy(update={"grpc_port": port})
+        settings._options = self._options | {"grpc_port": port}
+        return settings
 
     @field_validator("*", mode="before")
     @classmethod

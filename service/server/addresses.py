@@ -87,8 +87,10 @@ def allowed_hosts(settings: Settings, listener: socket.socket) -> AllowedHosts:
 
 
 @contextmanager
-def hold_grpc_address(settings: Settings) -> Iterator[None]:
+def hold_grpc_address(settings: Settings) -> Iterator[Settings]:
     """Keep the address of gRPC from other servers in the block: gRPC would share or replace it without an error.
+
+    The block gets the settings, with a free port in place of the port 0.
 
     Raises:
         Invalid: the address cannot be used.
@@ -98,13 +100,17 @@ def hold_grpc_address(settings: Settings) -> Iterator[None]:
         if settings.grpc_uds is not None:
             stack.enter_context(_hold_path("grpc-uds", _check_grpc_path(settings, settings.grpc_uds.absolute())))
         elif settings.grpc_port is not None:
-            if settings.uds is None and settings.grpc_port == settings.port:
+            if settings.uds is None and settings.grpc_port == settings.port != 0:
                 message = f"--port and --grpc-port are both {settings.port}; each needs its own port"
                 raise Invalid("grpc-port", str(settings.grpc_port), "another port than --port", message=message)
-            with bind("grpc-port", settings.host, settings.grpc_port) as probe:
-                place = "{}:{}".format(*probe.getsockname())
-            stack.enter_context(_hold(place, partial(_unusable, "grpc-port", settings.host, settings.grpc_port)))
-        yield
+            probe = stack.enter_context(bind("grpc-port", settings.host, settings.grpc_port))
+            host, port, *_ = probe.getsockname()
+            if sys.platform != "linux":  # Linux lets gRPC bind beside it, since it does not listen
+                probe.close()
+            stack.enter_context(_hold(f"{host}:{port}", partial(_unusable, "grpc-port", settings.host, port)))
+            if settings.grpc_port == 0:
+                settings = settings.with_grpc_port(port)
+        yield settings
 
 
 @contextmanager

@@ -49,13 +49,14 @@ Each event may wait so long: beside 60 large requests, a small one waits 60 time
 """
 
 Models = dict[str, ServedModel]
-Announce = Callable[[str, Models], None]
+Announce = Callable[[Settings, str, Models], None]
 
 
 def serve(settings: Settings, announce: Announce) -> None:
     """Serve until SIGTERM or SIGINT, and finish requests in flight.
 
-    Connections are refused until the models are open; `announce` then receives the URL and the models.
+    Connections are refused until the models are open. `announce` then receives the settings with the real port of gRPC,
+    the URL, and the models.
 
     Raises:
         Invalid: an address, the key file or a TLS file cannot be used, or tracing cannot be set up.
@@ -65,8 +66,8 @@ def serve(settings: Settings, announce: Announce) -> None:
     logging.config.dictConfig(configuration(settings.log_format, settings.log_level))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # until it serves; an exception removes a Unix socket
     load_certificates(settings)
-    with hold_grpc_address(settings), bind_http(settings) as bound:
-        _serve_on(bound, settings, announce)
+    with hold_grpc_address(settings) as found, bind_http(found) as bound:
+        _serve_on(bound, found, announce)
     LOG.info("stopped")
 
 
@@ -74,16 +75,16 @@ def _serve_on(bound: Bound, settings: Settings, announce: Announce) -> None:
     url = bound.url
 
     def start(models: Models) -> None:
-        LOG.info(
-            "started: preblock %s serves %d models on %s with workers: %d", VERSION, len(models), url, settings.workers
-        )
+        places = f"{url} and gRPC on {settings.grpc_address}" if settings.has_grpc else url
+        text = "started: preblock %s serves %d models on %s with workers: %d"
+        LOG.info(text, VERSION, len(models), places, settings.workers)
         if not models:
             hint = loading_hint(settings.model_control, settings.model_poll_interval_seconds)
             LOG.warning("not ready: the repository %s holds no model; %s", settings.repository, hint)
         if settings.log_format == "json":  # for a program, which reads the line above
             return
         # A full standard output would block the event loop.
-        Thread(target=announce, args=(url, models), daemon=True).start()
+        Thread(target=announce, args=(settings, url, models), daemon=True).start()
 
     run = _serve_in_process if settings.workers == 1 else _serve_with_workers
     run(settings, bound, start)

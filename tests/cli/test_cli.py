@@ -126,7 +126,7 @@ def test_version_option_prints_package_version() -> None:
         (["check", "--provider", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'"),
         (["serve", "--port", "x"], "--port: got x, expected a whole number"),
         (["serve", "--port", "65536"], "--port: got 65536, expected at most 65535"),
-        (["serve", "--grpc-port", "0"], "--grpc-port: got 0, expected at least 1"),
+        (["serve", "--grpc-port", "-1"], "--grpc-port: got -1, expected at least 0"),
         (["serve", "--workers", "0"], "--workers: got 0, expected at least 1"),
         (["check", "--repository", __file__], "is a file"),
         (["key", ""], "NAME is empty; give the name of the caller, such as alice"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,7 +18,9 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from preblock.service.artifacts.names import MANIFEST
-from tests.support.open_inference import open_stub
+from preblock.service.core.errors import Invalid
+from preblock.service.server.addresses import bind
+from tests.support.open_inference import OWN_CONNECTION, open_stub
 from tests.support.paths import PREBLOCK
 from tests.support.processes import fork_servers
 from tests.support.servers import free_port, serve
@@ -87,6 +90,20 @@ def test_grpc_port_accepts_calls_when_http_port_opens(tiny_repository: Path, wor
         wait_until(accepts, 60, 0.001)
         with open_stub(f"127.0.0.1:{grpc_port}") as stub:
             assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=30).ready
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_grpc_port_0_takes_free_port(tiny_repository: Path, workers: str) -> None:
+    with serve(tiny_repository, "--grpc-port", "0", "--workers", workers) as server:
+        found = re.search(r"^gRPC on 127\.0\.0\.1:(\d+)$", server.banner, re.MULTILINE)
+        assert found is not None
+        protocols = httpx.get(server.address, timeout=60).json()["protocols"]
+        assert protocols["grpc_port"] == int(found[1]) > 0
+        for _ in range(4):  # connections to both workers
+            with open_stub(f"127.0.0.1:{found[1]}", OWN_CONNECTION) as stub:
+                assert stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=30).ready
+        with pytest.raises(Invalid, match=f"^port {found[1]} on 127.0.0.1 is already in use$"):
+            bind("grpc-port", "127.0.0.1", int(found[1]))
 
 
 @pytest.mark.parametrize(

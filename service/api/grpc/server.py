@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from urllib.parse import quote
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -32,17 +31,10 @@ MIN_PING_INTERVAL_MS = 5000
 """Clients ping every 10 seconds or more. With the default of 5 minutes the third ping on an idle stream ends it."""
 
 
-def _address(settings: Settings) -> str:
-    """Return the address to listen on, in the syntax of gRPC."""
-    if settings.grpc_uds is not None:
-        return f"unix:{quote(str(settings.grpc_uds.absolute()))}"
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{host}:{settings.grpc_port}"
-
-
-def _listen(server: grpc.aio.Server, address: str, settings: Settings) -> None:
+def _listen(server: grpc.aio.Server, settings: Settings) -> None:
     """Listen, with TLS if the settings have it."""
-    files = load_certificates(settings)
+    files, address = load_certificates(settings), settings.grpc_address
+    assert address is not None
     if files is None:
         server.add_insecure_port(address)
         return
@@ -120,7 +112,7 @@ async def running(
     statuses = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     enable_reflection(server, (SERVICE, health.SERVICE_NAME))
-    _listen(server, _address(settings), settings)
+    _listen(server, settings)
     await _set_health(statuses, engine)
     reporting = start_task(partial(_report_health, statuses, engine))
     await server.start()

@@ -93,7 +93,7 @@ def test_every_setting_reads_its_variable(monkeypatch: pytest.MonkeyPatch) -> No
 
 INVALID = {
     "port": ("-1", "65536", "x"),
-    "grpc_port": ("0", "65536"),
+    "grpc_port": ("-1", "65536"),
     "provider": ("gpu", "CUDA"),
     "tracing": ("console",),
     "inspector": ("yes",),
@@ -203,6 +203,13 @@ def test_unknown_environment_variable_is_rejected(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PREBLOCK_PROT", "1")
     with pytest.raises(Invalid, match="PREBLOCK_PROT: there is no setting prot; did you mean port"):
         Settings()
+
+
+def test_free_grpc_port_survives_reload(file: Path) -> None:
+    settings = Settings(config_file=file, grpc_port="0").with_grpc_port(7)
+    file.write_text("port = 2")
+    reloaded = settings.reload()
+    assert (reloaded.grpc_port, reloaded.grpc_address, reloaded.port) == (7, "127.0.0.1:7", 2)
 
 
 def test_settings_are_frozen() -> None:
