@@ -71,7 +71,8 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     if not BUILT:
         LOG.warning("installed without a C compiler; positions are added by onnxruntime, which is slower")
     choice = choose_provider(settings.provider)
-    access, live = Authenticator(settings.api_keys_file), LiveSettings(settings)
+    key = settings.api_key and settings.api_key.get_secret_value()
+    access, live = Authenticator(settings.api_keys_file, key), LiveSettings(settings)
     desired = FIRST_STATE if shared is None else read_desired(shared)
     memory = TableMemory(settings.table_memory_budget_bytes, read_token_ids(settings.table_warm_up_file))
     repository = Repository(

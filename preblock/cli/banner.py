@@ -54,7 +54,7 @@ def _curl(settings: Any, address: str, path: str, body: Mapping[str, Any] | None
         options.append("--insecure")  # the certificate need not hold the name of this address
     if settings.tls_client_ca is not None:
         options.append("--cert client.pem --key client.key")
-    if settings.api_keys_file is not None:
+    if settings.needs_key:
         options.append("-H 'Authorization: Bearer KEY'")
     if body is not None:
         options.append(f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'")

@@ -34,14 +34,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Shared memory": ("max_shared_memory_bytes", "shared_memory_idle_timeout_seconds"),
     "Security": (
-        *("api_keys_file", "tls_cert_file", "tls_key", "tls_client_ca"),
+        *("api_key", "api_keys_file", "tls_cert_file", "tls_key", "tls_client_ca"),
         *("allowed_hosts", "cors_origins", "trusted_proxies", "inspector"),
     ),
     "Logs and traces": (*("log_format", "log_level", "access_log_sample_rate", "access_log_max_token_ids", "tracing"),),
     "Further": ("config_file",),
 }
 """The settings by the heading of their options in the help."""
-METAVARS: Mapping[type, str] = {int: "INTEGER", float: "NUMBER", Path: "PATH", str: "TEXT"}
+METAVARS: Mapping[type, str] = {int: "INTEGER", float: "NUMBER", Path: "PATH"}
 
 
 class SettingsCommand(click.Command):
@@ -83,7 +83,7 @@ def _metavar(name: str, annotation: Any) -> str:
     """Return the placeholder of a setting's value, by its name or its type."""
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     kind: type = next(kind for kind in kinds if kind is not type(None))
-    return "NAME=MODEL" if name == "aliases" else METAVARS[kind]
+    return "NAME=MODEL" if name == "aliases" else METAVARS.get(kind, "TEXT")
 
 
 def _join_items(_: click.Context, __: click.Parameter, items: tuple[str, ...]) -> str | None:
@@ -131,6 +131,8 @@ def serve(sources: tuple[str, ...], name: str | None, **options: Any) -> None:
     # FastAPI's import fails on a propagator without a package; spans join traces by `traceparent` alone.
     os.environ["OTEL_PROPAGATORS"] = "tracecontext"
     settings = read_settings(**options)
+    if settings.api_key is not None:
+        _forget_key()
     if sources:
         from preblock.cli.child import run_in_child
         from preblock.cli.sources import export_missing
@@ -141,6 +143,15 @@ def serve(sources: tuple[str, ...], name: str | None, **options: Any) -> None:
     from preblock.service.server.run import serve as run
 
     run(settings, lambda *served: _print_banner(write_banner(*served)))
+
+
+def _forget_key() -> None:
+    """Remove the API key from the variables and the arguments that child processes get from this one."""
+    from preblock.service.core.settings import variable
+
+    for name in [name for name in os.environ if name.upper() == variable("api_key")]:
+        del os.environ[name]
+    del sys.argv[1:]
 
 
 def _print_banner(text: str) -> None:

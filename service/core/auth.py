@@ -1,4 +1,4 @@
-"""Callers and their rights: the API keys of a file, and the caller of the current request."""
+"""Callers and their rights: the API keys, and the caller of the current request."""
 
 import hashlib
 import hmac
@@ -21,6 +21,8 @@ from preblock.service.core.file_watch import FileWatcher, poll, read_watched
 LOG = logging.getLogger(__name__)
 SCHEME = b"bearer "
 ALL = ("*",)
+API_KEY = "PREBLOCK_API_KEY"
+"""Name of the caller with the key of the setting `api_key`."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,11 @@ class KeyFile(BaseModel):
 class Authenticator:
     """Authenticates callers and checks their rights.
 
+    Without a file and a key, no key is needed, and every caller has all rights.
+
     Args:
-        file: TOML file of the keys; a pipe is refused. Default None: no key is needed, and every caller has all rights.
+        file: TOML file of the keys; a pipe is refused. Default None: no file.
+        key: SHA-256 of a further key with all rights, in hexadecimal digits. Default None: no such key.
 
     Attributes:
         changes: number of reloads.
@@ -87,18 +92,19 @@ class Authenticator:
 
     """
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None = None, key: str | None = None) -> None:
         self.changes = 0
         self._file = file
-        self._callers: list[Principal] = []
+        self._own = [] if key is None else [Principal(API_KEY, ALL, admin=True, digest=bytes.fromhex(key))]
+        self._callers = self._own
         if file is not None:
             self._watcher = FileWatcher(file)
-            self._callers = read_keys(file)
+            self._callers = [*self._own, *read_keys(file)]
 
     @property
     def needs_key(self) -> bool:
         """Whether callers need a key."""
-        return self._file is not None
+        return self._file is not None or bool(self._own)
 
     def authenticate(self, authorization: bytes | None) -> None:
         """Set the caller of this context from the header `authorization`.
@@ -135,16 +141,16 @@ class Authenticator:
     def check_admin(self, name: str, caller: Principal, requested: str) -> None:
         """Raise Forbidden if `caller` may not load and unload a model of this name; `requested` as in `check_model`."""
         self.check_model(name, caller, requested)
-        if self._file is not None and not caller.admin:
+        if self.needs_key and not caller.admin:
             message = f"the key {caller.name!r} may not load and unload models; that needs a key with admin = true"
             raise Forbidden("key", caller.name, "a key with admin = true", message=message)
 
     def shows(self, name: str, caller: Principal) -> bool:
         """Return whether lists for `caller` hold a model of this name."""
-        return self._file is None or caller.may_use(name)
+        return not self.needs_key or caller.may_use(name)
 
     def knows(self, caller: Principal) -> bool:
-        """Return whether the file still has the key of `caller`, with the same rights."""
+        """Return whether the key of `caller` is still valid, with the same rights."""
         return caller in self._callers
 
     async def poll(self) -> None:
@@ -156,7 +162,7 @@ class Authenticator:
         if self._file is None or not self._watcher.changed():
             return None
         try:
-            return read_keys(self._file)
+            return [*self._own, *read_keys(self._file)]
         except Invalid as error:
             if self._watcher.reject(error):
                 LOG.warning("API key file rejected, keeping the previous keys: %s", error)

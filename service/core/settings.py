@@ -1,5 +1,6 @@
 """The settings of the service: options of `preblock serve`, variables `PREBLOCK_<NAME>`, or keys of a TOML file."""
 
+import hashlib
 import os
 import re
 import tomllib
@@ -10,7 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.schema_errors import explain
@@ -29,6 +39,8 @@ RELOADABLE = frozenset(
 """Settings that take effect when the file changes; all others need a restart."""
 REPEATED_OPTIONS = {"aliases": "--alias"}
 """Options that are given once for each item of a list."""
+NOT_IN_FILE = {"config_file": "", "api_key": "; set PREBLOCK_API_KEY, or api_keys_file"}
+"""Settings that the file cannot have, and a hint."""
 MAX_THREADS = 4096
 """Most workers, or threads of a call: more than the cores of a machine."""
 MAX_SECONDS = 10**9
@@ -53,6 +65,7 @@ class Settings(BaseModel):
         options: settings by name, such as the options of the command line.
 
     Attributes:
+        api_key: the SHA-256 of the given key in hexadecimal digits, hidden when it is printed.
         origins: by setting, where its value comes from: `--port`, `PREBLOCK_PORT`, the file, or `default`.
 
     Raises:
@@ -90,6 +103,7 @@ class Settings(BaseModel):
     access_log_sample_rate: float = Field(0.0, ge=0, le=1, description="Share of requests in the access log.")
     access_log_max_token_ids: int = Field(0, ge=0, le=4096, description="Maximum token ids in an access log line.")
     tracing: Literal["none", "otlp"] = Field("none", description="Export of spans; OTEL_… variables configure otlp.")
+    api_key: SecretStr | None = Field(None, description="An API key with all rights; `ps` shows options.")
     api_keys_file: Path | None = Field(None, description="TOML file of API keys; unset: no key is needed.")
     tls_cert_file: Path | None = Field(None, description="PEM file of the TLS certificate; unset: no TLS.")
     tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, without a password.")
@@ -139,7 +153,9 @@ class Settings(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise _explain(error, origins) from error
-        self._options, self._origins = options, origins
+        # `preblock serve` forgets the variable of the key.
+        self._options = options if self.api_key is None else options | {"api_key": self.api_key}
+        self._origins = origins
 
     @property
     def reference_folders(self) -> list[Path]:
@@ -149,7 +165,12 @@ class Settings(BaseModel):
     @property
     def has_inspector(self) -> bool:
         """Whether the page `/inspect` is served."""
-        return self.inspector == "on" or (self.inspector == "auto" and self.api_keys_file is None)
+        return self.inspector == "on" or (self.inspector == "auto" and not self.needs_key)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether callers need an API key."""
+        return self.api_key is not None or self.api_keys_file is not None
 
     @property
     def trusted_networks(self) -> list[str]:
@@ -279,6 +300,14 @@ def variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
+def _hash_key(key: str, origin: str) -> SecretStr:
+    """Return the hash of an API key; no error shows the key."""
+    if not re.fullmatch("[!-~]+", key):
+        expected = "a key of visible ASCII characters, without spaces"
+        raise Invalid(origin, "an empty text" if key == "" else "other characters", expected)
+    return SecretStr(hashlib.sha256(key.encode()).hexdigest())
+
+
 def _collect(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the given settings and the origin of each, from file, environment and `options`."""
     environment = {
@@ -290,11 +319,15 @@ def _collect(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]
     if config == "":
         raise Invalid(option("config_file"), "an empty text", "the path of a TOML file")
     file = {} if config is None else _read_file(Path(config))
-    return {**file, **environment, **options}, {
+    values = {**file, **environment, **options}
+    origins = {
         **dict.fromkeys(file, str(config)),
         **{name: variable(name) for name in environment},
         **{name: option(name) for name in options},
     }
+    if isinstance(key := values.get("api_key"), str):
+        values["api_key"] = _hash_key(key, origins["api_key"])
+    return values, origins
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -307,9 +340,10 @@ def _read_file(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deeply
         message = f"the settings file {file} is not valid TOML: {error}"
         raise Invalid("config_file", str(file), "a TOML file", message=message) from error
-    if "config_file" in document:
-        message = f"{file}: a settings file cannot set config_file"
-        raise Invalid(str(file), "config_file", "every setting except config_file", message=message)
+    for name, hint in NOT_IN_FILE.items():
+        if name in document:
+            message = f"{file}: a settings file cannot set {name}{hint}"
+            raise Invalid(str(file), name, f"every setting except {name}", message=message)
     return document
 
 

@@ -172,7 +172,7 @@ class SharedMemory:
 
     def _owner(self) -> str:
         """Return the caller's key; without API keys, all callers share their regions."""
-        return "" if self._settings.current.api_keys_file is None else caller().name
+        return caller().name if self._settings.current.needs_key else ""
 
     def _require_allowed(self) -> int:
         """Return the maximum bytes of all regions; raise Forbidden if shared memory is off."""

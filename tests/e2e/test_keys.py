@@ -1,5 +1,6 @@
 """Keys at every protocol, by real clients: none, a key for some models, a key of an administrator."""
 
+import hashlib
 import os
 import re
 import shlex
@@ -26,6 +27,7 @@ from preblock.client.errors import RequestError
 from preblock.service.core.auth import new_key, read_keys
 from preblock.service.core.file_watch import POLL_INTERVAL_SECONDS
 from tests.support.paths import PREBLOCK, ROOT
+from tests.support.processes import fork_servers, workers
 from tests.support.protocols import refusal_of
 from tests.support.servers import Server, serve
 
@@ -276,6 +278,32 @@ def test_key_file_change_reaches_every_worker(tiny_repository: Path, tmp_path: P
         time.sleep(2)  # as documented
         assert {ask(server, "GET", "/models", new).status_code for _ in range(8)} == {200}
         assert {ask(server, "GET", "/models", old).status_code for _ in range(8)} == {401}
+
+
+@pytest.mark.parametrize("origin", ["PREBLOCK_API_KEY", "preblock_api_key", "--api-key"])
+def test_single_key_is_hidden_and_joins_the_file(tiny_repository: Path, tmp_path: Path, origin: str) -> None:
+    key, file = "secret-of-this-test", tmp_path / "keys.toml"
+    alice = add_key(file, "alice", "bert")
+    option, variable = ((origin, key), {}) if origin.startswith("-") else ((), {origin: key})
+    options = "--api-keys-file", str(file), *option
+    with serve(tiny_repository, "--workers", "2", *options, **variable) as server:
+        for _ in range(4):  # both workers
+            with openai.OpenAI(api_key=key, base_url=f"{server.address}/v1", max_retries=0) as client:
+                assert client.embeddings.create(model="gpt", input=[1], extra_body={"pooling": "last"}).data
+        found = [ask(server, "GET", f"/models/{model}", alice).status_code for model in ("bert", "gpt")]
+        assert found == [200, 403]
+        assert ask(server, "GET", "/models", None).status_code == 401
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        assert ask(server, "GET", "/models", digest).status_code == 401
+        others = [*fork_servers(server.pid), *workers(server.pid)]
+        assert len(others) == 3
+        shown = [Path(f"/proc/{pid}/{name}").read_bytes() for pid in others for name in ("cmdline", "environ")]
+        shown += [ask(server, "GET", path, key).content for path in ("/", "/metrics", "/inspect", "/openapi.json")]
+    listed = subprocess.run(
+        [PREBLOCK, "settings", *option], env=os.environ | variable, capture_output=True, check=True
+    ).stdout
+    assert re.search(rb"^api_key +\*+ +%b$" % origin.upper().replace("--API-KEY", "--api-key").encode(), listed, re.M)
+    assert not any(text in part for text in (key.encode(), digest.encode()) for part in (*shown, listed))
 
 
 def test_pipes_in_place_of_watched_files_block_nothing(tiny_repository: Path, tmp_path: Path) -> None:

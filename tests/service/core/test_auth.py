@@ -39,6 +39,16 @@ def test_listed_key_is_accepted(file: Path) -> None:
         enter(Authenticator(file), authorization)
 
 
+def test_single_key_has_all_rights_beside_file(file: Path) -> None:
+    key = hashlib.sha256(b"single").hexdigest()
+    for access in (Authenticator(key=key), Authenticator(file, key)):
+        assert access.needs_key
+        enter(access, b"Bearer single", "gpt", admin=True)
+        with pytest.raises(Unauthenticated):
+            enter(access, b"Bearer other")
+    enter(Authenticator(file, key), b"Bearer key")
+
+
 SCHEME = "the header Authorization has another scheme; send Bearer and a key"
 UNKNOWN = "the key in the header Authorization is unknown; send Bearer and a key"
 

@@ -1,10 +1,11 @@
 """Settings: defaults, environment, ranges."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from preblock.service.core.errors import Invalid
 from preblock.service.core.settings import Settings, option, variable
@@ -46,6 +47,7 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("port", "65535", 65535),
     ("grpc_port", "9001", 9001),
     ("grpc_uds", "/run/grpc.sock", Path("/run/grpc.sock")),
+    ("api_key", "key", SecretStr(sha256(b"key").hexdigest())),
     ("api_keys_file", "/keys.toml", Path("/keys.toml")),
     ("tls_key", "/a.key", Path("/a.key")),
     ("tls_client_ca", "/ca.pem", Path("/ca.pem")),
@@ -170,6 +172,7 @@ def test_option_overrides_variable_overrides_file(monkeypatch: pytest.MonkeyPatc
         ("tls_key = true", "tls_key in {file}: got True, expected a path"),
         ("port =", "the settings file {file} is not valid TOML: Invalid value (at end of document)"),
         ("config_file = 'other.toml'", "{file}: a settings file cannot set config_file"),
+        ("api_key = 'key'", "{file}: a settings file cannot set api_key; set PREBLOCK_API_KEY, or api_keys_file"),
     ],
 )
 def test_invalid_settings_file_is_rejected(file: Path, text: str, message: str) -> None:
@@ -203,6 +206,23 @@ def test_unknown_environment_variable_is_rejected(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PREBLOCK_PROT", "1")
     with pytest.raises(Invalid, match="PREBLOCK_PROT: there is no setting prot; did you mean port"):
         Settings()
+
+
+def test_key_survives_reload_without_its_variable(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    monkeypatch.setenv("PREBLOCK_API_KEY", "my-key")
+    settings = Settings(config_file=file)
+    monkeypatch.delenv("PREBLOCK_API_KEY")
+    assert settings.reload().api_key == settings.api_key == SecretStr(sha256(b"my-key").hexdigest())
+    assert "my-key" not in repr(vars(settings)) + repr(settings) + str(settings)
+
+
+def test_unusable_key_is_rejected_without_echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREBLOCK_API_KEY", "my key")
+    message = "got other characters, expected a key of visible ASCII characters, without spaces"
+    with pytest.raises(Invalid, match=f"^PREBLOCK_API_KEY: {message}$"):
+        Settings()
+    with pytest.raises(Invalid, match=r"^--api-key: got an empty text, expected a key"):
+        Settings(api_key="")
 
 
 def test_free_grpc_port_survives_reload(file: Path) -> None:
