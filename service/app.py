@@ -50,7 +50,7 @@ from preblock.service.runtime.providers import choose_provider
 from preblock.service.runtime.repository import Repository
 from preblock.service.runtime.table_memory import TableMemory
 from preblock.service.runtime.table_warm_up import read_token_ids
-from preblock.service.runtime.worker_states import FIRST_STATE, read_desired
+from preblock.service.runtime.worker_states import FIRST_STATE, DesiredState, read_desired
 
 if TYPE_CHECKING:
     from preblock.service.observability.tracing import Tracing
@@ -60,10 +60,10 @@ VERSION = version("preblock")
 
 
 def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
-    """Open every model, and run each once. Several workers agree on changes through the folder `shared`.
+    """Open the models, and run each once. Several workers agree on changes through the folder `shared`.
 
     Raises:
-        Invalid: the key file or the file of token ids cannot be read or parsed, or an alias is wrong.
+        Invalid: the key file or the file of token ids cannot be read or parsed, or the name of a model is wrong.
         ServerFault: the provider cannot be used, or an artifact is broken.
 
     """
@@ -71,9 +71,12 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
     if not BUILT:
         LOG.warning("installed without a C compiler; positions are added by onnxruntime, which is slower")
     choice = choose_provider(settings.provider)
-    key = settings.api_key and settings.api_key.get_secret_value()
+    key = None if settings.api_key is None else settings.api_key.get_secret_value()
     access, live = Authenticator(settings.api_keys_file, key), LiveSettings(settings)
+    aliases, names = read_aliases(settings.aliases), split_list(settings.load_models)
     desired = FIRST_STATE if shared is None else read_desired(shared)
+    if shared is None and settings.model_control == "explicit" and names != ["*"]:
+        desired = DesiredState(loaded=frozenset(aliases.get(name, name) for name in names))
     memory = TableMemory(settings.table_memory_budget_bytes, read_token_ids(settings.table_warm_up_file))
     repository = Repository(
         settings.repository,
@@ -82,16 +85,17 @@ def create_engine(settings: Settings, shared: Path | None = None) -> Engine:
         cache=settings.cache_dir,
         access=access,
         gpu_mem_limit_bytes=settings.gpu_mem_limit_bytes,
-        aliases=read_aliases(settings.aliases),
+        aliases=aliases,
         table_memory=memory,
         reference_roots=settings.reference_folders,
         open_timeout_seconds=settings.model_open_timeout_seconds,
-        unloaded=desired.unloaded,
+        loaded=desired.loaded,
         versions=desired.versions,
         loading_hint=loading_hint(settings.model_control, settings.model_poll_interval_seconds),
     )
     if shared is None:  # a worker also starts after a folder has come or gone
         repository.check_aliases()
+        repository.check_models(desired.loaded or ())
     control = ModelControl(repository, settings.model_control, settings.model_poll_interval_seconds, shared, desired)
     metrics = Metrics(ModelCollector(repository), ProcessCollector())
     metrics.take_table_use = memory.take_use

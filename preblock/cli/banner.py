@@ -18,7 +18,11 @@ def write_banner(settings: Any, address: str, models: Mapping[str, Any]) -> str:
     if settings.has_grpc:
         lines.append(f"gRPC on {settings.grpc_address}")
     if not models:
-        lines.append(f"No model yet: the repository {settings.repository} is empty")
+        lines.append(
+            f"No model is loaded; POST {address}/v2/repository/models/NAME/load loads one of {settings.repository}"
+            if settings.model_control == "explicit"
+            else f"No model yet: the repository {settings.repository} is empty"
+        )
     lines += ["Try:", *(f"  {command}" for command in _commands(settings, address, models))]
     return "\n".join(lines)
 

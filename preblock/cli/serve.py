@@ -17,7 +17,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Address": ("host", "port", "grpc_port", "uds", "grpc_uds", "workers"),
     "Models": (
         *("repository", "reference_roots", "cache_dir", "aliases"),
-        *("model_control", "model_poll_interval_seconds", "model_open_timeout_seconds"),
+        *("model_control", "load_models", "model_poll_interval_seconds", "model_open_timeout_seconds"),
     ),
     "Execution": (
         *("provider", "intra_op_threads", "gpu_mem_limit_bytes"),
@@ -83,7 +83,7 @@ def _metavar(name: str, annotation: Any) -> str:
     """Return the placeholder of a setting's value, by its name or its type."""
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     kind: type = next(kind for kind in kinds if kind is not type(None))
-    return "NAME=MODEL" if name == "aliases" else METAVARS.get(kind, "TEXT")
+    return {"aliases": "NAME=MODEL", "load_models": "NAME"}.get(name) or METAVARS.get(kind, "TEXT")
 
 
 def _join_items(_: click.Context, __: click.Parameter, items: tuple[str, ...]) -> str | None:

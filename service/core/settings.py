@@ -37,7 +37,7 @@ RELOADABLE = frozenset(
     )
 )
 """Settings that take effect when the file changes; all others need a restart."""
-REPEATED_OPTIONS = {"aliases": "--alias"}
+REPEATED_OPTIONS = {"aliases": "--alias", "load_models": "--load-model"}
 """Options that are given once for each item of a list."""
 NOT_IN_FILE = {"config_file": "", "api_key": "; set PREBLOCK_API_KEY, or api_keys_file"}
 """Settings that the file cannot have, and a hint."""
@@ -92,6 +92,9 @@ class Settings(BaseModel):
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device; auto: CUDA for matrix products.")
     aliases: str | None = Field(None, description="Comma-separated NAME=MODEL: further names of models.")
     model_control: Literal["none", "poll", "explicit"] = Field("none", description="Source of model changes.")
+    load_models: str | None = Field(
+        None, description="Comma-separated models to load at the start with model_control explicit; * for all."
+    )
     model_poll_interval_seconds: Seconds = Field(
         5.0, description="Poll interval for model_control poll, and for tables outside artifacts."
     )
@@ -240,6 +243,14 @@ class Settings(BaseModel):
             raise ValueError(f"NAME=MODEL, such as embeddings=gpt2-small; {names}")
         if len(read_aliases(text)) < len(split_list(text)):
             raise ValueError("each NAME once")
+        return text
+
+    @field_validator("load_models")
+    @classmethod
+    def _check_mode(cls, text: str | None, info: ValidationInfo) -> str | None:
+        mode = info.data.get("model_control", "explicit")
+        if text is not None and mode != "explicit":
+            raise ValueError(f"no name, because model_control is {mode}; only with explicit are models loaded by name")
         return text
 
     @field_validator("reference_roots")

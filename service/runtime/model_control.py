@@ -47,7 +47,7 @@ def loading_hint(mode: Mode, poll_interval_seconds: float) -> str:
         case "poll":
             return f"a new export is served within about {poll_interval_seconds:g} s"
         case "explicit":
-            return "POST /v2/repository/models/NAME/load, or RepositoryModelLoad over gRPC, loads a new export"
+            return "POST /v2/repository/models/NAME/load, or RepositoryModelLoad over gRPC, loads a model"
         case _:
             return "a new export is served after a restart, or by a server with --model-control poll"
 
@@ -60,7 +60,7 @@ class ModelControl:
         mode: "none" for no changes, "poll" to reload on changes of the folder, "explicit" to reload on request.
         poll_interval_seconds: time between two checks of the folder, and of files outside the artifacts.
         shared: folder through which several workers agree; default None: one worker.
-        desired: state of `repository`.
+        desired: state of `repository`. In the mode "explicit", all its models are loaded at first unless it says which.
 
     """
 
@@ -74,15 +74,17 @@ class ModelControl:
     ) -> None:
         self._repository, self._mode, self._shared = repository, mode, shared
         self._poll_interval_seconds = poll_interval_seconds
+        if mode == "explicit" and desired.loaded is None:
+            desired = desired.model_copy(update={"loaded": frozenset(state.name for state in repository.states())})
         self._desired = desired
         self._pause = self._retry_at = 0.0
         self._refresh_lock = asyncio.Lock()
 
     def first_state(self) -> DesiredState:
-        """Return the state to be desired of workers: the opened versions, or the whole folder in mode poll."""
+        """Return the state to be desired of workers: the found versions, or the whole folder in mode poll."""
         states = self._repository.states()
         versions = None if self._mode == "poll" else frozenset((state.name, state.version) for state in states)
-        return DesiredState(versions=versions)
+        return DesiredState(versions=versions, loaded=self._desired.loaded)
 
     async def join(self) -> None:
         """Apply the latest change before the first request. From here on the other workers wait for this one."""
@@ -118,7 +120,7 @@ class ModelControl:
             await asyncio.sleep(self._poll_interval_seconds)
 
     async def load(self, name: str, caller: Principal = NOBODY) -> None:
-        """Load the new versions of a model, or all versions of an unloaded one, in all workers.
+        """Load the new versions of a model, or all versions of one that is not loaded, in all workers.
 
         Raises:
             Forbidden: the mode or the caller's key does not allow it.
@@ -230,7 +232,7 @@ class ModelControl:
             await self._refresh()
 
     async def _refresh_to(self, desired: DesiredState) -> None:
-        await _read_repository(partial(self._repository.refresh, desired.unloaded, desired.versions))
+        await _read_repository(partial(self._repository.refresh, desired.loaded, desired.versions))
         lacking = bool(self._repository.lacking)
         self._pause = min(max(2 * self._pause, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS) if lacking else 0.0
         self._retry_at = time.monotonic() + self._pause

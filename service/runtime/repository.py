@@ -42,7 +42,7 @@ class Repository:
         table_memory: of the n-gram tables of all models; default None: without a budget.
         reference_roots: folders of files outside the artifacts; default: none allowed.
         open_timeout_seconds: time to open the graphs of a version.
-        unloaded, versions: opened at first, as in `refresh`.
+        loaded, versions: opened at first, as in `refresh`.
         loading_hint: for the error of a missing model: how the server loads a new one.
 
     Attributes:
@@ -65,7 +65,7 @@ class Repository:
         table_memory: TableMemory | None = None,
         reference_roots: Sequence[Path] = (),
         open_timeout_seconds: float = OPEN_TIMEOUT_SECONDS,
-        unloaded: Collection[str] = (),
+        loaded: Collection[str] | None = None,
         versions: Collection[tuple[str, int]] | None = None,
         loading_hint: str = "",
     ) -> None:
@@ -89,19 +89,20 @@ class Repository:
         self._lost: set[tuple[str, int]] = set()
         self._entries: dict[tuple[str, int], VersionEntry] = {}
         self._refresh_lock = Lock()
-        self._opened = False
+        self._opened = self._is_idle = False
         self.listeners: list[Callable[[], None]] = []
-        self.refresh(unloaded, versions)
+        self.refresh(loaded, versions)
         for entry in self._entries.values():
             if entry.error is not None:
                 raise entry.error
 
     def refresh(
-        self, unloaded: Collection[str] = (), versions: Collection[tuple[str, int]] | None = None
+        self, loaded: Collection[str] | None = None, versions: Collection[tuple[str, int]] | None = None
     ) -> list[VersionState]:
-        """Open new and changed versions, drop removed and `unloaded` ones, and return the changed states.
+        """Open new and changed versions, drop removed ones and those of other models, and return the changed states.
 
-        Of the folder only `versions` count: names and numbers; default: all.
+        Only the models `loaded` are served; default: all. Of the folder only `versions` count: names and numbers;
+        default: all.
 
         A version with an error does not affect others. The next refresh tries the models of `lacking` again. If a
         version was ready before, the old model keeps serving, unless the data file was changed in place: the mapped
@@ -124,7 +125,7 @@ class Repository:
                     if name in self._aliases:
                         reason = f"its name is an alias of {self._aliases[name]}"
                         entry = VersionEntry(VersionState(name, version, "UNAVAILABLE", reason))
-                    elif name in unloaded:
+                    elif loaded is not None and name not in loaded:
                         entry = VersionEntry(VersionState(name, version, "UNAVAILABLE", UNLOADED))
                     else:
                         entry = self._load_if_changed(name, version, folder, checksums)
@@ -132,6 +133,7 @@ class Repository:
             finally:
                 checksums.save()
             before = self._replace_entries(entries)
+            self._is_idle = loaded is not None and not any(name in loaded for name, _ in entries)
             gone = [VersionState(*key, "UNAVAILABLE", "gone") for key in before if key not in entries]
             known = {entry.state for entry in before.values()}
             return [*gone, *(entry.state for entry in entries.values() if entry.state not in known)]
@@ -164,8 +166,8 @@ class Repository:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a model is served, or models were unloaded by request."""
-        return bool(self._models) or any(entry.state.reason == UNLOADED for entry in self._entries.values())
+        """Whether a model is served, or no model of the folder is to be."""
+        return bool(self._models) or self._is_idle
 
     def check_ready(self) -> None:
         """Raise Unavailable unless the repository is ready."""
@@ -213,6 +215,14 @@ class Repository:
                     f"alias {alias}: the repository {self.root} has no model {model}; it has {', '.join(sorted(names))}"
                 )
                 raise Invalid("aliases", f"{alias}={model}", ", ".join(sorted(names)), message=message)
+
+    def check_models(self, names: Collection[str]) -> None:
+        """Raise Invalid if the repository lacks one of these models."""
+        known = sorted({name for name, _ in self._entries})
+        for name in names:
+            if name not in known:
+                expected = ", ".join(known) or "nothing, since the repository holds no model"
+                raise Invalid("load_models", name, expected)
 
     def resolve(self, name: str) -> str:
         """Return the model of an alias; the name of a model stays."""

@@ -18,7 +18,7 @@ from preblock.service.runtime.model import ServedModel, TokenModel
 LOG = logging.getLogger(__name__)
 Fingerprint = tuple[tuple[str, FileSignature], ...]
 UNLOADED = "unloaded"
-"""The reason of an unloaded version."""
+"""The reason of a version whose model is not loaded, or no longer."""
 LACK = re.compile("bad_alloc|Failed to allocate memory|Cannot allocate memory|Too many open files")
 """Texts of onnxruntime's errors that may pass; it has no kind of exception for them."""
 

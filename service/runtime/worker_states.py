@@ -1,6 +1,6 @@
 """The states of several workers, in a folder: they agree on changes of the models by its files.
 
-`desired.json` has the versions of all workers, the unloaded models, and a number. The number grows with every change.
+`desired.json` has the versions of all workers, the loaded models, and a number. The number grows with every change.
 A later worker opens the same versions. `<pid>.followed` has the last change applied by a worker: its number, and the
 names of models to be opened later.
 """
@@ -22,20 +22,20 @@ class DesiredState(BaseModel):
 
     Args:
         number: of changes.
-        unloaded: names of models.
-        versions: of models, `unloaded` included; None: all in the folder.
+        loaded: names of the models to serve; None: all.
+        versions: of models, loaded or not; None: all in the folder.
 
     """
 
     number: int = 0
-    unloaded: frozenset[str] = frozenset()
+    loaded: frozenset[str] | None = None
     versions: Versions | None = None
 
     def change(self, name: str, unloaded: bool, versions: Versions | None = None) -> "DesiredState":
         """Return the next state, with other versions, and with the model `name` loaded or unloaded."""
-        others = self.unloaded - {name}
-        names = others | {name} if unloaded else others
-        return DesiredState(number=self.number + 1, unloaded=names, versions=versions)
+        assert self.loaded is not None
+        loaded = self.loaded - {name} if unloaded else self.loaded | {name}
+        return DesiredState(number=self.number + 1, loaded=loaded, versions=versions)
 
 
 FIRST_STATE = DesiredState()

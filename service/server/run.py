@@ -78,7 +78,7 @@ def _serve_on(bound: Bound, settings: Settings, announce: Announce) -> None:
         places = f"{url} and gRPC on {settings.grpc_address}" if settings.has_grpc else url
         text = "started: preblock %s serves %d models on %s with workers: %d"
         LOG.info(text, VERSION, len(models), places, settings.workers)
-        if not models:
+        if not models and settings.model_control != "explicit":
             hint = loading_hint(settings.model_control, settings.model_poll_interval_seconds)
             LOG.warning("not ready: the repository %s holds no model; %s", settings.repository, hint)
         if settings.log_format == "json":  # for a program, which reads the line above

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+import tritonclient.http
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -148,17 +149,48 @@ def is_ready(server: Server) -> tuple[int, int, int, bool, int]:
 def test_empty_repository_is_served_once_it_has_a_model(mode: str, workers: str, tmp_path: Path) -> None:
     options = "--model-control", mode, "--model-poll-interval-seconds", "0.2", "--workers", workers
     with serve(tmp_path, *options, "--alias", "one=gpt") as server:
-        assert f"No model yet: the repository {tmp_path} is empty" in server.banner
-        assert is_ready(server) == (200, 503, 503, False, health_pb2.HealthCheckResponse.NOT_SERVING)
+        served = 200, 200, 200, True, health_pb2.HealthCheckResponse.SERVING
+        if mode == "explicit":
+            assert "No model is loaded; POST http://127.0.0.1:" in server.banner
+            assert is_ready(server) == served  # else no request to load a model would arrive
+        else:
+            assert f"No model yet: the repository {tmp_path} is empty" in server.banner
+            assert is_ready(server) == (200, 503, 503, False, health_pb2.HealthCheckResponse.NOT_SERVING)
         load = f"{server.address}/v2/repository/models/gpt/load"
         if mode == "explicit":
             assert httpx.post(load).status_code == 404
         copy_artifact("gpt", tmp_path)
         if mode == "explicit":
             httpx.post(load, timeout=60).raise_for_status()
-        served = 200, 200, 200, True, health_pb2.HealthCheckResponse.SERVING
         wait_until(lambda: [is_ready(server) for _ in range(4)] == [served] * 4, 60)
         assert httpx.post(f"{server.address}/models/one/embed", json={"input_ids": [1]}).status_code == 200
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_explicit_mode_loads_only_named_models(tiny_repository: Path, tmp_path: Path, workers: str) -> None:
+    root = shutil.copytree(tiny_repository, tmp_path / "root")
+    options = "--model-control", "explicit", "--workers", workers, "--alias", "words=bert"
+    with serve(root, *options) as server:
+        assert is_ready(server)[1] == 200
+        assert {model["ready"] for model in httpx.get(f"{server.address}/models", timeout=60).json()} == {False}
+    with serve(root, *options, "--load-model", "words") as server:
+
+        def served() -> set[tuple[str, ...]]:
+            answers = [httpx.get(f"{server.address}/models", timeout=60).json() for _ in range(8)]
+            return {tuple(model["name"] for model in answer if model["ready"]) for answer in answers}
+
+        assert served() == {("bert", "words")}
+        copy_artifact("gpt", root, "later")
+        with tritonclient.http.InferenceServerClient(server.address.removeprefix("http://")) as client:
+            client.load_model("gpt")
+            assert served() == {("bert", "gpt", "words")}  # another model stays as it is
+            client.load_model("later")
+            client.unload_model("words")
+        assert served() == {("gpt", "later")}
+    message = failing("serve", "--repository", root, "--model-control", "explicit", "--load-model", "nope", code=1)
+    assert message == "load_models: got nope, expected bert, gpt, later"
+    message = failing("serve", "--load-model", "gpt", code=2)
+    assert "--load-model: got gpt, expected no name, because model_control is none" in message
 
 
 @pytest.mark.parametrize(
@@ -166,11 +198,12 @@ def test_empty_repository_is_served_once_it_has_a_model(mode: str, workers: str,
     [
         ("none", "a new export is served after a restart, or by a server with --model-control poll"),
         ("poll", "a new export is served within about 5 s"),
-        ("explicit", "POST /v2/repository/models/NAME/load, or RepositoryModelLoad over gRPC, loads a new export"),
+        ("explicit", "POST /v2/repository/models/NAME/load, or RepositoryModelLoad over gRPC, loads a model"),
     ],
 )
 def test_unknown_model_error_says_how_to_load_it(mode: str, hint: str, tiny_repository: Path) -> None:
-    with serve(tiny_repository, "--model-control", mode) as server:
+    loaded = ("--load-model", "*") if mode == "explicit" else ()
+    with serve(tiny_repository, "--model-control", mode, *loaded) as server:
         native = httpx.post(f"{server.address}/models/mine/embed", json={"input_ids": [1]})
         openai = httpx.post(f"{server.address}/v1/embeddings", json={"model": "mine", "input": "a"})
     assert native.json()["detail"] == f"model: got mine, expected bert, gpt; {hint}"

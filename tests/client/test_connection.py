@@ -128,7 +128,7 @@ def test_ready_reports_server_and_model_state(connect: Connect, tiny_server: Ser
 
 def test_client_unloads_and_loads_models(connect: Connect, tmp_path: Path, tiny_server: Server) -> None:
     copy_artifact("gpt", tmp_path)
-    with serve(tmp_path, "--model-control", "explicit") as server:
+    with serve(tmp_path, "--model-control", "explicit", "--load-model", "*") as server:
         client = connect(server.address)
         expected = client.embed([1], model="gpt").vectors
         client.unload("gpt")

@@ -133,7 +133,7 @@ def test_model_control_is_forbidden_by_default(client: TritonClient, method: str
 
 
 def test_models_are_unloaded_and_loaded_with_explicit_control(tiny_repository: Path) -> None:
-    with serve(tiny_repository, "--model-control", "explicit") as server, connect(server):
+    with serve(tiny_repository, "--model-control", "explicit", "--load-model", "*") as server, connect(server):
         for module, address in (
             (tritonclient.http, server.address.removeprefix("http://")),
             (tritonclient.grpc, server.grpc),

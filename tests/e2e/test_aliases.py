@@ -24,7 +24,7 @@ ALIASES = ("--alias", "embeddings=gpt", "--alias", "sentences=bert", "--served-m
 
 @pytest.fixture(scope="module")
 def aliased(tiny_repository: Path) -> Iterator[Server]:
-    with serve(tiny_repository, *ALIASES, "--model-control-mode", "explicit") as server:
+    with serve(tiny_repository, *ALIASES, "--model-control-mode", "explicit", "--load-model", "*") as server:
         yield server
 
 

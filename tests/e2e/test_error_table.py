@@ -35,7 +35,7 @@ def table() -> dict[str, dict[str, str]]:
 def place(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     root = shutil.copytree(tiny_repository, tmp_path_factory.mktemp("errors") / "repository")
     changed = copy_artifact("bert", root, "changed")
-    options = ("--model-control", "explicit")
+    options = ("--model-control", "explicit", "--load-model", "*")
     keys = root.parent / "keys.toml"
     keys.write_text(f'[[keys]]\nname = "bert"\nsha256 = "{sha256(KEY.encode()).hexdigest()}"\nmodels = ["bert"]\n')
     with (

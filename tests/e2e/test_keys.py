@@ -80,7 +80,9 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def guarded(tiny_repository: Path, keys: dict[str, str]) -> Iterator[Server]:
-    with serve(tiny_repository, "--api-keys-file", keys["file"], "--model-control", "explicit") as server:
+    with serve(
+        tiny_repository, "--api-keys-file", keys["file"], "--model-control", "explicit", "--load-model", "*"
+    ) as server:
         yield server
 
 

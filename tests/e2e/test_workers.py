@@ -154,7 +154,10 @@ def test_workers_start_with_temp_folder_too_long_for_sockets(tiny_repository: Pa
 def test_model_change_returns_after_all_workers_applied_it(tiny_repository: Path, tmp_path: Path) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "repository"), tmp_path / "2"
     (root / "bert/2").rename(later)
-    with serve(root, "--workers", "2", "--model-control", "explicit") as server, ExitStack() as stack:
+    with (
+        serve(root, "--workers", "2", "--model-control", "explicit", "--load-model", "*") as server,
+        ExitStack() as stack,
+    ):
         httpx.get(f"{server.address}/readyz", timeout=60)
         while len(before := accepted(server.pid)) < 2:
             time.sleep(0.05)

@@ -33,7 +33,7 @@ def reject_server(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactor
     shutil.copytree(repository / "gpt", repository / "spare")
     copy_artifact("alibi-7x4x9", repository, "alibi")
     copy_artifact("vit-gray", repository, "vit")
-    with serve(repository, "--model-control", "explicit") as running:
+    with serve(repository, "--model-control", "explicit", "--load-model", "*") as running:
         assert httpx.get(f"{running.address}/readyz", timeout=60).status_code == 200
         yield running
 

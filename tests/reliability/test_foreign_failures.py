@@ -82,7 +82,7 @@ def add_products(model: onnx.ModelProto) -> None:
 def test_graph_that_opens_for_minutes_holds_up_nothing(tmp_path: Path) -> None:
     models = tmp_path / "models"
     copy_artifact("gpt", models)
-    options = ("--model-control", "explicit", "--model-open-timeout-seconds", "2")
+    options = ("--model-control", "explicit", "--load-model", "*", "--model-open-timeout-seconds", "2")
     with serve(models, *options) as server, httpx.Client(base_url=server.address, timeout=60) as client:
         edit(copy_artifact("gpt", models, "slow"), add_products)
         copy_artifact("bert", models)

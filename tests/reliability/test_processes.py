@@ -311,11 +311,13 @@ def test_outage_server_keeps_the_rules_of_workers(tiny_repository: Path, tmp_pat
             assert time.monotonic() - began < 8  # requests have 15 s
 
 
-@pytest.mark.parametrize("mode", ["none", "explicit"])
-def test_replaced_workers_serve_the_same_versions(tiny_repository: Path, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("options", [("none",), ("explicit", "--load-model", "*")])
+def test_replaced_workers_serve_the_same_versions(
+    tiny_repository: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     root, later = shutil.copytree(tiny_repository, tmp_path / "root"), tmp_path / "2"
     (root / "bert/2").rename(later)
-    with serve(root, "--workers", "2", "--model-control", mode) as server:
+    with serve(root, "--workers", "2", "--model-control", *options) as server:
         wait_for(partial(ready, server))
         unloaded = httpx.post(f"{server.address}/v2/repository/models/gpt/unload", timeout=60).status_code == 200
         later.rename(root / "bert/2")
@@ -327,7 +329,7 @@ def test_replaced_workers_serve_the_same_versions(tiny_repository: Path, tmp_pat
             asked = [httpx.get(f"{server.address}/models/{name}", timeout=60) for name in ("bert", "gpt")]
             answered.add((asked[0].json()["version"], asked[1].status_code))
         assert answered == {(1, 404 if unloaded else 200)}
-        assert unloaded == (mode == "explicit")
+        assert unloaded == (options[0] == "explicit")
         if unloaded:
             httpx.post(f"{server.address}/v2/repository/models/bert/load", timeout=60).raise_for_status()
             found = {httpx.get(f"{server.address}/models/bert", timeout=60).json()["version"] for _ in range(16)}

@@ -47,7 +47,9 @@ def fill(disk: Path) -> Path:
 def test_full_disk_does_not_affect_clients(tiny_repository: Path, good_answer: bytes, small_disk: Path) -> None:
     """A page of a mapped file without room on the disk would end its process."""
     folders = {"TMPDIR": str(small_disk), "PREBLOCK_CACHE_DIR": str(small_disk / "cache")}
-    with serve(tiny_repository, "--workers", "2", "--model-control", "explicit", **folders) as server:
+    with serve(
+        tiny_repository, "--workers", "2", "--model-control", "explicit", "--load-model", "*", **folders
+    ) as server:
         wait_for(partial(ready, server))
         before = workers(server.pid)
         filling = fill(small_disk)
@@ -159,7 +161,7 @@ def limited(pid: int, kind: int, most: int) -> Iterator[None]:
 
 def test_workers_without_descriptors_load_a_model_later(tiny_repository: Path, good_answer: bytes) -> None:
     with (
-        serve(tiny_repository, "--workers", "2", "--model-control", "explicit") as server,
+        serve(tiny_repository, "--workers", "2", "--model-control", "explicit", "--load-model", "*") as server,
         httpx.Client(base_url=server.address, timeout=120) as client,
     ):
         wait_for(partial(ready, server))
@@ -211,7 +213,7 @@ def test_load_reports_a_worker_without_memory(tiny_repository: Path, model_repos
     shutil.copytree(model_repository / "gpt2-small", root / "gpt2-small")
     address = "/v2/repository/models/gpt2-small/"
     with (
-        serve(root, "--workers", "2", "--model-control", "explicit") as server,
+        serve(root, "--workers", "2", "--model-control", "explicit", "--load-model", "*") as server,
         httpx.Client(base_url=server.address, timeout=60) as client,
     ):
         wait_for(partial(ready, server))

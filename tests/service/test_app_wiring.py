@@ -59,12 +59,12 @@ class BrokenRepository(Repository):
     is_broken = False
 
     def refresh(
-        self, unloaded: Collection[str] = (), versions: Collection[tuple[str, int]] | None = None
+        self, loaded: Collection[str] | None = None, versions: Collection[tuple[str, int]] | None = None
     ) -> list[VersionState]:
         if self.is_broken:
             self.is_broken = False
             raise RuntimeError("broken")
-        return super().refresh(unloaded, versions)
+        return super().refresh(loaded, versions)
 
 
 def test_failed_background_work_is_logged_and_repeated(tiny_repository: Path, tmp_path: Path) -> None:

@@ -64,7 +64,9 @@ def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     manifest = copy_artifact("llama", root, "potion") / "manifest.json"
     sentence = {"pooling": "mean", "normalize": True, "ignored_ids": []}
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"sentence": sentence}))
-    with serve(root, "--model-control", "explicit", "--max-shared-memory-bytes", "1048576") as server:
+    with serve(
+        root, "--model-control", "explicit", "--load-model", "*", "--max-shared-memory-bytes", "1048576"
+    ) as server:
         yield server
 
 

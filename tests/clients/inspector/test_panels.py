@@ -325,7 +325,7 @@ def test_key_stays_in_memory_and_streams_use_requests(browser: Page, tiny_reposi
 
 def test_page_without_models_shows_no_panel(browser: Page, tmp_path: Path) -> None:
     copy_artifact("gpt", tmp_path)
-    with serve(tmp_path, "--model-control", "explicit") as server:
+    with serve(tmp_path, "--model-control", "explicit", "--load-model", "*") as server:
         with preblock.connect(server.address) as client:
             client.unload("gpt")
         browser.events.clear()

@@ -87,7 +87,7 @@ def test_every_setting_reads_its_variable(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(f"PREBLOCK_{name.upper()}", str(value))
     settings: Any = Settings()
     assert settings.model_dump(exclude_none=True) == defaults
-    assert {*defaults, *(name for name, *_ in VARIABLES), "config_file"} == set(Settings.model_fields)
+    assert {*defaults, *(name for name, *_ in VARIABLES), "config_file", "load_models"} == set(Settings.model_fields)
     assert {name for name in defaults if settings.origins[name] != variable(name)} <= {
         name for name, value in defaults.items() if value == ""
     }

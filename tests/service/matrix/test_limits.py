@@ -64,7 +64,11 @@ def guarded(rows: Rows, wide_repository: Path, tmp_path_factory: pytest.TempPath
 def strict_servers(rows: Rows, wide_repository: Path) -> Iterator[Servers]:
     """Serve with low limits."""
     limits = {"PREBLOCK_MAX_REQUEST_TOKENS": str(MAX_TOKENS), "PREBLOCK_MAX_REQUEST_ROWS": str(MAX_ROWS)}
-    limits |= {"PREBLOCK_MODEL_CONTROL": "explicit", "PREBLOCK_MAX_CONCURRENT_REQUESTS": "1"}
+    limits |= {
+        "PREBLOCK_MODEL_CONTROL": "explicit",
+        "PREBLOCK_LOAD_MODELS": "*",
+        "PREBLOCK_MAX_CONCURRENT_REQUESTS": "1",
+    }
     with serve_rows(rows, wide_repository, **limits) as servers:
         yield servers
 

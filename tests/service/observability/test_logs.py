@@ -151,7 +151,7 @@ def test_default_level_logs_each_model_change(tmp_path: Path) -> None:
             file.touch()
         httpx.post(f"{address}/v2/repository/models/gpt/load", timeout=60).raise_for_status()
 
-    options = "--model-control", "explicit", "--log-format", "json", "--workers", "2"
+    options = "--model-control", "explicit", "--load-model", "*", "--log-format", "json", "--workers", "2"
     messages = [json.loads(line)["message"] for line in said(tmp_path, change, *options, level="info")]
     started, stopping = messages[1], messages[-2]
     assert started.startswith("started: preblock ")

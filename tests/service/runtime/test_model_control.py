@@ -19,6 +19,7 @@ from preblock.service.core.errors import ArtifactError, Forbidden, NotFound, Una
 from preblock.service.runtime.model_control import ModelControl
 from preblock.service.runtime.providers import CPU
 from preblock.service.runtime.repository import Repository
+from preblock.service.runtime.worker_states import write_desired
 from tests.support.artifacts import copy_artifact, make_repository
 from tests.support.servers import serve
 from tests.support.waiting import wait_until
@@ -179,6 +180,8 @@ def test_models_are_loaded_and_unloaded_by_request(root: Path, tmp_path: Path, s
 
     async def change() -> None:
         control = ModelControl(repository, "explicit", 1, tmp_path / "shared" if shared else None)
+        if shared:
+            write_desired(tmp_path / "shared", control.first_state())
         following = asyncio.create_task(control.run())
         await control.unload("gpt")
         with pytest.raises(NotFound, match="model: got gpt, expected bert"):
