@@ -153,7 +153,8 @@ class RequestReader:
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        # The check of the head refuses a body with a length and chunks, and names both headers.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_chunked_length=True)
         return parser
 
     def wait_for_head(self) -> None:
@@ -250,7 +251,7 @@ class RequestReader:
         self.incomplete_bytes = 0
         incoming.method = self._parser.get_method()
         incoming.version = self._parser.get_http_version()
-        incoming.keep_alive = self._parser.should_keep_alive()
+        incoming.keep_alive = self._parser.should_keep_alive() and incoming.has_sure_end
         incoming.upgrades = self._parser.should_upgrade()
         incoming.use_origin_form()
         refusal = incoming.check_head()

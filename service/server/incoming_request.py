@@ -159,6 +159,8 @@ class IncomingRequest:
             return Refusal(400, f"the request has {self.hosts} Host headers; send one")
         if not self.hosts and self.version == "1.1":
             return Refusal(400, "the request has no Host header; HTTP/1.1 requires one")
+        if self.transfer_encodings and any(name == b"content-length" for name, _ in self.headers):
+            return Refusal(400, "the request has the headers Content-Length and Transfer-Encoding; send one of them")
         if self.transfer_encodings not in ((), (b"chunked",)):
             return Refusal(501, f"Transfer-Encoding: got {_quote(self.transfer_encodings)}, expected chunked")
         if not self.upgrades or not self.is_websocket:
@@ -183,6 +185,11 @@ class IncomingRequest:
     def knows_chunks(self) -> bool:
         """Whether the client's version has chunks, interim responses and upgrades: HTTP/1.1 does (RFC 9110, 10.1.1)."""
         return self.version >= "1.1"
+
+    @property
+    def has_sure_end(self) -> bool:
+        """Whether a later request may follow: chunks before HTTP/1.1 count as faulty (RFC 9112, section 6.1)."""
+        return self.knows_chunks or not self.transfer_encodings
 
     @property
     def offers_other_protocol(self) -> bool:

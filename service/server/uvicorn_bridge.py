@@ -278,7 +278,8 @@ class Exchange(RequestResponseCycle):
 class ExchangeWithoutChunks(Exchange):
     """The exchange of a client before HTTP/1.1: the close ends a response of unknown length.
 
-    uvicorn writes chunks to every client; RFC 9112, section 6.1, forbids them in a response to HTTP/1.0.
+    uvicorn writes chunks to every client; RFC 9112, section 6.1, forbids them in a response to HTTP/1.0. It also closes
+    the connection of each; a client that asks for more requests expects the header `Connection` in the response.
     """
 
     ends_by_close = False
@@ -286,7 +287,11 @@ class ExchangeWithoutChunks(Exchange):
     async def send(self, message: Any) -> None:
         """Send a message of the response."""
         if message["type"] == "http.response.start":
-            self.ends_by_close = b"content-length" not in dict(message["headers"])
+            headers = dict(message["headers"])
+            self.ends_by_close = b"content-length" not in headers
+            self.keep_alive = self.keep_alive and not self.ends_by_close
+            if self.keep_alive and b"connection" not in headers:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"keep-alive")]}
         if self.ends_by_close:
             self.chunked_encoding, self.expected_content_length = False, len(message.get("body", b""))
         await super().send(message)
@@ -346,7 +351,7 @@ class UvicornBridge:
             default_headers=shared.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=incoming.expects_continue and knows_chunks,
-            keep_alive=incoming.keep_alive and knows_chunks,
+            keep_alive=incoming.keep_alive,
             on_response=self._finish,
         )
         self._incoming = incoming

@@ -47,6 +47,11 @@ def ask(server: Server, sent: bytes) -> tuple[bytes, bytes, bytes]:
         ),
         (CODED % b"gzip, chunked", b"501 Not Implemented", b"Transfer-Encoding: got gzip, chunked, expected chunked"),
         (CODED % b"identity", b"501 Not Implemented", b"Transfer-Encoding: got identity, expected chunked"),
+        (
+            EMBED + b"Host: localhost\r\nTransfer-Encoding: chunked\r\n" + BODY,
+            b"400 Bad Request",
+            b"the request has the headers Content-Length and Transfer-Encoding; send one of them",
+        ),
         (b"\x16\x03\x01\r\n\r\n", b"400 Bad Request", b"the request is not valid HTTP/1.1"),
     ],
 )

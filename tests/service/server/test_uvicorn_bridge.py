@@ -86,7 +86,7 @@ def answers(address: str, sent: bytes) -> bytes:
         *(b"GET " + target.encode("latin-1") + HEAD + b"\r\n" for target in TARGETS),
         *(b"POST /length" + HEAD + body for body in BODIES),
         *(method + b" /" + kind.encode() + HEAD + b"\r\n" for kind in ANSWERS for method in (b"GET", b"HEAD")),
-        b"GET /length HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+        b"GET /length HTTP/1.0\r\n\r\n",
     ],
     ids=lambda sent: repr(sent[:30]),
 )

@@ -147,6 +147,28 @@ def test_absolute_target_is_answered_as_its_path(long_server: Server, long_clien
         assert socket_.recv(2**16).startswith(b"HTTP/1.1 101 ")
 
 
+def test_http_1_0_connection_is_kept_on_request(long_server: Server) -> None:
+    """`ab -k` counts such responses."""
+    body, kept = b'{"input_ids": [1]}', {"Connection": "Keep-Alive"}
+    asked = [
+        (http_request("/livez", headers=kept, method="GET"), 200),
+        (http_request("/models/gpt/embed", body, kept), 200),
+        (http_request("/models/gpt/embed", b"{", kept), 400),
+        (http_request("/nowhere", body, kept), 404),
+    ]
+    with RawConnection(long_server.address) as stream:
+        for sent, status in asked * 2:
+            found, head, _ = stream.ask(sent.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+            assert (found, "connection: keep-alive" in head.lower()) == (status, True)
+        answer = stream.ask(b"GET /livez HTTP/1.0\r\n\r\n")
+        assert (answer[0], "connection: close" in answer[1]) == (200, True)
+        assert stream.file.read() == b""
+    chunked = kept | {"Transfer-Encoding": "chunked"}
+    sent = http_request("/models/gpt/embed", b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), chunked)
+    with RawConnection(long_server.address) as stream:  # RFC 9112, section 6.1: faulty, so nothing may follow
+        assert "connection: close" in stream.ask(sent.replace(b"HTTP/1.1", b"HTTP/1.0", 1))[1]
+
+
 def test_http_1_0_expectation_is_ignored(long_server: Server) -> None:
     body, headers = b'{"input_ids": [1]}', {"Expect": "100-continue"}
     with dial(long_server.address) as stream:
