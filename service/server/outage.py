@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from preblock.service.api.http import errors
-from preblock.service.api.http.dispatcher import Dispatcher, Services
+from preblock.service.api.http.dispatcher import LIVE_PATHS, Dispatcher, Services
 from preblock.service.api.http.origins import AllowedHosts
 from preblock.service.core.errors import Invalid, Unavailable
 from preblock.service.core.settings import Settings
@@ -23,7 +23,6 @@ from preblock.service.server.uvicorn_bridge import Config, Server
 LOG = logging.getLogger(__name__)
 STOP_SECONDS = 5.0
 """Time of a thread to end; usually some milliseconds."""
-LIVE_PATHS = frozenset({"/livez", "/v2/health/live"})
 MESSAGE = "no worker serves at the moment, and the service starts new ones; try again later"
 
 

@@ -133,15 +133,16 @@ def test_banner_command_works_with_keys_and_tls(tmp_path: Path) -> None:
     assert '"shape":[1,3,4]' in done.stdout
 
 
-def is_ready(server: Server) -> tuple[int, int, int, bool, int]:
+def is_ready(server: Server) -> tuple[set[int], set[int], bool, int]:
     """Return the answers to all checks of liveness and readiness."""
-    paths = ("/livez", "/readyz", "/v2/health/ready")
-    live, ready, v2 = (httpx.get(f"{server.address}{path}").status_code for path in paths)
+    live = {httpx.get(f"{server.address}{path}").status_code for path in ("/livez", "/v2/health/live")}
+    paths = ("/readyz", "/health", "/ping", "/v2/health/ready")
+    ready = {httpx.get(f"{server.address}{path}").status_code for path in paths}
     with grpc.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         grpc_ready = stub.ServerReady(service_pb2.ServerReadyRequest(), wait_for_ready=True).ready
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status
-    return live, ready, v2, grpc_ready, health
+    return live, ready, grpc_ready, health
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -149,13 +150,13 @@ def is_ready(server: Server) -> tuple[int, int, int, bool, int]:
 def test_empty_repository_is_served_once_it_has_a_model(mode: str, workers: str, tmp_path: Path) -> None:
     options = "--model-control", mode, "--model-poll-interval-seconds", "0.2", "--workers", workers
     with serve(tmp_path, *options, "--alias", "one=gpt") as server:
-        served = 200, 200, 200, True, health_pb2.HealthCheckResponse.SERVING
+        served = {200}, {200}, True, health_pb2.HealthCheckResponse.SERVING
         if mode == "explicit":
             assert "No model is loaded; POST http://127.0.0.1:" in server.banner
             assert is_ready(server) == served  # else no request to load a model would arrive
         else:
             assert f"No model yet: the repository {tmp_path} is empty" in server.banner
-            assert is_ready(server) == (200, 503, 503, False, health_pb2.HealthCheckResponse.NOT_SERVING)
+            assert is_ready(server) == ({200}, {503}, False, health_pb2.HealthCheckResponse.NOT_SERVING)
         load = f"{server.address}/v2/repository/models/gpt/load"
         if mode == "explicit":
             assert httpx.post(load).status_code == 404

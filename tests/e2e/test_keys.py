@@ -127,7 +127,7 @@ def test_unknown_model_error_lists_models_in_key_scope(guarded: Server, keys: di
 @pytest.mark.parametrize(
     "path",
     [
-        *("/livez", "/readyz", "/v2/health/live", "/v2/health/ready"),
+        *("/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready"),
         *("/docs", "/openapi.json", "/docs/static/swagger-ui-bundle.js"),
     ],
 )

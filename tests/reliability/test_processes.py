@@ -238,6 +238,7 @@ def test_parent_answers_health_checks_without_workers(weighty_repository: Path, 
                 assert time.monotonic() - began < 60
             while time.monotonic() - began < 20:
                 assert status("/livez") == status("/v2/health/live") == 200
+                assert status("/health") == status("/ping") == status("/v2/health/ready") == 503
                 answer = httpx.post(f"{address}/models/gpt/embed", json={"input_ids": [1]}, timeout=2)
                 assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
                 assert answer.json()["request_id"] == answer.headers["X-Request-Id"]

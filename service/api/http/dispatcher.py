@@ -32,7 +32,11 @@ from preblock.service.observability.context import CURRENT_REQUEST, Begin, Reque
 
 LOG = logging.getLogger(__name__)
 
-HEALTH_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready"})
+LIVE_PATHS = ("/livez", "/v2/health/live")
+"""Spellings of liveness: 200 while a process runs."""
+READY_PATHS = ("/readyz", "/health", "/ping", "/v2/health/ready")
+"""Spellings of readiness. vLLM, text-embeddings-inference and infinity have `/health`, SageMaker has `/ping`."""
+HEALTH_PATHS = frozenset((*LIVE_PATHS, *READY_PATHS))
 """Paths without authentication and traces, because an orchestrator has no API key."""
 INDEX_PATH = "/"
 """Its route checks the key itself, because it sends browsers to a page before."""

@@ -3,6 +3,8 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from preblock.service.api.http.dispatcher import LIVE_PATHS, READY_PATHS
+from preblock.service.api.http.errors import OPEN_INFERENCE
 from preblock.service.api.http.negotiation import answer_type
 from preblock.service.api.http.request import RawRequest
 from preblock.service.api.http.schemas import native_api as schemas
@@ -17,15 +19,20 @@ def router(engine: Engine) -> APIRouter:
     """Return the router for operators."""
     routes = APIRouter(tags=["operations"])
 
-    @routes.get("/livez", status_code=200, response_class=Response)
     async def live() -> None:
         """Answer 200 while the process runs."""
 
-    @routes.get("/readyz", responses=schemas.NOT_READY)
     async def ready() -> schemas.Readiness:
         """Answer 200 and the load: every model is open; 503 without one. Earlier, the server refuses connections."""
         engine.repository.check_ready()
         return schemas.Readiness(**engine.metrics.load())
+
+    for path in LIVE_PATHS:
+        if not path.startswith(OPEN_INFERENCE):  # its router has routes with bodies of their own
+            routes.add_api_route(path, live, name=path[1:], status_code=200, response_class=Response)
+    for path in READY_PATHS:
+        if not path.startswith(OPEN_INFERENCE):
+            routes.add_api_route(path, ready, name=path[1:], responses=schemas.NOT_READY)
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": METRICS}, **schemas.UNAVAILABLE})
     async def metrics(request: Request) -> Response:

@@ -15,7 +15,8 @@ from tests.support.servers import Server
 MODEL_ACTIONS = {"get": ("positions", "neighbours"), "post": ("embed", "bias", "decode")}
 V2_ACTIONS = {"get": ("", "/ready", "/config", "/stats"), "post": ("/infer",)}
 ROUTES = [
-    *(("get", path) for path in ("/", "/livez", "/readyz", "/metrics", "/models", "/v1/models", "/v1/models/{model}")),
+    *(("get", path) for path in ("/", "/livez", "/readyz", "/health", "/ping", "/metrics")),
+    *(("get", path) for path in ("/models", "/v1/models", "/v1/models/{model}")),
     *(("get", f"/v2{path}") for path in ("", "/health/live", "/health/ready", "/models", "/models/stats")),
     *(("post", path) for path in ("/v1/embeddings", "/v2/repository/index", "/tei/{static_model}")),
     ("post", "/tei/{static_model}/embed"),
